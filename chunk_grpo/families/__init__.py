@@ -1,0 +1,1 @@
+"""Model families: the only place that knows diffusers."""

@@ -1,0 +1,1 @@
+"""Rewards and benchmarks behind one protocol."""

@@ -1,0 +1,1 @@
+"""The synthetic world of the default preset: coloured shapes with exact detectors."""

@@ -1,0 +1,106 @@
+"""Scores of a picture: GenEval's exact rules, a smooth grade of the same demands, and vividness, which can be hacked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from chunk_grpo.shapes.detect import MIN_CONFIDENCE, Detection
+from chunk_grpo.shapes.prompts import Demand, PromptSpec
+from chunk_grpo.shapes.scene import COLOURS, SHAPES
+
+POSITION_MARGIN = 0.1
+"""GenEval's margin: offsets shrink by this fraction of the two boxes' summed sides."""
+
+_CLUTTER_FACTOR = 0.9
+
+
+def exact_score(detections: list[Detection], spec: PromptSpec) -> bool:
+    """Whether every demand is met by confident detections, by the rules of GenEval's evaluator.
+
+    Args:
+        detections: What `detect` found, whatever the confidence.
+        spec: The caption's demands.
+    """
+    sure = [d for d in detections if d.confidence >= MIN_CONFIDENCE]
+    matches = [[d for d in sure if _matches(d, demand)] for demand in spec.demands]
+    for demand, found in zip(spec.demands, matches):
+        if len(found) < demand.count:
+            return False
+        if demand.relation and not any(_holds(demand.relation, a, b) for a in found for b in matches[0]):
+            return False
+        if spec.exact and sum(d.shape == demand.shape for d in sure) > demand.count:
+            return False
+    return True
+
+
+def _matches(detection: Detection, demand: Demand) -> bool:
+    return detection.shape == demand.shape and demand.colour in (None, detection.colour)
+
+
+def relation_margins(a: Detection, b: Detection) -> dict[str, float]:
+    """How far `a` lies in each direction of `b`: GenEval's normalised offset components, in [-1, 1]."""
+    offset = np.subtract(a.centre, b.centre)
+    slack = POSITION_MARGIN * np.add(a.sides, b.sides)
+    offset = np.sign(offset) * np.maximum(np.abs(offset) - slack, 0)
+    length = float(np.linalg.norm(offset))
+    x, y = offset / length if length else (0.0, 0.0)
+    return {"left of": -float(x), "right of": float(x), "above": -float(y), "below": float(y)}
+
+
+def _holds(relation: str, a: Detection, b: Detection) -> bool:
+    return relation_margins(a, b)[relation] > 0.5
+
+
+def graded_score(detections: list[Detection], spec: PromptSpec) -> float:
+    """How nearly the demands are met, in [0, 1]; smooth in outlines, colours and places.
+
+    Each demanded thing takes the detection that suits it best (one each, by optimal assignment); its grade is the
+    rescaled outline overlap times the colour's likelihood, times a logistic in the relation's margin. The mean over the
+    demanded things is multiplied by 0.9 for every detection that nothing asked for.
+    """
+    wanted = [demand for demand in spec.demands for _ in range(demand.count)]
+    if not detections:
+        return 0.0
+    grades = np.array([[_grade(d, demand) for d in detections] for demand in wanted])
+    rows, columns = linear_sum_assignment(grades, maximize=True)
+    assigned = dict(zip(rows.tolist(), columns.tolist()))
+    total = 0.0
+    for row, demand in enumerate(wanted):
+        if row not in assigned:
+            continue
+        grade = float(grades[row, assigned[row]])
+        if demand.relation:
+            # A related thing whose partner was not found earns half its grade, as if the direction were undecided.
+            margin = 0.5
+            if 0 in assigned:
+                margin = relation_margins(detections[assigned[row]], detections[assigned[0]])[demand.relation]
+            grade /= 1 + math.exp(-8 * (margin - 0.5))
+        total += grade
+    surplus = max(len(detections) - len(wanted), 0)
+    return total / len(wanted) * float(_CLUTTER_FACTOR**surplus)
+
+
+def _grade(detection: Detection, demand: Demand) -> float:
+    outline = (float(detection.overlaps[SHAPES.index(demand.shape)]) - 0.4) / 0.6
+    colour = 1.0
+    if demand.colour:
+        colour = float(detection.colour_likelihoods[list(COLOURS).index(demand.colour)])
+    return max(outline, 0.0) * colour
+
+
+def vividness(image: NDArray[np.floating]) -> float:
+    """Mean chroma (largest minus smallest channel) of the most chromatic quarter of the pixels, in [0, 1].
+
+    It rewards saturated colour and much of it, and knows nothing of the prompt: a policy can raise it by painting
+    larger or more things, or by pushing orange towards yellow. That is its purpose: a reward that can be hacked.
+
+    Args:
+        image: [3, H, W] in [0, 1].
+    """
+    pixels = np.asarray(image, dtype=np.float64)
+    chroma = np.sort((pixels.max(axis=0) - pixels.min(axis=0)).ravel())
+    return float(chroma[-(chroma.size // 4) :].mean())

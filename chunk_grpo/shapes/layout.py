@@ -1,0 +1,55 @@
+"""Sample a scene that fulfils a caption: exactly the demanded things, placed so that nothing overlaps."""
+
+from __future__ import annotations
+
+import random
+
+from chunk_grpo.shapes.prompts import PromptSpec
+from chunk_grpo.shapes.scene import BACKGROUNDS, COLOURS, MAX_RADIUS, MIN_RADIUS, SIZE, Scene, Thing
+
+GAP = 2.0
+"""Least distance between two bounding boxes, and of a box from the edge, in pixels."""
+
+_ATTEMPTS = 200
+
+
+def sample_scene(spec: PromptSpec, rng: random.Random) -> Scene:
+    """Draw a scene in which `spec` holds; unmentioned colours, sizes and places are random.
+
+    Raises:
+        RuntimeError: No layout was found; with at most four things this does not happen in practice.
+    """
+    wanted = [(demand.shape, demand.colour, demand.relation) for demand in spec.demands for _ in range(demand.count)]
+    for _ in range(_ATTEMPTS):
+        things = _place(wanted, rng)
+        if things is not None:
+            return Scene(rng.choice(sorted(BACKGROUNDS)), things)
+    raise RuntimeError(f"no layout found for {spec.prompt!r} in {_ATTEMPTS} attempts")
+
+
+def _place(wanted: list[tuple[str, str | None, str | None]], rng: random.Random) -> tuple[Thing, ...] | None:
+    things: list[Thing] = []
+    for shape, colour, relation in wanted:
+        for _ in range(30):
+            radius = rng.uniform(MIN_RADIUS, MAX_RADIUS)
+            low, high = radius + GAP / 2, SIZE - radius - GAP / 2
+            thing = Thing(shape, colour or rng.choice(sorted(COLOURS)), rng.uniform(low, high), rng.uniform(low, high), radius)
+            if all(_apart(thing, other) for other in things) and _related(thing, things, relation):
+                things.append(thing)
+                break
+        else:
+            return None
+    return tuple(things)
+
+
+def _apart(a: Thing, b: Thing) -> bool:
+    return max(abs(a.x - b.x), abs(a.y - b.y)) >= a.radius + b.radius + GAP
+
+
+def _related(thing: Thing, things: list[Thing], relation: str | None) -> bool:
+    """The relation must be the dominant direction, so that a caption is never a matter of opinion."""
+    if relation is None:
+        return True
+    dx, dy = thing.x - things[0].x, thing.y - things[0].y
+    along, across = {"left of": (-dx, dy), "right of": (dx, dy), "above": (-dy, dx), "below": (dy, dx)}[relation]
+    return along >= thing.radius + things[0].radius + GAP and abs(across) <= 0.7 * along

@@ -1,0 +1,76 @@
+"""What the steps of the recipe share: parameters, device, caption-and-scene batches, and curves on disk."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from chunk_grpo.shapes.layout import sample_scene
+from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts
+from chunk_grpo.shapes.render import render
+
+FOLDER = Path(__file__).parent
+CHECKPOINT = FOLDER / "work" / "tiny-flux"
+
+
+def load_params() -> dict[str, Any]:
+    """The recipe's parameters."""
+    params: dict[str, Any] = yaml.safe_load((FOLDER / "params.yaml").read_text(encoding="utf-8"))
+    return params
+
+
+def pick_device(name: str) -> torch.device:
+    """Resolve `auto` to a GPU when there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+class SceneStream:
+    """Endless batches of (caption, picture); the six categories come equally often."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        """Start the stream at `seed`; pictures are drawn on `device`."""
+        self._rng = random.Random(seed)
+        self._device = device
+        prompts = all_prompts()
+        self._by_category = [[p for p in prompts if p.category == category] for category in CATEGORIES]
+
+    def batch(self, size: int) -> tuple[list[PromptSpec], Tensor]:
+        """`size` captions and their pictures [B, 3, H, W] in [-1, 1]."""
+        specs = [self._rng.choice(self._rng.choice(self._by_category)) for _ in range(size)]
+        images = render([sample_scene(spec, self._rng) for spec in specs], self._device)
+        return specs, images * 2 - 1
+
+
+class Curve:
+    """Rows of numbers against steps and seconds, printed as they come and saved as JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin an empty curve at `path`."""
+        self._path = path
+        self._start = time.perf_counter()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+
+    def add(self, step: int, **values: float) -> None:
+        """Record one row."""
+        row = {"step": step, "seconds": round(time.perf_counter() - self._start, 1)}
+        row.update({name: round(float(value), 5) for name, value in values.items()})
+        print(json.dumps(row), flush=True)
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+
+def cosine_with_warmup(optimizer: torch.optim.Optimizer, warmup: int, total: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Linear warm-up, then cosine to zero."""
+    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3, 1.0, max(warmup, 1))
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(total - warmup, 1))
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], [max(warmup, 1)])

@@ -1,0 +1,170 @@
+"""Step 1: tokenizers and text encoders, trained to tell what a caption demands, also in roundabout words.
+
+Both encoders learn the caption's attributes (shapes, colours, numbers, relation) from their pooled outputs. Knowledge
+phrases ("coloured like a ripe banana") are among the captions here, and only here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
+
+from chunk_grpo.shapes.prompts import CATEGORIES, RELATIONS, PromptSpec, all_prompts, knowledge_prompts
+from chunk_grpo.shapes.scene import COLOURS, SHAPES
+from pretraining.common import CHECKPOINT, FOLDER, Curve, cosine_with_warmup, load_params, pick_device
+
+CLIP_MARKS = {"<|startoftext|>": 0, "<|endoftext|>": 1}
+HEADS = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "count": 5, "relation": len(RELATIONS) + 1}
+SLOTS = 2
+
+
+def vocabulary() -> list[str]:
+    """Every word of the world's captions, sorted."""
+    return sorted({word for spec in all_prompts() + knowledge_prompts() for word in spec.prompt.split()})
+
+
+def byte_pair_merges(words: list[str]) -> list[tuple[str, str]]:
+    """Merges that build each word into a single token, by byte-pair counting with ties broken alphabetically."""
+    pieces = [[*word[:-1], word[-1] + "</w>"] for word in words]
+    merges = []
+    while any(len(parts) > 1 for parts in pieces):
+        counts = Counter(pair for parts in pieces for pair in zip(parts, parts[1:]))
+        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        merges.append(best)
+        pieces = [_merge(parts, best) for parts in pieces]
+    return merges
+
+
+def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    merged: list[str] = []
+    for piece in parts:
+        if merged and (merged[-1], piece) == pair:
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    return merged
+
+
+def build_tokenizers(settings: dict[str, Any]) -> tuple[CLIPTokenizer, T5Tokenizer]:
+    """A CLIP (byte-pair) and a T5 (unigram) tokenizer in which each known word is one token."""
+    words = vocabulary()
+    merges = byte_pair_merges(words)
+    letters = sorted({piece for word in words for piece in [*word[:-1], word[-1] + "</w>"]})
+    tokens = list(dict.fromkeys([*CLIP_MARKS, *letters, *(a + b for a, b in merges)]))
+    clip = CLIPTokenizer(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=merges,
+        model_max_length=settings["clip_max_length"],
+    )
+    specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    t5 = T5Tokenizer(
+        vocab=[*specials, *((f"▁{word}", -1.0) for word in words)], extra_ids=0, model_max_length=settings["max_length"]
+    )
+    return clip, t5
+
+
+def attribute_targets(specs: list[PromptSpec]) -> dict[str, Tensor]:
+    """Class indices [B, SLOTS] of each attribute; 0 means "not said"."""
+    rows: dict[str, list[list[int]]] = {name: [] for name in HEADS}
+    for spec in specs:
+        slots = [*spec.demands, *[None] * (SLOTS - len(spec.demands))]
+        rows["shape"].append([SHAPES.index(d.shape) + 1 if d else 0 for d in slots])
+        rows["colour"].append([list(COLOURS).index(d.colour) + 1 if d and d.colour else 0 for d in slots])
+        rows["count"].append([d.count if d else 0 for d in slots])
+        rows["relation"].append([RELATIONS.index(d.relation) + 1 if d and d.relation else 0 for d in slots])
+    return {name: torch.tensor(values) for name, values in rows.items()}
+
+
+class AttributeReader(nn.Module):
+    """Linear read-out of all attributes from a pooled vector; dropped after this step."""
+
+    def __init__(self, width: int) -> None:
+        """Heads over vectors of `width`."""
+        super().__init__()
+        self.heads = nn.ModuleDict({name: nn.Linear(width, SLOTS * classes) for name, classes in HEADS.items()})
+
+    def forward(self, pooled: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Summed cross-entropy, and per caption whether every attribute is right."""
+        loss = pooled.new_zeros(())
+        right = torch.ones(len(pooled), dtype=torch.bool, device=pooled.device)
+        for name, classes in HEADS.items():
+            logits = self.heads[name](pooled).view(-1, SLOTS, classes)
+            loss = loss + cross_entropy(logits.flatten(0, 1), targets[name].flatten())
+            right &= (logits.argmax(-1) == targets[name]).all(dim=1)
+        return loss, right
+
+
+def build_encoders(
+    settings: dict[str, Any], clip_tokens: CLIPTokenizer, t5_tokens: T5Tokenizer
+) -> tuple[CLIPTextModel, T5EncoderModel]:
+    """Fresh encoders of the configured size."""
+    width, layers, heads = settings["hidden_size"], settings["layers"], settings["heads"]
+    clip = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(clip_tokens), hidden_size=width, intermediate_size=2 * width, projection_dim=width,
+            num_hidden_layers=layers, num_attention_heads=heads, max_position_embeddings=settings["clip_max_length"],
+            bos_token_id=clip_tokens.bos_token_id, eos_token_id=clip_tokens.eos_token_id,
+            pad_token_id=clip_tokens.pad_token_id,
+        )
+    )  # fmt: skip
+    t5 = T5EncoderModel(
+        T5Config(
+            vocab_size=len(t5_tokens), d_model=width, d_kv=width // heads, d_ff=2 * width, num_layers=layers,
+            num_heads=heads, relative_attention_num_buckets=16, relative_attention_max_distance=16, dropout_rate=0.0,
+            feed_forward_proj="gated-gelu", tie_word_embeddings=False, is_encoder_decoder=False, use_cache=False,
+        )
+    )  # fmt: skip
+    return clip, t5
+
+
+def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
+    """Train both encoders at once and save them, with their tokenizers, into the checkpoint folder."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    clip_tokens, t5_tokens = build_tokenizers(settings)
+    clip, t5 = (model.to(device) for model in build_encoders(settings, clip_tokens, t5_tokens))
+    readers = nn.ModuleList(AttributeReader(settings["hidden_size"]) for _ in range(2)).to(device)
+    parameters = [*clip.parameters(), *t5.parameters(), *readers.parameters()]
+    optimizer = torch.optim.AdamW(parameters, settings["learning_rate"], weight_decay=1e-4)
+    schedule = cosine_with_warmup(optimizer, 100, settings["steps"])
+    pools = [[p for p in all_prompts() if p.category == c] for c in CATEGORIES] + [knowledge_prompts()]
+    curve = Curve(FOLDER / "work" / "curves" / "text_encoders.jsonl")
+    for step in range(1, settings["steps"] + 1):
+        specs = [rng.choice(rng.choice(pools)) for _ in range(settings["batch_size"])]
+        texts = [spec.prompt for spec in specs]
+        clip_ids = clip_tokens(texts, padding="max_length", return_tensors="pt").input_ids.to(device)
+        t5_ids = t5_tokens(texts, padding="max_length", return_tensors="pt").input_ids.to(device)
+        targets = {name: values.to(device) for name, values in attribute_targets(specs).items()}
+        clip_loss, clip_right = readers[0](clip(clip_ids).pooler_output, targets)
+        t5_loss, t5_right = readers[1](t5(t5_ids).last_hidden_state.mean(dim=1), targets)
+        optimizer.zero_grad()
+        (clip_loss + t5_loss).backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 250 == 0 or step == settings["steps"]:
+            curve.add(step, clip_loss=clip_loss, t5_loss=t5_loss, clip_right=clip_right.float().mean(),
+                      t5_right=t5_right.float().mean(), learning_rate=schedule.get_last_lr()[0])  # fmt: skip
+    save(clip.half(), t5.half(), clip_tokens, t5_tokens, CHECKPOINT)
+
+
+def save(clip: CLIPTextModel, t5: T5EncoderModel, clip_tokens: CLIPTokenizer, t5_tokens: T5Tokenizer, folder: Path) -> None:
+    """Write the four text components of a FluxPipeline folder, weights in float16."""
+    clip.save_pretrained(folder / "text_encoder")
+    t5.save_pretrained(folder / "text_encoder_2")
+    clip_tokens.save_pretrained(folder / "tokenizer")
+    t5_tokens.save_pretrained(folder / "tokenizer_2")
+    (folder / "vocabulary.json").write_text(json.dumps(vocabulary(), indent=0), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    params = load_params()
+    train(params["text"], params["seed"], pick_device(params["device"]))
