@@ -1,0 +1,294 @@
+"""The only file that calls DVC: read the DAG, run one stage of it, push what it made.
+
+Reading goes through its Python API. Running goes through `python -m dvc repro --single-item` in a process of its
+own: the lock of DVC is held per process, so that two threads could run one stage twice at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from dvc.config import Config
+from dvc.repo import Repo
+from dvc.stage import PipelineStage
+from dvc.utils.hydra import compose_and_dump
+from hydra.errors import HydraException
+
+from flows._process import Log, run_logged
+
+Outcome = Literal["ran", "restored", "pulled", "unchanged"]
+
+MARKER_VARIABLE = "STAGE_RUN_MARKER"
+"""Every stage touches the file that this variable names as its first act: proof that it really ran."""
+
+_TAIL_LINES = 20
+_EXIT_CODES = {2: "bad configuration", 3: "bad input", 75: "worth trying again"}
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage as dvc.yaml has it.
+
+    Attributes:
+        name: as in `dvc repro NAME`; `train@chunk` for a generated stage.
+        work_pool: `meta.work_pool` of dvc.yaml; None runs where the flow runs.
+        needs: the stages whose outputs this one reads.
+    """
+
+    name: str
+    work_pool: str | None
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """What became of one stage.
+
+    Attributes:
+        stage: its name.
+        outcome: `ran` (the command was executed), `restored` (outputs taken from the run cache), `pulled`
+            (outputs fetched from the remote), `unchanged` (outputs already in the workspace).
+        seconds: wall time, DVC's own part included.
+    """
+
+    stage: str
+    outcome: Outcome
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.outcome} in {self.seconds:.1f} s"
+
+    @classmethod
+    def parse(cls, stage: str, text: str) -> StageOutcome:
+        """The inverse of `str()`: how an outcome gets from one flow run to another without stored results.
+
+        Raises:
+            ValueError: `text` is not the text of an outcome.
+        """
+        match = re.fullmatch(rf"({'|'.join(get_args(Outcome))}) in (\d+\.\d) s", text)
+        if match is None:
+            raise ValueError(f"stage {stage}: expected an outcome such as 'ran in 1.0 s', got {text!r}")
+        return cls(stage, cast("Outcome", match[1]), float(match[2]))
+
+
+class StageFailed(Exception):  # noqa: N818  (the contract between flows and stages names it so)
+    """A stage ended with an error.
+
+    Attributes:
+        stage: its name.
+        exit_code: what its command exited with, negative for a signal; DVC's own code when none was run.
+        last_lines: the end of its output.
+    """
+
+    def __init__(self, stage: str, exit_code: int, last_lines: Iterable[str]) -> None:
+        self.stage, self.exit_code, self.last_lines = stage, exit_code, tuple(last_lines)
+        super().__init__("\n".join([f"stage {stage} {_exit_text(exit_code)}", *self.last_lines]))
+
+
+class OutcomeUnclearError(RuntimeError):
+    """DVC's log and the marker file disagree on whether a stage ran: its outputs can not be trusted."""
+
+
+def stage_order(workspace: Path, targets: Collection[str] | None = None) -> list[StageSpec]:
+    """The stages of a DVC workspace, each after all that it needs, otherwise in the order of dvc.yaml.
+
+    Args:
+        workspace: root of the DVC repository.
+        targets: stop after these stages (a name such as `train@chunk`, or a group such as `train`), with only
+            what they need; None for all.
+
+    Raises:
+        dvc.exceptions.DvcException: dvc.yaml is invalid, or a target is not in it.
+    """
+    with Repo(str(workspace)) as repo:
+        # DVC reads a target relative to the current folder, which here is not the workspace.
+        pipeline = f"{repo.root_dir}/dvc.yaml"
+        collected = [pipeline] if targets is None else [f"{pipeline}:{target}" for target in targets]
+        wanted = [stage for target in collected for stage in repo.stage.collect(target)]
+        names = {s: _address(s, repo.root_dir) for s in repo.index.stages if isinstance(s, PipelineStage)}
+        specs = {
+            name: StageSpec(
+                name=name,
+                work_pool=(stage.meta or {}).get("work_pool"),
+                needs=tuple(sorted(names[s] for s in repo.index.graph.successors(stage) if s in names)),
+            )
+            for stage, name in names.items()
+        }
+    return list(_sorted(specs, _with_needs(specs, [names[stage] for stage in wanted])))
+
+
+def run_stage(name: str, workspace: Path, log: Log, *, force: bool = False) -> StageOutcome:
+    """Bring one stage up to date; what it needs must be up to date already.
+
+    Args:
+        name: the stage.
+        workspace: root of the DVC repository.
+        log: receives each line of output while the stage runs.
+        force: run it even when DVC knows the result.
+
+    Raises:
+        StageFailed: with the command's exit code and last lines.
+        OutcomeUnclearError: DVC says that it ran and the stage does not, or the other way round.
+    """
+    options = ["--pull"] if has_remote(workspace) else []
+    options += ["--force"] if force else []
+    outcome: Outcome | None = None
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    def on_line(line: str) -> None:
+        nonlocal outcome
+        outcome = _outcome_of_line(line, name) or outcome
+        tail.append(line)
+        log(line)
+
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="stage-run-") as folder:
+        marker = Path(folder) / "marker"
+        environment = _environment() | {MARKER_VARIABLE: str(marker)}
+        command = _dvc("repro", "--single-item", *options, name)
+        code = run_logged(command, workspace, environment, on_line)
+        touched = marker.exists()
+    if code != 0:
+        raise StageFailed(name, _exit_code(tail, code), tail)
+    if outcome is None or (outcome == "ran") != touched:
+        raise OutcomeUnclearError(
+            f"stage {name}: DVC's log says {outcome or 'nothing'}, but the stage "
+            f"{'touched' if touched else 'did not touch'} ${MARKER_VARIABLE}, which is to be its first act"
+        )
+    return StageOutcome(name, outcome, time.monotonic() - start)
+
+
+def has_remote(workspace: Path) -> bool:
+    """Whether the workspace has a default DVC remote, to pull from and to push to."""
+    with Repo(str(workspace)) as repo:
+        return bool(repo.config["core"].get("remote"))
+
+
+def push_run_cache(workspace: Path, log: Log) -> None:
+    """Push outputs and the run cache to the default remote, so that another machine recomputes nothing.
+
+    Raises:
+        RuntimeError: the push failed.
+    """
+    code = run_logged(_dvc("push", "--run-cache"), workspace, _environment(), log)
+    if code != 0:
+        raise RuntimeError(f"dvc push --run-cache exited with {code}: see the log above")
+
+
+def share_cache(source: Path, clone: Path) -> None:
+    """Let a clone use its source's DVC cache and local settings (the endpoint of a remote, for example)."""
+    with Repo(str(source)) as repo:
+        local = repo.config.load_one("local")
+        objects = Path(repo.cache.local.path)
+    with Config(str(clone / ".dvc")).edit("local") as config:
+        config.update(local)
+        config["cache"]["dir"] = str(objects.parents[1])  # DVC itself adds files/md5
+
+
+def compose_preset(workspace: Path, preset: str, overrides: Sequence[str]) -> None:
+    """Write params.yaml from conf/: a preset and changes to it, as `dvc exp run -S` does.
+
+    Args:
+        workspace: root of the DVC repository; `[hydra]` in its .dvc/config says where the presets are.
+        preset: a file of conf/preset/, without .yaml.
+        overrides: Hydra overrides such as `train.iterations=2`.
+
+    Raises:
+        ValueError: the preset does not exist, or an override names no parameter.
+    """
+    with Repo(str(workspace)) as repo:
+        hydra = repo.config["hydra"]
+    try:
+        compose_and_dump(
+            output_file=workspace / "params.yaml",
+            config_dir=str(workspace.resolve() / hydra.get("config_dir", "conf")),
+            config_module=None,
+            config_name=hydra.get("config_name", "config"),
+            plugins_path=str(workspace / hydra.get("plugins_path", "")),
+            overrides=[f"preset={preset}", *overrides],
+        )
+    except HydraException as error:
+        raise ValueError(f"preset {preset!r} with overrides {list(overrides)}: {error}") from error
+
+
+def _dvc(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "dvc", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    """The environment of DVC and of the stages; `python` in a command is the interpreter of this process.
+
+    Without PYTHONPATH, in which Prefect puts the folder that it loaded the flow from: the code of a stage is
+    that of its own workspace.
+    """
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    path = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    return environment | {"PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
+
+
+def _address(stage: PipelineStage, root: str) -> str:
+    """The stage's name as `dvc` takes it in the root of the repository."""
+    file = Path(stage.path).relative_to(root).as_posix()
+    return str(stage.name) if file == "dvc.yaml" else f"{file}:{stage.name}"
+
+
+def _with_needs(specs: dict[str, StageSpec], names: Iterable[str]) -> set[str]:
+    """The named stages and everything that they need, directly or not."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(specs[name].needs)
+    return found
+
+
+def _sorted(specs: dict[str, StageSpec], wanted: set[str]) -> Iterator[StageSpec]:
+    """Topological order; of the stages that are ready, the one that stands first in dvc.yaml."""
+    position = {name: index for index, name in enumerate(specs)}
+    sorter = TopologicalSorter({name: specs[name].needs for name in wanted})
+    sorter.prepare()
+    ready: list[str] = []
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()], key=position.__getitem__)
+        name = ready.pop(0)
+        yield specs[name]
+        sorter.done(name)
+
+
+def _outcome_of_line(line: str, stage: str) -> Outcome | None:
+    """What DVC's log line says about the stage; of several such lines the last one holds."""
+    if line == f"Running stage '{stage}':":
+        return "ran"
+    if line.startswith(f"Stage '{stage}' is cached - skipping run"):
+        return "restored"
+    if line == f"Pulling data for stage: '{stage}'":
+        return "pulled"
+    if line == f"Stage '{stage}' didn't change, skipping":
+        return "unchanged"
+    return None
+
+
+def _exit_code(tail: Iterable[str], dvc_code: int) -> int:
+    """The command's exit code, which DVC only prints: it exits with 255 itself."""
+    codes = [int(match[1]) for line in tail if (match := re.search(r"exited with (-?\d+)$", line))]
+    return codes[-1] if codes else dvc_code
+
+
+def _exit_text(code: int) -> str:
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    meaning = _EXIT_CODES.get(code)
+    return f"failed with exit code {code}" + (f" ({meaning})" if meaning else "")

@@ -1,0 +1,1 @@
+"""What runs the flows: a Prefect server, its work pools, deployments and workers."""

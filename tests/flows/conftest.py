@@ -1,0 +1,133 @@
+"""A small real pipeline in a git and DVC repository of its own: prepare, train@a, train@b (gpu pool), report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+DVC_YAML = """\
+stages:
+  prepare:
+    cmd: python -m stages.work prepare prepared.txt
+    deps: [stages/work.py]
+    params: [text]
+    outs: [prepared.txt]
+  train:
+    foreach: ${variants}
+    do:
+      cmd: python -m stages.work train models/${key}.txt
+      deps: [prepared.txt, stages/work.py]
+      params: ["variants.${key}"]
+      outs: ["models/${key}.txt"]
+      meta: {work_pool: gpu}
+  report:
+    cmd: python -m stages.work report artifacts/report
+    deps: [models/a.txt, models/b.txt, stages/work.py]
+    outs: [artifacts/report]
+"""
+
+WORK_PY = '''\
+"""Stands in for every stage: says that it runs, then does what params.yaml says."""
+
+import base64
+import os
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+if marker := os.environ.get("STAGE_RUN_MARKER"):
+    Path(marker).touch()
+kind, out = sys.argv[1], Path(sys.argv[2])
+params = yaml.safe_load(Path("params.yaml").read_text())
+out.parent.mkdir(parents=True, exist_ok=True)
+if kind == "prepare":
+    out.write_text(params["text"])
+elif kind == "train":
+    variant = params["variants"][out.stem]
+    print(f"training {out.stem}: {variant}", flush=True)
+    Path(f"{out.stem}.pid").write_text(str(os.getpid()))
+    time.sleep(variant["seconds"])
+    if variant["exit_code"]:
+        sys.exit(f"no training for {out.stem}") if variant["exit_code"] == 1 else sys.exit(variant["exit_code"])
+    out.write_text(Path("prepared.txt").read_text() + str(variant))
+else:
+    out.mkdir(exist_ok=True)
+    (out / "l1_profile.png").write_bytes(base64.b64decode(PIXEL))
+    (out / "report.md").write_text("# Small report\\n\\n![profile](l1_profile.png) ![away](https://example.org/x.png)\\n")
+'''
+
+TINY_YAML = """\
+# @package _global_
+preset: tiny
+text: hello
+variants:
+  a: {seconds: 0, exit_code: 0}
+  b: {seconds: 0, exit_code: 0}
+"""
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_AUTHOR_NAME": "t",
+    "GIT_AUTHOR_EMAIL": "t@localhost",
+    "GIT_COMMITTER_NAME": "t",
+    "GIT_COMMITTER_EMAIL": "t@localhost",
+    "DVC_NO_ANALYTICS": "1",
+}
+
+Shell = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def shell() -> Shell:
+    """Run a program in a folder and return its output; a failure fails the test."""
+
+    def run(folder: Path, *command: str) -> str:
+        result = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+        assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
+    """Write the small pipeline into a new folder and commit it."""
+
+    def make(folder: Path) -> Path:
+        files = {
+            "dvc.yaml": DVC_YAML,
+            "stages/work.py": WORK_PY,
+            "conf/config.yaml": "defaults:\n  - preset: tiny\n  - _self_\n",
+            "conf/preset/tiny.yaml": TINY_YAML,
+            "conf/preset/smoke.yaml": TINY_YAML.replace("tiny", "smoke").replace("hello", "smoke"),
+            "params.yaml": TINY_YAML.removeprefix("# @package _global_\n"),
+            ".gitignore": "/prepared.txt\n/models/\n/artifacts/\n*.pid\n/.prefect/\n__pycache__/\n",
+        }
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        shell(folder, "git", "init", "--quiet", "--initial-branch", "main")
+        shell(folder, sys.executable, "-m", "dvc", "init", "--quiet")
+        config = "[core]\n    analytics = false\n[hydra]\n    enabled = true\n    config_dir = conf\n"
+        (folder / ".dvc/config").write_text(config)
+        shell(folder, "git", "add", "--all")
+        shell(folder, "git", "commit", "--quiet", "--message", "small pipeline")
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, make_pipeline: Callable[[Path], Path]) -> Path:
+    """The small pipeline, committed, nothing run."""
+    return make_pipeline(tmp_path / "checkout")
