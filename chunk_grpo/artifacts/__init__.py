@@ -1,0 +1,1 @@
+"""What stages hand to each other: schemas, reading and writing, run manifests."""

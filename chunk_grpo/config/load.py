@@ -1,0 +1,133 @@
+"""Read params.yaml: text to YAML to Params, and one message with everything that is wrong."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from chunk_grpo.config.models import Params
+from chunk_grpo.config.problems import Problem, schema_problems, show
+from chunk_grpo.config.rules import broken_rules
+from chunk_grpo.errors import ConfigError
+
+NEXT_STEP = "conf/preset/tiny.yaml describes every key."
+
+
+def load_params(path: str | Path = "params.yaml") -> Params:
+    """Read and check a parameter file.
+
+    The parser is the one DVC uses (YAML 1.2), so that both read the same values.
+
+    Args:
+        path: the file, UTF-8.
+
+    Returns:
+        The parameters, frozen.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, holds a key twice, or breaks a rule; the message
+            tells all rules that are broken.
+    """
+    source = str(path)
+    return parse_params(_parse_yaml(_read_text(Path(path)), source), source)
+
+
+def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
+    """Check parameters that are already parsed.
+
+    Args:
+        raw: what the YAML file holds.
+        source: the file's name, for messages.
+
+    Returns:
+        The parameters, frozen.
+
+    Raises:
+        ConfigError: a rule is broken; the message tells all of them.
+    """
+    values = _tuples(raw)
+    problems: list[Problem] = []
+    invalid: set[str | int] = set()
+    try:
+        params = Params.model_validate(values)
+    except ValidationError as error:
+        problems = schema_problems(error, values, Params)
+        invalid = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
+        sections = _valid_sections(values, invalid)
+    else:
+        sections = {name: getattr(params, name) for name in Params.model_fields}
+    problems += broken_rules(sections)
+    if problems:
+        raise ConfigError(_message(source, problems))
+    return params
+
+
+def _read_text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such file. Run from the repository's root, or name the file with --params."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"{path}, line {line}: must be UTF-8, got the byte 0x{content[error.start]:02x}. "
+            "Save the file as UTF-8."
+        ) from None
+
+
+def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
+    try:
+        raw = YAML(typ="safe", pure=True).load(text)
+    except DuplicateKeyError as error:
+        key = re.search(r'found duplicate key "(.*?)"', error.problem or "")
+        name = f"the key {key.group(1)!r}" if key else "a key"
+        raise ConfigError(
+            f"{source}{_line(error)}: {name} appears twice in one mapping; "
+            "the second would silently replace the first. Rename or remove one."
+        ) from None
+    except YAMLError as error:
+        detail = error.problem if isinstance(error, MarkedYAMLError) else str(error)
+        raise ConfigError(f"{source}{_line(error)}: not YAML: {detail}.") from None
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{source}: must be a mapping of sections, got {show(raw)}. {NEXT_STEP}")
+    return raw
+
+
+def _line(error: YAMLError) -> str:
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    return f", line {mark.line + 1}" if mark else ""
+
+
+def _valid_sections(values: Mapping[str, Any], invalid: set[str | int]) -> dict[str, Any]:
+    """The sections without an error of their own, so that rules over several keys can be checked too."""
+    return {
+        name: TypeAdapter(field.rebuild_annotation()).validate_python(values[name], strict=True)
+        for name, field in Params.model_fields.items()
+        if name in values and name not in invalid
+    }
+
+
+def _tuples(value: Any) -> Any:
+    """YAML's lists as tuples: the frozen models hold tuples, and strict validation converts nothing."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value
+
+
+def _message(source: str, problems: list[Problem]) -> str:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = [f"{source}: {count}", *(f"  {problem}" for problem in problems), NEXT_STEP]
+    return "\n".join(lines)

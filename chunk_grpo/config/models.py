@@ -1,0 +1,342 @@
+"""The sections of params.yaml: names, types and ranges.
+
+No field has a default (except a variant's own `fraction`): every value that moves a result stands in
+params.yaml.
+Units and sources stand beside the values, in conf/preset/.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+KNOWN_SCORERS: tuple[str, ...] = ("shapes-exact", "shapes-graded", "shapes-vivid")
+"""The scorers that this version holds; `rewards` and `scorers` take these names."""
+
+AWAITED_SCORERS: tuple[str, ...] = ("hpsv3", "imagereward")
+"""Scorers of the paper that presets may name but that this version does not hold yet."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=40)]
+"""A name that becomes part of a file name and of a DVC stage name."""
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Eight = Annotated[int, Field(ge=8, multiple_of=8)]
+NumSteps = Annotated[int, Field(ge=2, le=1000)]
+
+
+class _Section(BaseModel):
+    """Frozen, refuses unknown keys, and converts nothing: `"2"` is no number and `true` is no 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelParams(_Section):
+    """The base policy.
+
+    Attributes:
+        family: which adapter of chunk_grpo.families loads it.
+        checkpoint: a local folder or a hub id.
+        revision: a hub commit; null for a local folder.
+        dtype: the precision in which the weights are held.
+        guidance_scale: the embedded guidance value.
+        max_sequence_length: tokens of the long text encoder (T5).
+        height: of training images, in pixels.
+        width: of training images, in pixels.
+    """
+
+    family: Literal["flux"]
+    checkpoint: Annotated[str, Field(min_length=1)]
+    revision: str | None
+    dtype: Literal["float32", "bfloat16"]
+    guidance_scale: NonNegativeFloat
+    max_sequence_length: PositiveInt
+    height: Eight
+    width: Eight
+
+
+class PromptsParams(_Section):
+    """Where the prompts come from, and how many go into each split.
+
+    Attributes:
+        source: `shapes` writes captions of the toy world; `file` reads `path`.
+        path: a file of prompts for source `file`, else null.
+        train_count: prompts of the train split.
+        eval_count: prompts of the eval split, none of them in the train split.
+        wise_count: indirect (knowledge) prompts, toy world only.
+        seed: of the draw.
+    """
+
+    source: Literal["shapes", "file"]
+    path: str | None
+    train_count: PositiveInt
+    eval_count: PositiveInt
+    wise_count: NonNegativeInt
+    seed: NonNegativeInt
+
+
+class EncodeParams(_Section):
+    """How the prompts are encoded.
+
+    Attributes:
+        batch_size: prompts per call of the text encoders.
+    """
+
+    batch_size: PositiveInt
+
+
+class ProfileParams(_Section):
+    """The relative L1 profile, Eq. (15), with the time grid and noise of `sampling`.
+
+    Attributes:
+        num_prompts: train prompts measured.
+        num_seeds: noise seeds per prompt.
+        batch_size: trajectories per forward pass.
+        seed: of the first noise seed.
+    """
+
+    num_prompts: PositiveInt
+    num_seeds: PositiveInt
+    batch_size: PositiveInt
+    seed: NonNegativeInt
+
+
+class SamplingParams(_Section):
+    """The sampler of the training rollouts and of the profile.
+
+    Attributes:
+        num_steps: T; the last step is deterministic and untrained, so T - 1 steps carry noise.
+        shift: of the time grid, shift * t / (1 + (shift - 1) * t); 1 is no shift.
+        sde: the diffusion coefficient's form.
+        eta: its scale.
+    """
+
+    num_steps: NumSteps
+    shift: PositiveFloat
+    sde: Literal["flow", "dance"]
+    eta: PositiveFloat
+
+    @property
+    def num_sde_steps(self) -> int:
+        """The steps that carry noise and are trained."""
+        return self.num_steps - 1
+
+
+class StepPlan(_Section):
+    """Each step is its own chunk."""
+
+    kind: Literal["step"]
+
+    def chunk_count(self, num_sde_steps: int) -> int:
+        """K for a trajectory with `num_sde_steps` noisy steps."""
+        return num_sde_steps
+
+
+class SinglePlan(_Section):
+    """All steps are one chunk: the sequence ratio."""
+
+    kind: Literal["single"]
+
+    def chunk_count(self, num_sde_steps: int) -> int:
+        """K for a trajectory with `num_sde_steps` noisy steps."""
+        del num_sde_steps  # one chunk, however long
+        return 1
+
+
+class ListedPlan(_Section):
+    """The sizes are given, from noise to image."""
+
+    kind: Literal["listed"]
+    sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+    def chunk_count(self, num_sde_steps: int) -> int:
+        """K; whether the sizes fit `num_sde_steps` is a rule of its own."""
+        del num_sde_steps
+        return len(self.sizes)
+
+
+class EqualPlan(_Section):
+    """Chunks of one size; the last may be shorter."""
+
+    kind: Literal["equal"]
+    size: PositiveInt
+
+    def chunk_count(self, num_sde_steps: int) -> int:
+        """K for a trajectory with `num_sde_steps` noisy steps."""
+        return -(-num_sde_steps // self.size)
+
+
+class GuidedPlan(_Section):
+    """Boundaries from the measured profile, at least two steps a chunk."""
+
+    kind: Literal["guided"]
+    num_chunks: PositiveInt
+
+    def chunk_count(self, num_sde_steps: int) -> int:
+        """K as asked for."""
+        del num_sde_steps
+        return self.num_chunks
+
+
+PlanParams = Annotated[
+    StepPlan | SinglePlan | ListedPlan | EqualPlan | GuidedPlan,
+    Field(discriminator="kind"),
+]
+
+
+class ChunksParams(_Section):
+    """The chunk plans that variants choose from.
+
+    Attributes:
+        plans: plan name to plan.
+    """
+
+    plans: Annotated[dict[Name, PlanParams], Field(min_length=1)]
+
+
+class HeldoutParams(_Section):
+    """The training reward on held-out prompts with fixed noise, measured while training.
+
+    Attributes:
+        every: iterations between two measurements; the first and the last iteration are always measured.
+        num_prompts: eval prompts used.
+        images_per_prompt: images, each from its own fixed noise.
+        seed: of that noise.
+    """
+
+    every: PositiveInt
+    num_prompts: PositiveInt
+    images_per_prompt: PositiveInt
+    seed: NonNegativeInt
+
+
+class TrainParams(_Section):
+    """Training, alike for all variants.
+
+    Attributes:
+        seeds: one training run each.
+        iterations: rollouts of the policy.
+        prompts_per_iteration: P, over all devices.
+        group_size: G images per prompt.
+        updates_per_iteration: optimiser steps per rollout, each on its share of the prompts.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+        max_grad_norm: the gradient's norm is clipped to this.
+        clip_range: epsilon of Eq. (13).
+        advantage_clip: advantages are clipped to plus and minus this.
+        kl_coef: beta of Eq. (13).
+        fraction: share of the chunks (of the steps, for the step objective) trained per sample and update.
+        micro_batch_size: (sample, step) items per forward and backward pass.
+        same_noise_in_group: whether the images of a group start from one noise.
+        checkpoint_every: iterations between two checkpoints of the optimiser and the weights.
+        heldout: the measurement on held-out prompts.
+    """
+
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    iterations: PositiveInt
+    prompts_per_iteration: PositiveInt
+    group_size: Annotated[int, Field(ge=2)]
+    updates_per_iteration: PositiveInt
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat
+    max_grad_norm: PositiveFloat
+    clip_range: Annotated[float, Field(gt=0, lt=1)]
+    advantage_clip: PositiveFloat
+    kl_coef: NonNegativeFloat
+    fraction: Fraction
+    micro_batch_size: PositiveInt
+    same_noise_in_group: bool
+    checkpoint_every: PositiveInt
+    heldout: HeldoutParams
+
+
+class VariantParams(_Section):
+    """What makes one trained policy differ from another.
+
+    Attributes:
+        objective: `step` is Eq. (5), `chunk` is Eq. (13).
+        plan: a name in chunks.plans.
+        weighted_sampling: chunks drawn by the weights of Eq. (16), else uniformly.
+        fraction: in place of train.fraction, for a plan with few chunks.
+    """
+
+    objective: Literal["step", "chunk"]
+    plan: str
+    weighted_sampling: bool
+    fraction: Fraction | None = None
+
+
+class GenerateParams(_Section):
+    """Evaluation images.
+
+    Attributes:
+        num_steps: ODE steps.
+        shift: of the time grid.
+        base_steps: in the mode `hybrid`, the last of them taken by the base policy (App. B.3).
+        images_per_prompt: images per eval prompt; the same noise for every policy.
+        batch_size: images per forward pass.
+        seed: of the noise.
+        height: in pixels.
+        width: in pixels.
+    """
+
+    num_steps: NumSteps
+    shift: PositiveFloat
+    base_steps: NonNegativeInt
+    images_per_prompt: PositiveInt
+    batch_size: PositiveInt
+    seed: NonNegativeInt
+    height: Eight
+    width: Eight
+
+
+class ReportParams(_Section):
+    """The report.
+
+    Attributes:
+        title: its heading.
+        bootstrap_samples: resamples behind each interval.
+        grid_prompts: prompts of the image grid.
+        seed: of the bootstrap and of the grid's choice.
+    """
+
+    title: str
+    bootstrap_samples: Annotated[int, Field(ge=100)]
+    grid_prompts: PositiveInt
+    seed: NonNegativeInt
+
+
+class Params(_Section):
+    """All of params.yaml.
+
+    Attributes:
+        preset: the preset it was composed from; for the reader only.
+        rewards: scorer to its weight in the training reward.
+        variants: variant name to variant.
+        scorers: what evaluation images are scored with.
+    """
+
+    preset: str
+    model: ModelParams
+    prompts: PromptsParams
+    encode: EncodeParams
+    profile: ProfileParams
+    sampling: SamplingParams
+    chunks: ChunksParams
+    rewards: Annotated[dict[str, PositiveFloat], Field(min_length=1)]
+    train: TrainParams
+    variants: Annotated[dict[Name, VariantParams], Field(min_length=1)]
+    generate: GenerateParams
+    scorers: Annotated[tuple[str, ...], Field(min_length=1)]
+    report: ReportParams
+
+    def variant_fraction(self, variant: str) -> float:
+        """The fraction that `variant` trains with: its own, else train.fraction."""
+        own = self.variants[variant].fraction
+        return self.train.fraction if own is None else own

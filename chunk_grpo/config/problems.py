@@ -1,0 +1,152 @@
+"""What is wrong with a configuration, in words: pydantic's errors as YAML path, rule and value."""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+_RULES: dict[str, str] = {
+    "greater_than": "must be > {gt}",
+    "greater_than_equal": "must be >= {ge}",
+    "less_than": "must be < {lt}",
+    "less_than_equal": "must be <= {le}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "invalid_key": "keys must be text",
+    "literal_error": "must be one of {expected}",
+    "union_tag_invalid": "must be one of {expected_tags}",
+    "string_pattern_mismatch": "must be lower-case letters, digits, - and _, with a letter or digit first",
+    "string_too_long": "must have at most {max_length} characters",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong.
+
+    Attributes:
+        path: keys from the top, e.g. `("train", "clip_range")`; list positions are numbers.
+        text: the rule, and the value that breaks it.
+    """
+
+    path: tuple[str | int, ...]
+    text: str
+
+    def __str__(self) -> str:
+        """The YAML path, then the text."""
+        path = ""
+        for part in self.path:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        return f"{path}: {self.text}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` is probably a misspelling of."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def show(value: object) -> str:
+    """A value as a message quotes it: lists in brackets, at most 80 characters."""
+    text = repr(_lists(value))
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def schema_problems(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel]) -> list[Problem]:
+    """Pydantic's errors as problems; a misspelt key is told once, not also as a missing one."""
+    details = error.errors(include_url=False)
+    places = [_yaml_path(detail["loc"], raw) for detail in details]
+    problems = []
+    explained: set[tuple[str | int, ...]] = set()
+    for detail, place in zip(details, places, strict=True):
+        if detail["type"] == "extra_forbidden":
+            known = _keys_at(model, place[:-1], raw)
+            guess = nearest(str(place[-1]), known)
+            hint = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(sorted(known))}"
+            problems.append(Problem(place, f"unknown key; {hint}"))
+            if guess:
+                explained.add((*place[:-1], guess))
+    for detail, place in zip(details, places, strict=True):
+        if detail["type"] == "extra_forbidden" or (detail["type"] == "missing" and place in explained):
+            continue
+        problems.append(Problem(_place(detail["type"], place), _text(detail)))
+    return problems
+
+
+def _place(kind: str, place: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    return (*place, "kind") if kind in ("union_tag_invalid", "union_tag_not_found") else place
+
+
+def _text(detail: Mapping[str, Any]) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in ("missing", "union_tag_not_found"):
+        return "required, but missing"
+    if kind == "too_short":
+        return "must not be empty"
+    value = detail["input"]
+    if kind == "union_tag_invalid":
+        value = context["tag"]
+    rule = _RULES[kind].format(**context) if kind in _RULES else detail["msg"]
+    return f"{rule}, got {show(value)}"
+
+
+def _yaml_path(loc: Sequence[str | int], raw: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """`loc` without what pydantic adds and the file does not hold: the union's tag and the mark of a key."""
+    path: list[str | int] = []
+    here: Any = raw
+    for part in loc:
+        if part == "[key]":
+            continue
+        if isinstance(here, Mapping) and part not in here and part == here.get("kind"):
+            continue
+        path.append(part)
+        inside = isinstance(here, Mapping) and part in here
+        inside = inside or (isinstance(here, Sequence) and isinstance(part, int) and part < len(here))
+        here = here[part] if inside else None
+    return tuple(path)
+
+
+def _keys_at(model: type[BaseModel], path: Sequence[str | int], raw: Any) -> set[str]:
+    """The keys that may stand in the mapping at `path`."""
+    here: Any = model
+    for part in path:
+        raw = raw[part]
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            here = here.model_fields[str(part)].annotation
+        else:  # dict[Name, X]: any name leads to an X
+            here = typing.get_args(here)[1]
+        here = _choose(here, raw)
+    return set(here.model_fields)
+
+
+def _choose(annotation: Any, raw: Any) -> Any:
+    """The member of a union of plans that `raw` says it is, or the annotation itself."""
+    for inner in _members(annotation):
+        if raw.get("kind") in typing.get_args(inner.model_fields["kind"].annotation):
+            return inner
+    return annotation
+
+
+def _members(annotation: Any) -> Iterator[type[BaseModel]]:
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if isinstance(annotation, types.UnionType):
+        yield from (
+            inner for inner in typing.get_args(annotation) if "kind" in getattr(inner, "model_fields", ())
+        )
+
+
+def _lists(value: object) -> object:
+    return [_lists(item) for item in value] if isinstance(value, tuple) else value

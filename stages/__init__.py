@@ -1,0 +1,1 @@
+"""One module is one DVC stage; `python -m stages.NAME` runs it."""
