@@ -1,0 +1,140 @@
+"""Sampling: a stochastic rollout to learn from, a deterministic one to generate with."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from chunk_grpo.core.flow import ode_step
+from chunk_grpo.core.log_prob import gaussian_log_prob
+from chunk_grpo.core.precision import at_least_float32
+from chunk_grpo.core.sde import require_time_grid, sde_transition, transition_std
+from chunk_grpo.core.types import Trajectory, Velocity
+
+Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
+"""One generator for the whole batch, or one for each sample, which then does not depend on its batch."""
+
+OnStep: TypeAlias = Callable[[int], None]
+"""Called with the step's number after each step, for a progress bar."""
+
+
+def sample_noise(shape: Sequence[int], generators: Generators) -> Tensor:
+    """Standard normal noise from explicit generators.
+
+    Args:
+        shape: Shape [B, ...] of the noise.
+        generators: One generator for the batch, or a sequence of B, one for each sample.
+
+    Returns:
+        float32 noise on the generators' device, so that one seed gives one noise whatever the model computes
+        in.
+
+    Raises:
+        ValueError: The number of generators is not B.
+    """
+    if isinstance(generators, torch.Generator):
+        return torch.randn(*shape, generator=generators, device=generators.device)
+    if len(generators) != shape[0]:
+        raise ValueError(f"generators must number one a sample ({shape[0]}), got {len(generators)}")
+    return torch.stack([torch.randn(*shape[1:], generator=each, device=each.device) for each in generators])
+
+
+@torch.no_grad()
+def rollout_sde(
+    velocity: Velocity,
+    x1: Tensor,
+    times: Tensor,
+    diffusion_coefs: Tensor,
+    generators: Generators,
+    on_step: OnStep | None = None,
+) -> Trajectory:
+    """Sample trajectories with noise in every step but the last, and keep what the update needs.
+
+    Paper: Eq. (11), each step by Eq. (7); the last step is the ODE's, has no density and is not trained.
+
+    Args:
+        velocity: The policy, its prompts bound.
+        x1: Initial noise [B, L, D].
+        times: Time grid [S + 1] of `time_grid`.
+        diffusion_coefs: The paper's sigma_t of steps 0 .. S - 2, [S - 1], positive.
+        generators: Source of the steps' noise: one for the batch or one for each sample.
+        on_step: Called after each step.
+
+    Returns:
+        The trajectories, without gradients.
+
+    Raises:
+        ValueError: The grid, the number of coefficients or a coefficient is wrong.
+    """
+    require_time_grid(times)
+    num_sde_steps = len(times) - 2
+    if diffusion_coefs.shape != (num_sde_steps,):
+        raise ValueError(
+            f"diffusion_coefs must hold one value for each of the {num_sde_steps} noisy steps, "
+            f"got shape {tuple(diffusion_coefs.shape)}"
+        )
+    states, log_probs, stds = [at_least_float32(x1)], [], []
+    for step in range(num_sde_steps):
+        x = states[-1]
+        t, t_next = float(times[step]), float(times[step + 1])
+        coef = float(diffusion_coefs[step])
+        transition = sde_transition(x, velocity(x, _batch_time(t, x)), t, t_next, coef)
+        x_next = transition.mean + transition.std * sample_noise(x.shape, generators).to(x)
+        log_probs.append(gaussian_log_prob(x_next, transition.mean, transition.std))
+        stds.append(transition_std(t, t_next, coef))
+        states.append(x_next)
+        _report(on_step, step)
+    states.append(_ode_move(velocity, states[-1], times, num_sde_steps))
+    _report(on_step, num_sde_steps)
+    return Trajectory(
+        times=times.to(torch.float64),
+        states=torch.stack(states, dim=1),
+        transition_stds=torch.stack(stds),
+        log_probs=torch.stack(log_probs, dim=1),
+    )
+
+
+@torch.no_grad()
+def rollout_ode(
+    velocity_for_step: Callable[[int], Velocity],
+    x1: Tensor,
+    times: Tensor,
+    on_step: OnStep | None = None,
+) -> Tensor:
+    """Sample without noise, each step with the model that is named for it.
+
+    Paper: Eq. (3); App. B.3 (hybrid inference) when `velocity_for_step` changes the model, see `uses_base`.
+
+    Args:
+        velocity_for_step: Step number 0 .. S - 1 -> the model that takes it.
+        x1: Initial noise [B, L, D].
+        times: Time grid [S + 1] of `time_grid`.
+        on_step: Called after each step.
+
+    Returns:
+        States [B, S + 1, L, D], without gradients; the last one is the sample.
+
+    Raises:
+        ValueError: `times` is not a time grid.
+    """
+    require_time_grid(times)
+    states = [at_least_float32(x1)]
+    for step in range(len(times) - 1):
+        states.append(_ode_move(velocity_for_step(step), states[-1], times, step))
+        _report(on_step, step)
+    return torch.stack(states, dim=1)
+
+
+def _ode_move(velocity: Velocity, x: Tensor, times: Tensor, step: int) -> Tensor:
+    t, t_next = float(times[step]), float(times[step + 1])
+    return ode_step(x, velocity(x, _batch_time(t, x)), t, t_next)
+
+
+def _batch_time(t: float, x: Tensor) -> Tensor:
+    return torch.full((x.shape[0],), t, dtype=x.dtype, device=x.device)
+
+
+def _report(on_step: OnStep | None, step: int) -> None:
+    if on_step is not None:
+        on_step(step)
