@@ -1,7 +1,7 @@
 """The only file that calls DVC: read the DAG, run one stage of it, push what it made.
 
-Reading goes through its Python API. Running goes through `python -m dvc repro --single-item` in a process of its
-own: the lock of DVC is held per process, so that two threads could run one stage twice at once.
+Reading goes through its Python API. Running goes through `python -m dvc repro --single-item` in a process of
+its own: the lock of DVC is held per process, so that two threads could run one stage twice at once.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from dvc.config import Config
 from dvc.repo import Repo
-from dvc.stage import PipelineStage
+from dvc.repo.reproduce import plan_repro
+from dvc.stage import PipelineStage, Stage
 from dvc.utils.hydra import compose_and_dump
 from hydra.errors import HydraException
 
@@ -101,7 +101,7 @@ class OutcomeUnclearError(RuntimeError):
 
 
 def stage_order(workspace: Path, targets: Collection[str] | None = None) -> list[StageSpec]:
-    """The stages of a DVC workspace, each after all that it needs, otherwise in the order of dvc.yaml.
+    """The stages of a DVC workspace in the order of `dvc repro`: each after all that it needs.
 
     Args:
         workspace: root of the DVC repository.
@@ -116,16 +116,15 @@ def stage_order(workspace: Path, targets: Collection[str] | None = None) -> list
         pipeline = f"{repo.root_dir}/dvc.yaml"
         collected = [pipeline] if targets is None else [f"{pipeline}:{target}" for target in targets]
         wanted = [stage for target in collected for stage in repo.stage.collect(target)]
-        names = {s: _address(s, repo.root_dir) for s in repo.index.stages if isinstance(s, PipelineStage)}
-        specs = {
-            name: StageSpec(
-                name=name,
+        graph = repo.index.graph
+        return [
+            StageSpec(
+                name=_address(stage, repo.root_dir),
                 work_pool=(stage.meta or {}).get("work_pool"),
-                needs=tuple(sorted(names[s] for s in repo.index.graph.successors(stage) if s in names)),
+                needs=tuple(sorted(_address(needed, repo.root_dir) for needed in graph.successors(stage))),
             )
-            for stage, name in names.items()
-        }
-    return list(_sorted(specs, _with_needs(specs, [names[stage] for stage in wanted])))
+            for stage in plan_repro(graph, wanted)
+        ]
 
 
 def run_stage(name: str, workspace: Path, log: Log, *, force: bool = False) -> StageOutcome:
@@ -194,6 +193,7 @@ def share_cache(source: Path, clone: Path) -> None:
     with Config(str(clone / ".dvc")).edit("local") as config:
         config.update(local)
         config["cache"]["dir"] = str(objects.parents[1])  # DVC itself adds files/md5
+        config["core"]["autostage"] = True  # otherwise DVC tells the log to `git add` after every stage
 
 
 def compose_preset(workspace: Path, preset: str, overrides: Sequence[str]) -> None:
@@ -237,35 +237,12 @@ def _environment() -> dict[str, str]:
     return environment | {"PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
 
 
-def _address(stage: PipelineStage, root: str) -> str:
-    """The stage's name as `dvc` takes it in the root of the repository."""
+def _address(stage: Stage, root: str) -> str:
+    """The stage as `dvc repro` takes it in the root: NAME, elsewhere/dvc.yaml:NAME or FILE.dvc."""
     file = Path(stage.path).relative_to(root).as_posix()
+    if not isinstance(stage, PipelineStage):
+        return file
     return str(stage.name) if file == "dvc.yaml" else f"{file}:{stage.name}"
-
-
-def _with_needs(specs: dict[str, StageSpec], names: Iterable[str]) -> set[str]:
-    """The named stages and everything that they need, directly or not."""
-    found: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting.extend(specs[name].needs)
-    return found
-
-
-def _sorted(specs: dict[str, StageSpec], wanted: set[str]) -> Iterator[StageSpec]:
-    """Topological order; of the stages that are ready, the one that stands first in dvc.yaml."""
-    position = {name: index for index, name in enumerate(specs)}
-    sorter = TopologicalSorter({name: specs[name].needs for name in wanted})
-    sorter.prepare()
-    ready: list[str] = []
-    while sorter.is_active():
-        ready = sorted([*ready, *sorter.get_ready()], key=position.__getitem__)
-        name = ready.pop(0)
-        yield specs[name]
-        sorter.done(name)
 
 
 def _outcome_of_line(line: str, stage: str) -> Outcome | None:

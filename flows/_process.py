@@ -14,7 +14,7 @@ from pathlib import Path
 Log = Callable[[str], None]
 
 STOP_SECONDS = 20.0
-"""From SIGTERM to SIGKILL: time to save a checkpoint. Prefect kills a flow run 30 s after asking it to end."""
+"""From SIGTERM to SIGKILL, to save a checkpoint; Prefect kills a flow run 30 s after asking it to end."""
 
 _PROGRESS_SECONDS = 10.0  # a progress bar redraws itself many times a second: a log needs it once in a while
 

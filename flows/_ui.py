@@ -61,7 +61,7 @@ def publish_outcomes(
     if workspace.uncommitted:
         changes = "\n".join(workspace.uncommitted)
         lines += ["", f"**Not part of this run:** uncommitted changes of the checkout.\n```\n{changes}\n```"]
-    create_markdown_artifact("outcomes", "\n".join(lines), description="What became of each stage")
+    create_markdown_artifact("\n".join(lines), key="outcomes", description="What became of each stage")
 
 
 def publish_report(folder: Path) -> list[str]:
@@ -78,7 +78,7 @@ def publish_report(folder: Path) -> list[str]:
     for plot in sorted(folder.rglob("*.png")):
         # Prefect allows lower-case letters, digits and dashes in a key.
         key = re.sub(r"[^a-z0-9]+", "-", plot.stem.lower()).strip("-")
-        create_markdown_artifact(key, f"![{plot.stem}]({_data_uri(plot)})", description=plot.name)
+        create_markdown_artifact(f"![{plot.stem}]({_data_uri(plot)})", key=key, description=plot.name)
         keys.append(key)
     return keys
 

@@ -12,8 +12,7 @@ from typing import cast
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.deployments import run_deployment
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_HOME
 from prefect.states import Completed
@@ -27,8 +26,9 @@ from flows._dvc import (
     run_stage,
     stage_order,
 )
+from flows._pool import run_on_pool
 from flows._ui import REPORT_FOLDER, publish_outcomes, publish_report, stage_state, summary
-from flows._workspace import Workspace, clone_workspace
+from flows._workspace import clone_workspace
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -55,7 +55,8 @@ def full(
     outcomes: list[StageOutcome] = []
     try:
         for spec in stages:
-            outcomes.append(_run(spec, workspace, force))
+            state = run(spec, workspace.path, force, return_state=True)
+            outcomes.append(cast("StageOutcome", state.result()))  # raises what the stage has raised
     finally:
         publish_outcomes(" ".join(["Preset", preset, *overrides]), workspace, stages, outcomes)
         if has_remote(workspace.path):
@@ -64,40 +65,19 @@ def full(
     return Completed(message=summary(stages, outcomes))
 
 
-@task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def stage_here(name: str, workspace: Path, force: bool) -> State[StageOutcome]:
-    """Run a stage in this process's pool."""
-    return stage_state(run_stage(name, workspace, get_run_logger().info, force=force))
-
-
-@task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def stage_on_pool(name: str, pool: str, workspace: Path, force: bool) -> State[StageOutcome]:
-    """Run a stage as a flow run on another work pool and wait for it without a limit: training may take days.
-
-    Raises:
-        RuntimeError: the flow run ended in another state than Completed; with that state's message.
-    """
-    parameters = {"name": name, "workspace": str(workspace), "force": force}
-    deployment = f"stage/{pool}"
-    run = run_deployment(deployment, parameters=parameters, flow_run_name=name, timeout=None, poll_interval=2)
-    run = cast("FlowRun", run)  # not a coroutine: this task is not async
-    if run.state is None or not run.state.is_completed():
-        raise RuntimeError(f"stage {name} on work pool {pool}: {run.state}")
-    return stage_state(StageOutcome.parse(name, run.state.message or ""))
+@task(task_run_name="{spec.name}", cache_policy=NO_CACHE, persist_result=False)
+def run(spec: StageSpec, workspace: Path, force: bool) -> State[StageOutcome]:
+    """Run a stage here, or on the work pool that dvc.yaml names for it."""
+    log = get_run_logger().info
+    if spec.work_pool is None:
+        return stage_state(run_stage(spec.name, workspace, log, force=force))
+    return stage_state(run_on_pool(spec.name, spec.work_pool, workspace, log, force=force))
 
 
 @task(retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
 def push(workspace: Path) -> None:
     """Push outputs and run cache to the DVC remote, so that another machine recomputes nothing."""
     push_run_cache(workspace, get_run_logger().info)
-
-
-def _run(spec: StageSpec, workspace: Workspace, force: bool) -> StageOutcome:
-    if spec.work_pool is None:
-        state = stage_here(spec.name, workspace.path, force, return_state=True)
-    else:
-        state = stage_on_pool(spec.name, spec.work_pool, workspace.path, force, return_state=True)
-    return cast("StageOutcome", state.result())  # raises what the task has raised
 
 
 def _destination() -> Path:

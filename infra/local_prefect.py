@@ -83,7 +83,7 @@ class LocalPrefect:
             self._deploy()
             yield self
         finally:
-            self._stop()
+            self.stop()
 
     def check(self) -> None:
         """Raise when the server or a worker has ended.
@@ -97,7 +97,7 @@ class LocalPrefect:
                 raise SetUpError(f"{name} ended with {process.returncode}; see {log}")
 
     def _start(self, name: str, *arguments: str) -> None:
-        """Start a `prefect` command in a process group of its own, so that Ctrl-C reaches this process alone."""
+        """Start a `prefect` command in a group of its own, so that Ctrl-C reaches only this process."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 _prefect(arguments),
@@ -138,7 +138,7 @@ class LocalPrefect:
         if result.returncode != 0:
             raise SetUpError(f"prefect deploy failed:\n{result.stdout}{result.stderr}")
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Workers first, with their flow runs, while the server still takes the states that these report."""
         workers = [process for name, process in self._children if name != "server"]
         servers = [process for name, process in self._children if name == "server"]

@@ -18,6 +18,7 @@ from infra.local_prefect import LocalPrefect, SetUpError
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "prefect deployment run chunk-grpo/full --watch"
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
@@ -56,6 +57,9 @@ def _welcome(prefect: LocalPrefect) -> str:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Begin to stop, once: a second Ctrl-C would leave processes behind."""
+    for stop_signal in _STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -1,12 +1,13 @@
 """Run a preset from end to end through a real Prefect server and both workers, then stop everything.
 
-`python -m infra.smoke` is a check for CI: a server of its own on a free port, nothing left behind except what the
-stages put into the DVC cache. It fails when the flow run fails or when a stage has no outcome.
+`python -m infra.smoke` is a check for CI: a server of its own on a free port, nothing left behind except what
+the stages put into the DVC cache. It fails when the flow run fails or when a stage has no outcome.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -46,17 +47,8 @@ def main() -> int:
 
 def run_and_watch(prefect: LocalPrefect, preset: str, force: bool = False) -> bool:
     """`prefect deployment run chunk-grpo/full --watch`; whether the run completed."""
-    parameters = ["--param", f"preset={preset}", "--param", f"force={'true' if force else 'false'}"]
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "deployment",
-        "run",
-        "chunk-grpo/full",
-        *parameters,
-        "--watch",
-    ]
+    parameters = json.dumps({"preset": preset, "force": force})
+    command = ["prefect", "deployment", "run", "chunk-grpo/full", "--params", parameters, "--watch"]
     return subprocess.run(command, cwd=prefect.root, env=prefect.environment, check=False).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""A small real pipeline in a git and DVC repository of its own: prepare, train@a, train@b (gpu pool), report."""
+"""A small real pipeline in a git and DVC repository of its own: prepare, train@a, train@b (gpu), report."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ elif kind == "train":
     Path(f"{out.stem}.pid").write_text(str(os.getpid()))
     time.sleep(variant["seconds"])
     if variant["exit_code"]:
-        sys.exit(f"no training for {out.stem}") if variant["exit_code"] == 1 else sys.exit(variant["exit_code"])
+        print(f"no training for {out.stem}")
+        sys.exit(variant["exit_code"])
     out.write_text(Path("prepared.txt").read_text() + str(variant))
 else:
     out.mkdir(exist_ok=True)
@@ -106,6 +107,7 @@ def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         files = {
             "dvc.yaml": DVC_YAML,
+            "stages/__init__.py": "",
             "stages/work.py": WORK_PY,
             "conf/config.yaml": "defaults:\n  - preset: tiny\n  - _self_\n",
             "conf/preset/tiny.yaml": TINY_YAML,

@@ -141,7 +141,7 @@ def test_a_stage_can_not_pretend_to_be_cached(pipeline: Path) -> None:
 def test_cancelling_ends_the_whole_process_group(
     pipeline: Path, deaf: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception while the stage runs, as Prefect raises on SIGTERM, leaves no process; even one deaf to SIGTERM."""
+    """An exception in here, as Prefect raises on SIGTERM, leaves no process, not even one deaf to SIGTERM."""
     monkeypatch.setattr(_process, "STOP_SECONDS", 1.0)
     run_stage("prepare", pipeline, lambda _: None)
     set_variant(pipeline, "a", seconds=60)

@@ -13,9 +13,7 @@ from flows._workspace import clone_workspace
 Shell = Callable[..., str]
 
 
-def test_clone_is_the_commit_and_reports_what_is_not_in_it(
-    pipeline: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_clone_is_the_commit_and_says_what_is_missing(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     run_stage("prepare", pipeline, lambda _: None)  # writes dvc.lock: a result, not a change
     (pipeline / "params.yaml").write_text("text: edited\n")
     (pipeline / "new.txt").write_text("new")
