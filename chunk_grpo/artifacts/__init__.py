@@ -1,1 +1,52 @@
-"""What stages hand to each other: schemas, reading and writing, run manifests."""
+"""What stages hand to each other: schemas, reading and writing, run manifests.
+
+Tensors are in chunk_grpo.artifacts.tensors, which imports torch.
+"""
+
+from chunk_grpo.artifacts.io import (
+    read_json,
+    read_table,
+    read_text,
+    table_from_rows,
+    write_bytes,
+    write_csv,
+    write_json,
+    write_table,
+    write_text,
+)
+from chunk_grpo.artifacts.manifest import RunManifest, measured_run, read_manifest
+from chunk_grpo.artifacts.schemas import SCHEMAS, SchemaName, TableSchema
+from chunk_grpo.artifacts.storage import (
+    Location,
+    find_files,
+    input_dir,
+    input_file,
+    join,
+    output_dir,
+    output_file,
+)
+
+__all__ = [
+    "SCHEMAS",
+    "Location",
+    "RunManifest",
+    "SchemaName",
+    "TableSchema",
+    "find_files",
+    "input_dir",
+    "input_file",
+    "join",
+    "measured_run",
+    "output_dir",
+    "output_file",
+    "read_json",
+    "read_manifest",
+    "read_table",
+    "read_text",
+    "table_from_rows",
+    "write_bytes",
+    "write_csv",
+    "write_json",
+    "write_table",
+    "write_text",
+]

@@ -1,0 +1,194 @@
+"""Read and write artifacts: tables with a checked schema, text, JSON and CSV."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from chunk_grpo.artifacts.schemas import SCHEMA_KEY, SCHEMAS, VERSION_KEY, SchemaName, TableSchema
+from chunk_grpo.artifacts.storage import Location, input_file, output_file
+from chunk_grpo.errors import DataError
+
+REWRITE_IT = "Delete it and run `dvc repro` to write it again."
+
+
+def table_from_rows(rows: Iterable[Mapping[str, Any]], schema_name: SchemaName) -> pa.Table:
+    """A table of the named schema from one mapping per row."""
+    return pa.Table.from_pylist(list(rows), schema=SCHEMAS[schema_name].columns)
+
+
+def write_table(table: pa.Table, location: Location, schema_name: SchemaName) -> None:
+    """Write a table as Parquet, with the schema's name and version in its metadata.
+
+    Args:
+        table: columns in any order; types are cast where nothing is lost.
+        location: local path or URL.
+        schema_name: the schema it must have.
+
+    Raises:
+        DataError: the table does not fit the schema, or `location` cannot be written.
+        TransientError: the object store does not answer.
+    """
+    schema = SCHEMAS[schema_name]
+    _check_columns(table.column_names, schema, location)
+    _check_nulls(table, location)
+    try:
+        fitting = table.select(schema.columns.names).cast(schema.columns)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise DataError(
+            f"{location}: does not fit the schema {schema.name}/{schema.version}: {error}"
+        ) from error
+    with output_file(location) as draft:
+        pq.write_table(fitting.replace_schema_metadata(schema.metadata), draft)
+
+
+def read_table(location: Location, schema_name: SchemaName) -> pa.Table:
+    """Read a Parquet table that `write_table` wrote.
+
+    Args:
+        location: local path or URL.
+        schema_name: the schema it must have, at its present version.
+
+    Returns:
+        The table, columns in the schema's order.
+
+    Raises:
+        DataError: the file is missing, unreadable or no Parquet, holds another table or another version of
+            it, or lacks a value. The message says which, and what to do.
+        TransientError: the object store does not answer.
+    """
+    schema = SCHEMAS[schema_name]
+    with input_file(location) as path:
+        try:
+            metadata = pq.read_schema(path).metadata or {}
+            _check_identity(metadata, schema, location)
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:  # damaged pages are an OSError
+            raise DataError(
+                f"{location}: corrupt, cut off, or no Parquet file ({_first_line(error)}). {REWRITE_IT}"
+            ) from error
+    _check_columns(table.column_names, schema, location)
+    for field in schema.columns:
+        found = table.schema.field(field.name).type
+        if found != field.type:
+            raise DataError(
+                f"{location}: column {field.name!r} must be {field.type} in {schema.name}/{schema.version}, "
+                f"got {found}. {REWRITE_IT}"
+            )
+    _check_nulls(table, location)
+    return table.select(schema.columns.names)
+
+
+def write_text(text: str, location: Location) -> None:
+    """Write text as UTF-8; errors as `write_bytes`."""
+    write_bytes(text.encode("utf-8"), location)
+
+
+def write_bytes(content: bytes, location: Location) -> None:
+    """Write a file in one step.
+
+    Raises:
+        DataError: `location` cannot be written.
+        TransientError: the object store does not answer.
+    """
+    with output_file(location) as draft:
+        draft.write_bytes(content)
+
+
+def write_json(value: object, location: Location) -> None:
+    """Write indented JSON; errors as `write_bytes`. NaN and infinity are refused with ValueError."""
+    write_text(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", location)
+
+
+def write_csv(table: pa.Table, location: Location) -> None:
+    """Write a table as CSV with a header, for `dvc plots`; errors as `write_bytes`."""
+    options = pa.csv.WriteOptions(quoting_style="needed")
+    with output_file(location) as draft:
+        pa.csv.write_csv(table, draft, options)
+
+
+def read_text(location: Location) -> str:
+    """Read UTF-8 text.
+
+    Raises:
+        DataError: the file is missing, unreadable or not UTF-8.
+        TransientError: the object store does not answer.
+    """
+    with input_file(location) as path:
+        content = path.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        byte = content[error.start]
+        raise DataError(
+            f"{location}, line {line}: must be UTF-8, got the byte 0x{byte:02x}. Save the file as UTF-8."
+        ) from error
+
+
+def read_json(location: Location) -> Any:
+    """Read JSON.
+
+    Raises:
+        DataError: the file is missing, unreadable, not UTF-8 or not JSON.
+        TransientError: the object store does not answer.
+    """
+    try:
+        return json.loads(read_text(location))
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{location}, line {error.lineno}: corrupt or no JSON ({error.msg}). {REWRITE_IT}"
+        ) from error
+
+
+def _check_identity(metadata: Mapping[bytes, bytes], schema: TableSchema, location: Location) -> None:
+    """The file says that it is this table at this version."""
+    wanted = f"{schema.name}/{schema.version}"
+    name, version = metadata.get(SCHEMA_KEY), metadata.get(VERSION_KEY)
+    if name is None or version is None or not version.isdigit():
+        raise DataError(
+            f"{location}: must be the table {wanted}, got a Parquet file that chunk-grpo did not write. "
+            "Check the path."
+        )
+    found = name.decode(errors="replace")
+    if found != schema.name:
+        raise DataError(f"{location}: must be the table {wanted}, got the table {found}. Check the path.")
+    if int(version) < schema.version:
+        raise DataError(
+            f"{location}: must be the table {wanted}, got the older version {int(version)}. {REWRITE_IT}"
+        )
+    if int(version) > schema.version:
+        raise DataError(
+            f"{location}: must be the table {wanted}, got the newer version {int(version)}. "
+            "Update chunk-grpo, or write the file again with this version (`dvc repro`)."
+        )
+
+
+def _check_columns(names: list[str], schema: TableSchema, location: Location) -> None:
+    missing = [name for name in schema.columns.names if name not in names]
+    extra = [name for name in names if name not in schema.columns.names]
+    if missing or extra:
+        parts = [
+            f"{what}: {', '.join(which)}"
+            for what, which in (("missing", missing), ("unknown", extra))
+            if which
+        ]
+        raise DataError(
+            f"{location}: the columns of {schema.name}/{schema.version} do not match; {'; '.join(parts)}."
+        )
+
+
+def _check_nulls(table: pa.Table, location: Location) -> None:
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise DataError(
+                f"{location}: row {row}: column {name!r} must have a value, got null. {REWRITE_IT}"
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

@@ -1,0 +1,163 @@
+"""Measure a stage's run: how long, when, on what. The report reads these files."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.artifacts.io import read_json, write_json
+from chunk_grpo.artifacts.storage import Location
+from chunk_grpo.errors import DataError
+
+MANIFEST_VERSION = 1
+_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "numpy", "pyarrow")
+
+
+@dataclass(frozen=True)
+class RunManifest:
+    """One stage's run.
+
+    Attributes:
+        manifest_version: of this record.
+        stage: the DVC stage, e.g. `train@chunk`.
+        started_at: UTC, ISO 8601.
+        seconds: wall time.
+        peak_memory_mib: the process's largest resident size.
+        python: version.
+        packages: installed versions of what computes, torch among them.
+        system: operating system and architecture.
+        cpu: model.
+        cpu_count: logical cores.
+        accelerator: GPU model, or null.
+        commit: of the checkout, or null outside one.
+        notes: what the stage itself adds.
+    """
+
+    manifest_version: int
+    stage: str
+    started_at: str
+    seconds: float
+    peak_memory_mib: float
+    python: str
+    packages: dict[str, str]
+    system: str
+    cpu: str
+    cpu_count: int
+    accelerator: str | None
+    commit: str | None
+    notes: dict[str, str | int | float]
+
+
+Notes = dict[str, str | int | float]
+
+
+@contextmanager
+def measured_run(stage: str, location: Location) -> Iterator[Notes]:
+    """Measure what happens inside and write it; after an error nothing is written.
+
+    Args:
+        stage: the DVC stage's name.
+        location: the manifest's path, e.g. `artifacts/runs/STAGE.json`.
+
+    Yields:
+        Notes, empty, for what the stage wants to add.
+
+    Raises:
+        DataError: `location` cannot be written.
+    """
+    notes: Notes = {}
+    started_at = datetime.now(timezone.utc)
+    start = time.perf_counter()
+    yield notes
+    manifest = RunManifest(
+        manifest_version=MANIFEST_VERSION,
+        stage=stage,
+        started_at=started_at.isoformat(timespec="seconds"),
+        seconds=round(time.perf_counter() - start, 3),
+        peak_memory_mib=round(_peak_memory_mib(), 1),
+        python=platform.python_version(),
+        packages=_installed(),
+        system=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu(),
+        cpu_count=os.cpu_count() or 1,
+        accelerator=_accelerator(),
+        commit=_commit(),
+        notes=notes,
+    )
+    write_json(asdict(manifest), location)
+
+
+def read_manifest(location: Location) -> RunManifest:
+    """Read what `measured_run` wrote.
+
+    Raises:
+        DataError: the file is missing, corrupt, or of another version.
+    """
+    record: Any = read_json(location)
+    found = record.get("manifest_version") if isinstance(record, dict) else None
+    if found != MANIFEST_VERSION:
+        raise DataError(
+            f"{location}: must be a run manifest of version {MANIFEST_VERSION}, got version {found}. "
+            "Run `dvc repro` to write it again."
+        )
+    try:
+        return RunManifest(**record)
+    except TypeError as error:
+        raise DataError(
+            f"{location}: no run manifest ({error}). Run `dvc repro` to write it again."
+        ) from error
+
+
+def _installed() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue  # an extra that is not installed took no part
+    return versions
+
+
+def _peak_memory_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS counts bytes, Linux KiB
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    if sys.platform == "darwin":
+        return _output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _accelerator() -> str | None:
+    torch = sys.modules.get("torch")  # a stage that never loaded it used no GPU
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_name())
+
+
+def _commit() -> str | None:
+    return _output_of("git", "rev-parse", "HEAD")
+
+
+def _output_of(*command: str) -> str | None:
+    """What a program prints, or None where it is not installed or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

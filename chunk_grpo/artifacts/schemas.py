@@ -1,0 +1,131 @@
+"""One Arrow schema per table that stages hand to each other: long form, one fact per row.
+
+Name and version travel in the Parquet metadata. A change of columns or of their meaning raises the version.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+SCHEMA_KEY = b"chunk_grpo.schema"
+VERSION_KEY = b"chunk_grpo.version"
+
+SchemaName: TypeAlias = Literal[
+    "prompts", "embeddings", "l1_profile", "chunk_plan", "train_metrics", "images", "scores"
+]
+
+IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
+"""An encoded image and a file name: what Hugging Face datasets read as an image column."""
+
+_DATASETS_IMAGES = b'{"info": {"features": {"image": {"_type": "Image"}}}}'
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A table's columns with its name and version.
+
+    Attributes:
+        name: of the schema.
+        version: counts up from 1.
+        columns: names, types and nullability; the metadata that is written carries name and version.
+    """
+
+    name: SchemaName
+    version: int
+    columns: pa.Schema
+
+    @property
+    def metadata(self) -> dict[bytes, bytes]:
+        """What the Parquet file carries besides the data."""
+        own = {SCHEMA_KEY: self.name.encode(), VERSION_KEY: str(self.version).encode()}
+        return {**(self.columns.metadata or {}), **own}
+
+
+def _schema(name: SchemaName, version: int, **columns: pa.DataType) -> TableSchema:
+    fields = [pa.field(column, kind, nullable=False) for column, kind in columns.items()]
+    return TableSchema(name, version, pa.schema(fields))
+
+
+def _images() -> TableSchema:
+    plain = _schema(
+        "images",
+        1,
+        policy=pa.string(),
+        mode=pa.string(),  # base | tuned | hybrid
+        train_seed=pa.int64(),  # -1 for base
+        prompt_id=pa.string(),
+        sample=pa.int64(),  # 0.. within the prompt
+        seed=pa.int64(),  # of its noise
+        image=IMAGE,
+    )
+    return TableSchema(
+        plain.name, plain.version, plain.columns.with_metadata({b"huggingface": _DATASETS_IMAGES})
+    )
+
+
+SCHEMAS: dict[SchemaName, TableSchema] = {
+    schema.name: schema
+    for schema in (
+        _schema(
+            "prompts",
+            1,
+            prompt_id=pa.string(),
+            split=pa.string(),  # train | eval | wise
+            prompt=pa.string(),
+            category=pa.string(),
+            metadata=pa.string(),  # JSON
+        ),
+        _schema(
+            "embeddings",
+            1,
+            prompt_id=pa.string(),
+            row=pa.int64(),  # of the tensors prompt_embeds and pooled
+            prompt=pa.string(),
+        ),
+        _schema(
+            "l1_profile",
+            1,
+            sampler=pa.string(),  # sde | ode
+            prompt_id=pa.string(),
+            seed=pa.int64(),
+            step=pa.int64(),  # 0.. from noise to image
+            t=pa.float64(),  # noise level before the step
+            t_next=pa.float64(),  # and after it
+            l1_rel=pa.float64(),  # Eq. (15)
+        ),
+        _schema(
+            "chunk_plan",
+            1,
+            plan=pa.string(),
+            chunk=pa.int64(),  # 0.. from noise to image
+            first_step=pa.int64(),
+            num_steps=pa.int64(),
+            mean_l1=pa.float64(),
+            weight=pa.float64(),  # Eq. (16)
+        ),
+        _schema(
+            "train_metrics",
+            1,
+            variant=pa.string(),
+            train_seed=pa.int64(),
+            iteration=pa.int64(),
+            metric=pa.string(),
+            value=pa.float64(),
+        ),
+        _images(),
+        _schema(
+            "scores",
+            1,
+            policy=pa.string(),
+            mode=pa.string(),
+            train_seed=pa.int64(),
+            prompt_id=pa.string(),
+            sample=pa.int64(),
+            scorer=pa.string(),
+            metric=pa.string(),  # "score" is the scorer's value, the others are its details
+            value=pa.float64(),
+        ),
+    )
+}
+"""Every schema by name, at its present version."""

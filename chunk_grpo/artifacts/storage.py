@@ -1,0 +1,222 @@
+"""Files and folders on a local disk or in an object store, written whole or not at all.
+
+A path is local (`artifacts/x.parquet`) or a URL that fsspec knows (`s3://bucket/x.parquet`). Credentials and
+endpoint of S3 come from the AWS chain: environment, ~/.aws, instance role; AWS_ENDPOINT_URL for others.
+"""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import fsspec
+
+from chunk_grpo.errors import ChunkGrpoError, DataError, TransientError
+
+Location: TypeAlias = str | Path
+
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "CredentialRetrievalError",
+}
+_NO_ANSWER = {
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ConnectionClosedError",
+    "HTTPClientError",
+}
+
+
+def is_remote(location: Location) -> bool:
+    """Whether `location` is a URL rather than a local path."""
+    return isinstance(location, str) and "://" in location
+
+
+def join(location: Location, *parts: str) -> str:
+    """`location` with `parts` below it."""
+    return "/".join([str(location).rstrip("/"), *parts])
+
+
+@contextmanager
+def output_file(location: Location) -> Iterator[Path]:
+    """A local path to write to; on leaving, what was written appears at `location` in one step.
+
+    After an error nothing is left behind, and what was at `location` before stays as it was.
+
+    Args:
+        location: where the file shall be; missing folders are made.
+
+    Yields:
+        The path to write; it has the name of `location`, so that its suffix can choose a format.
+
+    Raises:
+        DataError: the file cannot be written there; the message says why and what to do.
+        TransientError: the object store does not answer.
+    """
+    with _output(location) as draft:
+        yield draft
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())
+        if is_remote(location):
+            _filesystem(location).put_file(str(draft), str(location))
+        else:
+            draft.replace(location)
+
+
+@contextmanager
+def output_dir(location: Location) -> Iterator[Path]:
+    """As `output_file`, for a folder: it exists, empty, when it is handed over, and replaces an older one."""
+    with _output(location) as draft:
+        draft.mkdir()
+        yield draft
+        if is_remote(location):
+            files = _filesystem(location)
+            if files.exists(str(location)):
+                files.rm(str(location), recursive=True)
+            for path in sorted(draft.rglob("*")):
+                if path.is_file():
+                    files.put_file(str(path), join(location, path.relative_to(draft).as_posix()))
+        else:
+            if Path(location).exists():
+                Path(location).replace(draft.parent / "older")
+            draft.replace(location)
+
+
+@contextmanager
+def input_file(location: Location) -> Iterator[Path]:
+    """A local path to read `location` from; a remote file is copied for the time being.
+
+    Raises:
+        DataError: there is no such file, or it cannot be read.
+        TransientError: the object store does not answer.
+    """
+    with ExitStack() as stack:
+        with storage_errors("read", location):
+            if is_remote(location):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="chunk-grpo-"))
+                path = Path(folder, _name(location))
+                _filesystem(location).get_file(str(location), str(path))
+            else:
+                path = Path(location)
+                path.open("rb").close()
+        yield path
+
+
+@contextmanager
+def input_dir(location: Location) -> Iterator[Path]:
+    """As `input_file`, for a folder."""
+    with ExitStack() as stack:
+        with storage_errors("read", location):
+            if is_remote(location):
+                path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chunk-grpo-")))
+                for file in find_files(location, "**"):
+                    copy = path / file.removeprefix(join(location, ""))
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    _filesystem(location).get_file(file, str(copy))
+            else:
+                path = Path(location)
+                if not path.is_dir():
+                    raise FileNotFoundError(errno.ENOENT, "no such folder", str(location))
+        yield path
+
+
+def find_files(location: Location, pattern: str) -> list[str]:
+    """The files below a folder whose path there matches a glob pattern, sorted.
+
+    Args:
+        location: the folder.
+        pattern: for example `*/*.parquet`; `**` matches everything below.
+
+    Raises:
+        DataError: no file matches, or the folder cannot be read.
+        TransientError: the object store does not answer.
+    """
+    with storage_errors("read", location):
+        files = _filesystem(location)
+        found = [path for path in files.glob(join(location, pattern)) if files.isfile(path)]
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, f"no file matches {pattern}", str(location))
+    if is_remote(location):
+        return sorted(files.unstrip_protocol(path) for path in found)
+    start = Path(location)
+    return sorted(str(start / os.path.relpath(path, start)) for path in found)
+
+
+@contextmanager
+def storage_errors(action: Literal["read", "write"], location: Location) -> Iterator[None]:
+    """Errors of the file system and of the object store, told with the path and what to do."""
+    try:
+        yield
+    except ChunkGrpoError:
+        raise
+    except (OSError, ImportError) as error:
+        raise DataError(f"{location}: cannot {action}: {_reason(action, error)}") from error
+    except Exception as error:
+        name = type(error).__name__
+        if name in _NO_CREDENTIALS:
+            raise DataError(
+                f"{location}: cannot {action}: no S3 credentials ({error}). {_CREDENTIALS}"
+            ) from error
+        if name in _NO_ANSWER:
+            raise TransientError(
+                f"{location}: cannot {action}: the object store does not answer ({error}). "
+                "Check AWS_ENDPOINT_URL and the network, then run again."
+            ) from error
+        raise
+
+
+_CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws configure`."
+
+
+@contextmanager
+def _output(location: Location) -> Iterator[Path]:
+    """A draft, for a local target in its folder: the last step is then a rename on one disk."""
+    with storage_errors("write", location):
+        parent: Path | None = None
+        if not is_remote(location):
+            parent = Path(location).parent
+            parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{_name(location)}.", dir=parent))
+        try:
+            yield folder / _name(location)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name(location: Location) -> str:
+    return str(location).rstrip("/").rsplit("/", 1)[-1]
+
+
+def _filesystem(location: Location) -> fsspec.AbstractFileSystem:
+    if is_remote(location):
+        # Listings are not kept: another process may have written since.
+        return fsspec.core.url_to_fs(str(location), use_listings_cache=False)[0]
+    return fsspec.filesystem("file")
+
+
+def _reason(action: Literal["read", "write"], error: OSError | ImportError) -> str:
+    if isinstance(error, ImportError):
+        return f"{error}. Install the extra: pip install 'chunk-grpo[pipeline]'."
+    if isinstance(error, FileNotFoundError):
+        detail = error.strerror or "no such file"
+        remedy = "Run the stage that writes it (`dvc repro`), or mend the path."
+        if action == "write":
+            remedy = "Does the bucket or folder exist?"
+        return f"{detail[0].lower()}{detail[1:]}. {remedy}"
+    if isinstance(error, PermissionError):
+        return f"no permission ({error}). Change the owner or the mode, the S3 policy or keys, or the path."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "no space left on the disk; nothing was changed. Free some (`dvc gc --workspace` removes the "
+            "cached results that this checkout does not use) and run again."
+        )
+    if error.errno == errno.EROFS:
+        return "the disk is read-only. Choose another path, or mount it for writing."
+    return f"{error.strerror or error}."
