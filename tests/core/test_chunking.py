@@ -1,0 +1,120 @@
+import math
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+
+from chunk_grpo.core.chunking import (
+    ChunkPlan,
+    chunk_means,
+    equal_plan,
+    guided_plan,
+    listed_plan,
+    single_plan,
+    spread_to_steps,
+    step_plan,
+)
+
+
+def line_error(y):
+    """Squared error of the best line, by QR instead of the closed form."""
+    x = torch.stack([torch.arange(len(y)), torch.ones(len(y))], dim=1).double()
+    target = torch.tensor(y, dtype=torch.float64).unsqueeze(1)
+    return (x @ torch.linalg.lstsq(x, target).solution - target).square().sum().item()
+
+
+def best_by_enumeration(profile, num_chunks):
+    y, best = [math.log(value) for value in profile], (math.inf, ())
+    for cuts in combinations(range(1, len(y)), num_chunks - 1):
+        bounds = [0, *cuts, len(y)]
+        pairs = list(pairwise(bounds))
+        if min(b - a for a, b in pairs) >= 2:
+            best = min(best, (sum(line_error(y[a:b]) for a, b in pairs), tuple(b - a for a, b in pairs)))
+    return best[1]
+
+
+def test_the_papers_plan_by_hand():
+    plan = listed_plan([2, 3, 4, 7], num_sde_steps=16)
+    assert (plan.num_chunks, plan.num_steps) == (4, 16)
+    assert plan.first_steps == (0, 2, 5, 9)
+    assert plan.chunk_of_step() == (0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3)
+
+
+def test_the_papers_plan_covers_16_trainable_steps_and_not_17():
+    with pytest.raises(ValueError, match=r"must sum to .* 17 .* got \[2, 3, 4, 7\], which sum to 16"):
+        listed_plan([2, 3, 4, 7], num_sde_steps=17)
+
+
+@pytest.mark.parametrize("sizes", [[], [2, 0, 3], [4, -1]])
+def test_empty_chunks_are_refused(sizes):
+    with pytest.raises(ValueError, match="at least one chunk, each of at least 1 step, got"):
+        ChunkPlan(tuple(sizes))
+
+
+@pytest.mark.parametrize(
+    ("size", "num_steps", "sizes"),
+    [(4, 16, (4, 4, 4, 4)), (12, 24, (12, 12)), (5, 16, (5, 5, 5, 1)), (16, 16, (16,))],
+)
+def test_equal_chunks_of_table_3(size, num_steps, sizes):
+    assert equal_plan(size, num_steps).sizes == sizes
+
+
+@pytest.mark.parametrize("size", [0, 17])
+def test_equal_chunks_must_fit(size):
+    with pytest.raises(ValueError, match=f"from 1 to the number of trainable steps 16, got {size}"):
+        equal_plan(size, 16)
+
+
+def test_step_and_single_plans_are_the_two_limits():
+    assert step_plan(3).sizes == (1, 1, 1) == equal_plan(1, 3).sizes
+    assert single_plan(3).sizes == (3,) == equal_plan(3, 3).sizes
+
+
+def test_guided_plan_finds_exact_kinks():
+    pieces = [(3, -1.0, -0.5), (4, -3.0, 0.2), (5, -1.0, -0.1)]  # size, level and slope of the logarithm
+    profile = [math.exp(level + slope * i) for size, level, slope in pieces for i in range(size)]
+    assert guided_plan(profile, 3).sizes == (3, 4, 5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("num_chunks", [1, 2, 3, 4])
+def test_guided_plan_is_the_optimum_of_all_splits(seed, num_chunks):
+    profile = torch.rand(10, generator=torch.Generator().manual_seed(seed)).add(0.1).tolist()
+    assert guided_plan(profile, num_chunks).sizes == best_by_enumeration(profile, num_chunks)
+
+
+def test_guided_plan_ignores_the_scale_of_the_profile():
+    profile = torch.rand(16, generator=torch.Generator().manual_seed(0)).add(0.1).tolist()
+    assert guided_plan([3 * value for value in profile], 4) == guided_plan(profile, 4)
+
+
+def test_guided_plan_breaks_ties_by_the_longer_last_chunk():
+    assert guided_plan([1.0] * 6, 2).sizes == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("profile", "num_chunks", "message"),
+    [
+        ([1.0] * 7, 4, r"num_chunks must be from 1 to 3 .* got 4"),
+        ([1.0] * 7, 0, "got 0"),
+        ([1.0, 0.0, 1.0], 1, "positive and finite, got"),
+        ([1.0, math.nan, 1.0], 1, "positive and finite, got"),
+    ],
+)
+def test_guided_plan_refuses(profile, num_chunks, message):
+    with pytest.raises(ValueError, match=message):
+        guided_plan(profile, num_chunks)
+
+
+def test_chunk_means_and_their_inverse_by_hand():
+    values, plan = torch.tensor([[1.0, 3.0, 6.0, 7.0, 8.0]]), listed_plan([2, 3], 5)
+    means = chunk_means(values, plan)
+    assert means.tolist() == [[2.0, 7.0]]
+    assert spread_to_steps(means, plan).tolist() == [[2.0, 2.0, 7.0, 7.0, 7.0]]
+
+
+def test_values_must_fit_the_plan():
+    with pytest.raises(ValueError, match="covers 5 steps, but the values have 4"):
+        chunk_means(torch.ones(4), listed_plan([2, 3], 5))
+    with pytest.raises(ValueError, match="has 2 chunks, but the values have 5"):
+        spread_to_steps(torch.ones(5), listed_plan([2, 3], 5))

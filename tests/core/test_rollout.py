@@ -1,0 +1,157 @@
+import math
+
+import pytest
+import torch
+
+from chunk_grpo.core.flow import predict_x0, time_grid
+from chunk_grpo.core.hybrid import uses_base
+from chunk_grpo.core.log_prob import gaussian_log_prob
+from chunk_grpo.core.ratios import step_ratio
+from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
+from chunk_grpo.core.sde import diffusion_coefs, sde_transition
+
+TIMES = time_grid(6, shift=3.0)
+COEFS = diffusion_coefs(TIMES, "flow", eta=0.7)
+NOISE = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(7))
+
+
+def one_each(*seeds):
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def velocity(x, t):
+    """A velocity that is not linear, to leave no symmetry to lean on."""
+    return torch.tanh(x) * (1 + t.reshape(-1, 1, 1)) + 0.3
+
+
+def rollout(x1, generators, coefs=COEFS):
+    return rollout_sde(velocity, x1, TIMES, coefs, generators)
+
+
+def test_trajectory_has_the_shapes_of_eq_11():
+    trajectory = rollout(NOISE, one_each(1, 2))
+    assert trajectory.times.shape == (7,)
+    assert trajectory.states.shape == (2, 7, 3, 4)
+    assert trajectory.log_probs.shape == (2, 5)
+    assert trajectory.transition_stds.shape == (5,)
+    assert (trajectory.times.dtype, trajectory.transition_stds.dtype) == (torch.float64, torch.float64)
+
+
+def test_transition_stds_are_those_of_the_grid():
+    trajectory = rollout(NOISE, one_each(1, 2))
+    expected = [COEFS[s].item() * math.sqrt((TIMES[s] - TIMES[s + 1]).item()) for s in range(5)]
+    assert trajectory.transition_stds.tolist() == pytest.approx(expected, abs=1e-15)
+
+
+def test_the_last_step_is_deterministic_and_lands_on_the_predicted_image():
+    states = rollout(NOISE, one_each(1, 2)).states
+    t = TIMES[-2].item()
+    assert torch.equal(
+        states[:, -1], predict_x0(states[:, -2], velocity(states[:, -2], torch.full((2,), t)), t)
+    )
+
+
+def test_same_seed_same_trajectory():
+    x1 = NOISE
+    first = rollout(x1, torch.Generator().manual_seed(3))
+    again = rollout(x1, torch.Generator().manual_seed(3))
+    other = rollout(x1, torch.Generator().manual_seed(4))
+    assert torch.equal(first.states, again.states)
+    assert torch.equal(first.log_probs, again.log_probs)
+    assert not torch.equal(first.states, other.states)
+
+
+def test_a_sample_does_not_depend_on_its_batch():
+    x1 = sample_noise((3, 2, 4), one_each(10, 11, 12))
+    together = rollout(x1, one_each(1, 2, 3))
+    alone = rollout(x1[1:2], one_each(2))
+    reordered = rollout(x1[[2, 1]], one_each(3, 2))
+    assert torch.equal(together.states[1], alone.states[0])
+    assert torch.equal(together.states[1], reordered.states[1])
+    assert torch.equal(together.log_probs[1], alone.log_probs[0])
+
+
+def test_ratio_is_one_on_policy_in_any_packing():
+    trajectory = rollout(NOISE, one_each(1, 2))
+    x, x_next = trajectory.states[:, :5].flatten(0, 1), trajectory.states[:, 1:6].flatten(0, 1)
+    t, t_next, coefs = TIMES[:5].repeat(2), TIMES[1:6].repeat(2), COEFS.repeat(2)
+    transition = sde_transition(x, velocity(x, t.float()), t, t_next, coefs)
+    log_probs = gaussian_log_prob(x_next, transition.mean, transition.std).reshape(2, 5)
+    ratio = step_ratio(log_probs, trajectory.log_probs)
+    torch.testing.assert_close(ratio, torch.ones(2, 5), rtol=0, atol=1e-6)
+
+
+def test_vanishing_noise_is_the_ode():
+    x1 = NOISE.double()
+    sde = rollout(x1, one_each(1, 2), torch.full((5,), 1e-9, dtype=torch.float64)).states
+    ode = rollout_ode(lambda step: velocity, x1, TIMES)
+    torch.testing.assert_close(sde, ode, rtol=0, atol=1e-7)
+
+
+def test_ode_follows_the_closed_form_of_a_linear_velocity():
+    # v = x: each step multiplies by 1 - (t - t_next)
+    states = rollout_ode(lambda step: lambda x, t: x, torch.ones(1, 1, 1, dtype=torch.float64), time_grid(2))
+    assert states.flatten().tolist() == [1.0, 0.5, 0.25]
+
+
+def test_sampled_sde_keeps_the_odes_marginals_within_three_sigma(gaussian_flow, seeded):
+    times = time_grid(400)
+    x1 = torch.randn(4000, 2, 5, dtype=torch.float64, generator=seeded)
+    coefs = diffusion_coefs(times, "dance", eta=0.7)
+    states = rollout_sde(gaussian_flow.velocity, x1, times, coefs, seeded).states.flatten(2)
+    ode = rollout_ode(lambda step: gaussian_flow.velocity, x1, times).flatten(2)
+    count = x1.numel()
+    for step in (0, 100, 200, 300, 400):
+        mean, variance = gaussian_flow.marginal(times[step].item())
+        for sampled in (states[:, step], ode[:, step]):
+            assert abs(sampled.mean().item() - mean) < 3 * math.sqrt(variance / count)
+            assert abs(sampled.var().item() - variance) < 3 * variance * math.sqrt(2 / count)
+
+
+def test_hybrid_rollout_changes_the_model_where_told():
+    taken = []
+
+    def velocity_for_step(step):
+        taken.append("base" if uses_base(step, num_steps=6, base_steps=2) else "tuned")
+        return velocity
+
+    rollout_ode(velocity_for_step, NOISE[:1], TIMES)
+    assert taken == ["tuned"] * 4 + ["base"] * 2
+
+
+def test_progress_is_reported_after_each_step():
+    sde_steps, ode_steps = [], []
+    rollout_sde(velocity, NOISE[:1], TIMES, COEFS, one_each(0), on_step=sde_steps.append)
+    rollout_ode(lambda step: velocity, NOISE[:1], TIMES, on_step=ode_steps.append)
+    assert sde_steps == ode_steps == [0, 1, 2, 3, 4, 5]
+
+
+def test_rollouts_carry_no_gradient():
+    x1 = NOISE[:1].clone().requires_grad_()
+    assert not rollout(x1, one_each(0)).states.requires_grad
+    assert not rollout_ode(lambda step: velocity, x1, TIMES).requires_grad
+
+
+def test_bfloat16_noise_is_rolled_out_in_float32():
+    states = rollout(NOISE[:1].bfloat16(), one_each(0)).states
+    assert states.dtype == torch.float32
+
+
+def test_the_same_noise_can_be_shared_within_a_group():
+    noise = sample_noise((2, 3, 4), one_each(5, 5))
+    assert torch.equal(noise[0], noise[1])
+
+
+def test_wrong_number_of_generators_is_refused():
+    with pytest.raises(ValueError, match=r"one a sample \(2\), got 3"):
+        sample_noise((2, 3, 4), one_each(1, 2, 3))
+
+
+def test_wrong_number_of_coefficients_is_refused():
+    with pytest.raises(ValueError, match=r"each of the 5 noisy steps, got shape \(6,\)"):
+        rollout(NOISE[:1], one_each(0), torch.ones(6))
+
+
+def test_a_noisy_step_without_noise_is_refused():
+    with pytest.raises(ValueError, match="std must be positive"):
+        rollout(NOISE[:1], one_each(0), torch.zeros(5))

@@ -1,0 +1,142 @@
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from chunk_grpo.core.flow import ode_step, predict_x0, time_grid
+from chunk_grpo.core.sde import diffusion_coefs, sde_transition, transition_std
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def final_moments(flow, times, coefs):
+    """Exact mean and variance after all steps: a step's mean is affine in x, so two probes give its map."""
+    mean, variance = 0.0, 1.0
+    probes = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    for step in range(len(times) - 1):
+        t, t_next = times[step], times[step + 1]
+        velocity = flow.velocity(probes, t.expand(2))
+        coef = coefs[step] if step < len(coefs) else 0.0
+        transition = sde_transition(probes, velocity, t, t_next, coef)
+        offset = transition.mean[0].item()
+        factor = transition.mean[1].item() - offset
+        mean = factor * mean + offset
+        variance = factor**2 * variance + transition.std.item() ** 2
+    return mean, variance
+
+
+def test_transition_by_hand():
+    # dt .25, s^2/2t = .64, x + (1-t) v = 1.5, drift -1 + .96 = -.04, mean 2 + .25 * .04
+    transition = sde_transition(
+        torch.tensor([[2.0]]).double(), torch.tensor([[-1.0]]).double(), 0.5, 0.25, 0.8
+    )
+    assert transition.mean.item() == pytest.approx(2.01, abs=1e-14)
+    assert transition.std.item() == pytest.approx(0.4, abs=1e-15)
+
+
+def test_transition_std_by_hand():
+    assert transition_std(0.75, 0.5, 0.6).item() == pytest.approx(0.3, abs=1e-15)
+
+
+def test_flow_coefficients_by_hand():
+    # eta * sqrt(t / (1 - t)) at t = 1 (with 1 - .9 below), .9 and .75; the step from .5 takes no noise
+    coefs = diffusion_coefs(time_grid(4, shift=3.0), "flow", eta=0.7)
+    assert coefs.tolist() == pytest.approx([0.7 * math.sqrt(10), 2.1, 0.7 * math.sqrt(3)], abs=1e-13)
+
+
+def test_dance_coefficients_are_constant():
+    assert diffusion_coefs(time_grid(4), "dance", eta=0.7).tolist() == [0.7, 0.7, 0.7]
+
+
+def test_the_last_step_takes_no_noise():
+    assert diffusion_coefs(time_grid(17, 3.0), "flow", eta=0.7).shape == (16,)
+
+
+def test_eta_zero_is_the_ode():
+    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
+    transition = sde_transition(x, v, 0.7, 0.6, 0.0)
+    assert torch.equal(transition.mean, ode_step(x, v, 0.7, 0.6))
+    assert transition.std.item() == 0.0
+
+
+@pytest.mark.parametrize("step", [0, 1, 7, 15])
+def test_flow_sde_equals_dance_sde_for_the_same_coefficient(step):
+    times = time_grid(17, 3.0)
+    coef = diffusion_coefs(times, "flow", eta=0.7)[step].item()
+    t, t_next = times[step].item(), times[step + 1].item()
+    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
+    transition = sde_transition(x, v, t, t_next, coef)
+
+    # Flow-GRPO's form: gathered by x and by v.
+    pull = coef**2 / (2 * t) * (t_next - t)
+    flow_form = x * (1 + pull) + v * ((t_next - t) + pull * (1 - t))
+    # Dance-GRPO's form: the score of the predicted image, half of sigma^2 of it as drift.
+    score = -(x - (1 - t) * predict_x0(x, v, t)) / t**2
+    dance_form = x + (t_next - t) * (v - coef**2 / 2 * score)
+
+    torch.testing.assert_close(transition.mean, flow_form, rtol=0, atol=1e-13)
+    torch.testing.assert_close(transition.mean, dance_form, rtol=0, atol=1e-13)
+    assert transition.std.item() == pytest.approx(coef * math.sqrt(t - t_next), abs=1e-15)
+
+
+def test_one_time_a_sample_equals_one_call_a_sample():
+    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
+    t, t_next, coef = torch.tensor([0.9, 0.4]), torch.tensor([0.8, 0.1]), torch.tensor([0.5, 1.5])
+    packed = sde_transition(x, v, t, t_next, coef)
+    for row in range(2):
+        alone = sde_transition(x[row : row + 1], v[row : row + 1], t[row], t_next[row], coef[row])
+        assert torch.equal(packed.mean[row], alone.mean[0])
+        assert torch.equal(packed.std[row], alone.std)
+
+
+@pytest.mark.parametrize("eta", [0.7, 1.5])
+def test_sde_keeps_the_marginals_of_a_gaussian_as_steps_shrink(gaussian_flow, eta):
+    errors = []
+    for num_steps in (250, 500, 1000):
+        times = time_grid(num_steps)
+        mean, variance = final_moments(gaussian_flow, times, diffusion_coefs(times, "dance", eta))
+        errors.append((abs(mean - gaussian_flow.mean), abs(variance - gaussian_flow.std**2)))
+    for coarse, fine in pairwise(errors):
+        assert (
+            fine[0] <= 0.6 * coarse[0] + 1e-9
+        )  # Euler's error is of first order: halved steps, halved error
+        assert fine[1] <= 0.6 * coarse[1] + 1e-9
+    assert errors[-1] < (5e-3, 5e-3)
+
+
+def test_half_precision_is_stepped_in_float32():
+    x = torch.ones(1, 2, 2, dtype=torch.bfloat16)
+    transition = sde_transition(x, x, 0.5, 0.499, 0.7)
+    assert (transition.mean.dtype, transition.std.dtype) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("t", "t_next", "coef", "message"),
+    [
+        (0.5, 0.5, 0.7, "t > t_next >= 0, got t=0.5, t_next=0.5"),
+        (0.5, -0.1, 0.7, "t > t_next >= 0"),
+        (1.1, 0.5, 0.7, "1 >= t"),
+        (0.5, 0.4, -0.7, "diffusion_coef must be at least 0, got -0.7"),
+    ],
+)
+def test_transition_refuses(t, t_next, coef, message):
+    with pytest.raises(ValueError, match=message):
+        transition_std(t, t_next, coef)
+
+
+@pytest.mark.parametrize(
+    ("times", "kind", "eta", "message"),
+    [
+        ([1.0, 0.5, 0.6, 0.0], "flow", 0.7, "fall strictly"),
+        ([1.0, 0.5, 0.1], "flow", 0.7, "fall strictly from at most 1 to 0"),
+        ([1.0, 0.0], "flow", 0.7, r"\[S \+ 1\] with S >= 2"),
+        ([1.0, 0.5, 0.0], "flow", -0.1, "eta must be a finite number, at least 0, got -0.1"),
+        ([1.0, 0.5, 0.0], "cps", 0.7, "kind must be 'flow' or 'dance', got 'cps'"),
+    ],
+)
+def test_coefficients_refuse(times, kind, eta, message):
+    with pytest.raises(ValueError, match=message):
+        diffusion_coefs(torch.tensor(times), kind, eta)
