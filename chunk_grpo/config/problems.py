@@ -1,6 +1,7 @@
 """What is wrong with a configuration, in words: pydantic's errors as YAML path, rule and value."""
 
 import difflib
+import json
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,8 +60,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def show(value: object) -> str:
-    """A value as a message quotes it: lists in brackets, at most 80 characters."""
-    text = repr(_lists(value))
+    """A value as a message quotes it: null, true and false as in YAML, at most 80 characters."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(_lists(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -98,7 +99,8 @@ def _text(detail: Mapping[str, Any]) -> str:
     value = detail["input"]
     if kind == "union_tag_invalid":
         value = context["tag"]
-    rule = _RULES[kind].format(**context) if kind in _RULES else detail["msg"]
+    limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
+    rule = _RULES[kind].format(**limits) if kind in _RULES else detail["msg"]
     return f"{rule}, got {show(value)}"
 
 

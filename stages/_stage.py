@@ -1,0 +1,181 @@
+"""What every stage's process does around its own work: arguments, parameters, signals, errors, the manifest.
+
+A stage module holds a frozen dataclass of its arguments, `main(params, arguments)`, and as its last lines
+
+    if __name__ == "__main__":
+        sys.exit(run_stage(main, Arguments))
+
+dvc.yaml then writes `python -m stages.NAME --manifest artifacts/runs/NAME.json --FIELD VALUE ...`, one option
+for each field of the dataclass.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+from rich.console import Console
+
+from chunk_grpo.artifacts.manifest import measured_run
+from chunk_grpo.config import Params, load_params
+from chunk_grpo.errors import ChunkGrpoError, TransientError
+
+RUN_MARKER = "STAGE_RUN_MARKER"
+"""Environment variable: a file that a stage touches to say that it really ran."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: typing.ClassVar[dict[str, Any]]
+
+
+Arguments = TypeVar("Arguments", bound=_Dataclass)
+
+
+def run_stage(
+    main: Callable[[Params, Arguments], None],
+    arguments: type[Arguments],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Run one stage as a process.
+
+    Args:
+        main: the stage's work; it gets the parameters and its arguments.
+        arguments: a dataclass whose fields are `str`, `int` or `tuple[str, ...]`, each with the metadata
+            `help`; a field becomes a required option, or an optional one if it has a default.
+        argv: the command line, by default the process's.
+
+    Returns:
+        The exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or
+        no answer from a store). Any other exception is a bug and leaves with its traceback.
+    """
+    _mark_as_run()
+    _die_with_parent()
+    parser = _parser(main, arguments)
+    options = vars(parser.parse_args(argv))
+    params_path, manifest = options.pop("params"), options.pop("manifest")
+    try:
+        with stop_on_sigterm(), measured_run(Path(manifest).stem, manifest):
+            main(load_params(params_path), arguments(**options))
+    except ChunkGrpoError as error:
+        Console(stderr=True, soft_wrap=True).print(
+            f"error: {error}", style="bold red", markup=False, highlight=False
+        )
+        return error.exit_code
+    return 0
+
+
+def argument(help_text: str) -> dict[str, str]:
+    """The `metadata` of a field of an arguments dataclass."""
+    return {"help": help_text}
+
+
+class StopSignal:
+    """SIGTERM as a request: at once an error, or, inside `deferred`, a flag that long work looks at.
+
+    Attributes:
+        requested: whether SIGTERM has come.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._deferred = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside, SIGTERM only sets `requested`; the work saves a checkpoint and returns when it can."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+        if self.requested:
+            self.leave()
+
+    def leave(self) -> typing.NoReturn:
+        """End the stage.
+
+        Raises:
+            TransientError: always.
+        """
+        raise TransientError(
+            "stopped by SIGTERM. Run the same command again; it goes on from the last checkpoint."
+        )
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        del number, frame
+        self.requested = True
+        if not self._deferred:
+            self.leave()
+
+
+STOP = StopSignal()
+"""The process's stop request; training defers it."""
+
+
+@contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """SIGTERM goes to STOP; on leaving, what handled it before does so again."""
+    before = signal.signal(signal.SIGTERM, STOP.handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _mark_as_run() -> None:
+    marker = os.environ.get(RUN_MARKER)
+    if marker:
+        Path(marker).touch()
+
+
+def _die_with_parent() -> None:
+    """On Linux, have the kernel send SIGTERM when the process that started this one ends, however it ends."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
+
+
+def _parser(main: Callable[..., None], arguments: type[Arguments]) -> argparse.ArgumentParser:
+    module = sys.modules[main.__module__]
+    parser = argparse.ArgumentParser(
+        description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--params", default="params.yaml", help="the parameter file (default: params.yaml)")
+    parser.add_argument(
+        "--manifest", required=True, help="where to write how the run went; its stem names the stage"
+    )
+    types = typing.get_type_hints(arguments)
+    for field in fields(arguments):
+        required = field.default is MISSING
+        options: dict[str, Any] = {"required": required, "help": field.metadata["help"]}
+        if not required:
+            options["default"] = field.default
+        if types[field.name] == tuple[str, ...]:
+            options |= {"nargs": "+", "action": _Tuple}
+        elif types[field.name] in (str, int):
+            options["type"] = types[field.name]
+        else:
+            raise TypeError(f"{arguments.__name__}.{field.name}: must be str, int or tuple[str, ...]")
+        parser.add_argument(f"--{field.name.replace('_', '-')}", **options)
+    return parser
+
+
+class _Tuple(argparse.Action):
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: Any, option: object = None
+    ) -> None:
+        setattr(namespace, self.dest, tuple(values))

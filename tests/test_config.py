@@ -1,0 +1,334 @@
+"""Every rule of params.yaml, with the message that tells a user what broke it."""
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from chunk_grpo.config import KNOWN_SCORERS, load_params, parse_params
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.scorers.registry import SCORERS
+
+ROOT = Path(__file__).resolve().parents[1]
+RAW: dict[str, Any] = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+def problems(*edits: Edit) -> list[str]:
+    """The problem lines of the message for params.yaml with some edits; none when it is accepted."""
+    raw = copy.deepcopy(RAW)
+    for edit in edits:
+        edit(raw)
+    try:
+        parse_params(raw, "params.yaml")
+    except ConfigError as error:
+        header, *lines, last = str(error).splitlines()
+        assert header == f"params.yaml: {len(lines)} problem{'s' if len(lines) > 1 else ''}"
+        assert last == "conf/preset/tiny.yaml describes every key."
+        return [line.removeprefix("  ") for line in lines]
+    return []
+
+
+def put(path: str, value: object) -> Edit:
+    """Set the value at a dotted path."""
+
+    def edit(raw: dict[str, Any]) -> None:
+        *parents, key = path.split(".")
+        for parent in parents:
+            raw = raw[parent]
+        raw[key] = value
+
+    return edit
+
+
+def drop(path: str) -> Edit:
+    """Remove the key at a dotted path."""
+
+    def edit(raw: dict[str, Any]) -> None:
+        *parents, key = path.split(".")
+        for parent in parents:
+            raw = raw[parent]
+        del raw[key]
+
+    return edit
+
+
+def test_the_committed_parameters_are_valid_and_frozen() -> None:
+    params = load_params(ROOT / "params.yaml")
+    assert params.sampling.num_sde_steps == 16
+    assert params.train.seeds == (0, 1, 2)
+    with pytest.raises(ValidationError, match="frozen"):
+        params.train.group_size = 3  # type: ignore[misc]
+
+
+def test_the_known_scorers_are_those_of_the_registry() -> None:
+    assert set(KNOWN_SCORERS) == set(SCORERS)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("train.clip_range", -1, "train.clip_range: must be > 0, got -1"),
+        ("train.clip_range", 1.5, "train.clip_range: must be < 1, got 1.5"),
+        ("train.fraction", 0, "train.fraction: must be > 0, got 0"),
+        ("train.fraction", 1.01, "train.fraction: must be <= 1, got 1.01"),
+        ("train.group_size", 1, "train.group_size: must be >= 2, got 1"),
+        ("train.group_size", 2.5, "train.group_size: must be a whole number, got 2.5"),
+        ("train.group_size", "8", "train.group_size: must be a whole number, got '8'"),
+        ("train.group_size", True, "train.group_size: must be a whole number, got true"),
+        ("train.learning_rate", "1e-4", "train.learning_rate: must be a number, got '1e-4'"),
+        ("train.learning_rate", float("nan"), "train.learning_rate: must be a finite number, got nan"),
+        ("train.same_noise_in_group", 1, "train.same_noise_in_group: must be true or false, got 1"),
+        ("train.seeds", 3, "train.seeds: must be a list, got 3"),
+        ("train.seeds", [], "train.seeds: must not be empty"),
+        ("train.seeds", [0, -1], "train.seeds[1]: must be >= 0, got -1"),
+        ("train.heldout", 5, "train.heldout: must be a mapping, got 5"),
+        ("train", None, "train: must be a mapping, got null"),
+        ("model.dtype", "float16", "model.dtype: must be one of 'float32' or 'bfloat16', got 'float16'"),
+        ("model.family", "sd3", "model.family: must be one of 'flux', got 'sd3'"),
+        ("model.height", 50, "model.height: must be a multiple of 8, got 50"),
+        ("model.revision", 12, "model.revision: must be text, got 12"),
+        ("sampling.num_steps", 1, "sampling.num_steps: must be >= 2, got 1"),
+        ("sampling.eta", 0.0, "sampling.eta: must be > 0, got 0.0"),
+        ("chunks.plans.listed.sizes", [2, 0, 14], "chunks.plans.listed.sizes[1]: must be > 0, got 0"),
+        (
+            "chunks.plans.listed.kind",
+            "list",
+            "chunks.plans.listed.kind: must be one of 'step', 'single', 'listed', 'equal', 'guided', "
+            "got 'list'",
+        ),
+        ("rewards", {}, "rewards: must not be empty"),
+        ("rewards.shapes-vivid", -0.5, "rewards.shapes-vivid: must be > 0, got -0.5"),
+        ("variants", [], "variants: must be a mapping of names, got []"),
+        ("report.bootstrap_samples", 10, "report.bootstrap_samples: must be >= 100, got 10"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_out_of_range_is_named(path: str, value: object, message: str) -> None:
+    assert problems(put(path, value)) == [message]
+
+
+def test_a_variant_name_must_fit_into_a_file_name() -> None:
+    rule = "must be lower-case letters, digits, - and _, with a letter or digit first"
+    variant = RAW["variants"]["chunk"]
+    assert problems(put("variants.Chunk/2", variant)) == [f"variants.Chunk/2: {rule}, got 'Chunk/2'"]
+    assert problems(put("variants", {"a" * 41: variant})) == [
+        f"variants.{'a' * 41}: must have at most 40 characters, got {'a' * 41!r}"
+    ]
+
+
+def test_a_misspelt_key_is_told_once_with_the_nearest_valid_one() -> None:
+    misspelt = (drop("train.clip_range"), put("train.clip_rang", 1e-4))
+    assert problems(*misspelt) == ["train.clip_rang: unknown key; did you mean 'clip_range'?"]
+    assert problems(put("reprot", {})) == ["reprot: unknown key; did you mean 'report'?"]
+    plan = put("chunks.plans.guided", {"kind": "guided", "num_chunk": 4})
+    assert problems(plan) == ["chunks.plans.guided.num_chunk: unknown key; did you mean 'num_chunks'?"]
+    variant = put("variants.chunk.weighted", True)
+    assert problems(variant) == ["variants.chunk.weighted: unknown key; did you mean 'weighted_sampling'?"]
+
+
+def test_an_unknown_key_unlike_any_other_lists_what_is_known() -> None:
+    assert problems(put("encode.xyz", 1)) == ["encode.xyz: unknown key; known here: batch_size"]
+
+
+def test_a_missing_key_is_named() -> None:
+    assert problems(drop("train.kl_coef")) == ["train.kl_coef: required, but missing"]
+    assert problems(drop("generate")) == ["generate: required, but missing"]
+    assert problems(drop("chunks.plans.listed.kind")) == ["chunks.plans.listed.kind: required, but missing"]
+
+
+def test_all_problems_come_in_one_message() -> None:
+    found = problems(
+        put("train.clip_range", -1),
+        put("train.group_size", 1),
+        put("sampling.num_steps", 18),
+        put("generate.base_steps", 60),
+    )
+    assert found == [
+        "train.group_size: must be >= 2, got 1",
+        "train.clip_range: must be > 0, got -1",
+        "chunks.plans.listed.sizes: must sum to sampling.num_steps - 1 = 17 (the last step carries no noise "
+        "and is not trained), got [2, 3, 4, 7], which sums to 16",
+        "generate.base_steps: must be <= generate.num_steps = 50, got 60",
+    ]
+
+
+SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is not trained)"
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        (
+            [put("chunks.plans.listed.sizes", [2, 3, 4, 8])],
+            f"chunks.plans.listed.sizes: must sum to {SIXTEEN}, got [2, 3, 4, 8], which sums to 17",
+        ),
+        ([put("chunks.plans.equal-4.size", 17)], f"chunks.plans.equal-4.size: must be <= {SIXTEEN}, got 17"),
+        (
+            [put("chunks.plans.guided.num_chunks", 9)],
+            f"chunks.plans.guided.num_chunks: must be <= 8: 2 steps a chunk at least and {SIXTEEN}, got 9",
+        ),
+        (
+            [put("variants.chunk.plan", "lited")],
+            "variants.chunk.plan: must be a name in chunks.plans, got 'lited'; did you mean 'listed'? "
+            "there: step, listed, guided, equal-4, single",
+        ),
+        (
+            [put("variants.dance.plan", "listed")],
+            "variants.dance.plan: objective: step needs a plan of kind: step, got 'listed' (listed)",
+        ),
+        (
+            [put("variants.base", RAW["variants"]["chunk"])],
+            "variants.base: this name means the untrained policy; choose another",
+        ),
+        (
+            [put("variants.chunk.plan", "single")],
+            "variants.chunk.fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 "
+            "with plan 'single'; raise train.fraction, or set variants.chunk.fraction",
+        ),
+        (
+            [put("variants.chunk.fraction", 0.2)],
+            "variants.chunk.fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 "
+            "with plan 'listed'; raise it",
+        ),
+        (
+            [put("rewards", {"shapes-grade": 1.0})],
+            "rewards.shapes-grade: unknown scorer 'shapes-grade'; did you mean 'shapes-graded'? "
+            "known: shapes-exact, shapes-graded, shapes-vivid",
+        ),
+        (
+            [put("scorers", ["shapes-exact", "clip"])],
+            "scorers[1]: unknown scorer 'clip'; known: shapes-exact, shapes-graded, shapes-vivid",
+        ),
+        (
+            [put("rewards", {"hpsv3": 1.0})],
+            "rewards.hpsv3: the scorer 'hpsv3' is not part of this version yet; "
+            "it has: shapes-exact, shapes-graded, shapes-vivid",
+        ),
+        ([put("scorers", ["shapes-exact"] * 2)], "scorers: each value once, got 'shapes-exact' 2 times"),
+        ([put("train.seeds", [0, 1, 1])], "train.seeds: each value once, got 1 2 times"),
+        ([put("generate.base_steps", 51)], "generate.base_steps: must be <= generate.num_steps = 50, got 51"),
+        (
+            [put("train.updates_per_iteration", 3)],
+            "train.prompts_per_iteration: must be divisible by train.updates_per_iteration = 3, got 8",
+        ),
+        (
+            [put("train.prompts_per_iteration", 400)],
+            "train.prompts_per_iteration: must be <= prompts.train_count = 300, got 400",
+        ),
+        (
+            [put("train.heldout.num_prompts", 97)],
+            "train.heldout.num_prompts: must be <= prompts.eval_count = 96, got 97",
+        ),
+        (
+            [put("profile.num_prompts", 301)],
+            "profile.num_prompts: must be <= prompts.train_count = 300, got 301",
+        ),
+        ([put("report.grid_prompts", 97)], "report.grid_prompts: must be <= prompts.eval_count = 96, got 97"),
+        (
+            [put("prompts.source", "file"), put("prompts.wise_count", 0)],
+            "prompts.path: required with source: file, got null",
+        ),
+        (
+            [put("prompts.path", "prompts.txt")],
+            "prompts.path: must be null with source: shapes, got 'prompts.txt'",
+        ),
+        (
+            [put("prompts.source", "file"), put("prompts.path", "prompts.txt")],
+            "prompts.wise_count: must be 0 with source: file, got 24",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_together_are_named(edits: list[Edit], message: str) -> None:
+    assert problems(*edits) == [message]
+
+
+def test_a_variant_may_have_a_fraction_of_its_own() -> None:
+    raw = copy.deepcopy(RAW)
+    raw["variants"]["one"] = {
+        "objective": "chunk",
+        "plan": "single",
+        "weighted_sampling": False,
+        "fraction": 1.0,
+    }
+    params = parse_params(raw)
+    assert params.variant_fraction("one") == 1.0
+    assert params.variant_fraction("chunk") == params.train.fraction
+
+
+def paths(value: object, prefix: str = "") -> list[str]:
+    """All dotted paths in a mapping, inner ones too."""
+    if not isinstance(value, dict):
+        return []
+    here = [f"{prefix}{key}" for key in value]
+    return here + [path for key, inner in value.items() for path in paths(inner, f"{prefix}{key}.")]
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 1.5, "x", [], {}, {"kind": 3}, {1: 2}, ["x", None]], ids=repr
+)
+def test_whatever_stands_in_a_place_the_answer_is_a_message(value: object) -> None:
+    """No value at any key leads to another error than ConfigError with this key, or a rule over it, named."""
+    for path in paths(RAW):
+        for edit in (put(path, value), put(f"{path}x", value)):
+            assert all(": " in line for line in problems(edit))
+
+
+def write(folder: Path, content: bytes) -> Path:
+    path = folder / "params.yaml"
+    path.write_bytes(content)
+    return path
+
+
+def fails(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_params(path)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_variant_name_used_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, b"variants:\n  chunk: {plan: listed}\n  dance: {plan: step}\n  chunk: {plan: single}\n"
+    )
+    assert fails(path) == (
+        f"{path}, line 4: the key 'chunk' appears twice in one mapping; the second would silently replace "
+        "the first. Rename or remove one."
+    )
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    assert fails(path) == (
+        f"{path}: no such file. Run from the repository's root, or name the file with --params."
+    )
+    assert fails(tmp_path) == f"{tmp_path}: cannot be read (Is a directory)."
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    path = write(tmp_path, "preset: tiny\nreport: {title: Gr\xfc\xdfe}\n".encode("latin-1"))
+    assert fails(path) == f"{path}, line 2: must be UTF-8, got the byte 0xfc. Save the file as UTF-8."
+
+
+def test_a_file_that_is_not_yaml(tmp_path: Path) -> None:
+    message = fails(write(tmp_path, b"preset: tiny\ntrain: [1, 2\n"))
+    assert re.fullmatch(r".*params\.yaml, line 3: not YAML: expected ',' or '\]'.*\.", message)
+    assert "not YAML" in fails(write(tmp_path, b"a: \x00\n"))
+
+
+def test_a_file_that_holds_no_sections(tmp_path: Path) -> None:
+    assert fails(write(tmp_path, b"")).startswith(
+        f"{tmp_path}/params.yaml: must be a mapping of sections, got null."
+    )
+    assert "must be a mapping of sections, got [1, 2]" in fails(write(tmp_path, b"[1, 2]\n"))
+
+
+def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
+    """YAML 1.2, as DVC: 1e-4 is a number, where a YAML 1.1 parser reads text."""
+    text = (ROOT / "params.yaml").read_text().replace("learning_rate: 0.00015", "learning_rate: 1e-4")
+    assert load_params(write(tmp_path, text.encode())).train.learning_rate == 1e-4
