@@ -79,6 +79,15 @@ def test_selected_chunks_alone_count():
     assert value.item() == pytest.approx(expected.item(), abs=1e-15)
 
 
+def test_each_trajectory_weighs_the_same_however_many_chunks_it_selects():
+    new = double([1.1, 1.0], [1.0, 1.02]).log()
+    selected = torch.tensor([[True, False], [True, True]])
+    value = chunk_objective(
+        new, torch.zeros_like(new), double(1.0, 1.0), 0.2, step_plan(2), selected=selected
+    )
+    assert value.item() == pytest.approx((1.1 + (1.0 + 1.02) / 2) / 2, abs=1e-15)
+
+
 def test_selecting_all_is_selecting_none_out():
     new, old, a = draw(2, 5), draw(2, 5, seed=1), double(1.0, -0.5)
     plan = listed_plan([2, 3], 5)
