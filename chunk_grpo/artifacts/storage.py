@@ -72,17 +72,15 @@ def output_file(location: Location) -> Iterator[Path]:
 
 @contextmanager
 def output_dir(location: Location) -> Iterator[Path]:
-    """As `output_file`, for a folder: it exists, empty, when it is handed over, and replaces an older one."""
+    """As `output_file`, for a folder: it exists, empty, when it is handed over, and replaces an older one.
+
+    An object store has no folders to exchange: there the new files appear one by one, then older ones go.
+    """
     with _output(location) as draft:
         draft.mkdir()
         yield draft
         if is_remote(location):
-            files = _filesystem(location)
-            if files.exists(str(location)):
-                files.rm(str(location), recursive=True)
-            for path in sorted(draft.rglob("*")):
-                if path.is_file():
-                    files.put_file(str(path), join(location, path.relative_to(draft).as_posix()))
+            _upload(draft, location)
         else:
             if Path(location).exists():
                 Path(location).replace(draft.parent / "older")
@@ -157,6 +155,8 @@ def storage_errors(action: Literal["read", "write"], location: Location) -> Iter
     except ChunkGrpoError:
         raise
     except (OSError, ImportError) as error:
+        if isinstance(error, OSError) and is_remote(location) and _may_pass(error):
+            raise _no_answer(action, location, error) from error
         raise DataError(f"{location}: cannot {action}: {_reason(action, error)}") from error
     except Exception as error:
         name = type(error).__name__
@@ -165,10 +165,7 @@ def storage_errors(action: Literal["read", "write"], location: Location) -> Iter
                 f"{location}: cannot {action}: no S3 credentials ({error}). {_CREDENTIALS}"
             ) from error
         if name in _NO_ANSWER:
-            raise TransientError(
-                f"{location}: cannot {action}: the object store does not answer ({error}). "
-                "Check AWS_ENDPOINT_URL and the network, then run again."
-            ) from error
+            raise _no_answer(action, location, error) from error
         raise
 
 
@@ -190,15 +187,45 @@ def _output(location: Location) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _upload(folder: Path, location: Location) -> None:
+    files = _filesystem(location)
+    older = {files.unstrip_protocol(path) for path in files.find(str(location))}
+    new = {
+        join(location, path.relative_to(folder).as_posix()): path
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    for target, path in sorted(new.items()):
+        files.put_file(str(path), target)
+    for target in sorted(older - new.keys()):
+        files.rm_file(target)
+
+
 def _name(location: Location) -> str:
     return str(location).rstrip("/").rsplit("/", 1)[-1]
 
 
 def _filesystem(location: Location) -> fsspec.AbstractFileSystem:
-    if is_remote(location):
-        # Listings are not kept: another process may have written since.
-        return fsspec.core.url_to_fs(str(location), use_listings_cache=False)[0]
-    return fsspec.filesystem("file")
+    if not is_remote(location):
+        return fsspec.filesystem("file")
+    protocol = str(location).split("://", 1)[0]
+    if protocol not in fsspec.available_protocols():
+        raise DataError(f"{location}: unknown protocol {protocol!r}. Use a path or an s3:// URL.")
+    # Listings are not kept: another process may have written since.
+    return fsspec.core.url_to_fs(str(location), use_listings_cache=False)[0]
+
+
+def _may_pass(error: OSError) -> bool:
+    """Whether s3fs means one of S3's own troubles, such as InternalError, SlowDown or a time-out."""
+    passing = (errno.EBUSY, getattr(errno, "EREMOTEIO", errno.EIO))
+    return isinstance(error, TimeoutError | ConnectionError) or error.errno in passing
+
+
+def _no_answer(action: str, location: Location, error: Exception) -> TransientError:
+    return TransientError(
+        f"{location}: cannot {action}: the object store does not answer as it should ({error}). "
+        "Check AWS_ENDPOINT_URL and the network, then run again."
+    )
 
 
 def _reason(action: Literal["read", "write"], error: OSError | ImportError) -> str:

@@ -1,0 +1,78 @@
+"""A real S3 server on this machine."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import s3fs
+
+START_LIMIT = 30.0
+"""Seconds within which the server must answer."""
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running nanio server that checks signatures; its keys are `key` and `secret`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder: Path = tmp_path_factory.mktemp("s3")
+    command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(folder), "--host", "127.0.0.1"]
+    environment = os.environ | {"NANIO_ACCESS_KEY": "key", "NANIO_SECRET_KEY": "secret"}
+    log = (folder.parent / "s3.log").open("wb")
+    with (
+        log,
+        subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=log, stderr=log) as server,
+    ):
+        try:
+            wait_for(port, server)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Return when the server accepts connections."""
+    deadline = time.monotonic() + START_LIMIT
+    while time.monotonic() < deadline and server.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"nanio did not start (exit code {server.poll()})")
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, s3_credentials: None) -> str:
+    """The URL of a new bucket."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
+    return f"s3://{name}"
+
+
+@pytest.fixture
+def s3_credentials(s3_endpoint: str, no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user sets to reach the server."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture
+def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An environment in which the AWS chain finds nothing."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    s3fs.S3FileSystem.clear_instance_cache()  # an instance keeps the credentials it was made with
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()

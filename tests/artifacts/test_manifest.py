@@ -1,0 +1,54 @@
+"""Run manifests."""
+
+import json
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.artifacts import measured_run, read_manifest
+from chunk_grpo.errors import DataError
+
+
+def test_a_run_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "train@chunk.json"
+    with measured_run("train@chunk", path) as notes:
+        notes["updates"] = 60
+        time.sleep(0.05)
+        assert not path.exists()
+    manifest = read_manifest(path)
+    assert manifest.stage == "train@chunk"
+    assert 0.05 <= manifest.seconds < 5
+    assert 10 < manifest.peak_memory_mib < 1e6
+    assert datetime.now(timezone.utc) - datetime.fromisoformat(manifest.started_at) < timedelta(minutes=1)
+    assert manifest.notes == {"updates": 60}
+    assert manifest.packages["torch"].startswith("2.")
+    assert manifest.cpu
+    assert manifest.commit is None or len(manifest.commit) == 40
+
+
+def test_the_commit_is_the_checkouts_and_null_outside_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with measured_run("report", "run.json"):
+        pass
+    assert read_manifest("run.json").commit is None
+
+
+def test_a_failed_run_leaves_no_manifest(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), measured_run("train", tmp_path / "train.json"):
+        _ = 1 / 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_of_another_version_or_kind(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"manifest_version": 0}))
+    with pytest.raises(DataError, match="must be a run manifest of version 1, got version 0"):
+        read_manifest(path)
+    path.write_text(json.dumps({"manifest_version": 1, "stage": "x"}))
+    with pytest.raises(DataError, match="no run manifest"):
+        read_manifest(path)
