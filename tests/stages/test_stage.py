@@ -1,0 +1,222 @@
+"""The shared entry of a stage, as a process of its own and by its parts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.artifacts import read_manifest
+from chunk_grpo.config import Params
+from chunk_grpo.errors import TransientError
+from stages import _stage
+from stages._stage import StopSignal, argument, run_stage
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STAGE = '''"""A stage for tests."""
+import os, sys, time
+from dataclasses import dataclass, field
+from pathlib import Path
+from chunk_grpo.artifacts import read_table, write_text
+from chunk_grpo.errors import TransientError
+from stages._stage import STOP, argument, run_stage
+
+@dataclass(frozen=True)
+class Arguments:
+    work: str = field(metadata=argument("what to do"))
+    out: str = field(metadata=argument("where to write"))
+    tables: tuple[str, ...] = field(default=(), metadata=argument("tables to read"))
+
+def main(params, arguments):
+    if arguments.work == "write":
+        write_text(params.preset, arguments.out)
+    elif arguments.work == "read":
+        for table in arguments.tables:
+            read_table(table, "prompts")
+    elif arguments.work == "retry":
+        raise TransientError("try again later")
+    elif arguments.work == "bug":
+        raise KeyError("a bug")
+    elif arguments.work == "wait":
+        Path(arguments.out).write_text(str(os.getpid()))
+        time.sleep(60)
+    elif arguments.work == "train":
+        with STOP.deferred():
+            Path(arguments.out).write_text(str(os.getpid()))
+            while not STOP.requested:
+                time.sleep(0.01)
+            Path(arguments.out).write_text("checkpoint")
+
+if __name__ == "__main__":
+    sys.exit(run_stage(main, Arguments))
+'''
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """A stage's command line but for what it shall do."""
+    script = tmp_path / "stage.py"
+    script.write_text(STAGE)
+    options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(tmp_path / "runs" / "test@a.json")]
+    return [sys.executable, str(script), *options, "--out", str(tmp_path / "out.txt")]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "40"} | more
+
+
+def run(command: list[str], *more: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *more],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline, f"{path.name} did not appear"
+        time.sleep(0.01)
+
+
+def test_a_stage_runs_leaves_its_marker_and_its_manifest(command: list[str], tmp_path: Path) -> None:
+    done = run(command, "--work", "write", STAGE_RUN_MARKER=str(tmp_path / "marker"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "out.txt").read_text() == "tiny"
+    assert (tmp_path / "marker").exists()
+    assert read_manifest(tmp_path / "runs" / "test@a.json").stage == "test@a"
+
+
+def test_bad_configuration_is_exit_code_2_without_a_traceback(command: list[str], tmp_path: Path) -> None:
+    text = (ROOT / "params.yaml").read_text().replace("group_size: 8", "group_size: 1")
+    (tmp_path / "params.yaml").write_text(text)
+    done = run(command, "--work", "write", "--params", str(tmp_path / "params.yaml"))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {tmp_path}/params.yaml: 1 problem\n  train.group_size: must be >= 2, got 1\n"
+        "conf/preset/tiny.yaml describes every key.\n"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_input_is_exit_code_3(command: list[str], tmp_path: Path) -> None:
+    """Names in brackets would be styles to rich; they must stand in the message as they are."""
+    missing = str(tmp_path / "[bold]" / "prompts.parquet")
+    done = run(command, "--work", "read", "--tables", missing, STAGE_RUN_MARKER=str(tmp_path / "marker"))
+    assert done.returncode == 3
+    assert done.stderr == (
+        f"error: {missing}: cannot read: no such file or directory. "
+        "Run the stage that writes it (`dvc repro`), or mend the path.\n"
+    )
+    assert (tmp_path / "marker").exists()
+
+
+def test_an_unwritable_manifest_is_exit_code_3(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(command, "--work", "write", "--manifest", str(tmp_path / "file" / "run.json"))
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"error: {tmp_path}/file/run.json: cannot write: ")
+
+
+def test_what_may_pass_is_exit_code_75(command: list[str]) -> None:
+    done = run(command, "--work", "retry")
+    assert (done.returncode, done.stderr) == (75, "error: try again later\n")
+
+
+def test_a_bug_keeps_its_traceback(command: list[str]) -> None:
+    done = run(command, "--work", "bug")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "KeyError: 'a bug'"
+
+
+def test_a_missing_and_an_unknown_option_are_exit_code_2(command: list[str]) -> None:
+    assert run(command).returncode == 2
+    done = run(command, "--work", "write", "--wrk", "x")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --wrk x" in done.stderr
+
+
+def test_help_tells_what_the_stage_does_and_each_option(command: list[str]) -> None:
+    done = run(command, "--help", COLUMNS="100")
+    assert done.returncode == 0
+    assert "A stage for tests." in done.stdout
+    assert "--tables TABLES [TABLES ...]" in done.stdout
+    assert "tables to read" in done.stdout
+
+
+def test_sigterm_ends_a_stage_at_once(command: list[str], tmp_path: Path) -> None:
+    with subprocess.Popen([*command, "--work", "wait"], env=environment(), stderr=subprocess.PIPE) as process:
+        wait_for(tmp_path / "out.txt")
+        process.terminate()
+        assert process.wait(timeout=10) == 75
+        assert process.stderr is not None
+        assert process.stderr.read().startswith(b"error: stopped by SIGTERM. Run the same command again;")
+
+
+def test_sigterm_lets_training_save_first(command: list[str], tmp_path: Path) -> None:
+    with subprocess.Popen([*command, "--work", "train"], env=environment()) as process:
+        wait_for(tmp_path / "out.txt")
+        process.terminate()
+        assert process.wait(timeout=10) == 75
+    assert (tmp_path / "out.txt").read_text() == "checkpoint"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's own")
+def test_a_stage_dies_with_its_parent(command: list[str], tmp_path: Path) -> None:
+    """The parent is killed outright, so that it cannot pass on anything."""
+    starter = f"import subprocess; subprocess.run({[*command, '--work', 'wait']!r})"
+    with subprocess.Popen(
+        [sys.executable, "-c", starter], env=environment(), stderr=subprocess.DEVNULL
+    ) as parent:
+        wait_for(tmp_path / "out.txt")
+        child = int((tmp_path / "out.txt").read_text())
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while is_running(child):
+        assert time.monotonic() < deadline, "the stage outlived its parent"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and is not a zombie that waits to be reaped."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_stop_outside_deferred_raises_and_inside_waits() -> None:
+    stop = StopSignal()
+    with pytest.raises(TransientError, match="stopped by SIGTERM"):
+        stop.handle(signal.SIGTERM, None)
+    patient = StopSignal()
+    reached = False
+    with pytest.raises(TransientError), patient.deferred():
+        patient.handle(signal.SIGTERM, None)
+        assert patient.requested
+        reached = True
+    assert reached
+
+
+def test_an_argument_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Arguments:
+        ratio: float = field(metadata=argument("a ratio"))
+
+    def main(params: Params, arguments: Arguments) -> None:
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr(_stage, "_die_with_parent", lambda: None)  # not the test runner
+    with pytest.raises(TypeError, match=r"Arguments\.ratio: must be str, int or tuple\[str, \.\.\.\]"):
+        run_stage(main, Arguments, [])
