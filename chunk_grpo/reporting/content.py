@@ -1,0 +1,254 @@
+"""Everything the report says, before any mark-up: sentences, tables, curves and images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from chunk_grpo.artifacts import RunManifest
+from chunk_grpo.errors import DataError
+from chunk_grpo.reporting import gallery, series, tables
+from chunk_grpo.reporting.comparisons import (
+    Comparison,
+    Comparisons,
+    effect_text,
+    headline,
+    order_sentence,
+)
+from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, PromptSet, ReportSettings, ScoreBook
+from chunk_grpo.reporting.gallery import Column, GridRow
+from chunk_grpo.reporting.series import Chunk, Curve
+from chunk_grpo.reporting.statistics import METHOD, Interval
+from chunk_grpo.reporting.tables import Table
+
+PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
+REWARD_METRICS = {
+    "heldout_reward": "training reward, held-out prompts, fixed noise",
+    "reward_mean": "training reward, prompts of the iteration",
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The relative L1 profile with the chunks drawn over it."""
+
+    sde: Curve
+    ode: Curve
+    noise_levels: dict[int, float]
+    shown: tuple[Chunk, ...]
+    guided: tuple[Chunk, ...] | None
+
+
+@dataclass(frozen=True)
+class CategoryTable:
+    """A GenEval-style table of one scorer."""
+
+    scorer: str
+    table: Table
+    partial: bool
+
+
+@dataclass(frozen=True)
+class Content:
+    """What templates and plots take.
+
+    Attributes:
+        settings: The values of params.yaml.
+        answer: Does it help? In a few words.
+        sentence: The same with the numbers.
+        remarks: Further sentences: hybrid, scorers outside the reward, variants against each other.
+        method: How the intervals were made.
+        comparisons: Every variant, mode and measure, in the tables' order.
+        base: Mean of the base on every measure.
+        overall: GenEval's overall of each (variant, mode, scorer) against the base.
+        grid_columns: Columns of the image grid.
+        grid: Its rows.
+        profile: The L1 profile.
+        rewards: Metric to variant to curve, for `REWARD_METRICS`.
+        training: Metric to variant to curve, for ratios, clipping and gradients.
+        preference: Our table in the form of the paper's Table 1.
+        pairs: Variants against each other; None with one variant.
+        categories: GenEval-style tables.
+        wise: The WISE-like set, if scored.
+        shown_chunks: Chunks of the plan in use.
+        guided_chunks: Chunks of the guided plan.
+        runs: What ran.
+        total_seconds: Sum over the stages.
+        machine: Facts of the environment, (name, value).
+        not_run: What the report does not hold.
+    """
+
+    settings: ReportSettings
+    answer: str
+    sentence: str
+    remarks: tuple[str, ...]
+    method: str
+    comparisons: tuple[Comparison, ...]
+    base: dict[str, Interval]
+    overall: dict[tuple[str, str, str], Interval]
+    grid_columns: tuple[Column, ...]
+    grid: tuple[GridRow, ...]
+    profile: Profile
+    rewards: dict[str, dict[str, Curve]]
+    training: dict[str, dict[str, Curve]]
+    preference: Table
+    pairs: Table | None
+    categories: tuple[CategoryTable, ...]
+    wise: Table | None
+    shown_chunks: Table
+    guided_chunks: Table | None
+    runs: Table
+    total_seconds: float
+    machine: tuple[tuple[str, str], ...]
+    not_run: tuple[str, ...]
+
+
+def collect(evidence: Evidence, settings: ReportSettings) -> Content:
+    """Work out everything that the report says.
+
+    Raises:
+        DataError: a table, a policy, a prompt, a seed, a metric or an image is missing; the message names
+        file and key.
+    """
+    book = ScoreBook(evidence.scores, settings.rewards)
+    prompts = book.prompt_set(evidence.prompts, "eval")
+    if prompts is None:
+        raise DataError(
+            f"{evidence.prompts.path}: no prompt with split=eval was scored for the base; the report "
+            "compares policies on these prompts: run the generate and score stages again"
+        )
+    main = Comparisons(book, prompts, settings)
+    measures = (REWARD, *settings.scorers)
+    found = tuple(
+        main.against_base(v, mode, m) for m in measures for v in settings.variants for mode in MODES
+    )
+    answer, sentence = headline([c for c in found if (c.mode, c.measure) == ("tuned", REWARD)])
+    pairs = main.between_variants()
+    wise = book.prompt_set(evidence.prompts, "wise")
+    benchmarks = [s for s in settings.scorers if is_benchmark(s) and len(set(prompts.categories)) > 1]
+    profile = _profile(evidence, settings)
+    columns = gallery.grid_columns(settings.variants)
+    return Content(
+        settings=settings,
+        answer=answer,
+        sentence=sentence,
+        remarks=_remarks(found, settings, order_sentence(pairs)),
+        method=METHOD.format(draws=settings.bootstrap_samples),
+        comparisons=found,
+        base={m: main.base_mean(m) for m in measures},
+        overall={
+            key: main.overall_against_base(*key) for key in product(settings.variants, MODES, benchmarks)
+        },
+        grid_columns=columns,
+        grid=tuple(_grid(evidence, settings, prompts, columns, book)),
+        profile=profile,
+        rewards={m: _curves(evidence, settings, m) for m in REWARD_METRICS},
+        training={
+            "max_ratio_distance": {v: series.ratio_curve(evidence.metrics[v]) for v in settings.variants},
+            "clip_fraction": _curves(evidence, settings, "clip_fraction"),
+            "grad_norm": _curves(evidence, settings, "grad_norm"),
+        },
+        preference=tables.policy_table(main, settings.variants, measures),
+        pairs=tables.pairs_table(pairs) if pairs else None,
+        categories=tuple(_category_table(main, settings, scorer) for scorer in benchmarks),
+        wise=None if wise is None else _wise_table(Comparisons(book, wise, settings), settings),
+        shown_chunks=tables.chunk_table(profile.shown),
+        guided_chunks=tables.chunk_table(profile.guided) if profile.guided else None,
+        runs=tables.runs_table(evidence.runs),
+        total_seconds=sum(run.seconds for run in evidence.runs),
+        machine=_machine(evidence.runs),
+        not_run=_not_run(settings, wise is None, not benchmarks),
+    )
+
+
+def is_benchmark(scorer: str) -> bool:
+    """Whether a scorer counts prompts that are drawn right, so that GenEval's table fits it."""
+    return scorer == "shapes-exact" or scorer.startswith("geneval")
+
+
+def _curves(evidence: Evidence, settings: ReportSettings, metric: str) -> dict[str, Curve]:
+    return {v: series.metric_curve(evidence.metrics[v], metric) for v in settings.variants}
+
+
+def _profile(evidence: Evidence, settings: ReportSettings) -> Profile:
+    guided = settings.guided_plan
+    return Profile(
+        sde=series.profile_curve(evidence.profile, "sde"),
+        ode=series.profile_curve(evidence.profile, "ode"),
+        noise_levels=series.noise_levels(evidence.profile),
+        shown=series.chunks_of(evidence.plans[settings.shown_plan]),
+        guided=None if guided is None else series.chunks_of(evidence.plans[guided]),
+    )
+
+
+def _grid(
+    evidence: Evidence,
+    settings: ReportSettings,
+    prompts: PromptSet,
+    columns: Sequence[Column],
+    book: ScoreBook,
+) -> list[GridRow]:
+    table = evidence.prompts.table
+    texts = dict(zip(table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
+    chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
+    return gallery.grid_rows(chosen, columns, evidence.images, texts, book, settings.scorers)
+
+
+def _category_table(main: Comparisons, settings: ReportSettings, scorer: str) -> CategoryTable:
+    partial = set(main.prompts.categories) != set(tables.GENEVAL_CATEGORIES)
+    return CategoryTable(scorer, tables.category_table(main, settings.variants, scorer), partial)
+
+
+def _wise_table(wise: Comparisons, settings: ReportSettings) -> Table:
+    return tables.policy_table(wise, settings.variants, settings.scorers)
+
+
+def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) -> tuple[str, ...]:
+    def sentence(start: str, mode: str, measure: str) -> str:
+        parts = (c for c in found if (c.mode, c.measure) == (mode, measure))
+        return f"{start}: " + "; ".join(f"{c.variant} {effect_text(c.difference)}" for c in parts) + "."
+
+    hybrid = f"Hybrid inference (the last {settings.base_steps} of {settings.num_steps} steps by the base)"
+    outside = (
+        sentence(f"{scorer}, which the reward does not hold, tuned against base", "tuned", scorer)
+        for scorer in settings.scorers
+        if scorer not in settings.rewards
+    )
+    return (sentence(f"{hybrid}, training reward", "hybrid", REWARD), *outside, *([order] if order else []))
+
+
+def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
+    """Facts that the runs agree on, or each value once."""
+
+    def values(found: Sequence[str | None]) -> str:
+        return ", ".join(dict.fromkeys(value for value in found if value)) or "not recorded"
+
+    packages = sorted({name for run in runs for name in run.packages})
+    return (
+        ("commit", values([run.commit for run in runs])),
+        ("machine", values([f"{run.cpu}, {run.cpu_count} cores" for run in runs])),
+        (
+            "accelerator",
+            values([run.accelerator for run in runs]) if any(r.accelerator for r in runs) else "none",
+        ),
+        ("system", values([run.system for run in runs])),
+        ("Python", values([run.python for run in runs])),
+        *((name, values([run.packages.get(name) for run in runs])) for name in packages),
+    )
+
+
+def _not_run(settings: ReportSettings, no_wise: bool, no_benchmark: bool) -> tuple[str, ...]:
+    found = []
+    missing = [name for key, name in PAPER_SCORERS.items() if key not in settings.scorers]
+    if missing:
+        found.append(f"The paper’s reward models: {', '.join(missing)}.")
+    found.append("The GenEval and WISE benchmarks themselves; the tables here only have their form.")
+    if no_benchmark:
+        found.append("A score by category: no scorer that counts right prompts, or one category only.")
+    if no_wise:
+        found.append("The WISE-like set: no prompt of the split wise was scored.")
+    if settings.other_plans:
+        found.append(f"Training with the chunk plans {', '.join(settings.other_plans)}.")
+    found.append("Training single chunks (the paper’s Fig. 6) and other rewards (its Table 4).")
+    return tuple(found)

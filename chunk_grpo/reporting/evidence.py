@@ -1,0 +1,242 @@
+"""What the report is made from, and the scores as matrices of training seeds by prompts.
+
+Shape letters: R training seeds, P prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from chunk_grpo.artifacts import RunManifest
+from chunk_grpo.errors import DataError
+
+BASE = "base"
+MODES = ("tuned", "hybrid")
+REWARD = "training reward"
+"""The weighted sum of the reward scorers, as a measure beside the scorers themselves."""
+
+Sample = tuple[str, int]
+"""(prompt_id, sample)."""
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """The values of params.yaml that the report needs, and the file's text to show.
+
+    Attributes:
+        title: Heading of the page.
+        preset: Name of the preset, for the reader.
+        variants: Names in the order of params.yaml; colours follow it.
+        plans: Chunk plan of each variant.
+        other_plans: Plans of params.yaml that no variant trains with.
+        rewards: Weight of each scorer in the training reward.
+        scorers: Names in the order of params.yaml.
+        clip_range: epsilon of Eq. (13).
+        num_steps: ODE steps of the evaluation images.
+        base_steps: Of these, the last taken by the base model in the mode "hybrid".
+        shown_plan: Plan whose chunks the profile is shaded with.
+        guided_plan: Plan from the profile, shown beside it, if there is one.
+        bootstrap_samples: Draws behind each interval.
+        grid_prompts: Prompts of the image grid.
+        seed: Of the bootstrap and of the grid's choice.
+        train_seeds: Seeds of the training runs.
+        image_seed: Of the evaluation images' noise.
+        parameters: All parameters as YAML, to show.
+    """
+
+    title: str
+    preset: str
+    variants: tuple[str, ...]
+    plans: Mapping[str, str]
+    other_plans: tuple[str, ...]
+    rewards: Mapping[str, float]
+    scorers: tuple[str, ...]
+    clip_range: float
+    num_steps: int
+    base_steps: int
+    shown_plan: str
+    guided_plan: str | None
+    bootstrap_samples: int
+    grid_prompts: int
+    seed: int
+    train_seeds: tuple[int, ...]
+    image_seed: int
+    parameters: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table and the path it was read from, for messages."""
+
+    path: str
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The tables behind the report.
+
+    Attributes:
+        prompts: Schema prompts.
+        profile: Schema l1_profile.
+        plans: Plan name to schema chunk_plan.
+        metrics: Variant to schema train_metrics.
+        images: Policy (base, then the variants) to schema images; may hold the grid's prompts alone.
+        scores: (policy, scorer) to schema scores.
+        runs: Manifests of the stages that ran, in the order they are shown.
+    """
+
+    prompts: Source
+    profile: Source
+    plans: Mapping[str, Source]
+    metrics: Mapping[str, Source]
+    images: Mapping[str, Source]
+    scores: Mapping[tuple[str, str], Source]
+    runs: Sequence[RunManifest]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of one split that were scored, in the order of the prompts table."""
+
+    ids: tuple[str, ...]
+    categories: tuple[str, ...]
+
+
+class ScoreBook:
+    """Scores by policy, mode, measure and training seed; complete for what is asked, or a DataError.
+
+    Args:
+        scores: (policy, scorer) to a table of schema scores.
+        rewards: Weight of each scorer in the training reward.
+    """
+
+    def __init__(self, scores: Mapping[tuple[str, str], Source], rewards: Mapping[str, float]) -> None:
+        self._rewards = rewards
+        self._paths = {key: source.path for key, source in scores.items()}
+        self._values: dict[tuple[str, str, str], dict[int, dict[Sample, float]]] = {}
+        for (policy, scorer), source in scores.items():
+            self._take(policy, scorer, source.table)
+
+    def _take(self, policy: str, scorer: str, table: pa.Table) -> None:
+        columns = ("policy", "mode", "train_seed", "prompt_id", "sample", "scorer", "metric", "value")
+        data = [table.column(name).to_pylist() for name in columns]
+        for row_policy, mode, seed, prompt_id, sample, row_scorer, metric, value in zip(*data, strict=True):
+            if metric != "score":
+                continue
+            if (row_policy, row_scorer) != (policy, scorer):
+                raise DataError(
+                    f"{self._paths[policy, scorer]}: holds a row of policy {row_policy!r} and scorer "
+                    f"{row_scorer!r}, expected {policy!r} and {scorer!r}; run its score stage again"
+                )
+            self._values.setdefault((policy, mode, scorer), {}).setdefault(seed, {})[prompt_id, sample] = (
+                value
+            )
+
+    def train_seeds(self, policy: str, mode: str, measure: str) -> tuple[int, ...]:
+        """Training seeds of a policy, ascending; (-1,) for the base."""
+        return tuple(sorted(self._seeds(policy, mode, self._scorers(measure)[0])))
+
+    def values(self, policy: str, mode: str, measure: str, prompt_ids: Sequence[str]) -> NDArray[np.float64]:
+        """Means over the samples of each prompt, [R, P].
+
+        Args:
+            policy: "base" or a variant.
+            mode: base, tuned or hybrid.
+            measure: A scorer, or `REWARD`.
+            prompt_ids: P prompts.
+
+        Raises:
+            DataError: a scorer, a mode, a training seed, or a prompt or sample that the base has is missing.
+        """
+        scorers = self._scorers(measure)
+        seeds = self.train_seeds(policy, mode, measure)
+        total = np.zeros((len(seeds), len(prompt_ids)))
+        for scorer in scorers:
+            weight = self._rewards[scorer] if measure == REWARD else 1.0
+            expected = self._samples(scorer, prompt_ids)
+            by_seed = self._seeds(policy, mode, scorer)
+            for row, seed in enumerate(seeds):
+                found = self._of_seed(by_seed, policy, mode, scorer, seed)
+                for column, prompt_id in enumerate(prompt_ids):
+                    drawn = [
+                        self._one(found, (policy, mode, scorer, seed), (prompt_id, sample))
+                        for sample in expected[prompt_id]
+                    ]
+                    total[row, column] += weight * float(np.mean(drawn))
+        return total
+
+    def one(self, policy: str, mode: str, scorer: str, seed: int, sample: Sample) -> float:
+        """The score of one image."""
+        found = self._of_seed(self._seeds(policy, mode, scorer), policy, mode, scorer, seed)
+        return self._one(found, (policy, mode, scorer, seed), sample)
+
+    def prompt_set(self, prompts: Source, split: str) -> PromptSet | None:
+        """The prompts of a split, or None where no image of the base for any of them was scored.
+
+        Raises:
+            DataError: the split has prompts and only some were scored for the base (named in the message).
+        """
+        table = prompts.table
+        columns = (table.column(name).to_pylist() for name in ("prompt_id", "split", "category"))
+        chosen = [(i, category) for i, s, category in zip(*columns, strict=True) if s == split]
+        scorer = next(scorer for policy, scorer in self._paths if policy == BASE)
+        by_seed = self._seeds(BASE, BASE, scorer)
+        scored = {prompt_id for found in by_seed.values() for prompt_id, _ in found}
+        if not scored.intersection(prompt_id for prompt_id, _ in chosen):
+            return None
+        for prompt_id, _ in chosen:
+            if prompt_id not in scored:
+                raise self._missing((BASE, BASE, scorer, -1), f"prompt_id={prompt_id} (split {split})")
+        return PromptSet(tuple(i for i, _ in chosen), tuple(category for _, category in chosen))
+
+    def _scorers(self, measure: str) -> tuple[str, ...]:
+        return tuple(self._rewards) if measure == REWARD else (measure,)
+
+    def _seeds(self, policy: str, mode: str, scorer: str) -> dict[int, dict[Sample, float]]:
+        if (policy, scorer) not in self._paths:
+            raise DataError(
+                f"no scores of policy {policy!r} by scorer {scorer!r}, which the report needs; "
+                "add the scorer to `scorers` in params.yaml and score again"
+            )
+        found = self._values.get((policy, mode, scorer))
+        if found is None:
+            raise self._missing((policy, mode, scorer, None), "any prompt")
+        return found
+
+    def _of_seed(
+        self, by_seed: dict[int, dict[Sample, float]], policy: str, mode: str, scorer: str, seed: int
+    ) -> dict[Sample, float]:
+        if seed not in by_seed:
+            raise self._missing((policy, mode, scorer, seed), "any prompt")
+        return by_seed[seed]
+
+    def _one(self, found: dict[Sample, float], key: tuple[str, str, str, int], sample: Sample) -> float:
+        if sample not in found:
+            raise self._missing(key, f"prompt_id={sample[0]} sample={sample[1]}")
+        return found[sample]
+
+    def _samples(self, scorer: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
+        """The samples that the base has of each prompt: what every policy is paired with."""
+        samples: dict[str, list[int]] = {}
+        for found in self._seeds(BASE, BASE, scorer).values():
+            for prompt_id, sample in sorted(found):
+                samples.setdefault(prompt_id, []).append(sample)
+        for prompt_id in prompt_ids:
+            if prompt_id not in samples:
+                raise self._missing((BASE, BASE, scorer, -1), f"prompt_id={prompt_id}")
+        return samples
+
+    def _missing(self, key: tuple[str, str, str, int | None], what: str) -> DataError:
+        policy, mode, scorer, seed = key
+        seed_text = "" if seed is None else f" train_seed={seed}"
+        return DataError(
+            f"{self._paths[policy, scorer]}: no row with metric=score for policy={policy} mode={mode}"
+            f"{seed_text} {what}; every policy must be scored on the same prompts and samples as the base: "
+            "run its generate and score stages again"
+        )

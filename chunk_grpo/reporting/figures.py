@@ -1,0 +1,125 @@
+"""Figures as bytes: one drawing gives an SVG for the page and a PNG for the Markdown.
+
+The SVG's colours are CSS variables. Equal drawings give equal bytes: a fixed salt for the ids, no date.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from chunk_grpo.reporting.palette import GRID, INK, MUTED, ROLES
+
+Draw = Callable[[Axes], None]
+"""Draws one panel."""
+
+PNG_DPI = 200
+# matplotlib types the keys as a Literal of all its parameters, which differs between its versions.
+STYLE: dict[Any, object] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same everywhere
+    "font.size": 9.0,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.0,
+    "axes.titlepad": 8.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.formatter.limits": (-3, 4),
+    "axes.formatter.use_mathtext": True,
+    "axes.unicode_minus": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "chunk-grpo",
+    "mathtext.default": "regular",
+}
+PAGE_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+def svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
+    """An inline SVG of one panel for the page.
+
+    Args:
+        draw: Draws the panel.
+        name: Unique in the page; prefixes all ids.
+        label: What the figure shows, for those who cannot see it.
+        size: Width and height in inches, 72 CSS pixels each.
+    """
+    out = io.StringIO()
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.add_subplot())
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _for_the_page(out.getvalue(), name, label)
+
+
+def png(draws: Sequence[Draw], panel_size: tuple[float, float], legend: Draw | None = None) -> bytes:
+    """A PNG of panels side by side, at twice the size of the screen.
+
+    Args:
+        draws: Draws each panel.
+        panel_size: Width and height of a panel in inches.
+        legend: Draws the legend into a strip above the panels.
+    """
+    out = io.BytesIO()
+    width, height = panel_size
+    strip = 0.35 if legend else 0.0
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width * len(draws), height + strip), layout="constrained", facecolor="white")
+        grid = figure.add_gridspec(
+            2 if legend else 1, len(draws), height_ratios=[strip, height] if legend else None
+        )
+        if legend:
+            top = figure.add_subplot(grid[0, :])
+            top.set_axis_off()
+            legend(top)
+        for column, draw in enumerate(draws):
+            draw(figure.add_subplot(grid[-1, column]))
+        figure.savefig(out, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return out.getvalue()
+
+
+def _for_the_page(text: str, name: str, label: str) -> str:
+    """Drop the XML head, make ids unique, set the label, and let CSS choose colours and fonts."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", PAGE_FONTS, text)
+    for colour, variable in ROLES.items():
+        text = text.replace(colour, f"var({variable})")
+    head = re.match(r"<svg[^>]*>", text)
+    if head is None:
+        raise ValueError("matplotlib wrote no <svg> element")
+    box = re.search(r'viewBox="[^"]*"', head.group())
+    if box is None:
+        raise ValueError("matplotlib wrote an <svg> without a viewBox")
+    xmlns = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return (
+        f'<svg {xmlns} {box.group()} role="img" aria-label="{_escape(label)}">' + text[head.end() :].strip()
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

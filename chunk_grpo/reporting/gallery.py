@@ -1,0 +1,196 @@
+"""The image grid: the same prompts and seeds for the base and every variant.
+
+Prompts are drawn without looking at any score, the same number from each category as far as they go.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+from PIL import Image, ImageDraw, ImageFont
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.reporting.comparisons import number
+from chunk_grpo.reporting.evidence import BASE, MODES, PromptSet, ScoreBook, Source
+
+TINY = 128
+"""Pixels; images up to this size are shown enlarged with sharp pixels, larger ones as thumbnails."""
+
+THUMBNAIL = 384
+TILE = 144
+HEADER, LABEL, GAP = 44, 26, 8
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the grid: a policy in a mode."""
+
+    policy: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image of the grid.
+
+    Attributes:
+        image: Decoded, RGB, a thumbnail where the original is large.
+        uri: The same as a data: URI.
+        pixelated: Whether it is so small that its pixels are shown as they are.
+        alt: What it is, for those who cannot see it.
+        scores: (label, value) of each scorer.
+    """
+
+    image: Image.Image
+    uri: str
+    pixelated: bool
+    alt: str
+    scores: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """One prompt with its images, one for each column."""
+
+    prompt: str
+    seed: int
+    pictures: tuple[Picture, ...]
+
+
+def grid_columns(variants: Sequence[str]) -> tuple[Column, ...]:
+    """base, then each variant tuned and hybrid."""
+    return (Column(BASE, BASE), *(Column(v, mode) for v in variants for mode in MODES))
+
+
+def choose_prompts(prompts: PromptSet, count: int, seed: int) -> tuple[str, ...]:
+    """Prompts of the grid: categories take turns, the order within a category is drawn from the seed.
+
+    Args:
+        prompts: What to choose from.
+        count: How many at the most.
+        seed: Of the draw.
+    """
+    generator = np.random.default_rng(seed)
+    order = [prompts.ids[i] for i in generator.permutation(len(prompts.ids))]
+    category = dict(zip(prompts.ids, prompts.categories, strict=True))
+    queues = {c: [i for i in order if category[i] == c] for c in dict.fromkeys(prompts.categories)}
+    chosen: list[str] = []
+    while len(chosen) < min(count, len(order)):
+        chosen += [queue.pop(0) for queue in queues.values() if queue]
+    return tuple(chosen[:count])
+
+
+def grid_rows(
+    chosen: Sequence[str],
+    columns: Sequence[Column],
+    images: Mapping[str, Source],
+    texts: Mapping[str, str],
+    book: ScoreBook,
+    scorers: Sequence[str],
+) -> list[GridRow]:
+    """The grid's images with their scores: of each policy the lowest training seed, of each prompt sample 0.
+
+    Raises:
+        DataError: an image is missing, cannot be decoded, or was made from another seed than the base's.
+    """
+    labels = short_labels(scorers)
+    rows = []
+    for prompt_id in chosen:
+        found = [(column, _first_image(images[column.policy], column, prompt_id)) for column in columns]
+        pictures = []
+        for column, record in found:
+            path = images[column.policy].path
+            if record.seed != found[0][1].seed:
+                raise DataError(
+                    f"{path}: prompt_id={prompt_id} sample={record.sample} has seed {record.seed}, the base "
+                    f"has {found[0][1].seed}; images are paired by seed: run the generate stages again"
+                )
+            sample = (prompt_id, record.sample)
+            values = [book.one(column.policy, column.mode, s, record.train_seed, sample) for s in scorers]
+            scores = tuple(zip(labels, (number(value, 2) for value in values), strict=True))
+            mode = "" if column.mode == BASE else f", {column.mode}"
+            pictures.append(_picture(record.data, path, f"{texts[prompt_id]}: {column.policy}{mode}", scores))
+        rows.append(GridRow(texts[prompt_id], found[0][1].seed, tuple(pictures)))
+    return rows
+
+
+def short_labels(scorers: Sequence[str]) -> tuple[str, ...]:
+    """Scorer names without the word before the first hyphen where all share it (shapes-exact: exact)."""
+    heads = {name.split("-", 1)[0] for name in scorers}
+    if len(heads) == 1 and all("-" in name for name in scorers):
+        return tuple(name.split("-", 1)[1] for name in scorers)
+    return tuple(scorers)
+
+
+def grid_png(rows: Sequence[GridRow], columns: Sequence[Column]) -> bytes:
+    """The grid as one picture for the Markdown, at twice the size of the screen."""
+    width = GAP + len(columns) * (TILE + GAP)
+    height = HEADER + len(rows) * (LABEL + TILE + GAP)
+    canvas = Image.new("RGB", (2 * width, 2 * height), "white")
+    pen = ImageDraw.Draw(canvas)
+    font, small = ImageFont.load_default(size=26), ImageFont.load_default(size=24)
+    for place, column in enumerate(columns):
+        left = 2 * (GAP + place * (TILE + GAP))
+        pen.text((left, 10), column.policy, fill="#1b1f24", font=font)
+        pen.text((left, 44), "" if column.mode == BASE else column.mode, fill="#69707a", font=small)
+    for index, row in enumerate(rows):
+        top = 2 * (HEADER + index * (LABEL + TILE + GAP))
+        pen.text((2 * GAP, top + 12), row.prompt, fill="#1b1f24", font=small)
+        for place, picture in enumerate(row.pictures):
+            how = Image.Resampling.NEAREST if picture.pixelated else Image.Resampling.LANCZOS
+            tile = picture.image.resize((2 * TILE, 2 * TILE), how)
+            canvas.paste(tile, (2 * (GAP + place * (TILE + GAP)), top + 2 * LABEL))
+    out = io.BytesIO()
+    canvas.save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One row of schema images, as far as it is needed."""
+
+    train_seed: int
+    sample: int
+    seed: int
+    data: bytes
+
+
+def _first_image(source: Source, column: Column, prompt_id: str) -> _Record:
+    """The row of the lowest training seed and sample."""
+    table = source.table
+    wanted = pc.and_(
+        pc.and_(pc.equal(table["policy"], column.policy), pc.equal(table["mode"], column.mode)),
+        pc.equal(table["prompt_id"], prompt_id),
+    )
+    found = table.filter(wanted).sort_by([("train_seed", "ascending"), ("sample", "ascending")])
+    if found.num_rows == 0:
+        raise DataError(
+            f"{source.path}: no image with policy={column.policy} mode={column.mode} prompt_id={prompt_id}; "
+            "run the generate stage of this policy again"
+        )
+    row = found.slice(0, 1).to_pylist()[0]
+    return _Record(row["train_seed"], row["sample"], row["seed"], row["image"]["bytes"])
+
+
+def _picture(data: bytes, path: str, alt: str, scores: tuple[tuple[str, str], ...]) -> Picture:
+    try:
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+    except OSError as error:  # Pillow's UnidentifiedImageError is one
+        raise DataError(
+            f"{path}: image bytes of {alt!r} cannot be decoded ({error}); generate it again"
+        ) from error
+    out = io.BytesIO()
+    tiny = max(image.size) <= TINY
+    if tiny:
+        image.save(out, "PNG", optimize=True)
+    else:
+        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+        image.save(out, "JPEG", quality=86)
+    kind = "png" if tiny else "jpeg"
+    uri = f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
+    return Picture(image, uri, tiny, alt, scores)

@@ -1,0 +1,228 @@
+"""The files of the report: page, Markdown with pictures, summary for `dvc metrics`, CSVs for `dvc plots`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jinja2
+
+from chunk_grpo.reporting import figures, palette, paper, plots, tables
+from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
+from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
+from chunk_grpo.reporting.figures import Draw
+from chunk_grpo.reporting.gallery import grid_png
+from chunk_grpo.reporting.series import Curve, csv_text, curve_rows
+from chunk_grpo.reporting.statistics import Interval
+
+WIDE, NARROW = (10.4, 3.7), (5.0, 3.5)
+HALF, THIRD = (4.8, 2.9), (3.7, 2.6)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the page.
+
+    Attributes:
+        name: Unique in the page.
+        draw: Draws it.
+        label: What it shows, in words.
+    """
+
+    name: str
+    draw: Draw
+    label: str
+
+
+def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:
+    """All files of the report, by path below its folder; equal inputs give equal bytes.
+
+    Raises:
+        DataError: something that the report needs is missing; the message names file and key.
+    """
+    content = collect(evidence, settings)
+    differences, rewards, training = (
+        difference_panels(content),
+        reward_panels(content),
+        training_panels(content),
+    )
+    legend = partial(plots.draw_legend, variants=settings.variants)
+    profile = profile_draw(content)
+    pictures = {
+        "differences.png": figures.png([p.draw for p in differences[:2]], HALF),
+        "grid.png": grid_png(content.grid, content.grid_columns),
+        "profile.png": figures.png([profile], WIDE),
+        "curves.png": figures.png([p.draw for p in rewards], HALF, legend),
+        "training.png": figures.png([p.draw for p in training], THIRD, legend),
+    }
+    svgs = {
+        "differences": _svgs(differences, HALF),
+        "rewards": _svgs(rewards, HALF),
+        "training": _svgs(training, THIRD),
+        "profile_wide": figures.svg(profile, "profile-wide", PROFILE_LABEL, WIDE),
+        "profile_narrow": figures.svg(profile, "profile-narrow", PROFILE_LABEL, NARROW),
+    }
+    texts = {
+        "index.html": render("index.html.j2", content, svgs),
+        "report.md": render("report.md.j2", content, {}),
+        "summary.json": json.dumps(summary(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n",
+        **plot_files(content),
+    }
+    return pictures | {name: text.encode() for name, text in texts.items()}
+
+
+PROFILE_LABEL = (
+    "Line chart of the relative L1 distance between consecutive steps, for the SDE and the ODE sampler, over "
+    "the shaded chunks of the plan in use."
+)
+
+
+def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
+    """One of the templates in templates/, which ship with the package."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("chunk_grpo.reporting"),
+        autoescape=jinja2.select_autoescape(["html.j2"], default=False),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["markdown"] = tables.to_markdown
+    environment.filters["paper"] = tables.paper_table
+    environment.filters["duration"] = tables.duration
+    variants = content.settings.variants
+    return environment.get_template(template).render(
+        c=content,
+        s=content.settings,
+        svgs=svgs,
+        paper=paper,
+        colours={v: f"var(--variant-{palette.variant_index(variants, v)})" for v in variants},
+        light=palette.VARIANT_COLOURS,
+        dark=palette.VARIANT_COLOURS_DARK,
+        reward=" + ".join(f"{weight:g} × {scorer}" for scorer, weight in content.settings.rewards.items()),
+    )
+
+
+def profile_draw(content: Content) -> Draw:
+    """The profile with its chunks."""
+    p = content.profile
+    return partial(plots.draw_profile, sde=p.sde, ode=p.ode, shown=p.shown, guided=p.guided)
+
+
+def difference_panels(content: Content) -> list[Panel]:
+    """Differences to the base: the training reward first, then each scorer."""
+    variants = content.settings.variants
+    panels = []
+    for index, measure in enumerate((REWARD, *content.settings.scorers)):
+        rows = [c for c in content.comparisons if c.measure == measure]
+        draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{measure}, less base")
+        label = f"Differences to the base on {measure}, with 95 % intervals; the table below has the numbers."
+        panels.append(Panel(f"difference-{index}", draw, label))
+    return panels
+
+
+def reward_panels(content: Content) -> list[Panel]:
+    """Reward by iteration."""
+    variants = content.settings.variants
+    return [
+        Panel(
+            metric,
+            partial(plots.draw_curves, curves=content.rewards[metric], variants=variants, title=title),
+            f"Line chart by iteration: {title}; one line a variant.",
+        )
+        for metric, title in REWARD_METRICS.items()
+    ]
+
+
+def training_panels(content: Content) -> list[Panel]:
+    """Small multiples: ratios, clipping, gradient."""
+    variants, clip = content.settings.variants, content.settings.clip_range
+    wanted = (
+        ("max_ratio_distance", "largest |ratio − 1|", clip),
+        ("clip_fraction", "share of clipped terms", None),
+        ("grad_norm", "gradient norm before clipping", None),
+    )
+    return [
+        Panel(
+            name,
+            partial(
+                plots.draw_curves, curves=content.training[name], variants=variants, title=title, limit=limit
+            ),
+            f"Line chart by iteration: {title}; one line a variant.",
+        )
+        for name, title, limit in wanted
+    ]
+
+
+def summary(content: Content) -> dict[str, object]:
+    """Nested numbers for `dvc metrics`: base, then variant, mode, measure."""
+    reach = content.comparisons[0].difference
+    found: dict[str, object] = {
+        "prompts": reach.num_prompts,
+        "train_seeds": reach.num_seeds,
+        "base": {_key(m): _rounded(interval.mean) for m, interval in content.base.items()},
+    }
+    for variant in content.settings.variants:
+        modes: dict[str, dict[str, object]] = {mode: {} for mode in MODES}
+        for c in content.comparisons:
+            if c.variant == variant:
+                modes[c.mode][_key(c.measure)] = {"mean": _rounded(c.mean), **_interval(c.difference)}
+        for (overall_variant, mode, scorer), interval in content.overall.items():
+            if overall_variant == variant:
+                modes[mode][f"{scorer}_overall"] = _interval(interval)
+        found[variant] = modes
+    return found
+
+
+def plot_files(content: Content) -> dict[str, str]:
+    """CSVs below plots/."""
+    band = ("mean", "low", "high")
+    profile = content.profile
+    levels = profile.noise_levels
+    l1 = [
+        (sampler, row[1], levels[int(curve.x[i])], *row[2:])
+        for sampler, curve in (("sde", profile.sde), ("ode", profile.ode))
+        for i, row in enumerate(curve_rows((sampler,), curve))
+    ]
+    by_iteration = ("variant", "metric", "iteration", *band)
+    return {
+        "plots/l1_profile.csv": csv_text(("sampler", "step", "t", *band), l1),
+        "plots/reward_curves.csv": csv_text(by_iteration, _rows(content.rewards)),
+        "plots/training.csv": csv_text(by_iteration, _rows(content.training)),
+        "plots/differences.csv": csv_text(
+            ("variant", "mode", "measure", "mean", "difference", "low", "high"),
+            tables.flat_differences(content.comparisons),
+        ),
+    }
+
+
+def _rows(curves: dict[str, dict[str, Curve]]) -> list[tuple[object, ...]]:
+    return [
+        row
+        for metric, by_variant in curves.items()
+        for variant, curve in by_variant.items()
+        for row in curve_rows((variant, metric), curve)
+    ]
+
+
+def _svgs(panels: Sequence[Panel], size: tuple[float, float]) -> list[str]:
+    return [figures.svg(panel.draw, panel.name, panel.label, size) for panel in panels]
+
+
+def _key(measure: str) -> str:
+    return measure.replace(" ", "_")
+
+
+def _interval(interval: Interval) -> dict[str, object]:
+    return {
+        "difference": _rounded(interval.mean),
+        "low": _rounded(interval.low),
+        "high": _rounded(interval.high),
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 6)

@@ -1,0 +1,137 @@
+"""The report's panels: each function draws one idea into one pair of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from chunk_grpo.reporting.comparisons import Comparison
+from chunk_grpo.reporting.palette import (
+    BASE_COLOUR,
+    INK,
+    MUTED,
+    PAPER,
+    SHADE_EVEN,
+    SHADE_ODD,
+    variant_colour,
+)
+from chunk_grpo.reporting.series import Chunk, Curve
+
+SDE_COLOUR = INK
+ODE_COLOUR = BASE_COLOUR
+BAND_ALPHA = 0.16
+
+
+def draw_profile(
+    axes: Axes, sde: Curve, ode: Curve, shown: Sequence[Chunk], guided: Sequence[Chunk] | None
+) -> None:
+    """The relative L1 distance per step (the paper's Fig. 3) over the shaded chunks of the plan in use.
+
+    Args:
+        axes: Where to draw.
+        sde: Curve of the sampler that trains.
+        ode: Curve of the deterministic sampler.
+        shown: Chunks of the plan in use.
+        guided: Chunks of the plan from the profile, as ticks under the curves.
+    """
+    top = 1.16 * max(sde.high.max(), ode.high.max())
+    bottom = -0.09 * top if guided else 0.0
+    for index, chunk in enumerate(shown):
+        left, right = chunk.first_step - 0.5, chunk.first_step + chunk.num_steps - 0.5
+        axes.axvspan(left, right, color=SHADE_EVEN if index % 2 else SHADE_ODD, linewidth=0, zorder=0)
+        middle = (left + right) / 2
+        axes.text(middle, 0.955 * top, f"{index}", ha="center", va="center", color=MUTED, fontsize=9)
+    for curve, colour, style, name in ((sde, SDE_COLOUR, "-", "SDE"), (ode, ODE_COLOUR, (0, (4, 2)), "ODE")):
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=BAND_ALPHA, linewidth=0)
+        axes.plot(curve.x, curve.mean, color=colour, linestyle=style, marker="o", markersize=3.2)
+        axes.annotate(
+            name, (float(curve.x[-1]), float(curve.mean[-1])), (7, 0), textcoords="offset points",
+            va="center", color=colour, fontsize=9, fontweight="bold",
+        )  # fmt: skip
+    if guided:
+        _draw_ticks(axes, guided, bottom)
+    axes.set_xlim(-0.5, float(max(sde.x[-1], ode.x[-1])) + 1.2)
+    axes.set_ylim(bottom, top)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top])
+    axes.set_xlabel("step, from noise to image")
+    axes.set_title("relative L1 distance between steps, Eq. (15)")
+
+
+def _draw_ticks(axes: Axes, guided: Sequence[Chunk], bottom: float) -> None:
+    """Boundaries of the guided plan on a line under the curves."""
+    last = guided[-1]
+    edges = [chunk.first_step - 0.5 for chunk in guided] + [last.first_step + last.num_steps - 0.5]
+    axes.hlines(bottom / 2, edges[0], edges[-1], color=MUTED, linewidth=1)
+    axes.vlines(edges, bottom * 0.8, bottom * 0.2, color=MUTED, linewidth=1.6)
+    axes.annotate(
+        "guided",
+        (edges[-1], bottom / 2),
+        (6, 0),
+        textcoords="offset points",
+        va="center",
+        color=MUTED,
+        fontsize=8,
+    )
+
+
+def draw_curves(
+    axes: Axes, curves: Mapping[str, Curve], variants: Sequence[str], title: str, limit: float | None = None
+) -> None:
+    """A training metric by iteration: one line a variant with its band over the training seeds.
+
+    Args:
+        axes: Where to draw.
+        curves: Variant to curve.
+        variants: All variants in their order, for the colours.
+        title: What is drawn.
+        limit: A horizontal line to compare with.
+    """
+    for variant, curve in curves.items():
+        colour = variant_colour(variants, variant)
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=BAND_ALPHA, linewidth=0)
+        few = len(curve.x) <= 12
+        axes.plot(curve.x, curve.mean, color=colour, marker="o" if few else "", markersize=3.2)
+    if limit is not None:
+        axes.axhline(limit, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.set_xlabel("iteration")
+    axes.set_title(title)
+    axes.margins(x=0.02)
+
+
+def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[str], title: str) -> None:
+    """Differences to the base with their intervals: filled for tuned, hollow for hybrid; dots are seeds."""
+    for place, row in enumerate(rows):
+        colour = variant_colour(variants, row.variant)
+        interval = row.difference
+        if interval.verdict != "unknown":
+            axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2.4)
+        if len(row.per_seed) > 1:
+            axes.plot(
+                row.per_seed, [place + 0.27] * len(row.per_seed), ".", color=colour, markersize=4, alpha=0.65
+            )
+        hollow = row.mode == "hybrid"
+        axes.plot(
+            [interval.mean], [place], "o", markersize=7, color=colour, markeredgewidth=1.8,
+            markerfacecolor=PAPER if hollow else colour,
+        )  # fmt: skip
+    axes.axvline(0, color=MUTED, linewidth=1.2)
+    axes.set_yticks(range(len(rows)), [f"{row.variant}, {row.mode}" for row in rows])
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.margins(x=0.06)
+    axes.set_title(title)
+
+
+def draw_legend(axes: Axes, variants: Sequence[str]) -> None:
+    """The variants' colours, for the figures of the Markdown; the page has its own."""
+    handles = [Line2D([], [], color=variant_colour(variants, v), linewidth=3, label=v) for v in variants]
+    axes.legend(handles=handles, loc="center left", ncols=len(handles), borderaxespad=0)

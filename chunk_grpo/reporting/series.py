@@ -1,0 +1,138 @@
+"""Curves of the report: what the plots draw and what plots/*.csv hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.reporting.evidence import Source
+
+SPREAD = (5.0, 95.0)
+"""Percentiles over prompts that the profile's band shows."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line with a band.
+
+    Attributes:
+        x: [N], ascending: steps or iterations.
+        mean: [N].
+        low: [N], lower edge of the band.
+        high: [N], upper edge.
+    """
+
+    x: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk of a plan: its steps, its mean relative L1 distance and its weight of Eq. (16)."""
+
+    first_step: int
+    num_steps: int
+    mean_l1: float
+    weight: float
+
+
+def profile_curve(source: Source, sampler: str) -> Curve:
+    """Relative L1 distance per step, Eq. (15): mean over prompts, band of the prompts' `SPREAD` percentiles.
+
+    Args:
+        source: Schema l1_profile.
+        sampler: sde or ode.
+
+    Raises:
+        DataError: the sampler is missing.
+    """
+    columns = (source.table.column(name).to_pylist() for name in ("sampler", "prompt_id", "step", "l1_rel"))
+    by_step: dict[int, dict[str, list[float]]] = {}
+    for row_sampler, prompt_id, step, value in zip(*columns, strict=True):
+        if row_sampler == sampler:
+            by_step.setdefault(step, {}).setdefault(prompt_id, []).append(value)
+    if not by_step:
+        raise DataError(f"{source.path}: no row with sampler={sampler}; run the stage profile_l1 again")
+    steps = sorted(by_step)
+    prompt_means = [np.array([np.mean(seeds) for seeds in by_step[step].values()]) for step in steps]
+    low, high = np.array([np.percentile(means, SPREAD) for means in prompt_means]).T
+    return Curve(np.array(steps), np.array([means.mean() for means in prompt_means]), low, high)
+
+
+def noise_levels(source: Source) -> dict[int, float]:
+    """Noise level t before each step, by step."""
+    columns = (source.table.column(name).to_pylist() for name in ("step", "t"))
+    return dict(sorted(zip(*columns, strict=True)))
+
+
+def chunks_of(source: Source) -> tuple[Chunk, ...]:
+    """The chunks of a plan, from noise to image (schema chunk_plan)."""
+    names = ("first_step", "num_steps", "mean_l1", "weight")
+    rows = zip(*(source.table.column(name).to_pylist() for name in names), strict=True)
+    return tuple(Chunk(*row) for row in sorted(rows))
+
+
+def metric_curve(source: Source, metric: str) -> Curve:
+    """A training metric by iteration: mean over the training seeds, band from the lowest to the highest seed.
+
+    Args:
+        source: Schema train_metrics of one variant.
+        metric: Its name.
+
+    Raises:
+        DataError: the metric is missing.
+    """
+    columns = (source.table.column(name).to_pylist() for name in ("iteration", "metric", "value"))
+    by_iteration: dict[int, list[float]] = {}
+    for iteration, row_metric, value in zip(*columns, strict=True):
+        if row_metric == metric:
+            by_iteration.setdefault(iteration, []).append(value)
+    if not by_iteration:
+        raise DataError(
+            f"{source.path}: no row with metric={metric}; run the train stage of this variant again"
+        )
+    iterations = sorted(by_iteration)
+    values = [np.array(by_iteration[i]) for i in iterations]
+    return Curve(
+        np.array(iterations),
+        np.array([v.mean() for v in values]),
+        np.array([v.min() for v in values]),
+        np.array([v.max() for v in values]),
+    )
+
+
+def ratio_curve(source: Source) -> Curve:
+    """Largest distance of an importance ratio from 1, by iteration, from ratio_min and ratio_max."""
+    low, high = metric_curve(source, "ratio_min"), metric_curve(source, "ratio_max")
+    return Curve(
+        high.x,
+        np.maximum(1 - low.mean, high.mean - 1),
+        np.maximum(1 - low.high, high.low - 1),
+        np.maximum(1 - low.low, high.high - 1),
+    )
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A small CSV for `dvc plots`; floats with 6 significant digits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row])
+    return out.getvalue()
+
+
+def curve_rows(names: Sequence[object], curve: Curve) -> list[tuple[object, ...]]:
+    """Rows (names..., x, mean, low, high) of a curve."""
+    return [
+        (*names, int(x), float(mean), float(low), float(high))
+        for x, mean, low, high in zip(curve.x, curve.mean, curve.low, curve.high, strict=True)
+    ]

@@ -1,0 +1,156 @@
+"""Paired intervals over training seeds and prompts.
+
+The unit is the prompt, the pairing is by (prompt, sample seed), and both the prompts and the training seeds
+are drawn again, crossed: a training seed is drawn with all its prompts and a prompt with all its training
+seeds (the "pigeonhole" bootstrap of A. Owen, Annals of Applied Statistics 1, 2007). Own code, since
+`scipy.stats.bootstrap` draws along one axis of each sample: two crossed axes need index arrays as data,
+strata are not offered, and a single training seed is refused.
+
+Percentiles of such a bootstrap are too narrow with the two to five training seeds one can afford: three seeds
+whose own scatter dominates cover 77 % at a nominal 95 %. So the bootstrap gives the standard error (drawing
+n - 1 of n, which makes its square unbiased) and Student's t the factor, with Satterthwaite's degrees of
+freedom. Coverage is then 93 to 99 % in the same simulations (tests/reporting/test_statistics.py repeats
+two).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+LEVEL = 0.95
+Verdict = Literal["above", "below", "none", "unknown"]
+
+METHOD = (
+    "Each image of a tuned policy is paired with the image of the base model for the same prompt and the "
+    "same sample seed; differences are averaged over the samples of a prompt, so that the prompt is the "
+    "unit. The mean is over prompts and training seeds. Its standard error comes from {draws:,} bootstrap "
+    "draws that resample prompts and training seeds at once (crossed, n − 1 of n each, with replacement; "
+    "within categories where categories are averaged; prompts alone when there is one training seed). The "
+    "95 % interval is the mean ± t × standard error, t from Student’s distribution with Satterthwaite’s "
+    "degrees of freedom, so that few training seeds give a wide interval. Each interval stands for "
+    "itself: no correction for looking at several."
+)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % interval.
+
+    Attributes:
+        mean: The estimate.
+        low: Lower end; NaN where the data cannot tell (fewer than two prompts in a stratum).
+        high: Upper end, likewise.
+        standard_error: Of the mean, by the bootstrap.
+        degrees_of_freedom: Of Student's t; infinite where nothing varies.
+        num_seeds: Training seeds.
+        num_prompts: Prompts.
+    """
+
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+    degrees_of_freedom: float
+    num_seeds: int
+    num_prompts: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which side of zero the whole interval lies on; "none" where it includes zero."""
+        if math.isnan(self.low):
+            return "unknown"
+        if self.low > 0:
+            return "above"
+        return "below" if self.high < 0 else "none"
+
+
+def crossed_interval(
+    values: NDArray[np.float64],
+    num_draws: int,
+    generator: np.random.Generator,
+    strata: Sequence[str] | None = None,
+) -> Interval:
+    """Mean over training seeds and prompts, with its 95 % interval.
+
+    Args:
+        values: [R, P], one row a training seed, one column a prompt; finite. R = 1 where nothing was trained.
+        num_draws: Bootstrap draws, at least 2.
+        generator: Source of the draws; equal states give equal intervals.
+        strata: [P] names; the mean is then the unweighted mean of the strata's means (GenEval's overall), and
+            prompts are drawn within their stratum. None: one stratum.
+
+    Raises:
+        ValueError: the shape, a value that is not finite, too few draws, or strata of another length.
+    """
+    R, P = _check(values, num_draws, strata)
+    columns = _columns_by_stratum(P, strata)
+    seed_weights = _draw_weights(R, num_draws, generator) if R > 1 else np.ones((num_draws, 1))
+    prompt_weights = np.empty((num_draws, P))
+    for indices in columns:
+        prompt_weights[:, indices] = _draw_weights(len(indices), num_draws, generator) / len(columns)
+    mean = float(np.mean([values[:, indices].mean() for indices in columns]))
+    if min(len(indices) for indices in columns) < 2:
+        return Interval(mean, math.nan, math.nan, math.nan, math.nan, R, P)
+    draws = ((seed_weights @ values) * prompt_weights).sum(axis=1)
+    standard_error = float(draws.std(ddof=1))
+    freedom = degrees_of_freedom(values, columns)
+    scale = float(np.abs(values).max())
+    if standard_error <= 1e-12 * scale:  # nothing varies but the last digits of the sums
+        return Interval(mean, mean, mean, 0.0, freedom, R, P)
+    half_width = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * standard_error
+    return Interval(mean, mean - half_width, mean + half_width, standard_error, freedom, R, P)
+
+
+def degrees_of_freedom(values: NDArray[np.float64], columns: Sequence[NDArray[np.intp]]) -> float:
+    """Satterthwaite's degrees of freedom of the mean over seeds and prompts; infinite where nothing varies.
+
+    The variance of the mean has one part from the seeds, s^2(seed means) / R with R - 1 degrees of freedom,
+    and one from the prompts of each stratum, s^2(prompt means) / P_c with P_c - 1 (each weighted by its
+    share squared).
+
+    Args:
+        values: [R, P].
+        columns: For each stratum its column indices, at least two each.
+    """
+    parts: list[tuple[float, int]] = []
+    if values.shape[0] > 1:
+        seed_means = np.mean([values[:, indices].mean(axis=1) for indices in columns], axis=0)
+        parts.append((float(seed_means.var(ddof=1)) / len(seed_means), len(seed_means) - 1))
+    for indices in columns:
+        prompt_means = values[:, indices].mean(axis=0)
+        share = 1 / len(columns)
+        parts.append((share**2 * float(prompt_means.var(ddof=1)) / len(indices), len(indices) - 1))
+    spread = sum(variance**2 / freedom for variance, freedom in parts)
+    return sum(variance for variance, _ in parts) ** 2 / spread if spread > 0 else math.inf
+
+
+def _draw_weights(size: int, num_draws: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """[num_draws, size] weights that sum to 1: size - 1 drawn with replacement, or the single one."""
+    drawn = max(size - 1, 1)
+    return generator.multinomial(drawn, np.full(size, 1 / size), size=num_draws) / drawn
+
+
+def _columns_by_stratum(num_prompts: int, strata: Sequence[str] | None) -> list[NDArray[np.intp]]:
+    if strata is None:
+        return [np.arange(num_prompts)]
+    names = np.asarray(strata)
+    return [np.flatnonzero(names == name) for name in dict.fromkeys(strata)]
+
+
+def _check(values: NDArray[np.float64], num_draws: int, strata: Sequence[str] | None) -> tuple[int, int]:
+    if values.ndim != 2 or values.size == 0:
+        raise ValueError(f"values must be [seeds, prompts] and not empty, got shape {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError("values must be finite")
+    if num_draws < 2:
+        raise ValueError(f"num_draws must be at least 2, got {num_draws}")
+    if strata is not None and len(strata) != values.shape[1]:
+        raise ValueError(f"strata must name {values.shape[1]} prompts, got {len(strata)}")
+    return values.shape[0], values.shape[1]

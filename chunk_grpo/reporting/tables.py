@@ -1,0 +1,213 @@
+"""The report's tables, free of any mark-up; templates turn them into HTML, `to_markdown` into Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chunk_grpo.artifacts import RunManifest
+from chunk_grpo.reporting.comparisons import (
+    Comparison,
+    Comparisons,
+    PairComparison,
+    interval_text,
+    number,
+    signed,
+)
+from chunk_grpo.reporting.evidence import BASE, MODES
+from chunk_grpo.reporting.paper import PaperTable
+from chunk_grpo.reporting.series import Chunk
+from chunk_grpo.reporting.statistics import Interval
+
+GENEVAL_CATEGORIES = {
+    "single_object": "Single object",
+    "two_object": "Two objects",
+    "counting": "Counting",
+    "colors": "Colors",
+    "position": "Position",
+    "color_attr": "Color attribution",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: The value.
+        difference: A difference to the base, on a second line.
+        interval: Its interval, on a third.
+        verdict: Which side of zero the interval lies on; colours the difference. Empty where there is none.
+    """
+
+    text: str
+    difference: str = ""
+    interval: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        head: Its name.
+        cells: One for each value column.
+        variant: Whose colour the row carries, if any.
+        mode: base, tuned or hybrid, where it applies.
+    """
+
+    head: str
+    cells: tuple[Cell, ...]
+    variant: str = ""
+    mode: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: heads of all columns (the first is the rows'), and rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def difference_cell(mean: float, difference: Interval) -> Cell:
+    """A mean, its difference to the base and the interval."""
+    return Cell(number(mean), signed(difference.mean), interval_text(difference), difference.verdict)
+
+
+def policy_table(comparisons: Comparisons, variants: Sequence[str], measures: Sequence[str]) -> Table:
+    """The form of the paper's Table 1: rows base and variants, a column for each measure."""
+    base = tuple(Cell(number(comparisons.base_mean(m).mean)) for m in measures)
+    rows = [Row("base", base, mode=BASE)]
+    for variant in variants:
+        for mode in MODES:
+            found = [comparisons.against_base(variant, mode, m) for m in measures]
+            cells = tuple(difference_cell(c.mean, c.difference) for c in found)
+            rows.append(Row(f"{variant}, {mode}", cells, variant, mode))
+    return Table(("policy", *measures), tuple(rows))
+
+
+def pairs_table(pairs: Sequence[PairComparison]) -> Table:
+    """Variants against each other, tuned, on the training reward."""
+    rows = tuple(
+        Row(
+            f"{p.first} − {p.second}",
+            (
+                Cell(signed(p.difference.mean), verdict=p.difference.verdict),
+                Cell(interval_text(p.difference)),
+            ),
+        )
+        for p in pairs
+    )
+    return Table(("tuned variants", "difference", "95 % interval"), rows)
+
+
+def category_table(comparisons: Comparisons, variants: Sequence[str], scorer: str) -> Table:
+    """GenEval's form: a column for each category, and their unweighted mean with its difference to base."""
+    present = dict.fromkeys(comparisons.prompts.categories)
+    known = [c for c in GENEVAL_CATEGORIES if c in present]
+    categories = known + sorted(c for c in present if c not in GENEVAL_CATEGORIES)
+    rows = [_category_row(comparisons, "base", (BASE, BASE, scorer), categories, None)]
+    for variant in variants:
+        for mode in MODES:
+            difference = comparisons.overall_against_base(variant, mode, scorer)
+            key = (variant, mode, scorer)
+            rows.append(_category_row(comparisons, f"{variant}, {mode}", key, categories, difference))
+    counts = {c: comparisons.prompts.categories.count(c) for c in categories}
+    heads = tuple(f"{GENEVAL_CATEGORIES.get(c, c)} ({counts[c]})" for c in categories)
+    return Table(("policy", *heads, "Overall"), tuple(rows))
+
+
+def _category_row(
+    comparisons: Comparisons,
+    head: str,
+    key: tuple[str, str, str],
+    categories: Sequence[str],
+    difference: Interval | None,
+) -> Row:
+    policy, mode, scorer = key
+    means = comparisons.by_category(policy, mode, scorer, categories)
+    overall = sum(means.values()) / len(means)
+    last = Cell(number(overall)) if difference is None else difference_cell(overall, difference)
+    return Row(
+        head, (*(Cell(number(means[c], 2)) for c in categories), last), "" if mode == BASE else policy, mode
+    )
+
+
+def chunk_table(chunks: Sequence[Chunk]) -> Table:
+    """A plan's chunks with their weights of Eq. (16)."""
+    total = sum(chunk.weight for chunk in chunks)
+    rows = []
+    for index, chunk in enumerate(chunks):
+        last = chunk.first_step + chunk.num_steps - 1
+        steps = f"{chunk.first_step}" if chunk.num_steps == 1 else f"{chunk.first_step}–{last}"
+        cells = (
+            str(chunk.num_steps),
+            steps,
+            number(chunk.mean_l1),
+            number(chunk.weight, 2),
+            f"{chunk.weight / total:.0%}",
+        )
+        rows.append(Row(str(index), tuple(Cell(text) for text in cells)))
+    return Table(
+        ("chunk", "size", "steps", "mean L1", "weight, Eq. (16)", "share of first draw"), tuple(rows)
+    )
+
+
+def paper_table(table: PaperTable) -> Table:
+    """The paper's numbers as printed."""
+    rows = []
+    for model, values in table.rows:
+        texts = (f"{v:.{table.digits}f}" if isinstance(v, float) else v or "–" for v in values)
+        rows.append(Row(model, tuple(Cell(text) for text in texts)))
+    return Table(("model", *table.columns), tuple(rows))
+
+
+def runs_table(runs: Sequence[RunManifest]) -> Table:
+    """Which stage ran when, how long and where."""
+    rows = []
+    for run in runs:
+        machine = run.accelerator or f"{run.cpu} ({run.cpu_count} cores)"
+        started = run.started_at.replace("T", " ")[:16]
+        cells = (
+            duration(run.seconds),
+            started,
+            (run.commit or "–")[:10],
+            f"{run.peak_memory_mib:,.0f} MiB",
+            machine,
+        )
+        rows.append(Row(run.stage, tuple(Cell(text) for text in cells)))
+    return Table(("stage", "time", "started (UTC)", "commit", "peak memory", "machine"), tuple(rows))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 4.2 s, 3 min 05 s, 1 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def to_markdown(table: Table) -> str:
+    """A GitHub-style table; a cell's difference and interval follow its value."""
+    lines = ["| " + " | ".join(table.columns) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
+    for row in table.rows:
+        lines.append("| " + " | ".join([row.head, *(_flat(cell) for cell in row.cells)]) + " |")
+    return "\n".join(lines)
+
+
+def _flat(cell: Cell) -> str:
+    if not cell.difference:
+        return cell.text.replace("|", "\\|")
+    return f"{cell.text}<br>{cell.difference} ({cell.interval})"
+
+
+def flat_differences(found: Sequence[Comparison]) -> list[tuple[object, ...]]:
+    """Rows of plots/differences.csv."""
+    return [
+        (c.variant, c.mode, c.measure, c.mean, c.difference.mean, c.difference.low, c.difference.high)
+        for c in found
+    ]

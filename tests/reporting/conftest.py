@@ -1,0 +1,258 @@
+"""A small, clearly synthetic run on disk, in the schemas of the artifacts. No number here was measured."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image, ImageDraw
+
+from chunk_grpo.artifacts import table_from_rows, write_json, write_table
+
+CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+VARIANTS = ("dance", "chunk", "chunk-ws")
+SCORERS = ("shapes-exact", "shapes-graded", "shapes-vivid")
+SEEDS = (0, 1, 2)
+LIFT = {"dance": 0.10, "chunk": 0.14, "chunk-ws": 0.02}
+COLOURS = {"red": "#d33", "blue": "#36c", "green": "#2a4", "orange": "#e83"}
+SHAPES = ("circle", "square", "triangle", "cross")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where the synthetic run lies."""
+
+    root: Path
+
+    @property
+    def options(self) -> list[str]:
+        """The stage's command line."""
+        at = self.root
+        return [
+            *("--params", str(at / "params.yaml"), "--manifest", str(at / "runs" / "report.json")),
+            *("--prompts", str(at / "prompts.parquet"), "--profile", str(at / "l1_profile.parquet")),
+            *("--chunks", str(at / "chunks"), "--train", str(at / "train"), "--images", str(at / "images")),
+            *("--scores", str(at / "scores"), "--runs", str(at / "runs"), "--out", str(at / "report")),
+        ]
+
+
+def policies() -> Iterator[tuple[str, str, int]]:
+    """(policy, mode, train_seed) of all images."""
+    yield "base", "base", -1
+    for variant in VARIANTS:
+        for mode in ("tuned", "hybrid"):
+            for seed in SEEDS:
+                yield variant, mode, seed
+
+
+def prompt_rows(per_category: int) -> list[dict[str, object]]:
+    rows = []
+    for index in range(per_category * len(CATEGORIES)):
+        category = CATEGORIES[index % len(CATEGORIES)]
+        colour, shape = list(COLOURS)[index % 4], SHAPES[(index // 4) % 4]
+        text = f"a {colour} {shape}" + (" left of a blue square" if category == "position" else "")
+        rows.append(
+            {
+                "prompt_id": f"eval-{index:03d}",
+                "split": "eval",
+                "prompt": text,
+                "category": category,
+                "metadata": "{}",
+            }
+        )
+    for index in range(8):
+        text = "a shape with no corners, the colour of a ripe banana"
+        rows.append(
+            {
+                "prompt_id": f"wise-{index}",
+                "split": "wise",
+                "prompt": text,
+                "category": "wise",
+                "metadata": "{}",
+            }
+        )
+    return rows
+
+
+def score_rows(
+    policy: str, scorer: str, prompts: list[dict[str, object]], samples: int
+) -> list[dict[str, object]]:
+    """Scores with an effect of each variant, a scatter of seeds and one of prompts, the base's shared by all."""
+    rows = []
+    for row_policy, mode, seed in policies():
+        if row_policy != policy:
+            continue
+        lift = 0.0 if policy == "base" else LIFT[policy] * (0.6 if mode == "hybrid" else 1.0)
+        of_seed = np.random.default_rng([seed + 1, len(policy)]).normal(0, 0.008)
+        for index, prompt in enumerate(prompts):
+            for sample in range(samples):
+                common = np.random.default_rng([index, sample, 7]).normal(0, 0.2)
+                noise = (
+                    0.0
+                    if policy == "base"
+                    else np.random.default_rng([index, sample, seed + 1, len(policy), len(mode)]).normal(
+                        0, 0.12
+                    )
+                )
+                value = float(np.clip(0.52 + lift + of_seed * (policy != "base") + common + noise, 0, 1))
+                if scorer == "shapes-exact":
+                    value = float(value > 0.55)
+                rows.append(
+                    {
+                        "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"],
+                        "sample": sample, "scorer": scorer, "metric": "score", "value": value,
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def picture(prompt: str, jitter: int, size: int) -> bytes:
+    image = Image.new("RGB", (size, size), "#e9e4d8")
+    pen = ImageDraw.Draw(image)
+    colour = next(c for name, c in {**COLOURS, "banana": "#dc2"}.items() if name in prompt)
+    scale = size / 48
+    box = [(10 + jitter) * scale, (12 - jitter) * scale, (30 + jitter) * scale, (34 - jitter) * scale]
+    if "square" in prompt:
+        pen.rectangle(box, fill=colour)
+    elif "triangle" in prompt:
+        pen.polygon([(box[0], box[3]), (box[2], box[3]), ((box[0] + box[2]) / 2, box[1])], fill=colour)
+    else:
+        pen.ellipse(box, fill=colour)
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def image_rows(policy: str, prompts: list[dict[str, object]], size: int) -> list[dict[str, object]]:
+    return [
+        {
+            "policy": row_policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"], "sample": 0,
+            "seed": 2000 + index,
+            "image": {
+                "bytes": picture(str(prompt["prompt"]), (seed + 1 + len(mode) + len(policy)) % 4, size),
+                "path": f"{prompt['prompt_id']}-0.png",
+            },
+        }
+        for row_policy, mode, seed in policies()
+        if row_policy == policy
+        for index, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+
+def profile_rows(num_steps: int = 17) -> list[dict[str, object]]:
+    rows = []
+    times = np.linspace(1, 0, num_steps + 1)
+    times = 3 * times / (1 + 2 * times)
+    for sampler in ("sde", "ode"):
+        for prompt in range(6):
+            for step in range(num_steps):
+                level = 0.35 + 0.42 * np.exp(-step / 2.2) if sampler == "sde" else 0.02 + 0.016 * step
+                level *= 1 + np.random.default_rng([prompt, step]).normal(0, 0.05)
+                rows.append(
+                    {
+                        "sampler": sampler, "prompt_id": f"train-{prompt}", "seed": 0, "step": step,
+                        "t": times[step], "t_next": times[step + 1], "l1_rel": float(level),
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def plan_rows(plan: str, sizes: tuple[int, ...]) -> list[dict[str, object]]:
+    means = 0.7 - 0.1 * np.arange(len(sizes))
+    firsts = np.cumsum([0, *sizes[:-1]])
+    return [
+        {
+            "plan": plan,
+            "chunk": k,
+            "first_step": int(firsts[k]),
+            "num_steps": size,
+            "mean_l1": m,
+            "weight": m / 0.5,
+        }
+        for k, (size, m) in enumerate(zip(sizes, means.tolist(), strict=True))
+    ]
+
+
+def metric_rows(variant: str) -> list[dict[str, object]]:
+    rows = []
+    for seed in SEEDS:
+        scatter = np.random.default_rng([seed, len(variant)])
+        for iteration in range(31):
+            rise = LIFT[variant] * iteration / 30
+            values: Mapping[str, float] = {
+                "reward_mean": 0.85 + rise + scatter.normal(0, 0.03),
+                "ratio_min": 1 - abs(scatter.normal(8e-5, 2e-5)),
+                "ratio_max": 1 + abs(scatter.normal(9e-5, 2e-5)),
+                "clip_fraction": abs(scatter.normal(0.08, 0.02)),
+                "grad_norm": abs(scatter.normal(0.4, 0.05)),
+                **({"heldout_reward": 0.84 + rise + scatter.normal(0, 0.01)} if iteration % 5 == 0 else {}),
+            }
+            rows += [
+                {
+                    "variant": variant,
+                    "train_seed": seed,
+                    "iteration": iteration,
+                    "metric": m,
+                    "value": float(v),
+                }
+                for m, v in values.items()
+            ]
+    return rows
+
+
+def manifest(stage: str, minute: int, seconds: float) -> dict[str, object]:
+    return {
+        "manifest_version": 1, "stage": stage, "started_at": f"2001-01-01T10:{minute:02d}:00+00:00", "seconds": seconds,
+        "peak_memory_mib": 912.5, "python": "3.11.2", "packages": {"torch": "2.13.0", "diffusers": "0.42.1"},
+        "system": "Linux x86_64", "cpu": "Synthetic CPU @ 2.0 GHz", "cpu_count": 2, "accelerator": None,
+        "commit": "0123456789abcdef0123456789abcdef01234567", "notes": {},
+    }  # fmt: skip
+
+
+def write_run(root: Path, per_category: int = 8, samples: int = 2, image_size: int = 48) -> Run:
+    """Write a synthetic run below `root`."""
+    prompts = prompt_rows(per_category)
+    write_table(table_from_rows(prompts, "prompts"), root / "prompts.parquet", "prompts")
+    write_table(table_from_rows(profile_rows(), "l1_profile"), root / "l1_profile.parquet", "l1_profile")
+    for plan, sizes in (("listed", (2, 3, 4, 7)), ("guided", (2, 3, 5, 6))):
+        write_table(
+            table_from_rows(plan_rows(plan, sizes), "chunk_plan"),
+            root / "chunks" / f"{plan}.parquet",
+            "chunk_plan",
+        )
+    for variant in VARIANTS:
+        table = table_from_rows(metric_rows(variant), "train_metrics")
+        write_table(table, root / "train" / variant / "metrics.parquet", "train_metrics")
+    for policy in ("base", *VARIANTS):
+        table = table_from_rows(image_rows(policy, prompts, image_size), "images")
+        write_table(table, root / "images" / policy / "images.parquet", "images")
+        for scorer in SCORERS:
+            table = table_from_rows(score_rows(policy, scorer, prompts, samples), "scores")
+            write_table(table, root / "scores" / policy / f"{scorer}.parquet", "scores")
+    stages = (
+        "prepare_prompts",
+        "encode_prompts",
+        "profile_l1",
+        "train@dance",
+        "train@chunk",
+        "generate@chunk",
+    )
+    for minute, stage in enumerate((*stages, "train@of-earlier-parameters")):
+        write_json(manifest(stage, minute, 3.2 + 41.7 * minute), root / "runs" / f"{stage}.json")
+    params = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    params["report"] |= {
+        "title": "Synthetic data, to test the report",
+        "bootstrap_samples": 500,
+        "grid_prompts": 4,
+    }
+    (root / "params.yaml").write_text(json.dumps(params))
+    return Run(root)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return write_run(tmp_path)
