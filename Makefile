@@ -1,0 +1,81 @@
+# Needs: Python 3.10-3.13 with venv, git and make. Everything else goes into .venv.
+# `make` lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := pipeline,training,scoring,dev
+STAMP := $(VENV)/.installed
+PRESET ?= tiny
+# The first of these that is there and runs; 3.11 first, because the lock was made and tested with it.
+PYTHON ?= python3.11 python3.12 python3.13 python3.10 python3
+
+# dvc.yaml says `python`: the one of .venv.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# No usage statistics: Prefect's client and Hugging Face's hub, Prefect's server, DVC.
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export DVC_NO_ANALYTICS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run params serve smoke lint types test test-slow docs bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+
+run: $(STAMP) ## run the pipeline of params.yaml and print where the report is
+	$(BIN)/dvc repro
+	@printf '\nReport: %s\n' '$(CURDIR)/artifacts/report/index.html'
+
+params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study or flux-dev)
+	$(BIN)/python -c 'from dvc.utils.hydra import compose_and_dump; \
+	compose_and_dump("params.yaml", "$(CURDIR)/conf", None, "config", "$(CURDIR)", ["preset=$(PRESET)"])'
+
+serve: $(STAMP) ## Prefect server, workers and deployments in this terminal, until Ctrl-C
+	$(BIN)/python -m infra.serve
+
+smoke: $(STAMP) ## the smallest preset from end to end through a Prefect server of its own
+	$(BIN)/python -m infra.smoke
+
+lint: $(STAMP) ## format, lint and import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+test: $(STAMP) ## the tests, but for the slow ones and those that need a GPU or the internet
+	$(BIN)/python -m pytest -q
+
+test-slow: $(STAMP) ## the slow tests
+	$(BIN)/python -m pytest -q -m 'slow and not gpu and not network'
+
+docs: $(STAMP) ## check that the documents fit the code: equation map and import directions
+	$(BIN)/python -m pytest -q tests/architecture
+
+bench: $(STAMP) ## what a call of the policy costs on this machine
+	$(BIN)/python -m infra.bench
+
+clean: ## remove what the tools keep; artifacts, the DVC cache and .venv stay
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache build dist
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(VENV): $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; chosen=; \
+	check='import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))'; \
+	for python in $(PYTHON); do \
+	  if [ -z "$$chosen" ] && "$$python" -c "$$check" >/dev/null 2>&1; then chosen="$$python"; fi; \
+	done; \
+	if [ -z "$$chosen" ]; then \
+	  echo 'Python 3.10-3.13 with the module venv is needed; none of these is one: $(PYTHON)' >&2; \
+	  echo 'Debian, Ubuntu: apt install python3 python3-venv. macOS: brew install python@3.11.' >&2; \
+	  echo 'Or name one: make run PYTHON=/path/to/python3.11' >&2; \
+	  exit 1; \
+	fi; \
+	if [ ! -x $(BIN)/python ]; then \
+	  echo "Creating $(VENV) with $$chosen"; "$$chosen" -m venv $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' -c constraints.txt
+	@touch $(STAMP)
