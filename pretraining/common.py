@@ -63,13 +63,15 @@ class Curve:
     def add(self, step: int, **values: float) -> None:
         """Record one row."""
         row = {"step": step, "seconds": round(time.perf_counter() - self._start, 1)}
-        row.update({name: round(float(value), 5) for name, value in values.items()})
+        row.update({name: round(float(torch.as_tensor(value).detach()), 5) for name, value in values.items()})
         print(json.dumps(row), flush=True)
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
 
 
-def cosine_with_warmup(optimizer: torch.optim.Optimizer, warmup: int, total: int) -> torch.optim.lr_scheduler.LRScheduler:
+def cosine_with_warmup(
+    optimizer: torch.optim.Optimizer, warmup: int, total: int
+) -> torch.optim.lr_scheduler.LRScheduler:
     """Linear warm-up, then cosine to zero."""
     rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3, 1.0, max(warmup, 1))
     fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(total - warmup, 1))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.rollout import rollout_ode, sample_noise
+from chunk_grpo.core.flow import ode_step, time_grid
 from chunk_grpo.families.base import LoadOptions, velocity_function
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.judge import exact_score, graded_score, vividness
+from chunk_grpo.shapes.scene import SIZE
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowledge_prompts
 from pretraining.common import CHECKPOINT, FOLDER, load_params, pick_device
 
@@ -21,32 +22,37 @@ from pretraining.common import CHECKPOINT, FOLDER, load_params, pick_device
 def evaluation_prompts(per_category: int, seed: int) -> list[PromptSpec]:
     """The same number of captions of each category (drawn with replacement) and of the WISE-like set."""
     rng = random.Random(seed)
-    pools = [[p for p in all_prompts() if p.category == category] for category in CATEGORIES] + [knowledge_prompts()]
+    pools = [[p for p in all_prompts() if p.category == category] for category in CATEGORIES] + [
+        knowledge_prompts()
+    ]
     return [rng.choice(pool) for pool in pools for _ in range(per_category)]
 
 
 @torch.no_grad()
-def evaluate(params: dict[str, Any], device: torch.device) -> dict[str, float]:
+def evaluate(params: dict[str, Any], per_category: int, device: torch.device) -> dict[str, float]:
     """Mean exact score per category, over all six, and mean grade and vividness."""
     settings = params["evaluate"]
     options = LoadOptions(
-        str(CHECKPOINT), height=48, width=48, max_sequence_length=params["text"]["max_length"],
+        str(CHECKPOINT), height=SIZE, width=SIZE, max_sequence_length=params["text"]["max_length"],
         guidance_scale=params["transformer"]["guidance_scale"], device=device,
     )  # fmt: skip
     family = FluxFamily.load(options)
-    specs = evaluation_prompts(settings["prompts_per_category"], settings["seed"])
+    specs = evaluation_prompts(per_category, settings["seed"])
     times = time_grid(settings["num_steps"], settings["shift"])
     rows: list[tuple[str, bool, float, float]] = []
     for start in range(0, len(specs), settings["batch_size"]):
         batch = specs[start : start + settings["batch_size"]]
         generators = [torch.Generator().manual_seed(settings["seed"] + start + i) for i in range(len(batch))]
-        noise = sample_noise((len(batch), *family.latent_shape), generators).to(device)
+        x = torch.stack([torch.randn(family.latent_shape, generator=g) for g in generators]).to(device)
         velocity = velocity_function(family, family.encode([spec.prompt for spec in batch]))
-        latents = rollout_ode(lambda step, v=velocity: v, noise, times)[:, -1]  # type: ignore[misc]  # bound early
-        for spec, picture in zip(batch, family.decode(latents).cpu().numpy()):
+        for t, t_next in pairwise(times.tolist()):
+            x = ode_step(x, velocity(x, torch.full((len(x),), t, device=device)), t, t_next)
+        for spec, picture in zip(batch, family.decode(x).cpu().numpy()):
             found = detect(picture)
-            rows.append((spec.category, exact_score(found, spec), graded_score(found, spec), vividness(picture)))
-    scores = {c: sum(r[1] for r in rows if r[0] == c) / settings["prompts_per_category"] for c in (*CATEGORIES, "wise")}
+            rows.append(
+                (spec.category, exact_score(found, spec), graded_score(found, spec), vividness(picture))
+            )
+    scores = {c: sum(r[1] for r in rows if r[0] == c) / per_category for c in (*CATEGORIES, "wise")}
     standard = [row for row in rows if row[0] != "wise"]
     scores["exact"] = sum(row[1] for row in standard) / len(standard)
     scores["graded"] = sum(row[2] for row in standard) / len(standard)
@@ -56,6 +62,6 @@ def evaluate(params: dict[str, Any], device: torch.device) -> dict[str, float]:
 
 if __name__ == "__main__":
     recipe = load_params()
-    result = evaluate(recipe, pick_device(recipe["device"]))
+    result = evaluate(recipe, recipe["evaluate"]["prompts_per_category"], pick_device(recipe["device"]))
     print(json.dumps(result, indent=2))
     (FOLDER / "work" / "scores.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

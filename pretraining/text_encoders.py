@@ -6,7 +6,6 @@ phrases ("coloured like a ripe banana") are among the captions here, and only he
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -66,7 +65,9 @@ def build_tokenizers(settings: dict[str, Any]) -> tuple[CLIPTokenizer, T5Tokeniz
     )
     specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     t5 = T5Tokenizer(
-        vocab=[*specials, *((f"▁{word}", -1.0) for word in words)], extra_ids=0, model_max_length=settings["max_length"]
+        vocab=[*specials, *((f"▁{word}", -1.0) for word in words)],
+        extra_ids=0,
+        model_max_length=settings["max_length"],
     )
     return clip, t5
 
@@ -89,7 +90,9 @@ class AttributeReader(nn.Module):
     def __init__(self, width: int) -> None:
         """Heads over vectors of `width`."""
         super().__init__()
-        self.heads = nn.ModuleDict({name: nn.Linear(width, SLOTS * classes) for name, classes in HEADS.items()})
+        self.heads = nn.ModuleDict(
+            {name: nn.Linear(width, SLOTS * classes) for name, classes in HEADS.items()}
+        )
 
     def forward(self, pooled: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy, and per caption whether every attribute is right."""
@@ -156,13 +159,14 @@ def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
     save(clip.half(), t5.half(), clip_tokens, t5_tokens, CHECKPOINT)
 
 
-def save(clip: CLIPTextModel, t5: T5EncoderModel, clip_tokens: CLIPTokenizer, t5_tokens: T5Tokenizer, folder: Path) -> None:
+def save(
+    clip: CLIPTextModel, t5: T5EncoderModel, clip_tokens: CLIPTokenizer, t5_tokens: T5Tokenizer, folder: Path
+) -> None:
     """Write the four text components of a FluxPipeline folder, weights in float16."""
     clip.save_pretrained(folder / "text_encoder")
     t5.save_pretrained(folder / "text_encoder_2")
     clip_tokens.save_pretrained(folder / "tokenizer")
     t5_tokens.save_pretrained(folder / "tokenizer_2")
-    (folder / "vocabulary.json").write_text(json.dumps(vocabulary(), indent=0), encoding="utf-8")
 
 
 if __name__ == "__main__":

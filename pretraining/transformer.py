@@ -13,12 +13,21 @@ from torch import Tensor, nn
 from chunk_grpo.core.flow import flow_matching_loss, interpolate
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.shapes.scene import SIZE
 from chunk_grpo.shapes.prompts import all_prompts
-from pretraining.common import CHECKPOINT, FOLDER, Curve, SceneStream, cosine_with_warmup, load_params, pick_device
+from pretraining.common import (
+    CHECKPOINT,
+    FOLDER,
+    Curve,
+    SceneStream,
+    cosine_with_warmup,
+    load_params,
+    pick_device,
+)
 from pretraining.evaluate import evaluate
 
 PATCH = 2
-DATASET_BATCH = 2000
+DATASET_BATCH = 500
 
 
 def build(settings: dict[str, Any], text: dict[str, Any], latent_channels: int) -> FluxTransformer2DModel:
@@ -86,7 +95,13 @@ def sample_noise_levels(count: int, shift: float, device: torch.device) -> Tenso
 
 def load_frozen_parts(params: dict[str, Any], device: torch.device) -> tuple[AutoencoderKL, Tensor, Tensor]:
     """The VAE, and both encoders' outputs for every caption: [P, N, E] and [P, F]."""
-    options = LoadOptions(str(CHECKPOINT), height=48, width=48, max_sequence_length=params["text"]["max_length"], device=device)
+    options = LoadOptions(
+        str(CHECKPOINT),
+        height=SIZE,
+        width=SIZE,
+        max_sequence_length=params["text"]["max_length"],
+        device=device,
+    )
     family = FluxFamily.load(options, parts=("text",))
     captions = family.encode([spec.prompt for spec in all_prompts()])
     vae = AutoencoderKL.from_pretrained(CHECKPOINT / "vae", torch_dtype=torch.float32).to(device)
@@ -98,15 +113,23 @@ def train(params: dict[str, Any], device: torch.device) -> None:
     settings = params["transformer"]
     torch.manual_seed(params["seed"])
     torch.set_float32_matmul_precision("high")
-    build(settings, params["text"], params["vae"]["latent_channels"]).save_pretrained(CHECKPOINT / "transformer")
+    build(settings, params["text"], params["vae"]["latent_channels"]).save_pretrained(
+        CHECKPOINT / "transformer"
+    )
     write_pipeline_index(settings)
     vae, prompt_embeds, pooled = load_frozen_parts(params, device)
     latents, captions = encode_pictures(vae, SceneStream(params["seed"] + 10, device), settings["pictures"])
-    family = FluxFamily.load(LoadOptions(str(CHECKPOINT), height=48, width=48, device=device), parts=("transformer",))
+    family = FluxFamily.load(
+        LoadOptions(str(CHECKPOINT), height=SIZE, width=SIZE, device=device), parts=("transformer",)
+    )
     network = family.transformer.train().requires_grad_(True)
     average = copy.deepcopy(network).requires_grad_(False)
     optimizer = torch.optim.AdamW(
-        network.parameters(), settings["learning_rate"], betas=(0.9, 0.95), weight_decay=settings["weight_decay"], fused=True
+        network.parameters(),
+        settings["learning_rate"],
+        betas=(0.9, 0.95),
+        weight_decay=settings["weight_decay"],
+        fused=True,
     )
     schedule = cosine_with_warmup(optimizer, settings["warmup_steps"], settings["steps"])
     curve = Curve(FOLDER / "work" / "curves" / "transformer.jsonl")
@@ -115,7 +138,7 @@ def train(params: dict[str, Any], device: torch.device) -> None:
         rows = torch.randint(len(latents), (settings["batch_size"],), device=device)
         x0, who = latents[rows], captions[rows]
         x1, t = torch.randn_like(x0), sample_noise_levels(len(rows), settings["shift"], device)
-        states = interpolate(x0, x1, t[:, None, None])
+        states = interpolate(x0, x1, t)
         velocity = family.velocity(states, t, Conditioning(prompt_embeds[who], pooled[who]))
         loss = flow_matching_loss(velocity, x0, x1)
         optimizer.zero_grad()
@@ -128,7 +151,7 @@ def train(params: dict[str, Any], device: torch.device) -> None:
         mean_loss += (loss.detach() - mean_loss) / min(step, 200)
         if step % settings["evaluate_every"] == 0 or step == settings["steps"]:
             copy.deepcopy(average).half().save_pretrained(CHECKPOINT / "transformer")
-            curve.add(step, loss=mean_loss, **evaluate(params, device))
+            curve.add(step, loss=mean_loss, **evaluate(params, settings["watch_prompts"], device))
 
 
 if __name__ == "__main__":

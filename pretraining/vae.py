@@ -1,4 +1,4 @@
-"""Step 2: the autoencoder (AutoencoderKL, 48 px to 12 x 12 latent pixels), with its latents' scale and shift."""
+"""Step 2: the autoencoder (AutoencoderKL, 32 px to 8 x 8 latent pixels), with its latents' scale and shift."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from torch import Tensor
 
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.judge import exact_score
-from pretraining.common import CHECKPOINT, FOLDER, Curve, SceneStream, cosine_with_warmup, load_params, pick_device
+from chunk_grpo.shapes.scene import SIZE
+from pretraining.common import (
+    CHECKPOINT,
+    FOLDER,
+    Curve,
+    SceneStream,
+    cosine_with_warmup,
+    load_params,
+    pick_device,
+)
 
 
 def build(settings: dict[str, Any]) -> AutoencoderKL:
@@ -23,8 +32,8 @@ def build(settings: dict[str, Any]) -> AutoencoderKL:
         block_out_channels=widths,
         layers_per_block=1,
         latent_channels=settings["latent_channels"],
-        norm_num_groups=8,
-        sample_size=48,
+        norm_num_groups=4,
+        sample_size=SIZE,
         mid_block_add_attention=True,
         use_quant_conv=False,
         use_post_quant_conv=False,
@@ -55,7 +64,8 @@ def set_scale(vae: AutoencoderKL, stream: SceneStream) -> None:
 def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
     """Train, average the weights, set the latent scale and save into the checkpoint folder."""
     torch.manual_seed(seed)
-    vae = build(settings).to(device)
+    # Convolutions on a CPU run several times faster with the channels last.
+    vae = build(settings).to(device, memory_format=torch.channels_last)
     average = copy.deepcopy(vae).requires_grad_(False)
     stream = SceneStream(seed, device)
     optimizer = torch.optim.AdamW(vae.parameters(), settings["learning_rate"], weight_decay=1e-4)
@@ -63,7 +73,7 @@ def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
     curve = Curve(FOLDER / "work" / "curves" / "vae.jsonl")
     for step in range(1, settings["steps"] + 1):
         _, images = stream.batch(settings["batch_size"])
-        posterior = vae.encode(images).latent_dist
+        posterior = vae.encode(images.contiguous(memory_format=torch.channels_last)).latent_dist
         latents = posterior.mode()
         noise = torch.randn_like(latents) * latents.detach().std() * settings["latent_noise"]
         error = vae.decode(latents + noise).sample - images
@@ -75,7 +85,7 @@ def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
         schedule.step()
         decay = min(0.998, step / (step + 100))
         torch._foreach_lerp_(list(average.parameters()), list(vae.parameters()), 1 - decay)
-        if step % 1000 == 0 or step == settings["steps"]:
+        if step % 500 == 0 or step == settings["steps"]:
             psnr, read, original = quality(average, SceneStream(seed + 1, device), 500)
             curve.add(step, loss=loss, psnr=psnr, exact_reconstructed=read, exact_original=original)
     set_scale(average, SceneStream(seed + 2, device))

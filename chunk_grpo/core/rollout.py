@@ -101,6 +101,7 @@ def rollout_ode(
     x1: Tensor,
     times: Tensor,
     on_step: OnStep | None = None,
+    first_step: int = 0,
 ) -> Tensor:
     """Sample without noise, each step with the model that is named for it.
 
@@ -108,19 +109,20 @@ def rollout_ode(
 
     Args:
         velocity_for_step: Step number 0 .. S - 1 -> the model that takes it.
-        x1: Initial noise [B, L, D].
+        x1: Initial noise [B, L, D], or the state at `times[first_step]`.
         times: Time grid [S + 1] of `time_grid`.
         on_step: Called after each step.
+        first_step: Step to begin with, from 0 to S; a run can go on from a state of another one.
 
     Returns:
-        States [B, S + 1, L, D], without gradients; the last one is the sample.
+        States [B, S + 1 - first_step, L, D], without gradients; the last one is the sample.
 
     Raises:
         ValueError: `times` is not a time grid.
     """
     require_time_grid(times)
     states = [at_least_float32(x1)]
-    for step in range(len(times) - 1):
+    for step in range(first_step, len(times) - 1):
         states.append(_ode_move(velocity_for_step(step), states[-1], times, step))
         _report(on_step, step)
     return torch.stack(states, dim=1)

@@ -93,13 +93,22 @@ class Family(Protocol):
         """The parameters that an optimiser may change."""
         ...
 
-    def load_transformer(self, folder: Path) -> None:
-        """Replace the velocity network's weights by a saved transformer folder."""
+    def frozen_copy(self) -> Family:
+        """A second model with its own copy of the velocity network, the other parts shared."""
+        ...
+
+    def with_transformer(self, folder: Path) -> Family:
+        """A second model whose velocity network comes from a saved transformer folder, the other parts shared."""
         ...
 
     def save_transformer(self, folder: Path) -> None:
         """Save the velocity network in the diffusers layout."""
         ...
+
+
+def default_device() -> torch.device:
+    """The first GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def velocity_function(family: Family, conditioning: Conditioning) -> Callable[[Tensor, Tensor], Tensor]:

@@ -74,7 +74,9 @@ def check_scores(scorer: Scorer, scores: Scores, size: int) -> Scores:
         DataError: A value is missing, NaN or infinite.
     """
     if scores.values.shape != (size,):
-        raise DataError(f"scorer {scorer.name}: needs one value for each of {size} images, got {scores.values.shape}")
+        raise DataError(
+            f"scorer {scorer.name}: needs one value for each of {size} images, got {scores.values.shape}"
+        )
     bad = np.flatnonzero(~np.isfinite(scores.values))
     if bad.size:
         raise DataError(

@@ -51,7 +51,9 @@ class ShapesGraded:
     def score(self, batch: ScoreBatch) -> Scores:
         """Grades in [0, 1]."""
         specs = _specs(batch, self.name)
-        return Scores(np.array([graded_score(detect(image), spec) for image, spec in zip(batch.images, specs)]))
+        return Scores(
+            np.array([graded_score(detect(image), spec) for image, spec in zip(batch.images, specs)])
+        )
 
 
 class ShapesVivid:
@@ -65,5 +67,7 @@ class ShapesVivid:
         return Scores(_each(vividness, batch.images))
 
 
-def _each(function: Callable[[NDArray[np.float32]], float], images: NDArray[np.float32]) -> NDArray[np.float64]:
+def _each(
+    function: Callable[[NDArray[np.float32]], float], images: NDArray[np.float32]
+) -> NDArray[np.float64]:
     return np.array([function(image) for image in images])

@@ -10,14 +10,20 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from chunk_grpo.shapes.render import signed_distances
+from chunk_grpo.shapes.render import CROSS_ARM, signed_distances
 from chunk_grpo.shapes.scene import BACKGROUNDS, COLOURS, SHAPES
 
-MIN_CONFIDENCE = 0.7
-"""Least outline overlap (intersection over union) of a detection; a the nearest shape must also win."""
+MIN_CONFIDENCE = 0.8
+"""Least outline overlap (intersection over union) of a detection; a circle and a square of one area overlap by 0.83."""
 
-MIN_SIDE = 8
-"""Least side of a bounding box in pixels; smaller components are specks."""
+MIN_AREA = 16.0
+"""Least area of a thing in pixels; smaller components are specks."""
+
+AREAS = np.array([np.pi, 4.0, 2.0, 4 * (2 * CROSS_ARM - CROSS_ARM**2)])
+"""Areas of `SHAPES` at unit radius."""
+
+CENTROID_DROPS = np.array([0.0, 0.0, 1 / 3, 0.0])
+"""How far the centroid lies below the centre of the box, in radii."""
 
 _FOREGROUND_DISTANCE = 60 / 255
 _COLOUR_SCALE = 0.15
@@ -30,8 +36,8 @@ class Detection:
     """One thing found in a picture.
 
     Attributes:
-        box: (left, top, right, bottom) in pixels; right and bottom are exclusive.
-        overlaps: Intersection over union with each of `SHAPES` drawn into the box, in [0, 1].
+        box: (left, top, right, bottom) in pixels, of the best-fitting shape.
+        overlaps: Intersection over union with each of `SHAPES` of the same area and centroid, in [0, 1].
         colour_likelihoods: exp(-(distance / 0.15)^2 / 2) of the median colour to each of `COLOURS`, in (0, 1].
     """
 
@@ -72,14 +78,22 @@ def _palettes() -> tuple[Array, Array]:
     return np.array(list(BACKGROUNDS.values())) / 255, np.array(list(COLOURS.values())) / 255
 
 
-@lru_cache(maxsize=256)
-def _templates(width: int, height: int) -> Array:
-    """Coverage in [0, 1] of every shape that fills a box of the given sides: [len(SHAPES), height, width]."""
-    x = (torch.arange(width) + 0.5) / width * 2 - 1
-    y = (torch.arange(height) + 0.5) / height * 2 - 1
-    distances = signed_distances(*torch.broadcast_tensors(x[None, :], y[:, None]))
-    pixels_per_unit = (width + height) / 4
-    return (0.5 - distances * pixels_per_unit).clamp(0, 1).double().numpy()
+def _templates(centroid: Array, area: float, size: tuple[int, int]) -> tuple[Array, Array]:
+    """Coverage of every shape of the given area and centroid, with the radius and the box centre of each.
+
+    Returns:
+        [len(SHAPES), *size] in [0, 1]; and [len(SHAPES), 3] of (x, y, radius).
+    """
+    radii = np.sqrt(area / AREAS)
+    centres = np.stack([np.full(len(SHAPES), centroid[0]), centroid[1] - CENTROID_DROPS * radii], axis=1)
+    x, y, r = (torch.from_numpy(v)[:, None, None] for v in (centres[:, 0], centres[:, 1], radii))
+    columns, rows = torch.arange(size[1]) + 0.5, torch.arange(size[0]) + 0.5
+    every = signed_distances(
+        *torch.broadcast_tensors((columns[None, None] - x) / r, (rows[None, :, None] - y) / r)
+    )
+    own = torch.arange(len(SHAPES))
+    cover = (0.5 - every[own, own] * r).clamp(0, 1).numpy()
+    return cover, np.column_stack([centres, radii])
 
 
 def detect(image: NDArray[np.floating]) -> list[Detection]:
@@ -103,22 +117,22 @@ def detect(image: NDArray[np.floating]) -> list[Detection]:
     return sorted(found, key=lambda detection: detection.box)
 
 
-def _judge(
-    pixels: Array, distance: Array, member: NDArray[np.bool_], colours: Array
-) -> Detection | None:
+def _judge(pixels: Array, distance: Array, member: NDArray[np.bool_], colours: Array) -> Detection | None:
     """Measure one component, or None for a speck."""
     inside = member & (distance >= 0.8 * np.percentile(distance[member], 75))
     colour = np.median(pixels[:, inside], axis=1)
     typical = np.median(distance[inside])
-    cover = np.where(member, np.clip(distance / typical, 0, 1), 0)
-    rows, columns = np.flatnonzero((cover > 0.5).any(axis=1)), np.flatnonzero((cover > 0.5).any(axis=0))
-    top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
-    if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
+    # Anti-aliased rims fall outside the component, so coverage is measured one pixel around it.
+    cover = np.where(ndimage.binary_dilation(member), np.clip(distance / typical, 0, 1), 0)
+    area = float(cover.sum())
+    if area < MIN_AREA:
         return None
-    templates = _templates(int(right - left), int(bottom - top))
-    cut = cover[top:bottom, left:right]
-    # Coverage that lies outside the box (anti-aliased rims) belongs to no template and is not held against it.
-    overlaps = np.minimum(templates, cut).sum(axis=(1, 2)) / np.maximum(templates, cut).sum(axis=(1, 2))
+    rows, columns = np.indices(cover.shape) + 0.5
+    centroid = np.array([(cover * columns).sum(), (cover * rows).sum()]) / area
+    templates, places = _templates(centroid, area, cover.shape)
+    overlaps = np.minimum(templates, cover).sum(axis=(1, 2)) / np.maximum(templates, cover).sum(axis=(1, 2))
+    x, y, radius = places[overlaps.argmax()]
     away = np.linalg.norm(colours - colour, axis=1)
     likelihoods = np.exp(-0.5 * (away / _COLOUR_SCALE) ** 2)
-    return Detection((float(left), float(top), float(right), float(bottom)), overlaps, likelihoods)
+    box = (float(x - radius), float(y - radius), float(x + radius), float(y + radius))
+    return Detection(box, overlaps, likelihoods)

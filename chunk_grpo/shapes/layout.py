@@ -19,7 +19,9 @@ def sample_scene(spec: PromptSpec, rng: random.Random) -> Scene:
     Raises:
         RuntimeError: No layout was found; with at most four things this does not happen in practice.
     """
-    wanted = [(demand.shape, demand.colour, demand.relation) for demand in spec.demands for _ in range(demand.count)]
+    wanted = [
+        (demand.shape, demand.colour, demand.relation) for demand in spec.demands for _ in range(demand.count)
+    ]
     for _ in range(_ATTEMPTS):
         things = _place(wanted, rng)
         if things is not None:
@@ -33,7 +35,13 @@ def _place(wanted: list[tuple[str, str | None, str | None]], rng: random.Random)
         for _ in range(30):
             radius = rng.uniform(MIN_RADIUS, MAX_RADIUS)
             low, high = radius + GAP / 2, SIZE - radius - GAP / 2
-            thing = Thing(shape, colour or rng.choice(sorted(COLOURS)), rng.uniform(low, high), rng.uniform(low, high), radius)
+            thing = Thing(
+                shape,
+                colour or rng.choice(sorted(COLOURS)),
+                rng.uniform(low, high),
+                rng.uniform(low, high),
+                radius,
+            )
             if all(_apart(thing, other) for other in things) and _related(thing, things, relation):
                 things.append(thing)
                 break
@@ -51,5 +59,7 @@ def _related(thing: Thing, things: list[Thing], relation: str | None) -> bool:
     if relation is None:
         return True
     dx, dy = thing.x - things[0].x, thing.y - things[0].y
-    along, across = {"left of": (-dx, dy), "right of": (dx, dy), "above": (-dy, dx), "below": (dy, dx)}[relation]
+    along, across = {"left of": (-dx, dy), "right of": (dx, dy), "above": (-dy, dx), "below": (dy, dx)}[
+        relation
+    ]
     return along >= thing.radius + things[0].radius + GAP and abs(across) <= 0.7 * along

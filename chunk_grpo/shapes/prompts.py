@@ -14,15 +14,21 @@ from typing import Literal
 from chunk_grpo.shapes.scene import COLOURS, SHAPES
 
 Category = Literal["single_object", "two_object", "counting", "colors", "position", "color_attr", "wise"]
-CATEGORIES: tuple[Category, ...] = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+CATEGORIES: tuple[Category, ...] = (
+    "single_object",
+    "two_object",
+    "counting",
+    "colors",
+    "position",
+    "color_attr",
+)
 
 RELATIONS = ("left of", "right of", "above", "below")
-NUMBERS = {2: "two", 3: "three", 4: "four"}
+NUMBERS = {2: "two", 3: "three"}
 PLURALS = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
 
 COLOUR_KNOWLEDGE = {
     "red": ("a ripe tomato", "fresh blood"),
-    "orange": ("a fresh carrot", "a ripe pumpkin"),
     "yellow": ("a ripe banana", "a fresh lemon"),
     "green": ("fresh grass", "a fresh cucumber"),
     "blue": ("a clear sky", "the deep sea"),
@@ -115,7 +121,10 @@ def _counting() -> list[PromptSpec]:
 def _colours() -> list[PromptSpec]:
     wordings = ("a {c} {s}", "one {c} {s}", "a {s} that is {c}")
     return [
-        PromptSpec(w.format(c=c, s=s), "colors", (Demand(s, colour=c),)) for w in wordings for c in COLOURS for s in SHAPES
+        PromptSpec(w.format(c=c, s=s), "colors", (Demand(s, colour=c),))
+        for w in wordings
+        for c in COLOURS
+        for s in SHAPES
     ]
 
 
@@ -153,7 +162,9 @@ def knowledge_prompts() -> list[PromptSpec]:
         for phrase in phrases
         for s in SHAPES
     ]
-    by_shape = [PromptSpec(f"a shape with {phrase}", "wise", (Demand(s),)) for s, phrase in SHAPE_KNOWLEDGE.items()]
+    by_shape = [
+        PromptSpec(f"a shape with {phrase}", "wise", (Demand(s),)) for s, phrase in SHAPE_KNOWLEDGE.items()
+    ]
     by_shape_and_colour = [
         PromptSpec(f"a {c} shape with {phrase}", "wise", (Demand(s, colour=c),))
         for s, phrase in SHAPE_KNOWLEDGE.items()
@@ -181,6 +192,11 @@ def parse_metadata(record: dict[str, object]) -> PromptSpec:
         if relation is not None and relation[0] not in RELATIONS:
             raise ValueError(f"include.position: must be one of {', '.join(RELATIONS)}, got {relation[0]!r}")
         demands.append(
-            Demand(entry["class"], int(entry.get("count", 1)), entry.get("color"), relation[0] if relation else None)
+            Demand(
+                entry["class"],
+                int(entry.get("count", 1)),
+                entry.get("color"),
+                relation[0] if relation else None,
+            )
         )
     return PromptSpec(str(record["prompt"]), record["tag"], tuple(demands), exact="exclude" in record)  # type: ignore[arg-type]  # the tag is free text in user files

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SIZE = 48
+SIZE = 32
 """Side of an image in pixels."""
 
 SHAPES = ("circle", "square", "triangle", "cross")
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (214, 40, 40),
-    "orange": (247, 140, 20),
     "yellow": (250, 220, 40),
     "green": (50, 160, 70),
     "blue": (40, 90, 210),
@@ -23,11 +22,10 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 
 BACKGROUNDS: dict[str, tuple[int, int, int]] = {
     "white": (245, 245, 245),
-    "grey": (160, 160, 160),
     "black": (20, 20, 20),
 }
 
-MIN_RADIUS, MAX_RADIUS = 6.0, 8.5
+MIN_RADIUS, MAX_RADIUS = 4.5, 6.0
 """Half the side of a thing's bounding box, in pixels."""
 
 

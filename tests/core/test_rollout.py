@@ -155,3 +155,10 @@ def test_wrong_number_of_coefficients_is_refused():
 def test_a_noisy_step_without_noise_is_refused():
     with pytest.raises(ValueError, match="std must be positive"):
         rollout(NOISE[:1], one_each(0), torch.zeros(5))
+
+
+def test_a_deterministic_run_goes_on_from_any_of_its_states() -> None:
+    times = time_grid(5, 3.0)
+    whole = rollout_ode(lambda step: lambda x, t: torch.tanh(x) * (1 + step), torch.randn(2, 3, 4), times)
+    rest = rollout_ode(lambda step: lambda x, t: torch.tanh(x) * (1 + step), whole[:, 2], times, first_step=2)
+    assert torch.equal(rest, whole[:, 2:])

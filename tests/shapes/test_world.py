@@ -9,7 +9,14 @@ import pytest
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.judge import exact_score, graded_score, relation_margins, vividness
 from chunk_grpo.shapes.layout import sample_scene
-from chunk_grpo.shapes.prompts import CATEGORIES, Demand, PromptSpec, all_prompts, knowledge_prompts, parse_metadata
+from chunk_grpo.shapes.prompts import (
+    CATEGORIES,
+    Demand,
+    PromptSpec,
+    all_prompts,
+    knowledge_prompts,
+    parse_metadata,
+)
 from chunk_grpo.shapes.render import render
 from chunk_grpo.shapes.scene import COLOURS, SHAPES, Scene, Thing
 
@@ -18,27 +25,29 @@ def picture(*things: Thing, background: str = "white") -> np.ndarray:
     return render([Scene(background, things)])[0].numpy()
 
 
-def red_circle(x: float = 24.0, y: float = 24.0) -> Thing:
-    return Thing("circle", "red", x, y, 8.0)
+def red_circle(x: float = 16.0, y: float = 16.0) -> Thing:
+    return Thing("circle", "red", x, y, 5.0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_drawn_area_is_the_shape_s_area(shape: str) -> None:
-    image = picture(Thing(shape, "blue", 24, 24, 8))
+    image = picture(Thing(shape, "blue", 16, 16, 8))
     blue, white = np.array(COLOURS["blue"]) / 255, np.full(3, 245 / 255)
     cover = (image - white[:, None, None])[0] / (blue - white)[0]
-    area = {"circle": np.pi * 64, "square": 256.0, "triangle": 128.0, "cross": 256 * (1 / 3 + 1 / 3 - 1 / 9)}[shape]
+    area = {"circle": np.pi * 64, "square": 256.0, "triangle": 128.0, "cross": 256 * (1 / 3 + 1 / 3 - 1 / 9)}[
+        shape
+    ]
     assert cover.sum() == pytest.approx(area, rel=0.02)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("background", ["white", "grey", "black"])
+@pytest.mark.parametrize("background", ["white", "black"])
 def test_detector_reads_every_thing_on_every_background(shape: str, colour: str, background: str) -> None:
-    (found,) = detect(picture(Thing(shape, colour, 20.3, 27.8, 6.2), background=background))
+    (found,) = detect(picture(Thing(shape, colour, 12.3, 19.8, 4.7), background=background))
     assert (found.shape, found.colour) == (shape, colour)
-    assert found.confidence > 0.75
-    assert found.centre == pytest.approx((20.3, 27.8), abs=1.0)
+    assert found.confidence > 0.9
+    assert found.centre == pytest.approx((12.3, 19.8), abs=0.2)
 
 
 def test_every_caption_holds_in_the_scenes_drawn_for_it() -> None:
@@ -65,7 +74,10 @@ def test_metadata_is_geneval_s_and_survives_the_round_trip() -> None:
     spec = next(s for s in all_prompts() if s.prompt == "a circle left of a square")
     assert spec.metadata() == {
         "tag": "position",
-        "include": [{"class": "square", "count": 1}, {"class": "circle", "count": 1, "position": ["left of", 0]}],
+        "include": [
+            {"class": "square", "count": 1},
+            {"class": "circle", "count": 1, "position": ["left of", 0]},
+        ],
         "prompt": "a circle left of a square",
     }
     for spec in all_prompts() + knowledge_prompts():
@@ -79,7 +91,7 @@ def test_unknown_class_is_refused_by_name() -> None:
 
 def test_exact_rules() -> None:
     one = detect(picture(red_circle()))
-    two = detect(picture(red_circle(12, 12), Thing("circle", "blue", 36, 12, 8)))
+    two = detect(picture(red_circle(8, 8), Thing("circle", "blue", 24, 8, 5)))
     circle = PromptSpec("a circle", "single_object", (Demand("circle"),))
     assert exact_score(one, circle) and exact_score(two, circle)  # more of a class is allowed unless counting
     exactly_one = PromptSpec("one", "counting", (Demand("circle", 1),), exact=True)
@@ -90,22 +102,22 @@ def test_exact_rules() -> None:
 
 
 def test_relation_margins_by_hand() -> None:
-    left, right = sorted(detect(picture(red_circle(10, 20), red_circle(38, 30))), key=lambda d: d.centre)
-    # Offset (-28, -10); slack 0.1 * (16 + 16) = 3.2 on each axis: (-24.8, -6.8), length 25.715.
+    left, right = sorted(detect(picture(red_circle(6, 12), red_circle(26, 20))), key=lambda d: d.centre)
+    # Offset (-20, -8); slack 0.1 * (10 + 10) = 2 on each axis: (-18, -6), length 18.974.
     margins = relation_margins(left, right)
-    assert margins["left of"] == pytest.approx(24.8 / 25.715, abs=0.01)
-    assert margins["above"] == pytest.approx(6.8 / 25.715, abs=0.02)
+    assert margins["left of"] == pytest.approx(18 / 18.974, abs=0.01)
+    assert margins["above"] == pytest.approx(6 / 18.974, abs=0.02)
     assert margins["below"] == -margins["above"]
 
 
 def test_grade_orders_pictures_as_one_would() -> None:
     spec = PromptSpec("a red circle", "colors", (Demand("circle", colour="red"),))
     right = graded_score(detect(picture(red_circle())), spec)
-    orange = graded_score(detect(picture(Thing("circle", "orange", 24, 24, 8))), spec)
-    square = graded_score(detect(picture(Thing("square", "red", 24, 24, 8))), spec)
-    cluttered = graded_score(detect(picture(red_circle(12, 12), Thing("cross", "blue", 36, 36, 8))), spec)
-    nothing = graded_score(detect(picture(Thing("circle", "red", 24, 24, 1))), spec)
-    assert right > 0.9 > cluttered > square > orange > nothing == 0.0
+    purple = graded_score(detect(picture(Thing("circle", "purple", 16, 16, 5))), spec)
+    square = graded_score(detect(picture(Thing("square", "red", 16, 16, 5))), spec)
+    cluttered = graded_score(detect(picture(red_circle(8, 8), Thing("cross", "blue", 24, 24, 5))), spec)
+    nothing = graded_score(detect(picture(Thing("circle", "red", 16, 16, 1))), spec)
+    assert right > 0.9 > cluttered > square > purple > nothing == 0.0
     assert cluttered == pytest.approx(0.9 * right, rel=0.05)
 
 

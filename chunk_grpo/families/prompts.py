@@ -1,0 +1,35 @@
+"""Prompts together with their text-encoder outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+from chunk_grpo.families.base import Conditioning
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """P prompts: identifiers, texts, what scorers need to know, and conditioning rows in the same order."""
+
+    ids: Sequence[str]
+    texts: Sequence[str]
+    metadata: Sequence[Mapping[str, object]]
+    conditioning: Conditioning
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, index: Sequence[int]) -> PromptSet:
+        """The prompts at `index`."""
+        return PromptSet(
+            [self.ids[i] for i in index],
+            [self.texts[i] for i in index],
+            [self.metadata[i] for i in index],
+            self.conditioning.rows(index),
+        )
+
+    def repeated(self, count: int) -> PromptSet:
+        """Each prompt `count` times in a row: one row for each image of a group."""
+        return self.rows([i for i in range(len(self)) for _ in range(count)])

@@ -1,0 +1,67 @@
+"""Progress of long work: a live bar on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+LOG_INTERVAL = 10.0
+"""Seconds between two lines when the output is not a terminal."""
+
+
+class Meter:
+    """Counts finished units of `total`; use as a context manager and call `advance` after each unit."""
+
+    def __init__(self, label: str, total: int, done: int = 0) -> None:
+        """Start at `done` of `total` units, shown under `label`."""
+        self._label, self._total, self._done, self._first = label, total, done, done
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        self._start = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Meter:
+        if self._console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
+            self._bar = Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=self._console)
+            self._bar.add_task(self._label, total=self._total, completed=self._done)
+            self._bar.start()
+        return self
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Report `count` more finished units; `note` is shown beside the count."""
+        self._done += count
+        if self._bar is not None:
+            self._bar.update(
+                self._bar.task_ids[0], advance=count, description=f"{self._label} {note}".rstrip()
+            )
+            return
+        now = time.monotonic()
+        if now - self._last_line >= LOG_INTERVAL or self._done >= self._total:
+            self._last_line = now
+            pace = (now - self._start) / max(self._done - self._first, 1)
+            left = pace * (self._total - self._done)
+            print(
+                f"{self._label}: {self._done}/{self._total} {note} ({left:.0f} s left)".replace("  ", " "),
+                flush=True,
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,1 @@
+"""The training loop: it holds no formula, only the order of things, checkpoints and metrics."""

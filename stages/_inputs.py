@@ -1,0 +1,56 @@
+"""What several stages read: the model that params.yaml names, and prompts with their embeddings."""
+
+import json
+
+import torch
+
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts.tensors import read_tensors
+from chunk_grpo.config import Params
+from chunk_grpo.errors import DataError
+from chunk_grpo.families.base import Conditioning, Family, LoadOptions, Part, default_device
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.families.registry import load_family
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(params: Params, parts: tuple[Part, ...], size: tuple[int, int]) -> Family:
+    """The named parts of the base model, for images of `size` (height, width)."""
+    model = params.model
+    options = LoadOptions(
+        checkpoint=model.checkpoint,
+        revision=model.revision,
+        dtype=DTYPES[model.dtype],
+        height=size[0],
+        width=size[1],
+        guidance_scale=model.guidance_scale,
+        max_sequence_length=model.max_sequence_length,
+        device=default_device(),
+    )
+    return load_family(model.family, options, parts)
+
+
+def read_prompts(prompts: str, index: str, tensors: str, splits: tuple[str, ...]) -> PromptSet:
+    """The prompts of `splits`, in the table's order, with their embeddings on the default device.
+
+    Raises:
+        DataError: A prompt has no embedding, or there are no prompts in these splits.
+    """
+    records = [r for r in read_table(prompts, "prompts").to_pylist() if r["split"] in splits]
+    if not records:
+        raise DataError(f"{prompts}: must hold prompts of the splits {', '.join(splits)}, got none")
+    row_of = {r["prompt_id"]: r["row"] for r in read_table(index, "embeddings").to_pylist()}
+    missing = [r["prompt_id"] for r in records if r["prompt_id"] not in row_of]
+    if missing:
+        raise DataError(
+            f"{index}: must hold every prompt of {prompts}, got no row for {missing[0]!r}; run `dvc repro`"
+        )
+    stored = read_tensors(tensors, ("prompt_embeds", "pooled"))
+    conditioning = Conditioning(stored["prompt_embeds"], stored["pooled"])
+    return PromptSet(
+        ids=[r["prompt_id"] for r in records],
+        texts=[r["prompt"] for r in records],
+        metadata=[json.loads(r["metadata"]) for r in records],
+        conditioning=conditioning.rows([row_of[r["prompt_id"]] for r in records]).to(default_device()),
+    )

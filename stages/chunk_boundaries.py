@@ -1,0 +1,76 @@
+"""Turn the measured profile into chunk plans: every plan of params.yaml, with the Eq. (16) weights of its chunks."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chunk_grpo.artifacts import join, read_table, table_from_rows, write_json, write_table
+from chunk_grpo.config import Params
+from chunk_grpo.config.models import EqualPlan, GuidedPlan, ListedPlan, PlanParams, SinglePlan
+from chunk_grpo.core.chunk_sampling import chunk_weights
+from chunk_grpo.core.chunking import ChunkPlan, equal_plan, guided_plan, listed_plan, single_plan, step_plan
+from chunk_grpo.errors import DataError
+from stages._stage import argument, run_stage
+
+
+@dataclass(frozen=True)
+class Arguments:
+    profile: str = field(metadata=argument("l1_profile/1, Parquet"))
+    out: str = field(metadata=argument("folder for PLAN.parquet (chunk_plan/1) and chunks.json"))
+
+
+def mean_profile(table: pa.Table, num_sde_steps: int) -> list[float]:
+    """Mean relative L1 distance of each trainable step, under the SDE.
+
+    Raises:
+        DataError: The profile has other steps than the trajectory.
+    """
+    noisy = table.filter(pc.equal(table["sampler"], "sde"))
+    means = noisy.group_by("step", use_threads=False).aggregate([("l1_rel", "mean")]).sort_by("step")
+    values = [float(value) for value in means["l1_rel_mean"].to_pylist()]
+    if len(values) != num_sde_steps + 1:
+        raise DataError(
+            f"profile: must have {num_sde_steps + 1} steps (sampling.num_steps), got {len(values)}"
+        )
+    return values[:num_sde_steps]
+
+
+def build_plan(settings: PlanParams, profile: Sequence[float]) -> ChunkPlan:
+    """The plan that `settings` ask for, over the profile's steps."""
+    steps = len(profile)
+    if isinstance(settings, ListedPlan):
+        return listed_plan(settings.sizes, steps)
+    if isinstance(settings, EqualPlan):
+        return equal_plan(settings.size, steps)
+    if isinstance(settings, GuidedPlan):
+        return guided_plan(profile, settings.num_chunks)
+    return single_plan(steps) if isinstance(settings, SinglePlan) else step_plan(steps)
+
+
+def plan_rows(name: str, plan: ChunkPlan, profile: Sequence[float]) -> list[dict[str, str | int | float]]:
+    """One row a chunk."""
+    rows: list[dict[str, str | int | float]] = []
+    for chunk, (first, size, weight) in enumerate(
+        zip(plan.first_steps, plan.sizes, chunk_weights(profile, plan).tolist())
+    ):
+        mean = sum(profile[first : first + size]) / size
+        place = {"plan": name, "chunk": chunk, "first_step": first, "num_steps": size}
+        rows.append({**place, "mean_l1": mean, "weight": weight})
+    return rows
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    """Write every plan, and all sizes in one JSON file for reading."""
+    profile = mean_profile(read_table(arguments.profile, "l1_profile"), params.sampling.num_sde_steps)
+    plans = {name: build_plan(settings, profile) for name, settings in params.chunks.plans.items()}
+    for name, plan in plans.items():
+        table = table_from_rows(plan_rows(name, plan, profile), "chunk_plan")
+        write_table(table, join(arguments.out, f"{name}.parquet"), "chunk_plan")
+    write_json({name: list(plan.sizes) for name, plan in plans.items()}, join(arguments.out, "chunks.json"))
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(main, Arguments))

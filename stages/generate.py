@@ -1,0 +1,85 @@
+"""Draw the evaluation images of one policy: the base model, or a variant's tuned and hybrid modes for every seed."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chunk_grpo.artifacts import input_dir, join, table_from_rows, write_bytes, write_table
+from chunk_grpo.config import Params
+from chunk_grpo.families.base import Family
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.generation import GeneratedImage, GenerationSettings, encode_png, generate, image_grid
+from chunk_grpo.progress import Meter
+from stages._inputs import load_model, read_prompts
+from stages._stage import argument, run_stage
+
+BASE_SEED = -1
+GRID_IMAGES, GRID_COLUMNS = 64, 8
+
+
+@dataclass(frozen=True)
+class Arguments:
+    policy: str = field(metadata=argument("base, or a name in variants"))
+    prompts: str = field(metadata=argument("prompts/1, Parquet"))
+    index: str = field(metadata=argument("embeddings/1, Parquet"))
+    tensors: str = field(metadata=argument("embeddings, safetensors"))
+    out: str = field(metadata=argument("folder for images.parquet and grid.png"))
+    trained: str = field(default="", metadata=argument("folder of the trained policies; none for base"))
+
+
+def policies(base: Family, trained: str, params: Params) -> Iterator[tuple[int, Family | None]]:
+    """(training seed, tuned model); the base model is one policy without a tuned model."""
+    if not trained:
+        yield BASE_SEED, None
+        return
+    for seed in params.train.seeds:
+        with input_dir(join(trained, f"seed-{seed}", "transformer")) as folder:
+            yield seed, base.with_transformer(Path(folder))
+
+
+def image_row(policy: str, train_seed: int, image: GeneratedImage) -> dict[str, object]:
+    """One row of images/1."""
+    name = f"{policy}-{image.mode}-{train_seed}-{image.prompt_id}-{image.sample}.png"
+    return {
+        "policy": policy,
+        "mode": image.mode,
+        "train_seed": train_seed,
+        "prompt_id": image.prompt_id,
+        "sample": image.sample,
+        "seed": image.seed,
+        "image": {"bytes": encode_png(image.picture), "path": name},
+    }
+
+
+def draw(
+    base: Family, prompts: PromptSet, params: Params, arguments: Arguments
+) -> Iterator[tuple[int, GeneratedImage]]:
+    """All images of all training seeds."""
+    s = params.generate
+    settings = GenerationSettings(
+        s.num_steps, s.shift, s.base_steps, s.images_per_prompt, s.batch_size, s.seed
+    )
+    runs = len(params.train.seeds) * 2 if arguments.trained else 1
+    with Meter(f"drawing {arguments.policy}", runs * len(prompts) * s.images_per_prompt) as meter:
+        for train_seed, tuned in policies(base, arguments.trained, params):
+            for batch in generate(base, tuned, prompts, settings):
+                yield from ((train_seed, image) for image in batch)
+                meter.advance(len(batch))
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    """Draw and store all images; the grid shows the first ones of the first training seed."""
+    prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors, ("eval", "wise"))
+    base = load_model(params, ("transformer", "vae"), (params.generate.height, params.generate.width))
+    rows, shown = [], []
+    for train_seed, image in draw(base, prompts, params, arguments):
+        rows.append(image_row(arguments.policy, train_seed, image))
+        if len(shown) < GRID_IMAGES and image.mode != "hybrid":
+            shown.append(image.picture)
+    write_table(table_from_rows(rows, "images"), join(arguments.out, "images.parquet"), "images")
+    write_bytes(encode_png(image_grid(shown, GRID_COLUMNS)), join(arguments.out, "grid.png"))
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(main, Arguments))

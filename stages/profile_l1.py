@@ -1,0 +1,84 @@
+"""Measure how fast the base model's latents move: the relative L1 distance of Eq. (15), under the SDE and the ODE."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from torch import Tensor
+
+from chunk_grpo.artifacts import table_from_rows, write_csv, write_table
+from chunk_grpo.config import Params
+from chunk_grpo.core.dynamics import relative_l1
+from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
+from chunk_grpo.core.sde import diffusion_coefs
+from chunk_grpo.families.base import Family, velocity_function
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.progress import Meter
+from chunk_grpo.seeding import generator
+from stages._inputs import load_model, read_prompts
+from stages._stage import argument, run_stage
+
+
+@dataclass(frozen=True)
+class Arguments:
+    prompts: str = field(metadata=argument("prompts/1, Parquet"))
+    index: str = field(metadata=argument("embeddings/1, Parquet"))
+    tensors: str = field(metadata=argument("embeddings, safetensors"))
+    out: str = field(metadata=argument("l1_profile/1, Parquet"))
+    plot: str = field(metadata=argument("mean curve a sampler, CSV for dvc plots"))
+
+
+def profile_rows(
+    family: Family, prompts: PromptSet, params: Params
+) -> Iterator[dict[str, str | int | float]]:
+    """One row for each sampler, prompt, seed and step."""
+    sampling, settings = params.sampling, params.profile
+    times = time_grid(sampling.num_steps, sampling.shift)
+    coefs = diffusion_coefs(times, sampling.sde, sampling.eta)
+    jobs = [
+        (row, settings.seed + number) for row in range(len(prompts)) for number in range(settings.num_seeds)
+    ]
+    with Meter("profiling", len(jobs)) as meter:
+        for first in range(0, len(jobs), settings.batch_size):
+            batch = jobs[first : first + settings.batch_size]
+            rows = prompts.rows([row for row, _ in batch])
+            names = [(name, seed) for name, (_, seed) in zip(rows.ids, batch)]
+            start = sample_noise(
+                (len(batch), *family.latent_shape), [generator("profile", *n) for n in names]
+            )
+            start = start.to(rows.conditioning.prompt_embeds.device)
+            velocity = velocity_function(family, rows.conditioning)
+            noises = [generator("profile-steps", *name) for name in names]
+            curves = {
+                "sde": relative_l1(rollout_sde(velocity, start, times, coefs, noises).states),
+                "ode": relative_l1(rollout_ode(lambda step, v=velocity: v, start, times)),  # type: ignore[misc]  # v bound early
+            }
+            for sampler, values in curves.items():
+                yield from _rows(sampler, names, values, times.tolist())
+            meter.advance(len(batch))
+
+
+def _rows(
+    sampler: str, names: list[tuple[str, int]], values: Tensor, times: list[float]
+) -> Iterator[dict[str, str | int | float]]:
+    for (prompt_id, seed), curve in zip(names, values.tolist()):
+        for step, l1_rel in enumerate(curve):
+            place = {"step": step, "t": times[step], "t_next": times[step + 1]}
+            yield {"sampler": sampler, "prompt_id": prompt_id, "seed": seed, **place, "l1_rel": l1_rel}
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    """Write the profile and its mean curves."""
+    prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors, ("train",))
+    prompts = prompts.rows(range(min(params.profile.num_prompts, len(prompts))))
+    family = load_model(params, ("transformer",), (params.model.height, params.model.width))
+    table = table_from_rows(profile_rows(family, prompts, params), "l1_profile")
+    write_table(table, arguments.out, "l1_profile")
+    mean: pa.Table = table.group_by(["sampler", "step"], use_threads=False).aggregate([("l1_rel", "mean")])
+    write_csv(mean.sort_by([("sampler", "ascending"), ("step", "ascending")]), arguments.plot)
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(main, Arguments))

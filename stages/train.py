@@ -1,0 +1,123 @@
+"""Train one variant, once for each training seed, and keep the policies and their metrics."""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from chunk_grpo.artifacts import (
+    input_file,
+    join,
+    output_dir,
+    read_table,
+    table_from_rows,
+    write_csv,
+    write_table,
+)
+from chunk_grpo.config import Params
+from chunk_grpo.core.chunking import ChunkPlan
+from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.sde import diffusion_coefs
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.training.trainer import Method, MetricRow, Task, Trainer
+from chunk_grpo.training.update import Objective, StepGrid
+from stages._inputs import load_model, read_prompts
+from stages._stage import STOP, argument, run_stage
+
+CHECKPOINTS = Path(".ckpt")
+"""Outside DVC's outputs, which are deleted before a run; a folder here goes away when its stage succeeds."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    variant: str = field(metadata=argument("name in variants"))
+    prompts: str = field(metadata=argument("prompts/1, Parquet"))
+    index: str = field(metadata=argument("embeddings/1, Parquet"))
+    tensors: str = field(metadata=argument("embeddings, safetensors"))
+    plan: str = field(metadata=argument("chunk_plan/1, Parquet: the variant's chunks"))
+    out: str = field(metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv"))
+
+
+def checkpoint_key(params: Params, arguments: Arguments) -> str:
+    """Identifies the computation: a checkpoint is only resumed by the same settings on the same inputs."""
+    content = params.model_dump(mode="json")
+    sections = {name: content[name] for name in ("model", "sampling", "rewards", "train")}
+    digest = hashlib.sha256(json.dumps([sections, content["variants"][arguments.variant]]).encode())
+    for location in (arguments.prompts, arguments.index, arguments.tensors, arguments.plan):
+        with input_file(location) as path:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def build_method(params: Params, arguments: Arguments) -> Method:
+    """The variant's chunks, chunk weights and objective.
+
+    Raises:
+        DataError: The plan covers another number of steps than the trajectories have.
+    """
+    variant = params.variants[arguments.variant]
+    rows = sorted(read_table(arguments.plan, "chunk_plan").to_pylist(), key=lambda row: int(row["chunk"]))
+    plan = ChunkPlan(tuple(row["num_steps"] for row in rows))
+    if plan.num_steps != params.sampling.num_sde_steps:
+        raise DataError(
+            f"{arguments.plan}: must cover sampling.num_steps - 1 = {params.sampling.num_sde_steps} steps, "
+            f"got {plan.num_steps}; run `dvc repro`"
+        )
+    weights = (
+        torch.tensor([row["weight"] for row in rows], dtype=torch.float64)
+        if variant.weighted_sampling
+        else None
+    )
+    objective = Objective(plan, params.train.clip_range, params.train.kl_coef)
+    return Method(objective, weights, params.variant_fraction(arguments.variant))
+
+
+def build_task(params: Params, arguments: Arguments) -> Task:
+    """Prompts with embeddings, the reward and the sampling grid."""
+    files = (arguments.prompts, arguments.index, arguments.tensors)
+    heldout = read_prompts(*files, ("eval",))
+    times = time_grid(params.sampling.num_steps, params.sampling.shift)
+    coefs = diffusion_coefs(times, params.sampling.sde, params.sampling.eta)
+    return Task(
+        prompts=read_prompts(*files, ("train",)),
+        heldout=heldout.rows(range(min(params.train.heldout.num_prompts, len(heldout)))),
+        reward=Reward(params.rewards),
+        grid=StepGrid(times, coefs),
+    )
+
+
+def metric_rows(variant: str, seed: int, rows: Iterable[MetricRow]) -> list[dict[str, str | int | float]]:
+    """The trainer's metrics in the columns of train_metrics/1."""
+    who: dict[str, str | int | float] = {"variant": variant, "train_seed": seed}
+    return [{**who, "iteration": i, "metric": metric, "value": value} for i, metric, value in rows]
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    """Train every seed; a run that was stopped goes on from its checkpoint."""
+    folder = CHECKPOINTS / checkpoint_key(params, arguments)
+    method, task = build_method(params, arguments), build_task(params, arguments)
+    rows: list[dict[str, str | int | float]] = []
+    with output_dir(arguments.out) as draft, STOP.deferred():
+        for seed in params.train.seeds:
+            print(f"{arguments.variant}: training seed {seed}", flush=True)
+            family = load_model(params, ("transformer",), (params.model.height, params.model.width))
+            trainer = Trainer(family, task, method, params.train, seed, folder / f"seed-{seed}.pt")
+            rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
+            family.save_transformer(draft / f"seed-{seed}" / "transformer")
+        table = table_from_rows(rows, "train_metrics")
+        write_table(table, str(draft / "metrics.parquet"), "train_metrics")
+        curves = table.filter(
+            [value in ("reward_mean", "heldout_reward") for value in table["metric"].to_pylist()]
+        )
+        write_csv(curves, str(draft / "metrics.csv"))
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(main, Arguments))

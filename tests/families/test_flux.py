@@ -1,0 +1,79 @@
+"""Our adapter and sampler against diffusers' own FluxPipeline call on the same checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import FluxPipeline
+
+from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.rollout import rollout_ode
+from chunk_grpo.families.base import LoadOptions, velocity_function
+from chunk_grpo.families.flux import FluxFamily
+
+TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
+PROMPTS = ["a red circle", "two squares", "a cross above a circle", "a blue square and a red cross"]
+
+
+def largest_difference(
+    checkpoint: Path, batch: int, height: int, width: int, num_steps: int
+) -> tuple[float, float]:
+    """Largest absolute difference of the final latents, and of the decoded pictures in [0, 1]."""
+    prompts = PROMPTS[:batch]
+    family = FluxFamily.load(LoadOptions(str(checkpoint), height=height, width=width, max_sequence_length=8))
+    noise = torch.randn(batch, *family.latent_shape, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        velocity = velocity_function(family, family.encode(prompts))
+        ours = rollout_ode(lambda step: velocity, noise, time_grid(num_steps, 3.0))[:, -1]
+    pipeline = FluxPipeline.from_pretrained(checkpoint, torch_dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    settings = dict(
+        height=height, width=width, num_inference_steps=num_steps, max_sequence_length=8, guidance_scale=3.5
+    )
+    theirs = pipeline(prompts, latents=noise, output_type="latent", **settings).images
+    pictures = pipeline(prompts, latents=noise, output_type="pt", **settings).images
+    return float((ours - theirs).abs().max()), float((family.decode(ours) - pictures).abs().max())
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 64), (40, 16)])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("num_steps", [17, 50])
+def test_tiny_flux_equals_diffusers_pipeline(height: int, width: int, batch: int, num_steps: int) -> None:
+    latents, pictures = largest_difference(TINY, batch, height, width, num_steps)
+    assert latents < 1e-4
+    assert pictures < 1e-4
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_sharded_checkpoint_equals_diffusers_pipeline(sharded_checkpoint: Path, batch: int) -> None:
+    latents, pictures = largest_difference(sharded_checkpoint, batch, 40, 56, 8)
+    assert latents < 1e-4
+    assert pictures < 1e-4
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_bf16_checkpoint_equals_diffusers_pipeline(bf16_checkpoint: Path, batch: int) -> None:
+    latents, pictures = largest_difference(bf16_checkpoint, batch, 40, 56, 8)
+    assert latents < 1e-4
+    assert pictures < 1e-4
+
+
+def test_parts_that_are_not_named_stay_out_of_memory() -> None:
+    family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32), parts=("transformer",))
+    with pytest.raises(ValueError, match='"text" was not loaded'):
+        family.encode(["a circle"])
+
+
+def test_size_must_fit_the_token_grid() -> None:
+    with pytest.raises(ValueError, match="multiples of 8 for this checkpoint, got 30x32"):
+        FluxFamily.load(LoadOptions(str(TINY), height=30, width=32))
+
+
+def test_transformer_survives_saving(tmp_path: Path) -> None:
+    family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32))
+    x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.3])
+    conditioning = family.encode(PROMPTS[:2])
+    with torch.no_grad():
+        before = family.velocity(x, t, conditioning)
+        family.save_transformer(tmp_path)
+        assert torch.equal(family.with_transformer(tmp_path).velocity(x, t, conditioning), before)
