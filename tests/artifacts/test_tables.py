@@ -11,7 +11,6 @@ from chunk_grpo.artifacts import (
     SCHEMAS,
     SchemaName,
     TableSchema,
-    io,
     read_table,
     table_from_rows,
     write_table,
@@ -154,7 +153,7 @@ def test_an_older_and_a_newer_version(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "prompts.parquet"
     write_table(prompts(), path, "prompts")
     schema = SCHEMAS["prompts"]
-    monkeypatch.setitem(io.SCHEMAS, "prompts", TableSchema("prompts", 3, schema.columns))
+    monkeypatch.setitem(SCHEMAS, "prompts", TableSchema("prompts", 3, schema.columns))
     assert fails(path) == (
         f"{path}: must be the table prompts/3, got the older version 1. "
         "Delete it and run `dvc repro` to write it again."
