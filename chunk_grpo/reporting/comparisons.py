@@ -13,6 +13,8 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import BASE, REWARD, PromptSet, ReportSettings, ScoreBook
 from chunk_grpo.reporting.statistics import Interval, crossed_interval
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -134,40 +136,40 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
     """The two ends, or why there are none."""
     if interval.verdict == "unknown":
         return "no interval: too few prompts"
-    return f"{signed(interval.low, digits)} to {signed(interval.high, digits)}"
+    return f"{signed(interval.low, digits)}{NO_BREAK}to{NO_BREAK}{signed(interval.high, digits)}"
 
 
-def effect_text(interval: Interval) -> str:
-    """What the interval allows to say of a policy against the base."""
-    numbers = f"{signed(interval.mean)} (95 % interval {interval_text(interval)})"
-    return {
-        "above": f"higher by {numbers}",
-        "below": f"lower, {numbers}",
-        "none": f"no difference shown: {numbers}",
-        "unknown": f"{signed(interval.mean)}, {interval_text(interval)}",
-    }[interval.verdict]
+def effects_text(found: Sequence[Comparison]) -> str:
+    """What the intervals allow to say of policies against the base, variant by variant."""
+    return "; ".join(f"{c.variant} {_effect(c.difference)}" for c in found)
+
+
+def _effect(interval: Interval) -> str:
+    word = {"above": "higher", "below": "lower", "none": "no difference shown", "unknown": "undecided"}
+    return f"{word[interval.verdict]}, {signed(interval.mean)} ({interval_text(interval)})"
 
 
 def headline(tuned: Sequence[Comparison]) -> tuple[str, str]:
     """Does it help? A short answer and one sentence, from the intervals on the training reward."""
-    raised = [c.variant for c in tuned if c.difference.verdict == "above"]
-    lowered = [c.variant for c in tuned if c.difference.verdict == "below"]
-    answer = "No improvement is shown."
-    if raised and len(raised) == len(tuned):
-        answer = "Yes, on the training reward."
-    elif raised:
-        answer = f"For {_listed(raised)} yes, on the training reward."
-    elif lowered:
-        answer = "No: the training reward fell."
-    if raised and lowered:
-        answer += f" For {_listed(lowered)} it fell."
-    parts = "; ".join(f"{c.variant} {effect_text(c.difference)}" for c in tuned)
     reach = tuned[0].difference
     seeds = f"{reach.num_seeds} training seed{'s' if reach.num_seeds > 1 else ''} per variant"
-    return (
-        answer,
-        f"Training reward on {reach.num_prompts} held-out prompts, tuned against base, {seeds}: {parts}.",
+    return _answer(tuned), (
+        f"Training reward on {reach.num_prompts} held-out prompts, tuned against base, {seeds}; mean paired "
+        f"difference and 95 % interval: {effects_text(tuned)}."
     )
+
+
+def _answer(tuned: Sequence[Comparison]) -> str:
+    raised = [c.variant for c in tuned if c.difference.verdict == "above"]
+    lowered = [c.variant for c in tuned if c.difference.verdict == "below"]
+    if all(c.difference.verdict == "unknown" for c in tuned):
+        return "Too few prompts to tell."
+    if len(raised) == len(tuned):
+        return "Yes: the training reward rises."
+    if len(lowered) == len(tuned):
+        return "No: the training reward falls."
+    start = f"The training reward rises for {_listed(raised)}" if raised else "No improvement is shown"
+    return f"{start}; it falls for {_listed(lowered)}." if lowered else f"{start}."
 
 
 def order_sentence(pairs: Sequence[PairComparison]) -> str:
@@ -176,7 +178,7 @@ def order_sentence(pairs: Sequence[PairComparison]) -> str:
     if not pairs:
         return ""
     if not shown:
-        return "Between the variants no difference is shown: each pair's interval includes zero."
+        return "Between the tuned variants no difference of the training reward is shown."
     parts = []
     for p in shown:
         high, low = (p.first, p.second) if p.difference.verdict == "above" else (p.second, p.first)

@@ -12,11 +12,19 @@ from chunk_grpo.reporting import gallery, series, tables
 from chunk_grpo.reporting.comparisons import (
     Comparison,
     Comparisons,
-    effect_text,
+    effects_text,
     headline,
     order_sentence,
 )
-from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, PromptSet, ReportSettings, ScoreBook
+from chunk_grpo.reporting.evidence import (
+    MODES,
+    REWARD,
+    Evidence,
+    PromptSet,
+    ReportSettings,
+    ScoreBook,
+    Source,
+)
 from chunk_grpo.reporting.gallery import Column, GridRow
 from chunk_grpo.reporting.series import Chunk, Curve
 from chunk_grpo.reporting.statistics import METHOD, Interval
@@ -112,12 +120,7 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         file and key.
     """
     book = ScoreBook(evidence.scores, settings.rewards)
-    prompts = book.prompt_set(evidence.prompts, "eval")
-    if prompts is None:
-        raise DataError(
-            f"{evidence.prompts.path}: no prompt with split=eval was scored for the base; the report "
-            "compares policies on these prompts: run the generate and score stages again"
-        )
+    prompts = _held_out(book, evidence.prompts)
     main = Comparisons(book, prompts, settings)
     measures = (REWARD, *settings.scorers)
     found = tuple(
@@ -160,6 +163,16 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         machine=_machine(evidence.runs),
         not_run=_not_run(settings, wise is None, not benchmarks),
     )
+
+
+def _held_out(book: ScoreBook, source: Source) -> PromptSet:
+    prompts = book.prompt_set(source, "eval")
+    if prompts is None:
+        raise DataError(
+            f"{source.path}: no prompt with split=eval was scored for the base; the report "
+            "compares policies on these prompts: run the generate and score stages again"
+        )
+    return prompts
 
 
 def is_benchmark(scorer: str) -> bool:
@@ -206,8 +219,7 @@ def _wise_table(wise: Comparisons, settings: ReportSettings) -> Table:
 
 def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) -> tuple[str, ...]:
     def sentence(start: str, mode: str, measure: str) -> str:
-        parts = (c for c in found if (c.mode, c.measure) == (mode, measure))
-        return f"{start}: " + "; ".join(f"{c.variant} {effect_text(c.difference)}" for c in parts) + "."
+        return f"{start}: {effects_text([c for c in found if (c.mode, c.measure) == (mode, measure)])}."
 
     hybrid = f"Hybrid inference (the last {settings.base_steps} of {settings.num_steps} steps by the base)"
     outside = (
@@ -224,7 +236,7 @@ def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
     def values(found: Sequence[str | None]) -> str:
         return ", ".join(dict.fromkeys(value for value in found if value)) or "not recorded"
 
-    packages = sorted({name for run in runs for name in run.packages})
+    packages = sorted({f"{name} {version}" for run in runs for name, version in run.packages.items()})
     return (
         ("commit", values([run.commit for run in runs])),
         ("machine", values([f"{run.cpu}, {run.cpu_count} cores" for run in runs])),
@@ -234,7 +246,7 @@ def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
         ),
         ("system", values([run.system for run in runs])),
         ("Python", values([run.python for run in runs])),
-        *((name, values([run.packages.get(name) for run in runs])) for name in packages),
+        ("packages", values(packages)),
     )
 
 

@@ -32,7 +32,7 @@ class ReportSettings:
         title: Heading of the page.
         preset: Name of the preset, for the reader.
         variants: Names in the order of params.yaml; colours follow it.
-        plans: Chunk plan of each variant.
+        recipes: What each variant trains with, in words.
         other_plans: Plans of params.yaml that no variant trains with.
         rewards: Weight of each scorer in the training reward.
         scorers: Names in the order of params.yaml.
@@ -52,7 +52,7 @@ class ReportSettings:
     title: str
     preset: str
     variants: tuple[str, ...]
-    plans: Mapping[str, str]
+    recipes: Mapping[str, str]
     other_plans: tuple[str, ...]
     rewards: Mapping[str, float]
     scorers: tuple[str, ...]

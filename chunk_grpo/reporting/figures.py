@@ -37,8 +37,8 @@ STYLE: dict[Any, object] = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "axes.formatter.limits": (-3, 4),
-    "axes.formatter.use_mathtext": True,
+    "axes.formatter.limits": (-5, 6),  # 0.0001 rather than 1e-4 set above the axis
+    "axes.formatter.useoffset": False,
     "axes.unicode_minus": True,
     "grid.color": GRID,
     "grid.linewidth": 0.8,

@@ -47,10 +47,9 @@ def draw_profile(
     for curve, colour, style, name in ((sde, SDE_COLOUR, "-", "SDE"), (ode, ODE_COLOUR, (0, (4, 2)), "ODE")):
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=BAND_ALPHA, linewidth=0)
         axes.plot(curve.x, curve.mean, color=colour, linestyle=style, marker="o", markersize=3.2)
-        axes.annotate(
-            name, (float(curve.x[-1]), float(curve.mean[-1])), (7, 0), textcoords="offset points",
-            va="center", color=colour, fontsize=9, fontweight="bold",
-        )  # fmt: skip
+        at = 1 if len(curve.x) > 1 else 0
+        place = (float(curve.x[at]), float(curve.high[at]))
+        axes.annotate(name, place, (5, 5), textcoords="offset points", color=colour, fontweight="bold")
     if guided:
         _draw_ticks(axes, guided, bottom)
     axes.set_xlim(-0.5, float(max(sde.x[-1], ode.x[-1])) + 1.2)

@@ -150,9 +150,7 @@ def chunk_table(chunks: Sequence[Chunk]) -> Table:
             f"{chunk.weight / total:.0%}",
         )
         rows.append(Row(str(index), tuple(Cell(text) for text in cells)))
-    return Table(
-        ("chunk", "size", "steps", "mean L1", "weight, Eq. (16)", "share of first draw"), tuple(rows)
-    )
+    return Table(("chunk", "size", "steps", "mean L1", "weight, Eq. (16)", "first draw"), tuple(rows))
 
 
 def paper_table(table: PaperTable) -> Table:

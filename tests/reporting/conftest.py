@@ -81,24 +81,20 @@ def prompt_rows(per_category: int) -> list[dict[str, object]]:
 def score_rows(
     policy: str, scorer: str, prompts: list[dict[str, object]], samples: int
 ) -> list[dict[str, object]]:
-    """Scores with an effect of each variant, a scatter of seeds and one of prompts, the base's shared by all."""
+    """An effect of each variant, a scatter of seeds, and one of prompts that the base shares."""
     rows = []
     for row_policy, mode, seed in policies():
         if row_policy != policy:
             continue
         lift = 0.0 if policy == "base" else LIFT[policy] * (0.6 if mode == "hybrid" else 1.0)
-        of_seed = np.random.default_rng([seed + 1, len(policy)]).normal(0, 0.008)
+        place = (*VARIANTS, "base").index(policy)
+        of_seed = np.random.default_rng([seed + 1, place]).normal(0, 0.008)
         for index, prompt in enumerate(prompts):
             for sample in range(samples):
                 common = np.random.default_rng([index, sample, 7]).normal(0, 0.2)
-                noise = (
-                    0.0
-                    if policy == "base"
-                    else np.random.default_rng([index, sample, seed + 1, len(policy), len(mode)]).normal(
-                        0, 0.12
-                    )
-                )
-                value = float(np.clip(0.52 + lift + of_seed * (policy != "base") + common + noise, 0, 1))
+                own = np.random.default_rng([index, sample, seed + 1, place, len(mode)]).normal(0, 0.12)
+                change = 0.0 if policy == "base" else lift + of_seed + own
+                value = float(np.clip(0.52 + common + change, 0, 1))
                 if scorer == "shapes-exact":
                     value = float(value > 0.55)
                 rows.append(
@@ -130,8 +126,8 @@ def picture(prompt: str, jitter: int, size: int) -> bytes:
 def image_rows(policy: str, prompts: list[dict[str, object]], size: int) -> list[dict[str, object]]:
     return [
         {
-            "policy": row_policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"], "sample": 0,
-            "seed": 2000 + index,
+            "policy": row_policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"],
+            "sample": 0, "seed": 2000 + index,
             "image": {
                 "bytes": picture(str(prompt["prompt"]), (seed + 1 + len(mode) + len(policy)) % 4, size),
                 "path": f"{prompt['prompt_id']}-0.png",
@@ -180,7 +176,7 @@ def plan_rows(plan: str, sizes: tuple[int, ...]) -> list[dict[str, object]]:
 def metric_rows(variant: str) -> list[dict[str, object]]:
     rows = []
     for seed in SEEDS:
-        scatter = np.random.default_rng([seed, len(variant)])
+        scatter = np.random.default_rng([seed, VARIANTS.index(variant)])
         for iteration in range(31):
             rise = LIFT[variant] * iteration / 30
             values: Mapping[str, float] = {
@@ -206,7 +202,8 @@ def metric_rows(variant: str) -> list[dict[str, object]]:
 
 def manifest(stage: str, minute: int, seconds: float) -> dict[str, object]:
     return {
-        "manifest_version": 1, "stage": stage, "started_at": f"2001-01-01T10:{minute:02d}:00+00:00", "seconds": seconds,
+        "manifest_version": 1, "stage": stage, "started_at": f"2001-01-01T10:{minute:02d}:00+00:00",
+        "seconds": seconds,
         "peak_memory_mib": 912.5, "python": "3.11.2", "packages": {"torch": "2.13.0", "diffusers": "0.42.1"},
         "system": "Linux x86_64", "cpu": "Synthetic CPU @ 2.0 GHz", "cpu_count": 2, "accelerator": None,
         "commit": "0123456789abcdef0123456789abcdef01234567", "notes": {},

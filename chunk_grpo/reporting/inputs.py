@@ -1,0 +1,114 @@
+"""From params.yaml and the artifacts on disk to what the report is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+import yaml
+
+from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
+from chunk_grpo.config import Params, VariantParams
+from chunk_grpo.reporting.evidence import BASE, Evidence, ReportSettings, Source
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where the artifacts lie; local paths or URLs.
+
+    Attributes:
+        prompts: The prompts table.
+        profile: The l1_profile table.
+        chunks: Folder of PLAN.parquet.
+        train: Folder of VARIANT/metrics.parquet.
+        images: Folder of POLICY/images.parquet.
+        scores: Folder of POLICY/SCORER.parquet.
+        runs: Folder of run manifests, STAGE.json.
+    """
+
+    prompts: str
+    profile: str
+    chunks: str
+    train: str
+    images: str
+    scores: str
+    runs: str
+
+
+def settings_from(params: Params) -> ReportSettings:
+    """The report's settings: the plan shown is that of the first variant that trains by chunks."""
+    variants = params.variants
+    trained = [variant.plan for variant in variants.values()]
+    shown = next((v.plan for v in variants.values() if v.objective == "chunk"), trained[0])
+    guided = [n for n, plan in params.chunks.plans.items() if plan.kind == "guided" and n != shown]
+    return ReportSettings(
+        title=params.report.title,
+        preset=params.preset,
+        variants=tuple(variants),
+        recipes={name: _recipe(variant) for name, variant in variants.items()},
+        other_plans=tuple(name for name in params.chunks.plans if name not in trained),
+        rewards=params.rewards,
+        scorers=params.scorers,
+        clip_range=params.train.clip_range,
+        num_steps=params.generate.num_steps,
+        base_steps=params.generate.base_steps,
+        shown_plan=shown,
+        guided_plan=guided[0] if guided else None,
+        bootstrap_samples=params.report.bootstrap_samples,
+        grid_prompts=params.report.grid_prompts,
+        seed=params.report.seed,
+        train_seeds=params.train.seeds,
+        image_seed=params.generate.seed,
+        parameters=yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+    )
+
+
+def _recipe(variant: VariantParams) -> str:
+    drawn = "by the weights of Eq. (16)" if variant.weighted_sampling else "uniformly"
+    return f"{variant.objective} objective, plan {variant.plan}, drawn {drawn}"
+
+
+def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
+    """Read everything that the report is made from; of the images those of sample 0 alone are kept.
+
+    Raises:
+        DataError: a file is missing, corrupt or of another schema; the message names it.
+        TransientError: the object store does not answer.
+    """
+    policies = (BASE, *settings.variants)
+    plans = [settings.shown_plan, *([settings.guided_plan] if settings.guided_plan else [])]
+    return Evidence(
+        prompts=_read(folders.prompts, "prompts"),
+        profile=_read(folders.profile, "l1_profile"),
+        plans={p: _read(join(folders.chunks, f"{p}.parquet"), "chunk_plan") for p in plans},
+        metrics={
+            v: _read(join(folders.train, v, "metrics.parquet"), "train_metrics") for v in settings.variants
+        },
+        scores={
+            (p, s): _read(join(folders.scores, p, f"{s}.parquet"), "scores")
+            for p in policies
+            for s in settings.scorers
+        },
+        images={p: _first_images(join(folders.images, p, "images.parquet")) for p in policies},
+        runs=tuple(sorted(_manifests(folders.runs, settings), key=lambda run: (run.started_at, run.stage))),
+    )
+
+
+def _read(path: str, schema: SchemaName) -> Source:
+    return Source(path, read_table(path, schema))
+
+
+def _first_images(path: str) -> Source:
+    table = read_table(path, "images")
+    return Source(path, table.filter(pc.equal(table["sample"], 0)))
+
+
+def _manifests(folder: str, settings: ReportSettings) -> Iterator[RunManifest]:
+    """Manifests of the present variants and scorers; those of others may be left from earlier parameters."""
+    pairs = {f"{variant}-{scorer}" for variant in settings.variants for scorer in settings.scorers}
+    items = {"", *settings.variants, *settings.scorers, *pairs}
+    for path in find_files(folder, "*.json"):
+        run = read_manifest(path)
+        if run.stage != "report" and run.stage.partition("@")[2] in items:
+            yield run

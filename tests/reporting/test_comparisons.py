@@ -1,0 +1,127 @@
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from chunk_grpo.artifacts import table_from_rows
+from chunk_grpo.errors import DataError
+from chunk_grpo.reporting.comparisons import (
+    Comparison,
+    PairComparison,
+    effects_text,
+    headline,
+    number,
+    order_sentence,
+    signed,
+)
+from chunk_grpo.reporting.evidence import REWARD, ScoreBook, Source
+from chunk_grpo.reporting.statistics import Interval
+
+Values = Mapping[tuple[int, str, int], float]
+
+
+def source(policy: str, mode: str, scorer: str, values: Values) -> Source:
+    rows = [
+        {
+            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt_id, "sample": sample,
+            "scorer": scorer, "metric": metric, "value": value if metric == "score" else -9.0,
+        }
+        for (seed, prompt_id, sample), value in values.items()
+        for metric in ("score", "some detail")
+    ]  # fmt: skip
+    return Source(f"scores/{policy}/{scorer}.parquet", table_from_rows(rows, "scores"))
+
+
+def book(tuned: Values) -> ScoreBook:
+    base = {(-1, "p", 0): 1.0, (-1, "p", 1): 2.0, (-1, "q", 0): 3.0, (-1, "q", 1): 5.0}
+    return ScoreBook(
+        {("base", "x"): source("base", "base", "x", base), ("v", "x"): source("v", "tuned", "x", tuned)},
+        {"x": 0.5},
+    )
+
+
+FULL = {(s, p, k): 10.0 * s + {"p": 1, "q": 2}[p] + k for s in (0, 1) for p in ("p", "q") for k in (0, 1)}
+
+
+def interval(low: float, high: float) -> Interval:
+    return Interval((low + high) / 2, low, high, 0.1, 9.0, 3, 48)
+
+
+def comparison(variant: str, low: float, high: float) -> Comparison:
+    return Comparison(variant, "tuned", REWARD, 1.0, interval(low, high), (0.1, 0.2, 0.3))
+
+
+def test_means_over_samples_by_seed_and_prompt() -> None:
+    found = book(FULL)
+    assert found.values("base", "base", "x", ["p", "q"]).tolist() == [[1.5, 4.0]]
+    assert found.values("v", "tuned", "x", ["q", "p"]).tolist() == [[2.5, 1.5], [12.5, 11.5]]
+    assert found.values("v", "tuned", REWARD, ["p"]).tolist() == [[0.75], [5.75]]
+
+
+def test_missing_sample_is_named() -> None:
+    tuned = {key: value for key, value in FULL.items() if key != (1, "q", 1)}
+    with pytest.raises(
+        DataError, match=r"scores/v/x\.parquet: .*policy=v mode=tuned train_seed=1 prompt_id=q sample=1"
+    ):
+        book(tuned).values("v", "tuned", "x", ["p", "q"])
+
+
+def test_missing_mode_is_named() -> None:
+    with pytest.raises(DataError, match=r"scores/v/x\.parquet: .*policy=v mode=hybrid"):
+        book(FULL).values("v", "hybrid", "x", ["p"])
+
+
+def test_missing_scorer_is_named() -> None:
+    with pytest.raises(DataError, match=r"policy 'v' by scorer 'y'.*`scorers`"):
+        book(FULL).values("v", "tuned", "y", ["p"])
+
+
+def test_foreign_rows_are_refused() -> None:
+    with pytest.raises(DataError, match="holds a row of policy 'other'"):
+        ScoreBook({("v", "x"): source("other", "tuned", "x", FULL)}, {"x": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        ([("a", 0.1, 0.2), ("b", 0.1, 0.2)], "Yes: the training reward rises."),
+        ([("a", 0.1, 0.2), ("b", -0.1, 0.2)], "The training reward rises for a."),
+        ([("a", 0.1, 0.2), ("b", -0.3, -0.2)], "The training reward rises for a; it falls for b."),
+        ([("a", -0.1, 0.2), ("b", -0.1, 0.1)], "No improvement is shown."),
+        ([("a", -0.1, 0.2), ("b", -0.2, -0.1)], "No improvement is shown; it falls for b."),
+        ([("a", -0.3, -0.2)], "No: the training reward falls."),
+        ([("a", math.nan, math.nan)], "Too few prompts to tell."),
+    ],
+)
+def test_the_answer_follows_from_the_intervals(found: list[tuple[str, float, float]], answer: str) -> None:
+    assert headline([comparison(*one) for one in found])[0] == answer
+
+
+def test_the_sentence_gives_the_numbers() -> None:
+    _, sentence = headline([comparison("chunk", 0.1, 0.2), comparison("dance", -0.1, 0.3)])
+    assert "48 held-out prompts" in sentence
+    assert "3 training seeds" in sentence
+    assert sentence.replace("\xa0", " ").endswith(
+        "chunk higher, +0.150 (+0.100 to +0.200); dance no difference shown, +0.100 (−0.100 to +0.300)."
+    )
+
+
+def test_no_order_beyond_the_intervals() -> None:
+    unclear = PairComparison("chunk", "dance", interval(-0.1, 0.2))
+    assert (
+        order_sentence([unclear])
+        == "Between the tuned variants no difference of the training reward is shown."
+    )
+    found = order_sentence([unclear, PairComparison("ws", "dance", interval(-0.3, -0.1))])
+    assert "dance above ws" in found
+    assert "chunk" not in found
+    assert found.endswith("For the other pairs no difference is shown.")
+    assert order_sentence([]) == ""
+
+
+def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
+    assert number(-0.0001) == "0.000"
+    assert number(-1.5, 1) == "−1.5"
+    assert signed(0.25, 2) == "+0.25"
+    assert signed(-0.0001) == "0.000"
+    assert "undecided" in effects_text([comparison("a", math.nan, math.nan)])
