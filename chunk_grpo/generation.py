@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from chunk_grpo.core.flow import time_grid
@@ -79,14 +77,18 @@ def generate(
         span = range(first, min(first + settings.batch_size, len(rows)))
         batch = rows.rows(span)
         samples = [row % settings.images_per_prompt for row in span]
-        seeds = [image_seed(settings.seed, name, sample) for name, sample in zip(batch.ids, samples)]
+        seeds = [
+            image_seed(settings.seed, name, sample) for name, sample in zip(batch.ids, samples, strict=True)
+        ]
         noise = sample_noise(
             (len(span), *base.latent_shape), [torch.Generator().manual_seed(seed) for seed in seeds]
         ).to(batch.conditioning.prompt_embeds.device)
         yield [
             GeneratedImage(mode, name, sample, seed, picture)
             for mode, latents in _final_latents(base, tuned, batch, noise, settings)
-            for name, sample, seed, picture in zip(batch.ids, samples, seeds, _pictures(base, latents))
+            for name, sample, seed, picture in zip(
+                batch.ids, samples, seeds, _pictures(base, latents), strict=True
+            )
         ]
 
 
@@ -112,27 +114,3 @@ def _pictures(family: Family, latents: Tensor) -> NDArray[np.uint8]:
     """[B, H, W, 3]."""
     images = family.decode(latents).mul(255).round().to(torch.uint8)
     return images.permute(0, 2, 3, 1).cpu().numpy()
-
-
-def encode_png(picture: NDArray[np.uint8]) -> bytes:
-    """A picture [H, W, 3] as PNG."""
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
-def decode_image(content: bytes) -> NDArray[np.float32]:
-    """An encoded image as [3, H, W] in [0, 1]."""
-    picture = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.float32)
-    return np.ascontiguousarray(picture.transpose(2, 0, 1) / np.float32(255))
-
-
-def image_grid(pictures: Sequence[NDArray[np.uint8]], columns: int, gap: int = 2) -> NDArray[np.uint8]:
-    """Pictures of one size in rows of `columns`, on white."""
-    height, width = pictures[0].shape[:2]
-    rows = -(-len(pictures) // columns)
-    grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, dtype=np.uint8)
-    for index, picture in enumerate(pictures):
-        top, left = (gap + (size + gap) * at for size, at in zip((height, width), divmod(index, columns)))
-        grid[top : top + height, left : left + width] = picture
-    return grid

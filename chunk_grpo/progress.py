@@ -54,11 +54,7 @@ class Meter:
         if now - self._last_line >= LOG_INTERVAL or self._done >= self._total:
             self._last_line = now
             pace = (now - self._start) / max(self._done - self._first, 1)
-            left = pace * (self._total - self._done)
-            print(
-                f"{self._label}: {self._done}/{self._total} {note} ({left:.0f} s left)".replace("  ", " "),
-                flush=True,
-            )
+            pace * (self._total - self._done)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,0 +1,1 @@
+"""How assets/tiny-flux was made: a recipe of four steps, each `python -m pretraining.STEP`, run by `dvc repro`."""

@@ -64,7 +64,6 @@ class Curve:
         """Record one row."""
         row = {"step": step, "seconds": round(time.perf_counter() - self._start, 1)}
         row.update({name: round(float(torch.as_tensor(value).detach()), 5) for name, value in values.items()})
-        print(json.dumps(row), flush=True)
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
 

@@ -1,4 +1,4 @@
-"""Step 4: what the checkpoint can do: the exact score of each category, and of the WISE-like set, with plain ODE sampling."""
+"""Step 4: what the checkpoint can do: exact scores of each category and of the WISE-like set, by plain ODE sampling."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from chunk_grpo.families.base import LoadOptions, velocity_function
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.judge import exact_score, graded_score, vividness
-from chunk_grpo.shapes.scene import SIZE
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowledge_prompts
+from chunk_grpo.shapes.scene import SIZE
 from pretraining.common import CHECKPOINT, FOLDER, load_params, pick_device
 
 
@@ -47,7 +47,7 @@ def evaluate(params: dict[str, Any], per_category: int, device: torch.device) ->
         velocity = velocity_function(family, family.encode([spec.prompt for spec in batch]))
         for t, t_next in pairwise(times.tolist()):
             x = ode_step(x, velocity(x, torch.full((len(x),), t, device=device)), t, t_next)
-        for spec, picture in zip(batch, family.decode(x).cpu().numpy()):
+        for spec, picture in zip(batch, family.decode(x).cpu().numpy(), strict=True):
             found = detect(picture)
             rows.append(
                 (spec.category, exact_score(found, spec), graded_score(found, spec), vividness(picture))
@@ -63,5 +63,4 @@ def evaluate(params: dict[str, Any], per_category: int, device: torch.device) ->
 if __name__ == "__main__":
     recipe = load_params()
     result = evaluate(recipe, recipe["evaluate"]["prompts_per_category"], pick_device(recipe["device"]))
-    print(json.dumps(result, indent=2))
     (FOLDER / "work" / "scores.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

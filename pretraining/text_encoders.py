@@ -6,6 +6,7 @@ phrases ("coloured like a ripe banana") are among the captions here, and only he
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from pathlib import Path
@@ -35,7 +36,7 @@ def byte_pair_merges(words: list[str]) -> list[tuple[str, str]]:
     pieces = [[*word[:-1], word[-1] + "</w>"] for word in words]
     merges = []
     while any(len(parts) > 1 for parts in pieces):
-        counts = Counter(pair for parts in pieces for pair in zip(parts, parts[1:]))
+        counts = Counter(pair for parts in pieces for pair in itertools.pairwise(parts))
         best = min(counts, key=lambda pair: (-counts[pair], pair))
         merges.append(best)
         pieces = [_merge(parts, best) for parts in pieces]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from chunk_grpo.core.flow import flow_matching_loss, interpolate
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.flux import FluxFamily
-from chunk_grpo.shapes.scene import SIZE
 from chunk_grpo.shapes.prompts import all_prompts
+from chunk_grpo.shapes.scene import SIZE
 from pretraining.common import (
     CHECKPOINT,
     FOLDER,

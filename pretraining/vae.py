@@ -49,7 +49,7 @@ def quality(vae: AutoencoderKL, stream: SceneStream, count: int) -> tuple[float,
 
     def score(batch: Tensor) -> float:
         pictures = (batch / 2 + 0.5).float().cpu().numpy()
-        return sum(exact_score(detect(p), s) for p, s in zip(pictures, specs)) / count
+        return sum(exact_score(detect(p), s) for p, s in zip(pictures, specs, strict=True)) / count
 
     return float(psnr), score(decoded), score(images)
 

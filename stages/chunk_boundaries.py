@@ -54,10 +54,15 @@ def plan_rows(name: str, plan: ChunkPlan, profile: Sequence[float]) -> list[dict
     """One row a chunk."""
     rows: list[dict[str, str | int | float]] = []
     for chunk, (first, size, weight) in enumerate(
-        zip(plan.first_steps, plan.sizes, chunk_weights(profile, plan).tolist())
+        zip(plan.first_steps, plan.sizes, chunk_weights(profile, plan).tolist(), strict=True)
     ):
         mean = sum(profile[first : first + size]) / size
-        place = {"plan": name, "chunk": chunk, "first_step": first, "num_steps": size}
+        place: dict[str, str | int | float] = {
+            "plan": name,
+            "chunk": chunk,
+            "first_step": first,
+            "num_steps": size,
+        }
         rows.append({**place, "mean_l1": mean, "weight": weight})
     return rows
 

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from chunk_grpo.artifacts import input_dir, join, table_from_rows, write_bytes, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.generation import GeneratedImage, GenerationSettings, encode_png, generate, image_grid
+from chunk_grpo.generation import GeneratedImage, GenerationSettings, generate
+from chunk_grpo.image_files import encode_png, image_grid
 from chunk_grpo.progress import Meter
 from stages._inputs import load_model, read_prompts
 from stages._stage import argument, run_stage
@@ -72,7 +76,8 @@ def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images; the grid shows the first ones of the first training seed."""
     prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors, ("eval", "wise"))
     base = load_model(params, ("transformer", "vae"), (params.generate.height, params.generate.width))
-    rows, shown = [], []
+    rows: list[dict[str, object]] = []
+    shown: list[NDArray[np.uint8]] = []
     for train_seed, image in draw(base, prompts, params, arguments):
         rows.append(image_row(arguments.policy, train_seed, image))
         if len(shown) < GRID_IMAGES and image.mode != "hybrid":

@@ -44,7 +44,7 @@ def profile_rows(
         for first in range(0, len(jobs), settings.batch_size):
             batch = jobs[first : first + settings.batch_size]
             rows = prompts.rows([row for row, _ in batch])
-            names = [(name, seed) for name, (_, seed) in zip(rows.ids, batch)]
+            names = [(name, seed) for name, (_, seed) in zip(rows.ids, batch, strict=True)]
             start = sample_noise(
                 (len(batch), *family.latent_shape), [generator("profile", *n) for n in names]
             )
@@ -63,7 +63,7 @@ def profile_rows(
 def _rows(
     sampler: str, names: list[tuple[str, int]], values: Tensor, times: list[float]
 ) -> Iterator[dict[str, str | int | float]]:
-    for (prompt_id, seed), curve in zip(names, values.tolist()):
+    for (prompt_id, seed), curve in zip(names, values.tolist(), strict=True):
         for step, l1_rel in enumerate(curve):
             place = {"step": step, "t": times[step], "t_next": times[step + 1]}
             yield {"sampler": sampler, "prompt_id": prompt_id, "seed": seed, **place, "l1_rel": l1_rel}

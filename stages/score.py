@@ -11,7 +11,7 @@ import pyarrow as pa
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
-from chunk_grpo.generation import decode_image
+from chunk_grpo.image_files import decode_image
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.registry import make_scorer

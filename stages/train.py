@@ -12,7 +12,6 @@ import torch
 
 from chunk_grpo.artifacts import (
     input_file,
-    join,
     output_dir,
     read_table,
     table_from_rows,
@@ -105,7 +104,6 @@ def main(params: Params, arguments: Arguments) -> None:
     rows: list[dict[str, str | int | float]] = []
     with output_dir(arguments.out) as draft, STOP.deferred():
         for seed in params.train.seeds:
-            print(f"{arguments.variant}: training seed {seed}", flush=True)
             family = load_model(params, ("transformer",), (params.model.height, params.model.width))
             trainer = Trainer(family, task, method, params.train, seed, folder / f"seed-{seed}.pt")
             rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))

@@ -34,7 +34,7 @@ class FluxFamily:
         side = 2 * pipeline.vae_scale_factor
         if options.height % side or options.width % side:
             raise ValueError(
-                f"height and width must be multiples of {side} for this checkpoint, got {options.height}x{options.width}"
+                f"height and width must be multiples of {side} here, got {options.height}x{options.width}"
             )
         self._rows, self._columns = options.height // side, options.width // side
 

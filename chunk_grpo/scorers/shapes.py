@@ -15,7 +15,9 @@ from chunk_grpo.shapes.prompts import PromptSpec, parse_metadata
 
 
 def _specs(batch: ScoreBatch, scorer: str) -> list[PromptSpec]:
-    return [_spec(prompt, record, scorer) for prompt, record in zip(batch.prompts, batch.metadata)]
+    return [
+        _spec(prompt, record, scorer) for prompt, record in zip(batch.prompts, batch.metadata, strict=True)
+    ]
 
 
 def _spec(prompt: str, record: Mapping[str, object], scorer: str) -> PromptSpec:
@@ -29,7 +31,7 @@ def _spec(prompt: str, record: Mapping[str, object], scorer: str) -> PromptSpec:
 
 
 class ShapesExact:
-    """1 when every demand of the prompt is met, else 0, by the rules of GenEval's evaluator (chunk_grpo.shapes.judge)."""
+    """1 when every demand of the prompt is met, else 0, by the rules of GenEval's evaluator."""
 
     name = "shapes-exact"
     version = 1
@@ -37,7 +39,9 @@ class ShapesExact:
     def score(self, batch: ScoreBatch) -> Scores:
         """Exact scores, with the number of confident detections as a detail."""
         found = [detect(image) for image in batch.images]
-        values = [float(exact_score(d, spec)) for d, spec in zip(found, _specs(batch, self.name))]
+        values = [
+            float(exact_score(d, spec)) for d, spec in zip(found, _specs(batch, self.name), strict=True)
+        ]
         confident = [float(sum(d.confidence >= MIN_CONFIDENCE for d in ds)) for ds in found]
         return Scores(np.array(values), {"detections": np.array(confident)})
 
@@ -52,7 +56,9 @@ class ShapesGraded:
         """Grades in [0, 1]."""
         specs = _specs(batch, self.name)
         return Scores(
-            np.array([graded_score(detect(image), spec) for image, spec in zip(batch.images, specs)])
+            np.array(
+                [graded_score(detect(image), spec) for image, spec in zip(batch.images, specs, strict=True)]
+            )
         )
 
 

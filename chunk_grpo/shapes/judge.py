@@ -1,4 +1,4 @@
-"""Scores of a picture: GenEval's exact rules, a smooth grade of the same demands, and vividness, which can be hacked."""
+"""Scores of a picture: GenEval's exact rules, a smooth grade of the same demands, and vividness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exact_score(detections: list[Detection], spec: PromptSpec) -> bool:
     """
     sure = [d for d in detections if d.confidence >= MIN_CONFIDENCE]
     matches = [[d for d in sure if _matches(d, demand)] for demand in spec.demands]
-    for demand, found in zip(spec.demands, matches):
+    for demand, found in zip(spec.demands, matches, strict=True):
         if len(found) < demand.count:
             return False
         if demand.relation and not any(_holds(demand.relation, a, b) for a in found for b in matches[0]):
@@ -67,7 +67,7 @@ def graded_score(detections: list[Detection], spec: PromptSpec) -> float:
         return 0.0
     grades = np.array([[_grade(d, demand) for d in detections] for demand in wanted])
     rows, columns = linear_sum_assignment(grades, maximize=True)
-    assigned = dict(zip(rows.tolist(), columns.tolist()))
+    assigned = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     total = 0.0
     for row, demand in enumerate(wanted):
         if row not in assigned:

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: one file, written beside and moved into place, so that a kill never leaves half of one."""
+"""Checkpoints of a training run: one file, moved into place whole, so that a kill never leaves half of one."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.rollouts import Experience, RolloutSettings, gather, heldout_scores
+from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.update import Objective, StepGrid, UpdateBatch, UpdateStats, accumulate_gradient
 
 MetricRow = tuple[int, str, float]

@@ -54,7 +54,9 @@ def test_every_caption_holds_in_the_scenes_drawn_for_it() -> None:
     rng = random.Random(0)
     specs = all_prompts() + knowledge_prompts()
     images = render([sample_scene(spec, rng) for spec in specs]).numpy()
-    wrong = [spec.prompt for spec, image in zip(specs, images) if not exact_score(detect(image), spec)]
+    wrong = [
+        spec.prompt for spec, image in zip(specs, images, strict=True) if not exact_score(detect(image), spec)
+    ]
     assert wrong == []
 
 

@@ -1,0 +1,36 @@
+"""Pictures as PNG bytes, and back; several pictures in one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+
+def encode_png(picture: NDArray[np.uint8]) -> bytes:
+    """A picture [H, W, 3] as PNG."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def decode_image(content: bytes) -> NDArray[np.float32]:
+    """An encoded image as [3, H, W] in [0, 1]."""
+    picture = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.float32)
+    return np.ascontiguousarray(picture.transpose(2, 0, 1) / np.float32(255))
+
+
+def image_grid(pictures: Sequence[NDArray[np.uint8]], columns: int, gap: int = 2) -> NDArray[np.uint8]:
+    """Pictures of one size in rows of `columns`, on white."""
+    height, width = pictures[0].shape[:2]
+    rows = -(-len(pictures) // columns)
+    grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, dtype=np.uint8)
+    for index, picture in enumerate(pictures):
+        top, left = (
+            gap + (size + gap) * at for size, at in zip((height, width), divmod(index, columns), strict=True)
+        )
+        grid[top : top + height, left : left + width] = picture
+    return grid
