@@ -15,9 +15,12 @@ from pathlib import Path
 
 import httpx
 import psutil
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
 HOST = "127.0.0.1"
@@ -70,13 +73,16 @@ class LocalPrefect:
             SetUpError: the port is taken, or something did not start.
         """
         if _listens(self.port):
-            raise SetUpError(
-                f"port {self.port} is in use; stop what uses it or choose another: PREFECT_PORT=4300"
-            )
+            raise SetUpError(f"port {self.port} is in use; choose another one, as in PREFECT_PORT=4300")
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # So a shell starts what it runs in the background. A worker would inherit it, and it needs SIGINT to
+            # end itself.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self.home.mkdir(parents=True, exist_ok=True)
         try:
             self._start("server", "server", "start", "--host", HOST, "--port", str(self.port))
             self._wait_for_server()
+            self._end_unfinished_runs()
             self._create_pools()
             for pool in POOLS:
                 self._start(f"worker-{pool}", "worker", "start", "--pool", pool, "--name", f"local-{pool}")
@@ -123,7 +129,7 @@ class LocalPrefect:
     def _create_pools(self) -> None:
         """Create the work pools, or bring those of an earlier start to the same settings."""
         template = ProcessWorker.get_default_base_job_template()
-        with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}), get_client(sync_client=True) as client:
+        with self._client() as client:
             for pool, limit in POOLS.items():
                 create = WorkPoolCreate(
                     name=pool, type="process", base_job_template=template, concurrency_limit=limit
@@ -138,15 +144,45 @@ class LocalPrefect:
         if result.returncode != 0:
             raise SetUpError(f"prefect deploy failed:\n{result.stdout}{result.stderr}")
 
+    def _end_unfinished_runs(self) -> None:
+        """Mark as crashed what no worker works on any more; else it keeps its slot and the next run waits.
+
+        A run that waits in the queue stays there, a stage that waits for its run to go on does not.
+        """
+        unfinished = [
+            StateType.RUNNING,
+            StateType.PENDING,
+            StateType.CANCELLING,
+            StateType.PAUSED,
+            StateType.SCHEDULED,
+        ]
+        of_type = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=unfinished)))
+        with self._client() as client:
+            for run in client.read_flow_runs(flow_run_filter=of_type):
+                if run.state_type != StateType.SCHEDULED or run.parent_task_run_id is not None:
+                    client.set_flow_run_state(run.id, Crashed(message="Its workers were stopped."))
+
+    @contextmanager
+    def _client(self) -> Iterator[SyncPrefectClient]:
+        with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}), get_client(sync_client=True) as client:
+            yield client
+
     def stop(self) -> None:
         """Workers first, with their flow runs, while the server still takes the states that these report."""
-        workers = [process for name, process in self._children if name != "server"]
-        servers = [process for name, process in self._children if name == "server"]
-        for group in (workers, servers):
-            stop_trees([psutil.Process(process.pid) for process in group if process.poll() is None])
-            for process in group:
-                process.wait()
-        self._children.clear()
+        server = [process for name, process in self._children if name == "server"]
+        _stop_all([process for name, process in self._children if name != "server"])
+        try:
+            if all(process.poll() is None for process in server) and _listens(self.port):
+                self._end_unfinished_runs()
+        finally:
+            _stop_all(server)
+            self._children.clear()
+
+
+def _stop_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    stop_trees([psutil.Process(process.pid) for process in processes if process.poll() is None])
+    for process in processes:
+        process.wait()
 
 
 def stop_trees(roots: Sequence[psutil.Process]) -> None:

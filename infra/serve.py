@@ -24,11 +24,10 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def main() -> int:
     """Serve until Ctrl-C (or SIGTERM, or the terminal closes)."""
     console = Console(highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
-    prefect = LocalPrefect(
-        root=ROOT, home=ROOT / ".prefect", port=int(os.environ.get("PREFECT_PORT", "4200"))
-    )
+    for number in _STOP_SIGNALS:
+        signal.signal(number, _interrupt)
+    port = int(os.environ.get("PREFECT_PORT", "4200"))
+    prefect = LocalPrefect(root=ROOT, home=ROOT / ".prefect", port=port)
     console.print("Starting the Prefect server, its work pools and workers ...")
     try:
         with prefect.running():

@@ -187,13 +187,17 @@ def test_cancelling_the_run_ends_training_on_the_other_pool(prefect: LocalPrefec
 
 
 @pytest.mark.slow
-def test_ending_the_server_ends_a_run_with_its_stage(prefect: LocalPrefect) -> None:
+def test_stopping_in_mid_run_ends_its_stage_and_frees_its_slots(prefect: LocalPrefect) -> None:
     """Must be the last test: it leaves no server."""
     seen = set(prefect.home.glob("runs/*/a.pid"))
     assert run(prefect, preset="smoke", overrides=["variants.a.seconds=601"]).returncode == 0
     pid = wait_for_training(prefect, seen)
     prefect.stop()
     assert not is_running(pid)
+    with LocalPrefect(root=prefect.root, home=prefect.home, port=free_port()).running() as again:
+        assert [run["state_type"] for run in latest_flow_runs(again, 2)] == ["CRASHED", "CRASHED"]
+        result = run(again, "--watch", "--watch-timeout", "120", preset="smoke", until="train")
+        assert result.returncode == 0, result.stdout + result.stderr
 
 
 def wait_for_training(prefect: LocalPrefect, seen: set[Path]) -> int:
