@@ -207,7 +207,7 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
             "known: shapes-exact, shapes-graded, shapes-vivid",
         ),
         (
-            [put("scorers", ["shapes-exact", "clip"])],
+            [put("scorers", ["shapes-exact", "clip"]), put("rewards", {"shapes-exact": 1.0})],
             "scorers[1]: unknown scorer 'clip'; known: shapes-exact, shapes-graded, shapes-vivid",
         ),
         (
@@ -215,7 +215,15 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
             "rewards.hpsv3: the scorer 'hpsv3' is not part of this version yet; "
             "it has: shapes-exact, shapes-graded, shapes-vivid",
         ),
-        ([put("scorers", ["shapes-exact"] * 2)], "scorers: each value once, got 'shapes-exact' 2 times"),
+        (
+            [put("scorers", ["shapes-graded"])],
+            "rewards.shapes-vivid: must also stand in scorers, so that the report can compare the training reward, "
+            "got ['shapes-graded']",
+        ),
+        (
+            [put("scorers", ["shapes-exact"] * 2), put("rewards", {"shapes-exact": 1.0})],
+            "scorers: each value once, got 'shapes-exact' 2 times",
+        ),
         ([put("train.seeds", [0, 1, 1])], "train.seeds: each value once, got 1 2 times"),
         ([put("generate.base_steps", 51)], "generate.base_steps: must be <= generate.num_steps = 50, got 51"),
         (

@@ -119,6 +119,12 @@ def scorers_are_known(rewards: Mapping[str, float], scorers: tuple[str, ...]) ->
     for position, name in enumerate(scorers):
         yield from _known(("scorers", position), name)
     yield from _unique(("scorers",), scorers)
+    for name in rewards:
+        if name in KNOWN_SCORERS and name not in scorers:
+            yield Problem(
+                ("rewards", name),
+                f"must also stand in scorers, so that the report can compare the training reward, got {list(scorers)}",
+            )
 
 
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
