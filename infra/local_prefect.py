@@ -20,7 +20,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 from prefect.workers.process import ProcessWorker
 
 HOST = "127.0.0.1"
@@ -145,22 +145,19 @@ class LocalPrefect:
             raise SetUpError(f"prefect deploy failed:\n{result.stdout}{result.stderr}")
 
     def _end_unfinished_runs(self) -> None:
-        """Mark as crashed what no worker works on any more; else it keeps its slot and the next run waits.
+        """End what no worker works on any more: it would keep its slot, and the next run would wait for ever.
 
-        A run that waits in the queue stays there, a stage that waits for its run to go on does not.
+        A run that waits in the queue stays there; a stage that waits for its run to go on does not.
         """
-        unfinished = [
-            StateType.RUNNING,
-            StateType.PENDING,
-            StateType.CANCELLING,
-            StateType.PAUSED,
-            StateType.SCHEDULED,
-        ]
-        of_type = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=unfinished)))
+        live = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.SCHEDULED]
+        unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=live)))
         with self._client() as client:
-            for run in client.read_flow_runs(flow_run_filter=of_type):
-                if run.state_type != StateType.SCHEDULED or run.parent_task_run_id is not None:
-                    client.set_flow_run_state(run.id, Crashed(message="Its workers were stopped."))
+            for run in client.read_flow_runs(flow_run_filter=unfinished):
+                if run.state_type == StateType.SCHEDULED and run.parent_task_run_id is None:
+                    continue
+                # Prefect lets a cancelling run become nothing but cancelled.
+                end = Cancelled if run.state_type == StateType.CANCELLING else Crashed
+                client.set_flow_run_state(run.id, end(message="Its worker was stopped."))
 
     @contextmanager
     def _client(self) -> Iterator[SyncPrefectClient]:

@@ -195,7 +195,8 @@ def test_stopping_in_mid_run_ends_its_stage_and_frees_its_slots(prefect: LocalPr
     prefect.stop()
     assert not is_running(pid)
     with LocalPrefect(root=prefect.root, home=prefect.home, port=free_port()).running() as again:
-        assert [run["state_type"] for run in latest_flow_runs(again, 2)] == ["CRASHED", "CRASHED"]
+        ended = {run["state_type"] for run in latest_flow_runs(again, 2)}
+        assert ended <= {"CRASHED", "CANCELLED"}
         result = run(again, "--watch", "--watch-timeout", "120", preset="smoke", until="train")
         assert result.returncode == 0, result.stdout + result.stderr
 
