@@ -1,0 +1,190 @@
+"""dvc.yaml names, for every stage, all first-party code that the stage imports and all parameters that it reads.
+
+DVC runs a stage again when one of its deps or params changes. So a missing one means a cached result that is
+silently stale, and one too many means runs for nothing.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grimp
+import pytest
+from ruamel.yaml import YAML
+
+from chunk_grpo.config import Params
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("chunk_grpo", "stages")
+GRAPH = grimp.build_graph(*PACKAGES, cache_dir=None)
+
+
+def dvc_stages() -> dict[str, dict[str, Any]]:
+    """Every stage of dvc.yaml; a stage with `foreach` by its template."""
+    stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    return {name: stage.get("do", stage) for name, stage in stages.items()}
+
+
+STAGES = dvc_stages()
+
+
+def module_of(stage: str) -> str:
+    """The module that a stage's command runs."""
+    found = re.search(r"python -m (stages\.\w+)", STAGES[stage]["cmd"])
+    assert found, f"dvc.yaml, {stage}: cmd must run python -m stages.NAME"
+    return found.group(1)
+
+
+def file_of(module: str) -> str:
+    """A module's file, relative to the repository."""
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return file.relative_to(ROOT).as_posix()
+
+
+def imported_modules(module: str) -> set[str]:
+    """The module, all that it imports at any remove, and the packages that hold them, whose code runs too."""
+    found: set[str] = set()
+    waiting = {module}
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        waiting |= GRAPH.find_upstream_modules(name) | set(filter(None, [name.rpartition(".")[0]]))
+        waiting -= found
+    return found
+
+
+def holds_no_code(file: str) -> bool:
+    """Whether an `__init__.py` is a docstring and the version alone, so that it can change no result."""
+    if not file.endswith("__init__.py"):
+        return False
+    body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+    return all(
+        isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Constant) for node in body
+    )
+
+
+def covers(dep: str, file: str) -> bool:
+    return file == dep or file.startswith(f"{dep}/")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deps_are_the_code_that_the_stage_imports(stage: str) -> None:
+    files = {file_of(module) for module in imported_modules(module_of(stage))}
+    code = [dep for dep in STAGES[stage]["deps"] if dep.startswith(tuple(f"{name}/" for name in PACKAGES))]
+    missing = [f for f in sorted(files) if not any(covers(d, f) for d in code) and not holds_no_code(f)]
+    surplus = [dep for dep in code if not any(covers(dep, file) for file in files)]
+    assert not missing, f"dvc.yaml, {stage}: add to deps (or the package that holds them): {missing}"
+    assert not surplus, f"dvc.yaml, {stage}: remove from deps, nothing imports them: {surplus}"
+    assert code == sorted(code, key=lambda dep: (dep.startswith("chunk_grpo"), dep))
+    assert all((ROOT / dep).exists() for dep in code)
+
+
+# Parameters: `params` stands for the whole of params.yaml in a stage; what is read of it is visible in the source.
+
+
+def functions(file: str) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def origins(file: str) -> dict[str, str]:
+    """Name of a function that `file` imports from first-party code -> the file that defines it."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {
+        alias.name: file_of(node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES
+        for alias in node.names
+    }
+
+
+METHODS = functions("chunk_grpo/config/models.py")
+"""Methods of Params, which read it in the stage's stead."""
+
+
+def read_paths(file: str, name: str, subject: str = "params") -> Iterator[str]:
+    """The dotted paths that function `name` of `file` reads of `subject`, through the functions it hands it to.
+
+    `params.variants[NAME]` is the path `variants.*`; `*` alone is everything.
+    """
+    function = functions(file)[name]
+    parent = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(function):
+        if not (isinstance(node, ast.Name) and node.id == subject):
+            continue
+        above = parent[node]
+        if isinstance(above, ast.Call) and node in above.args:
+            assert isinstance(above.func, ast.Name), f"{file}, line {node.lineno}: cannot follow {subject}"
+            callee = above.func.id
+            home = file if callee in functions(file) else origins(file)[callee]
+            place = functions(home)[callee].args.args[above.args.index(node)].arg
+            yield from read_paths(home, callee, place)
+        elif isinstance(above, ast.Attribute):
+            yield from attribute_paths(above, parent)
+        else:
+            assert isinstance(above, ast.Delete), f"{file}, line {node.lineno}: cannot follow {subject}"
+
+
+def attribute_paths(node: ast.Attribute, parent: dict[ast.AST, ast.AST]) -> Iterator[str]:
+    """`params.train.seeds` -> train.seeds; a method of Params -> what it reads; model_dump -> everything."""
+    if node.attr == "model_dump":
+        yield "*"
+        return
+    if node.attr in METHODS:
+        yield from read_paths("chunk_grpo/config/models.py", node.attr, "self")
+        return
+    above = parent[node]
+    if isinstance(above, ast.Subscript) and above.value is node:
+        yield f"{node.attr}.*"
+    elif isinstance(above, ast.Attribute):
+        yield f"{node.attr}.{above.attr}"
+    else:
+        yield node.attr
+
+
+def declared_paths(stage: str) -> list[str]:
+    return [path.replace("${key}", "*") for path in STAGES[stage].get("params", [])]
+
+
+def within(path: str, declared: str) -> bool:
+    return path == declared or path.startswith(f"{declared}.")
+
+
+NOT_REALLY = {
+    "train": {"*"},  # the checkpoint's key holds whole sections, all of them among the stage's params
+    "generate_base": {"train.seeds"},  # behind `--trained`, which this stage is not given
+}
+"""Reads in the source that change no result of the stage."""
+
+SECTIONS = set(Params.model_fields)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_params_are_what_the_stage_reads(stage: str) -> None:
+    read = set(read_paths(file_of(module_of(stage)), "main")) - NOT_REALLY.get(stage, set())
+    if "*" in read:
+        read = SECTIONS
+    declared = declared_paths(stage)
+    missing = sorted(path for path in read if not any(within(path, name) for name in declared))
+    surplus = [
+        name for name in declared if not any(within(path, name) or within(name, path) for path in read)
+    ]
+    assert not missing, f"dvc.yaml, {stage}: add to params: {missing}"
+    assert not surplus, f"dvc.yaml, {stage}: remove from params, nothing reads them: {surplus}"
+
+
+def test_the_base_policy_is_drawn_without_training_seeds() -> None:
+    assert "--trained" not in STAGES["generate_base"]["cmd"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_command_touches_declared_paths_only(stage: str) -> None:
+    """Every path on the command line lies in a dep or an out, and every out is on it."""
+    paths = re.findall(r"(?<= )artifacts/\S+", STAGES[stage]["cmd"])
+    outs = STAGES[stage]["outs"]
+    declared = [*STAGES[stage]["deps"], *outs]
+    assert [path for path in paths if not any(covers(name, path) for name in declared)] == []
+    assert [out for out in outs if not any(covers(out, path) for path in paths)] == []

@@ -1,0 +1,44 @@
+"""Rules for every file: short enough to read at once, and the same on every machine.
+
+That the presets of conf/ compose is tested in tests/test_presets.py, the import directions by lint-imports.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 400
+CODE = (".py", ".yaml", ".yml", ".toml", ".j2", ".sh", "Makefile", "Dockerfile")
+TEXT = (*CODE, ".md", ".txt", ".json", ".cfg", ".gitignore", ".dvcignore")
+OF_ONE_MACHINE = re.compile(r"(?<![\w.}*-])/(?:home|root|Users|work)/[\w.-]+")
+
+
+def files(*endings: str) -> list[Path]:
+    """What is in the repository or would be added to it, checkpoints aside."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", ":!assets"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [ROOT / name for name in names if name.endswith(endings) and (ROOT / name).is_file()]
+
+
+def test_no_file_is_longer_than_the_limit() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files(*CODE)}
+    assert len(lengths) > 100
+    assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_no_path_of_one_machine() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {hit.group()}"
+        for path in files(*TEXT)
+        for hit in OF_ONE_MACHINE.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("line", ["cd /{}/ann", "'/{}/.cache'", "=/{}/ann", "`/{}/main`"])
+def test_a_path_of_one_machine_would_be_found(line: str) -> None:
+    for folder in ("home", "root", "Users", "work"):
+        assert OF_ONE_MACHINE.search(line.format(folder))
