@@ -104,7 +104,7 @@ def load_frozen_parts(params: dict[str, Any], device: torch.device) -> tuple[Aut
     )
     family = FluxFamily.load(options, parts=("text",))
     captions = family.encode([spec.prompt for spec in all_prompts()])
-    vae = AutoencoderKL.from_pretrained(CHECKPOINT / "vae", torch_dtype=torch.float32).to(device)
+    vae = AutoencoderKL.from_pretrained(CHECKPOINT / "vae", dtype=torch.float32).to(device)
     return vae, captions.prompt_embeds, captions.pooled
 
 

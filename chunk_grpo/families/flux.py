@@ -59,7 +59,7 @@ class FluxFamily:
         check_checkpoint(options.checkpoint, PIPELINE_CLASS, wanted)
         try:
             pipeline = FluxPipeline.from_pretrained(
-                options.checkpoint, revision=options.revision, torch_dtype=options.dtype, **left_out
+                options.checkpoint, revision=options.revision, dtype=options.dtype, **left_out
             )
         except (OSError, ValueError) as error:
             raise DataError(
@@ -162,7 +162,7 @@ class FluxFamily:
     def with_transformer(self, folder: Path) -> FluxFamily:
         """A second model whose velocity network comes from a saved transformer folder, the other parts shared."""
         return self._with_transformer(
-            FluxTransformer2DModel.from_pretrained(folder, torch_dtype=self._options.dtype)
+            FluxTransformer2DModel.from_pretrained(folder, dtype=self._options.dtype)
         )
 
     def _with_transformer(self, network: FluxTransformer2DModel) -> FluxFamily:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Conditioning
 
 
@@ -32,3 +36,20 @@ class PromptSet:
     def repeated(self, count: int) -> PromptSet:
         """Each prompt `count` times in a row: one row for each image of a group."""
         return self.rows([i for i in range(len(self)) for _ in range(count)])
+
+
+def require_finite(latents: Tensor, prompts: PromptSet, when: str, remedy: str) -> None:
+    """Refuse latents that no picture can be made of: decoded, NaN would pass for a black picture.
+
+    Args:
+        latents: [B, ...].
+        prompts: One row for each of the B.
+        when: Begins the message, such as "iteration 3".
+        remedy: Ends it.
+
+    Raises:
+        DataError: A value is not finite; the message names the first such prompt.
+    """
+    bad = (~torch.isfinite(latents).flatten(1).all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        raise DataError(f"{when}: the latents of prompt {prompts.texts[bad[0]]!r} are not finite. {remedy}")

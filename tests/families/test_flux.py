@@ -25,7 +25,7 @@ def largest_difference(
     with torch.no_grad():
         velocity = velocity_function(family, family.encode(prompts))
         ours = rollout_ode(lambda step: velocity, noise, time_grid(num_steps, 3.0))[:, -1]
-    pipeline = FluxPipeline.from_pretrained(checkpoint, torch_dtype=torch.float32)
+    pipeline = FluxPipeline.from_pretrained(checkpoint, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     settings = {
         "height": height,
