@@ -15,7 +15,7 @@ from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.hybrid import uses_base
 from chunk_grpo.core.rollout import rollout_ode, sample_noise
 from chunk_grpo.families.base import Family, velocity_function
-from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.seeding import derive_seed
 
 Mode = Literal["base", "tuned", "hybrid"]
@@ -71,6 +71,9 @@ def generate(
 
     Yields:
         The images of one batch: of the mode "base", or of the modes "tuned" and "hybrid".
+
+    Raises:
+        DataError: A latent is not finite; the message names the prompt.
     """
     rows = prompts.repeated(settings.images_per_prompt)
     for first in range(0, len(rows), settings.batch_size):
@@ -83,13 +86,16 @@ def generate(
         noise = sample_noise(
             (len(span), *base.latent_shape), [torch.Generator().manual_seed(seed) for seed in seeds]
         ).to(batch.conditioning.prompt_embeds.device)
-        yield [
-            GeneratedImage(mode, name, sample, seed, picture)
-            for mode, latents in _final_latents(base, tuned, batch, noise, settings)
-            for name, sample, seed, picture in zip(
-                batch.ids, samples, seeds, _pictures(base, latents), strict=True
-            )
-        ]
+        images = []
+        for mode, latents in _final_latents(base, tuned, batch, noise, settings):
+            require_finite(latents, batch, f"mode {mode}", "Train again with a lower train.learning_rate.")
+            images += [
+                GeneratedImage(mode, name, sample, seed, picture)
+                for name, sample, seed, picture in zip(
+                    batch.ids, samples, seeds, _pictures(base, latents), strict=True
+                )
+            ]
+        yield images
 
 
 def _final_latents(

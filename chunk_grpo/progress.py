@@ -53,8 +53,9 @@ class Meter:
         now = time.monotonic()
         if now - self._last_line >= LOG_INTERVAL or self._done >= self._total:
             self._last_line = now
-            pace = (now - self._start) / max(self._done - self._first, 1)
-            pace * (self._total - self._done)
+            left = (now - self._start) / max(self._done - self._first, 1) * (self._total - self._done)
+            line = f"{self._label}: {self._done}/{self._total} {note}".rstrip()
+            self._console.print(f"{line}, {left:.0f} s left", markup=False, highlight=False, soft_wrap=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

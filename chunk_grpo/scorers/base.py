@@ -71,7 +71,7 @@ def check_scores(scorer: Scorer, scores: Scores, size: int) -> Scores:
     """Refuse short or non-finite answers: a failed score is an error, never a reward of 0.
 
     Raises:
-        DataError: A value is missing, NaN or infinite.
+        DataError: A value or a detail is missing, NaN or infinite.
     """
     if scores.values.shape != (size,):
         raise DataError(
@@ -82,4 +82,10 @@ def check_scores(scorer: Scorer, scores: Scores, size: int) -> Scores:
         raise DataError(
             f"scorer {scorer.name}: image {bad[0]} of the batch got {scores.values[bad[0]]}; scores must be finite"
         )
+    for name, detail in scores.details.items():
+        if detail.shape != (size,) or not np.isfinite(detail).all():
+            raise DataError(
+                f"scorer {scorer.name}: detail {name!r} needs one finite value for each of {size} images, "
+                f"got {detail.tolist()}"
+            )
     return scores

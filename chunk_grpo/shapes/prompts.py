@@ -184,13 +184,19 @@ def parse_metadata(record: dict[str, object]) -> PromptSpec:
         raise ValueError(f"include: a non-empty list of demands is needed, got {include!r}")
     demands = []
     for entry in include:
+        if not isinstance(entry, dict):
+            raise ValueError(f"include: each demand must be a mapping, got {entry!r}")
         relation = entry.get("position")
         if entry.get("class") not in SHAPES:
             raise ValueError(f"include.class: must be one of {', '.join(SHAPES)}, got {entry.get('class')!r}")
         if entry.get("color") not in (None, *COLOURS):
             raise ValueError(f"include.color: must be one of {', '.join(COLOURS)}, got {entry['color']!r}")
-        if relation is not None and relation[0] not in RELATIONS:
-            raise ValueError(f"include.position: must be one of {', '.join(RELATIONS)}, got {relation[0]!r}")
+        if relation is not None and (
+            not isinstance(relation, list) or not relation or relation[0] not in RELATIONS
+        ):
+            raise ValueError(
+                f"include.position: must be [relation, 0], one of {', '.join(RELATIONS)}, got {relation!r}"
+            )
         demands.append(
             Demand(
                 entry["class"],

@@ -11,13 +11,17 @@ from torch import Tensor
 
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
 from chunk_grpo.core.types import Trajectory
-from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, velocity_function
-from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.update import StepGrid
+
+_DIVERGED = (
+    "The policy has diverged: lower train.learning_rate or train.max_grad_norm and start from the last good "
+    "checkpoint."
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def gather(
         for first in range(0, len(rows), settings.batch_size)
     ]
     states = torch.cat([batch.states for batch in batches])
-    _require_finite(states, rows, iteration)
+    require_finite(states, rows, f"iteration {iteration}", _DIVERGED)
     sampled = time.perf_counter()
     scores = score_latents(family, states[:, -1], rows, reward, settings.batch_size)
     return Experience(
@@ -118,7 +122,11 @@ def heldout_scores(
     seed: int,
     batch_size: int,
 ) -> Scores:
-    """Rewards of the current policy's ODE samples on fixed prompts and fixed noise: comparable between iterations."""
+    """Rewards of the current policy's ODE samples on fixed prompts and fixed noise: comparable between iterations.
+
+    Raises:
+        DataError: A latent or a reward is not finite.
+    """
     rows = prompts.repeated(images_per_prompt)
     names = [f"{rows.ids[i]}/{i % images_per_prompt}" for i in range(len(rows))]
     finals = []
@@ -131,7 +139,9 @@ def heldout_scores(
         velocity = velocity_function(family, conditioning)
         start = noise.to(conditioning.prompt_embeds.device)
         finals.append(rollout_ode(lambda _, v=velocity: v, start, times)[:, -1])  # type: ignore[misc]  # v bound early
-    return score_latents(family, torch.cat(finals), rows, reward, batch_size)
+    latents = torch.cat(finals)
+    require_finite(latents, rows, "held-out prompts", _DIVERGED)
+    return score_latents(family, latents, rows, reward, batch_size)
 
 
 def score_latents(
@@ -140,12 +150,3 @@ def score_latents(
     """Decode final latents and score the pictures."""
     images = torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
     return reward.score(ScoreBatch(images, rows.texts, rows.metadata))
-
-
-def _require_finite(states: Tensor, rows: PromptSet, iteration: int) -> None:
-    bad = (~torch.isfinite(states).flatten(1).all(dim=1)).nonzero().flatten().tolist()
-    if bad:
-        raise DataError(
-            f"iteration {iteration}: the latents of prompt {rows.texts[bad[0]]!r} are not finite. The policy has "
-            "diverged: lower train.learning_rate or train.max_grad_norm and start from the last good checkpoint."
-        )

@@ -30,7 +30,9 @@ class Toy(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         stream = torch.Generator().manual_seed(3)
-        draw = [torch.randn(*shape, generator=stream, dtype=torch.float64) for shape in ((D, D), (D,), (F, D))]
+        draw = [
+            torch.randn(*shape, generator=stream, dtype=torch.float64) for shape in ((D, D), (D,), (F, D))
+        ]
         self.state, self.time, self.prompt = (nn.Parameter(0.5 * value.to(dtype)) for value in draw)
 
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:

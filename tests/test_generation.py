@@ -1,0 +1,189 @@
+"""Evaluation images: the same noise for every policy, whatever the order of work, and which model takes which step."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.generation import GeneratedImage, GenerationSettings, generate, image_seed
+from chunk_grpo.image_files import decode_image, encode_png, image_grid
+
+TINY = Path(__file__).parents[1] / "assets" / "tiny-flux"
+SETTINGS = GenerationSettings(
+    num_steps=6, shift=3.0, base_steps=2, images_per_prompt=2, batch_size=4, seed=2000
+)
+PROMPTS = ["a red circle", "two squares", "a cross above a circle"]
+Key = tuple[str, str, int]
+
+
+@pytest.fixture(scope="module")
+def base() -> FluxFamily:
+    return FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8))
+
+
+@pytest.fixture(scope="module")
+def tuned(base: FluxFamily) -> FluxFamily:
+    """The base model after a random step of its weights, as training would leave it."""
+    other = base.frozen_copy()
+    stream = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.transformer.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=stream)
+    return other
+
+
+@pytest.fixture(scope="module")
+def prompts(base: FluxFamily) -> PromptSet:
+    return PromptSet(["a", "b", "c"], PROMPTS, [{}, {}, {}], base.encode(PROMPTS))
+
+
+def images(
+    base: FluxFamily, tuned: FluxFamily | None, prompts: PromptSet, **changes: int
+) -> dict[Key, GeneratedImage]:
+    made = [
+        image for batch in generate(base, tuned, prompts, replace(SETTINGS, **changes)) for image in batch
+    ]
+    found = {(image.mode, image.prompt_id, image.sample): image for image in made}
+    assert len(found) == len(made)
+    return found
+
+
+def pictures(of: dict[Key, GeneratedImage], mode: str) -> dict[tuple[str, int], NDArray[np.uint8]]:
+    return {(prompt, sample): image.picture for (m, prompt, sample), image in of.items() if m == mode}
+
+
+def same(a: dict[tuple[str, int], NDArray[np.uint8]], b: dict[tuple[str, int], NDArray[np.uint8]]) -> bool:
+    assert a.keys() == b.keys()
+    return all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def test_every_image_is_drawn_once_and_named(base: FluxFamily, tuned: FluxFamily, prompts: PromptSet) -> None:
+    names = {(prompt, sample) for prompt in "abc" for sample in (0, 1)}
+    assert images(base, None, prompts).keys() == {("base", *name) for name in names}
+    both = images(base, tuned, prompts)
+    assert both.keys() == {(mode, *name) for mode in ("tuned", "hybrid") for name in names}
+    for image in both.values():
+        assert image.picture.shape == (32, 32, 3)
+        assert image.picture.dtype == np.uint8
+
+
+def test_every_policy_starts_from_the_same_noise(
+    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen at the models' first step, not only in the seeds that are written down."""
+    starts: list[torch.Tensor] = []
+    for family in (base, tuned):
+        original = family.velocity
+
+        def spy(x: torch.Tensor, t: torch.Tensor, c: object, call: Callable[..., torch.Tensor] = original):  # type: ignore[no-untyped-def]
+            if float(t[0]) == 1.0:
+                starts.append(x.clone())
+            return call(x, t, c)
+
+        monkeypatch.setattr(family, "velocity", spy)
+    seeds = {key[1:]: image.seed for key, image in images(base, None, prompts, batch_size=6).items()}
+    both = images(base, tuned, prompts, batch_size=6)
+    assert {key[1:]: image.seed for key, image in both.items()} == seeds
+    assert len(starts) == 2  # base and tuned; hybrid goes on from the tuned run
+    assert torch.equal(starts[0], starts[1])
+    assert seeds == {(p, s): image_seed(SETTINGS.seed, p, s) for p in "abc" for s in (0, 1)}
+    assert len(set(seeds.values())) == 6
+
+
+def test_order_and_batch_size_do_not_matter(base: FluxFamily, tuned: FluxFamily, prompts: PromptSet) -> None:
+    """To rounding, not to the bit: kernels add up in another order for another batch, by some 1e-6 in the latents.
+
+    Then a pixel at a rounding boundary may move by one of 255 levels.
+    """
+    reference = images(base, tuned, prompts)
+    for other in (
+        images(base, tuned, prompts, batch_size=1),
+        images(base, tuned, prompts, batch_size=100),
+        images(base, tuned, prompts.rows([2, 0, 1])),
+        images(base, tuned, prompts.rows([2, 1, 0]), batch_size=5),
+    ):
+        assert other.keys() == reference.keys()
+        for key, image in other.items():
+            difference = image.picture.astype(int) - reference[key].picture.astype(int)
+            assert np.abs(difference).max() <= 1
+            assert (difference != 0).mean() < 0.002
+
+
+def test_the_same_call_gives_the_same_bytes(base: FluxFamily, tuned: FluxFamily, prompts: PromptSet) -> None:
+    first, second = (images(base, tuned, prompts) for _ in range(2))
+    for mode in ("tuned", "hybrid"):
+        assert same(pictures(first, mode), pictures(second, mode))
+
+
+def test_hybrid_without_base_steps_is_the_tuned_policy(
+    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet
+) -> None:
+    made = images(base, tuned, prompts, base_steps=0)
+    assert same(pictures(made, "hybrid"), pictures(made, "tuned"))
+
+
+def test_hybrid_with_base_steps_only_is_the_base_model(
+    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet
+) -> None:
+    made = images(base, tuned, prompts, base_steps=SETTINGS.num_steps)
+    assert same(pictures(made, "hybrid"), pictures(images(base, None, prompts), "base"))
+    assert not same(pictures(made, "hybrid"), pictures(made, "tuned"))
+
+
+def test_the_base_model_takes_the_last_steps_of_hybrid(
+    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[float] = []
+    original = base.velocity
+
+    def spy(x: torch.Tensor, t: torch.Tensor, c: object) -> torch.Tensor:
+        calls.append(float(t[0]))
+        return original(x, t, c)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(base, "velocity", spy)
+    images(base, tuned, prompts.rows([0]), base_steps=2, batch_size=2)
+    # The grid of 6 steps with shift 3 ends with the noise levels 3 * u / (1 + 2 * u) for u = 2/6, 1/6.
+    assert calls == pytest.approx([3 / 5, 3 / 8])
+
+
+def test_latents_that_are_not_finite_are_no_black_picture(
+    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tuned.frozen_copy()
+    with torch.no_grad():
+        broken.transformer.proj_out.weight.fill_(float("nan"))
+    with pytest.raises(DataError, match="mode tuned: the latents of prompt 'a red circle' are not finite"):
+        images(base, broken, prompts)
+
+
+def test_a_picture_survives_png() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    again = decode_image(encode_png(picture))
+    assert (again.shape, again.dtype) == ((3, 5, 7), np.float32)
+    assert np.array_equal(np.rint(again * 255).astype(np.uint8).transpose(1, 2, 0), picture)
+    assert encode_png(picture) == encode_png(picture.copy())
+
+
+def test_a_grid_by_hand() -> None:
+    """Three pictures of 2 x 3 pixels in two columns, one white pixel around each."""
+    shown = [np.full((2, 3, 3), value, dtype=np.uint8) for value in (10, 20, 30)]
+    expected = np.array(
+        [
+            [255] * 9,
+            [255, 10, 10, 10, 255, 20, 20, 20, 255],
+            [255, 10, 10, 10, 255, 20, 20, 20, 255],
+            [255] * 9,
+            [255, 30, 30, 30, 255, 255, 255, 255, 255],
+            [255, 30, 30, 30, 255, 255, 255, 255, 255],
+            [255] * 9,
+        ]
+    )
+    assert np.array_equal(image_grid(shown, columns=2, gap=1), np.repeat(expected[:, :, None], 3, axis=2))

@@ -1,0 +1,27 @@
+"""Progress in a log, where nothing can be redrawn."""
+
+import pytest
+
+from chunk_grpo import progress
+from chunk_grpo.progress import Meter
+
+
+def test_a_log_gets_a_last_line_and_no_more_than_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with Meter("training", 3) as meter:
+        for reward in (0.1, 0.2, 0.3):
+            meter.advance(note=f"reward {reward}")
+    captured = capsys.readouterr()
+    assert captured.out == ""  # stdout is for results
+    assert captured.err == "training: 3/3 reward 0.3, 0 s left\n"
+
+
+def test_a_line_now_and_then_tells_the_seconds_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started at 4 of 10 units, two more in 20 s: the last 4 take 40 s."""
+    clock = iter([100.0, 105.0, 120.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with Meter("drawing [base]", 10, done=4) as meter:
+        meter.advance()
+        meter.advance()
+    assert capsys.readouterr().err == "drawing [base]: 6/10, 40 s left\n"

@@ -1,0 +1,147 @@
+"""Experience: every trajectory is a function of its name alone, and nothing that is not a number passes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from chunk_grpo.core.flow import time_grid
+from chunk_grpo.errors import DataError
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.registry import SCORERS, Reward
+from chunk_grpo.training.rollouts import Experience, RolloutSettings, gather, heldout_scores
+from chunk_grpo.training.trainer import Task
+
+G = 3
+
+
+@pytest.fixture(scope="module")
+def family(policy: Callable[[], FluxFamily]) -> FluxFamily:
+    return policy()
+
+
+def experience(
+    family: FluxFamily,
+    task: Task,
+    batch_size: int = 4,
+    same_noise: bool = False,
+    iteration: int = 1,
+    seed: int = 0,
+) -> Experience:
+    settings = RolloutSettings(G, batch_size, same_noise, seed)
+    return gather(family, task.grid, task.prompts.rows([1, 3]), task.reward, settings, iteration)
+
+
+def test_rows_are_grouped_by_prompt(family: FluxFamily, task: Task) -> None:
+    made = experience(family, task)
+    assert made.prompts.ids == ["p1"] * G + ["p3"] * G
+    assert made.states.shape == (2 * G, len(task.grid.times), *family.latent_shape)
+    assert made.log_probs.shape == (2 * G, len(task.grid.times) - 2)
+    assert made.rewards.shape == (2, G)
+    by_hand = 1.0 * made.parts["shapes-graded"] + 0.6 * made.parts["shapes-vivid"]
+    assert np.array_equal(made.rewards.numpy().ravel(), by_hand)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 6, 100])
+def test_trajectories_do_not_depend_on_the_batch_size(
+    batch_size: int, family: FluxFamily, task: Task
+) -> None:
+    """The noise is bitwise the same; a forward pass over another batch may round differently."""
+    one, other = experience(family, task), experience(family, task, batch_size)
+    assert torch.equal(one.states[:, 0], other.states[:, 0])
+    assert float((one.states - other.states).abs().max()) < 1e-5
+    assert float((one.log_probs - other.log_probs).abs().max()) < 1e-5
+    assert float((one.rewards - other.rewards).abs().max()) < 1e-3
+
+
+def test_every_trajectory_has_its_own_noise(family: FluxFamily, task: Task) -> None:
+    starts = [
+        experience(family, task, iteration=i, seed=s).states[:, 0].flatten(1)
+        for i, s in ((1, 0), (2, 0), (1, 1))
+    ]
+    rows = torch.cat(starts)
+    distances = torch.cdist(rows, rows) + torch.eye(len(rows)) * 1e9
+    assert float(distances.min()) > 1
+    again = experience(family, task)
+    assert torch.equal(again.states, experience(family, task).states)
+
+
+def test_a_group_may_share_its_first_noise_and_nothing_else(family: FluxFamily, task: Task) -> None:
+    made = experience(family, task, same_noise=True, batch_size=2)
+    groups = made.states.view(2, G, *made.states.shape[1:])
+    assert torch.equal(groups[:, :, 0], groups[:, :1, 0].expand(-1, G, -1, -1))
+    assert not torch.equal(groups[0, 0, 0], groups[1, 0, 0])
+    assert not torch.equal(groups[:, 0, 1], groups[:, 1, 1])
+    own = experience(family, task, same_noise=False)
+    assert not torch.equal(own.states[0, 0], own.states[1, 0])
+
+
+def heldout(family: FluxFamily, task: Task, batch_size: int = 4, seed: int = 9) -> np.ndarray:
+    times = time_grid(6, 3.0)
+    return heldout_scores(family, times, task.heldout, 2, task.reward, seed, batch_size).values
+
+
+def test_heldout_scores_are_those_of_fixed_noise(family: FluxFamily, task: Task) -> None:
+    torch.manual_seed(1)
+    first = heldout(family, task)
+    torch.manual_seed(2)
+    assert np.array_equal(heldout(family, task), first)
+    assert np.allclose(heldout(family, task, batch_size=1), first, atol=1e-3)
+    assert not np.allclose(heldout(family, task, seed=10), first, atol=1e-3)
+    assert first.shape == (4,)
+    assert first[0] != first[1]  # a prompt's images start from different noises
+
+
+@contextmanager
+def broken(family: FluxFamily, value: float) -> Iterator[None]:
+    """The policy with one weight that is no number."""
+    weight = family.transformer.proj_out.weight
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight[0, 0] = value
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_latents_that_are_not_finite_are_an_error(value: float, family: FluxFamily, task: Task) -> None:
+    with broken(family, value), pytest.raises(DataError) as caught:
+        experience(family, task, iteration=12)
+    assert str(caught.value).startswith(
+        f"iteration 12: the latents of prompt {task.prompts.texts[1]!r} are not finite. The policy has diverged: "
+        "lower train.learning_rate"
+    )
+
+
+def test_heldout_latents_that_are_not_finite_are_no_reward_of_0(family: FluxFamily, task: Task) -> None:
+    with broken(family, float("nan")), pytest.raises(DataError, match=r"latents of prompt .* are not finite"):
+        heldout(family, task)
+
+
+class NotANumber:
+    """A reward model that fails on one image."""
+
+    name, version = "broken", 1
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        values = np.full(len(batch.prompts), 0.5)
+        values[1] = np.nan
+        return Scores(values)
+
+
+def test_a_reward_that_is_not_a_number_is_an_error(
+    family: FluxFamily, task: Task, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCORERS, "broken", NotANumber)
+    settings = RolloutSettings(G, 4, False, 0)
+    with pytest.raises(
+        DataError, match=r"scorer broken: image 1 of the batch got nan; scores must be finite"
+    ):
+        gather(family, task.grid, prompts.rows([0]), Reward({"broken": 1.0}), settings, 1)
