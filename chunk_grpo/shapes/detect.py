@@ -13,7 +13,7 @@ from scipy import ndimage
 from chunk_grpo.shapes.render import CROSS_ARM, signed_distances
 from chunk_grpo.shapes.scene import BACKGROUNDS, COLOURS, SHAPES
 
-MIN_CONFIDENCE = 0.8
+MIN_CONFIDENCE = 0.75
 """Least outline overlap (intersection over union) of a detection; a circle and a square of one area overlap by 0.83."""
 
 MIN_AREA = 16.0
