@@ -1,0 +1,109 @@
+"""docs/ tells the truth: every schema and column, every key of params.yaml, every link, the report's deviations."""
+
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from chunk_grpo.artifacts import SCHEMAS
+from chunk_grpo.config import Params
+from chunk_grpo.reporting.paper import DEVIATIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+HELD_IN = {"rewards": "SCORER"}
+"""What stands for a key of a mapping; elsewhere it is NAME."""
+
+ROW_OF_DEVIATION = {
+    "The last step carries no noise": "The last step has no noise and is not trained",
+    "A transition’s log-probability is the mean": "logarithm is a mean over latent dimensions",
+    "Chunks are drawn without replacement": "without replacement, no correction, as released",
+    "The profile is measured under the SDE": "profile on the SDE",
+    "KL is the closed form": "closed form between the two Gaussians",
+}
+"""The start of each of the report's deviations, and words of its row in docs/deviations.md."""
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table line that starts with code."""
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models inside an annotation, whether plain, annotated or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif typing.get_origin(annotation) in (typing.Annotated, types.UnionType, typing.Union):
+        for inner in typing.get_args(annotation):
+            yield from models(inner)
+
+
+def keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every key that may stand in params.yaml, names of the user's own as NAME or SCORER."""
+    for name, field in model.model_fields.items():
+        here, annotation = (*path, name), field.annotation
+        if typing.get_origin(annotation) is dict:
+            here = (*here, HELD_IN.get(name, "NAME"))
+            annotation = typing.get_args(annotation)[1]
+        inner = list(models(annotation))
+        if not inner:
+            yield ".".join(here)
+        for each in inner:
+            yield from keys(each, here)
+
+
+def value_at(key: str) -> Any:
+    value = YAML(typ="safe").load(ROOT / "params.yaml")
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+SCHEMA_SECTIONS = {
+    found.group(1): found.group(2)
+    for found in re.finditer(
+        r"^## (\w+/\d+):(.*?)(?=^## |\Z)", (DOCS / "artifacts.md").read_text("utf-8"), re.M | re.S
+    )
+}
+PARAMETER_ROWS = {row[0].strip("`"): row for row in rows((DOCS / "parameters.md").read_text("utf-8"))}
+
+
+def test_every_schema_has_a_section_and_no_other_does() -> None:
+    assert set(SCHEMA_SECTIONS) == {f"{schema.name}/{schema.version}" for schema in SCHEMAS.values()}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=lambda schema: schema.name)
+def test_every_column_is_described_with_its_type(schema: Any) -> None:
+    table = SCHEMA_SECTIONS[f"{schema.name}/{schema.version}"].split("\n\n| metric |")[0]
+    described = [(row[0].strip("`"), row[1]) for row in rows(table)]
+    assert described == [(field.name, str(field.type)) for field in schema.columns]
+
+
+def test_every_parameter_is_described_and_no_other_is() -> None:
+    assert sorted(PARAMETER_ROWS) == sorted(set(keys(Params)))
+
+
+@pytest.mark.parametrize("key", [key for key in PARAMETER_ROWS if not re.search(r"NAME|SCORER", key)])
+def test_the_default_is_that_of_tiny(key: str) -> None:
+    cell = PARAMETER_ROWS[key][4].strip("`")
+    assert YAML(typ="safe").load(cell) == value_at(key), f"docs/parameters.md, {key}: column tiny"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_to_files_resolve(page: Path) -> None:
+    for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda text: text[:30])
+def test_a_deviation_named_in_the_report_has_a_row(deviation: str) -> None:
+    words = next(row for start, row in ROW_OF_DEVIATION.items() if deviation.startswith(start))
+    assert words in (DOCS / "deviations.md").read_text(encoding="utf-8")
