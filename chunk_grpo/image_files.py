@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from chunk_grpo.errors import DataError
+
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
     """A picture [H, W, 3] as PNG."""
@@ -17,9 +19,18 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def decode_image(content: bytes) -> NDArray[np.float32]:
-    """An encoded image as [3, H, W] in [0, 1]."""
-    picture = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.float32)
+def decode_image(content: bytes, name: str) -> NDArray[np.float32]:
+    """An encoded image as [3, H, W] in [0, 1].
+
+    Raises:
+        DataError: The bytes are no whole picture; the message has its `name`.
+    """
+    try:
+        picture = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.float32)
+    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
+        raise DataError(
+            f"image {name}: not a readable picture ({error}). Run `dvc repro` to draw it again."
+        ) from error
     return np.ascontiguousarray(picture.transpose(2, 0, 1) / np.float32(255))
 
 

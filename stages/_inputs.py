@@ -40,17 +40,25 @@ def read_prompts(prompts: str, index: str, tensors: str, splits: tuple[str, ...]
     records = [r for r in read_table(prompts, "prompts").to_pylist() if r["split"] in splits]
     if not records:
         raise DataError(f"{prompts}: must hold prompts of the splits {', '.join(splits)}, got none")
-    row_of = {r["prompt_id"]: r["row"] for r in read_table(index, "embeddings").to_pylist()}
-    missing = [r["prompt_id"] for r in records if r["prompt_id"] not in row_of]
+    row_of = {(r["prompt_id"], r["prompt"]): r["row"] for r in read_table(index, "embeddings").to_pylist()}
+    names = [(r["prompt_id"], r["prompt"]) for r in records]
+    missing = [name for name in names if name not in row_of]
     if missing:
         raise DataError(
-            f"{index}: must hold every prompt of {prompts}, got no row for {missing[0]!r}; run `dvc repro`"
+            f"{index}: must hold every prompt of {prompts}, got no row for {missing[0][0]!r}, {missing[0][1]!r}; "
+            "run `dvc repro`"
         )
     stored = read_tensors(tensors, ("prompt_embeds", "pooled"))
+    rows = [row_of[name] for name in names]
+    if max(rows) >= len(stored["pooled"]):
+        raise DataError(
+            f"{tensors}: must hold the {max(rows) + 1} rows that {index} names, got {len(stored['pooled'])}; "
+            "run `dvc repro`"
+        )
     conditioning = Conditioning(stored["prompt_embeds"], stored["pooled"])
     return PromptSet(
         ids=[r["prompt_id"] for r in records],
         texts=[r["prompt"] for r in records],
         metadata=[json.loads(r["metadata"]) for r in records],
-        conditioning=conditioning.rows([row_of[r["prompt_id"]] for r in records]).to(default_device()),
+        conditioning=conditioning.rows(rows).to(default_device()),
     )

@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 
+from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ChunkGrpoError, TransientError
@@ -65,7 +66,11 @@ def run_stage(
     params_path, manifest = options.pop("params"), options.pop("manifest")
     try:
         with stop_on_sigterm(), measured_run(Path(manifest).stem, manifest):
-            main(load_params(params_path), arguments(**options))
+            parameters = load_params(params_path)
+            outputs = [options[field.name] for field in fields(arguments) if field.metadata.get("writes")]
+            for location in (manifest, *outputs):
+                check_writable(location)
+            main(parameters, arguments(**options))
     except ChunkGrpoError as error:
         Console(stderr=True, soft_wrap=True).print(
             f"error: {error}", style="bold red", markup=False, highlight=False
@@ -74,9 +79,9 @@ def run_stage(
     return 0
 
 
-def argument(help_text: str) -> dict[str, str]:
-    """The `metadata` of a field of an arguments dataclass."""
-    return {"help": help_text}
+def argument(help_text: str, writes: bool = False) -> dict[str, Any]:
+    """The `metadata` of a field of an arguments dataclass; `writes` marks a path that the stage writes to."""
+    return {"help": help_text, "writes": writes}
 
 
 class StopSignal:

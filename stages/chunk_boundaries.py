@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunk_grpo.artifacts import join, read_table, table_from_rows, write_json, write_table
@@ -19,21 +18,22 @@ from stages._stage import argument, run_stage
 @dataclass(frozen=True)
 class Arguments:
     profile: str = field(metadata=argument("l1_profile/1, Parquet"))
-    out: str = field(metadata=argument("folder for PLAN.parquet (chunk_plan/1) and chunks.json"))
+    out: str = field(metadata=argument("folder for PLAN.parquet (chunk_plan/1) and chunks.json", writes=True))
 
 
-def mean_profile(table: pa.Table, num_sde_steps: int) -> list[float]:
-    """Mean relative L1 distance of each trainable step, under the SDE.
+def mean_profile(location: str, num_sde_steps: int) -> list[float]:
+    """Mean relative L1 distance of each trainable step, under the SDE, from the table at `location`.
 
     Raises:
         DataError: The profile has other steps than the trajectory.
     """
+    table = read_table(location, "l1_profile")
     noisy = table.filter(pc.equal(table["sampler"], "sde"))
     means = noisy.group_by("step", use_threads=False).aggregate([("l1_rel", "mean")]).sort_by("step")
     values = [float(value) for value in means["l1_rel_mean"].to_pylist()]
     if len(values) != num_sde_steps + 1:
         raise DataError(
-            f"profile: must have {num_sde_steps + 1} steps (sampling.num_steps), got {len(values)}"
+            f"{location}: must have sampling.num_steps = {num_sde_steps + 1} steps, got {len(values)}; run `dvc repro`"
         )
     return values[:num_sde_steps]
 
@@ -69,7 +69,7 @@ def plan_rows(name: str, plan: ChunkPlan, profile: Sequence[float]) -> list[dict
 
 def main(params: Params, arguments: Arguments) -> None:
     """Write every plan, and all sizes in one JSON file for reading."""
-    profile = mean_profile(read_table(arguments.profile, "l1_profile"), params.sampling.num_sde_steps)
+    profile = mean_profile(arguments.profile, params.sampling.num_sde_steps)
     plans = {name: build_plan(settings, profile) for name, settings in params.chunks.plans.items()}
     for name, plan in plans.items():
         table = table_from_rows(plan_rows(name, plan, profile), "chunk_plan")

@@ -16,8 +16,12 @@ from stages._stage import argument, run_stage
 @dataclass(frozen=True)
 class Arguments:
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    index: str = field(metadata=argument("embeddings/1, Parquet: which row of the tensors is which prompt's"))
-    tensors: str = field(metadata=argument("prompt_embeds [N, S, E] and pooled [N, F], safetensors"))
+    index: str = field(
+        metadata=argument("embeddings/1, Parquet: which row of the tensors is which prompt's", writes=True)
+    )
+    tensors: str = field(
+        metadata=argument("prompt_embeds [N, S, E] and pooled [N, F], safetensors", writes=True)
+    )
 
 
 def main(params: Params, arguments: Arguments) -> None:

@@ -28,7 +28,7 @@ class Arguments:
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
-    out: str = field(metadata=argument("folder for images.parquet and grid.png"))
+    out: str = field(metadata=argument("folder for images.parquet and grid.png", writes=True))
     trained: str = field(default="", metadata=argument("folder of the trained policies; none for base"))
 
 

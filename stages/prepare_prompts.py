@@ -17,7 +17,7 @@ from stages._stage import argument, run_stage
 
 @dataclass(frozen=True)
 class Arguments:
-    out: str = field(metadata=argument("prompts/1, Parquet"))
+    out: str = field(metadata=argument("prompts/1, Parquet", writes=True))
 
 
 def shapes_prompts(settings: PromptsParams) -> list[dict[str, str]]:

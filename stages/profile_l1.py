@@ -26,8 +26,8 @@ class Arguments:
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
-    out: str = field(metadata=argument("l1_profile/1, Parquet"))
-    plot: str = field(metadata=argument("mean curve a sampler, CSV for dvc plots"))
+    out: str = field(metadata=argument("l1_profile/1, Parquet", writes=True))
+    plot: str = field(metadata=argument("mean curve a sampler, CSV for dvc plots", writes=True))
 
 
 def profile_rows(

@@ -19,7 +19,7 @@ class Arguments:
     images: str = field(metadata=argument("folder of POLICY/images.parquet"))
     scores: str = field(metadata=argument("folder of POLICY/SCORER.parquet"))
     runs: str = field(metadata=argument("folder of run manifests, STAGE.json"))
-    out: str = field(metadata=argument("folder to write"))
+    out: str = field(metadata=argument("folder to write", writes=True))
 
 
 def main(params: Params, arguments: Arguments) -> None:

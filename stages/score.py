@@ -26,7 +26,7 @@ class Arguments:
     scorer: str = field(metadata=argument("name of the scorer"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     images: str = field(metadata=argument("images/1, Parquet"))
-    out: str = field(metadata=argument("scores/1, Parquet"))
+    out: str = field(metadata=argument("scores/1, Parquet", writes=True))
 
 
 def score_rows(
@@ -38,7 +38,7 @@ def score_rows(
             records = chunk.to_pylist()
             known = [prompts[r["prompt_id"]] for r in records]
             batch = ScoreBatch(
-                images=np.stack([decode_image(r["image"]["bytes"]) for r in records]),
+                images=np.stack([decode_image(r["image"]["bytes"], r["image"]["path"]) for r in records]),
                 prompts=[p["prompt"] for p in known],
                 metadata=[json.loads(p["metadata"]) for p in known],
             )

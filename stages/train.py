@@ -22,7 +22,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.sde import diffusion_coefs
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.training.trainer import Method, MetricRow, Task, Trainer
 from chunk_grpo.training.update import Objective, StepGrid
@@ -40,7 +40,9 @@ class Arguments:
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
     plan: str = field(metadata=argument("chunk_plan/1, Parquet: the variant's chunks"))
-    out: str = field(metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv"))
+    out: str = field(
+        metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv", writes=True)
+    )
 
 
 def checkpoint_key(params: Params, arguments: Arguments) -> str:
@@ -48,6 +50,12 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
     content = params.model_dump(mode="json")
     sections = {name: content[name] for name in ("model", "sampling", "rewards", "train")}
     digest = hashlib.sha256(json.dumps([sections, content["variants"][arguments.variant]]).encode())
+    # The base policy's own files; a hub id has none here, and its revision is pinned.
+    for part in ("transformer", "vae"):
+        for path in sorted(Path(params.model.checkpoint, part).glob("*.*")):
+            with path.open("rb") as stream:
+                while block := stream.read(2**24):
+                    digest.update(block)
     for location in (arguments.prompts, arguments.index, arguments.tensors, arguments.plan):
         with input_file(location) as path:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -98,7 +106,15 @@ def metric_rows(variant: str, seed: int, rows: Iterable[MetricRow]) -> list[dict
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Train every seed; a run that was stopped goes on from its checkpoint."""
+    """Train every seed; a run that was stopped goes on from its checkpoint.
+
+    Raises:
+        ConfigError: There is no such variant.
+    """
+    if arguments.variant not in params.variants:
+        raise ConfigError(
+            f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
+        )
     folder = CHECKPOINTS / checkpoint_key(params, arguments)
     method, task = build_method(params, arguments), build_task(params, arguments)
     rows: list[dict[str, str | int | float]] = []

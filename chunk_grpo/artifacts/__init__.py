@@ -18,6 +18,7 @@ from chunk_grpo.artifacts.manifest import RunManifest, measured_run, read_manife
 from chunk_grpo.artifacts.schemas import SCHEMAS, SchemaName, TableSchema
 from chunk_grpo.artifacts.storage import (
     Location,
+    check_writable,
     find_files,
     input_dir,
     input_file,
@@ -32,6 +33,7 @@ __all__ = [
     "RunManifest",
     "SchemaName",
     "TableSchema",
+    "check_writable",
     "find_files",
     "input_dir",
     "input_file",

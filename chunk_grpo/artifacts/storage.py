@@ -125,6 +125,25 @@ def input_dir(location: Location) -> Iterator[Path]:
         yield path
 
 
+def check_writable(location: Location) -> None:
+    """Find out before long work whether `location` can be written; nothing is made or changed there.
+
+    Raises:
+        DataError: it cannot; the message says why and what to do.
+        TransientError: the object store does not answer.
+    """
+    with storage_errors("write", location):
+        if is_remote(location):
+            _filesystem(location).exists(str(location))
+            return
+        folder = Path(location).parent
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"0")
+            probe.flush()
+
+
 def find_files(location: Location, pattern: str) -> list[str]:
     """The files below a folder whose path there matches a glob pattern, sorted.
 

@@ -1,0 +1,110 @@
+"""The smoke preset's stages by the command lines of dvc.yaml, with paths of a test's own."""
+
+import importlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECKPOINT = ROOT / "assets" / "tiny-flux"
+VARIANT, SCORER = "chunk-ws", "shapes-graded"
+ORDER = (
+    "prepare_prompts",
+    "encode_prompts",
+    "profile_l1",
+    "chunk_boundaries",
+    "train",
+    "generate_base",
+    "generate",
+    "score_base",
+    "score",
+)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with params.yaml of the smoke preset and artifacts/, in which stages run."""
+
+    root: Path
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change params.yaml."""
+        yaml = YAML(typ="safe")
+        raw = yaml.load(self.root / "params.yaml")
+        change(raw)
+        yaml.dump(raw, self.root / "params.yaml")
+
+    def options(self, stage: str, **changes: str) -> tuple[str, list[str]]:
+        """The module and the options of a stage as dvc.yaml writes them; `changes` replace options' values."""
+        stages = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
+        text = stages[stage].get("do", stages[stage])["cmd"]
+        key = {"score": f"{VARIANT}-{SCORER}"}.get(stage, VARIANT)
+        values = {"key": key, "item.plan": "listed", "item.variant": VARIANT, "item.scorer": SCORER}
+        for name, value in {**values, "item": SCORER}.items():
+            text = text.replace(f"${{{name}}}", value)
+        assert "$" not in text, text
+        _, _, module, *options = shlex.split(text)
+        for name, value in changes.items():
+            options[options.index(f"--{name}") + 1] = value
+        return module, options
+
+    def run(self, stage: str, **changes: str) -> int:
+        """Run a stage in this process."""
+        module, options = self.options(stage, **changes)
+        code = importlib.import_module(module)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.root)
+            patch.setattr("stages._stage._die_with_parent", lambda: None)
+            return int(importlib.import_module("stages._stage").run_stage(code.main, code.Arguments, options))
+
+    def process(self, stage: str, *prefix: str, **changes: str) -> "subprocess.Popen[str]":
+        """Start a stage as a process of its own, by `prefix` (a wrapper such as nice) if there is one."""
+        module, options = self.options(stage, **changes)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        command = [*prefix, sys.executable, "-m", module, *options]
+        return subprocess.Popen(command, cwd=self.root, env=environment, stderr=subprocess.PIPE, text=True)
+
+    def files(self) -> dict[str, bytes]:
+        """What lies below artifacts/."""
+        paths = [path for path in self.artifacts.rglob("*") if path.is_file()]
+        return {path.relative_to(self.artifacts).as_posix(): path.read_bytes() for path in paths}
+
+
+def new_workspace(root: Path) -> Workspace:
+    from dvc.utils.hydra import compose_and_dump
+
+    config = str(ROOT / "conf")
+    compose_and_dump(root / "params.yaml", config, None, "config", str(ROOT), ["preset=smoke"])
+    workspace = Workspace(root)
+    workspace.edit(lambda raw: raw["model"].update(checkpoint=str(CHECKPOINT)))
+    return workspace
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Every stage up to the scores ran once. Read only: `workspace` is a copy to change."""
+    made = new_workspace(tmp_path_factory.mktemp("finished"))
+    for stage in ORDER:
+        assert made.run(stage) == 0, stage
+    return made
+
+
+@pytest.fixture
+def workspace(finished: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of the finished one."""
+    root = tmp_path / "workspace"
+    shutil.copytree(finished.root, root)
+    return Workspace(root)

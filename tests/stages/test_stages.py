@@ -1,0 +1,241 @@
+"""Each stage on the smoke preset, by its command line in dvc.yaml: what it writes, and the same bytes again."""
+
+import json
+import re
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from safetensors.torch import load_file
+
+from chunk_grpo.artifacts import SchemaName, read_manifest, read_table
+from chunk_grpo.config import load_params
+from chunk_grpo.image_files import decode_image
+from stages.train import Arguments, checkpoint_key
+from tests.conftest import ORDER, SCORER, VARIANT, Workspace, new_workspace
+
+
+def rows(workspace: Workspace, path: str, schema: SchemaName) -> list[dict[str, Any]]:
+    return read_table(workspace.artifacts / path, schema).to_pylist()
+
+
+def of_no_clock(workspace: Workspace, name: str, content: bytes) -> object:
+    """A file's bytes; of the training metrics, the rows that no clock gave."""
+    if name.endswith("metrics.parquet"):
+        table = read_table(workspace.artifacts / name, "train_metrics")
+        return table.filter(pc.invert(pc.starts_with(table["metric"], "seconds_"))).to_pylist()
+    return content
+
+
+def results(workspace: Workspace) -> dict[str, object]:
+    """Everything but the manifests and measured seconds."""
+    return {
+        name: of_no_clock(workspace, name, content)
+        for name, content in workspace.files().items()
+        if not name.startswith("runs/")
+    }
+
+
+def test_every_stage_leaves_its_manifest(finished: Workspace) -> None:
+    names = {path.stem for path in (finished.artifacts / "runs").iterdir()}
+    assert len(names) == len(ORDER)
+    for name in names:
+        manifest = read_manifest(finished.artifacts / "runs" / f"{name}.json")
+        assert manifest.stage == name
+        assert manifest.seconds > 0
+
+
+@pytest.mark.parametrize("stage", ORDER)
+def test_a_stage_writes_the_same_bytes_again(stage: str, finished: Workspace, workspace: Workspace) -> None:
+    _, options = workspace.options(stage)
+    outs = [
+        options[options.index(f"--{name}") + 1]
+        for name in ("out", "plot", "tensors")
+        if f"--{name}" in options
+    ]
+    if stage == "encode_prompts":
+        outs.append("artifacts/embeddings/index.parquet")
+    elif stage in ("train", "profile_l1", "generate", "generate_base"):
+        outs = [out for out in outs if "embeddings" not in out]
+    before = results(workspace)
+    for path in [workspace.root / out for out in outs]:
+        assert path.exists()
+        path.unlink() if path.is_file() else path.rename(workspace.root / "older")
+    assert workspace.run(stage) == 0
+    assert results(workspace) == before == results(finished)
+
+
+def test_prompts_are_balanced_and_held_out(finished: Workspace) -> None:
+    prompts = load_params(finished.root / "params.yaml").prompts
+    found = rows(finished, "prompts/prompts.parquet", "prompts")
+    counts = Counter(row["split"] for row in found)
+    assert counts == {"train": prompts.train_count, "eval": prompts.eval_count, "wise": prompts.wise_count}
+    texts = {split: {row["prompt"] for row in found if row["split"] == split} for split in counts}
+    assert texts["train"].isdisjoint(texts["eval"])
+    by_category = Counter(row["category"] for row in found if row["split"] == "train")
+    assert len(by_category) == 6
+    assert max(by_category.values()) - min(by_category.values()) <= 1
+    assert len({row["prompt_id"] for row in found}) == len(found)
+    assert all(json.loads(row["metadata"])["prompt"] == row["prompt"] for row in found)
+
+
+def from_file(tmp_path: Path, lines: list[str], **prompts: Any) -> Workspace:
+    made = new_workspace(tmp_path)
+    (tmp_path / "prompts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    given = {"source": "file", "path": "prompts.txt", "train_count": 16, "eval_count": 8, "wise_count": 0}
+    made.edit(lambda raw: raw["prompts"].update({**given, **prompts}))
+    return made
+
+
+def test_prompts_may_come_from_a_file(tmp_path: Path) -> None:
+    lines = [f"ein Würfel, Nummer {number}" for number in range(30)]
+    made = from_file(tmp_path, lines)
+    assert made.run("prepare_prompts") == 0
+    found = rows(made, "prompts/prompts.parquet", "prompts")
+    assert Counter(row["split"] for row in found) == {"train": 16, "eval": 8}
+    texts = [row["prompt"] for row in found]
+    assert len(set(texts)) == 24
+    assert set(texts) <= set(lines)
+    assert texts != lines[:24]  # in seeded order
+    made.edit(lambda raw: raw["prompts"].update(seed=1))
+    assert made.run("prepare_prompts") == 0
+    assert [row["prompt"] for row in rows(made, "prompts/prompts.parquet", "prompts")] != texts
+
+
+def test_embeddings_have_a_row_for_every_text(finished: Workspace) -> None:
+    index = rows(finished, "embeddings/index.parquet", "embeddings")
+    prompts = rows(finished, "prompts/prompts.parquet", "prompts")
+    assert [(row["prompt_id"], row["prompt"]) for row in index] == [
+        (row["prompt_id"], row["prompt"]) for row in prompts
+    ]
+    tensors = load_file(finished.artifacts / "embeddings" / "embeddings.safetensors")
+    texts = {row["prompt"] for row in index}
+    assert {len(tensor) for tensor in tensors.values()} == {len(texts)}
+    assert {row["row"] for row in index} == set(range(len(texts)))
+    assert len({(row["prompt"], row["row"]) for row in index}) == len(texts)
+
+
+def test_the_profile_has_both_samplers_and_every_step(finished: Workspace) -> None:
+    params = load_params(finished.root / "params.yaml")
+    found = rows(finished, "profile/l1_profile.parquet", "l1_profile")
+    per_curve = Counter((row["sampler"], row["prompt_id"], row["seed"]) for row in found)
+    assert len(per_curve) == 2 * params.profile.num_prompts * params.profile.num_seeds
+    assert set(per_curve.values()) == {params.sampling.num_steps}
+    assert all(row["l1_rel"] > 0 and row["t"] > row["t_next"] >= 0 for row in found)
+    header, *lines = (finished.artifacts / "profile" / "l1_profile.csv").read_text().splitlines()
+    assert (
+        header.split(",") == ['"sampler"', '"step"', '"l1_rel_mean"'] or header == "sampler,step,l1_rel_mean"
+    )
+    assert len(lines) == 2 * params.sampling.num_steps
+
+
+def test_every_plan_covers_the_noisy_steps_with_its_weights(finished: Workspace) -> None:
+    params = load_params(finished.root / "params.yaml")
+    profile = rows(finished, "profile/l1_profile.parquet", "l1_profile")
+    noisy = range(params.sampling.num_sde_steps)
+    mean = [
+        np.mean([r["l1_rel"] for r in profile if r["sampler"] == "sde" and r["step"] == s]) for s in noisy
+    ]
+    sizes = json.loads((finished.artifacts / "chunks" / "chunks.json").read_text())
+    assert sizes.keys() == params.chunks.plans.keys()
+    assert sizes["listed"] == [2, 3, 4, 7]
+    for name in sizes:
+        plan = rows(finished, f"chunks/{name}.parquet", "chunk_plan")
+        assert [row["num_steps"] for row in plan] == sizes[name]
+        assert sum(sizes[name]) == len(noisy)
+        for row in plan:
+            steps = slice(row["first_step"], row["first_step"] + row["num_steps"])
+            assert row["mean_l1"] == pytest.approx(np.mean(mean[steps]))
+            assert row["weight"] == pytest.approx(np.mean(mean[steps]) / np.mean(mean))  # Eq. (16)
+
+
+def test_training_leaves_loadable_policies_and_no_checkpoint(finished: Workspace) -> None:
+    params = load_params(finished.root / "params.yaml")
+    found = rows(finished, f"train/{VARIANT}/metrics.parquet", "train_metrics")
+    assert {row["train_seed"] for row in found} == set(params.train.seeds)
+    heldout = [row["iteration"] for row in found if row["metric"] == "heldout_reward"]
+    assert heldout == list(range(params.train.iterations + 1))
+    network = FluxTransformer2DModel.from_pretrained(
+        finished.artifacts / "train" / VARIANT / "seed-0" / "transformer"
+    )
+    base = FluxTransformer2DModel.from_pretrained(Path(params.model.checkpoint) / "transformer")
+    pairs = zip(network.parameters(), base.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in pairs)
+    assert list((finished.root / ".ckpt").iterdir()) == []
+
+
+def test_every_policy_draws_the_same_prompts_and_seeds(finished: Workspace) -> None:
+    tables = [rows(finished, f"images/{name}/images.parquet", "images") for name in ("base", VARIANT)]
+    base, tuned = tables
+    starts = {(row["prompt_id"], row["sample"]): row["seed"] for row in base}
+    assert len(starts) == len(base) == 12
+    assert {(row["mode"], row["train_seed"]) for row in base} == {("base", -1)}
+    assert {(row["mode"], row["train_seed"]) for row in tuned} == {("tuned", 0), ("hybrid", 0)}
+    for mode in ("tuned", "hybrid"):
+        assert {(r["prompt_id"], r["sample"]): r["seed"] for r in tuned if r["mode"] == mode} == starts
+    paths = [row["image"]["path"] for row in base + tuned]
+    assert len(set(paths)) == len(paths)
+    assert decode_image(base[0]["image"]["bytes"], paths[0]).shape == (3, 32, 32)
+    grid = (finished.artifacts / "images" / VARIANT / "grid.png").read_bytes()
+    assert decode_image(grid, "grid.png").shape[0] == 3
+
+
+def test_every_image_has_a_score(finished: Workspace) -> None:
+    for name in ("base", VARIANT):
+        images = rows(finished, f"images/{name}/images.parquet", "images")
+        scores = rows(finished, f"scores/{name}/{SCORER}.parquet", "scores")
+        keys = ("policy", "mode", "train_seed", "prompt_id", "sample")
+        assert [[r[k] for k in keys] for r in scores] == [[r[k] for k in keys] for r in images]
+        assert {(row["scorer"], row["metric"]) for row in scores} == {(SCORER, "score")}
+        assert all(0 <= row["value"] <= 1 for row in scores)
+
+
+def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace) -> None:
+    """SIGTERM in mid-training, as a scheduler sends it; the second run makes what one run would have made."""
+    workspace.edit(lambda raw: raw["train"].update(iterations=6))
+    assert workspace.run("train") == 0
+    whole = results(workspace)
+    target = workspace.artifacts / "train" / VARIANT
+    target.rename(workspace.root / "older")
+    with workspace.process("train") as process:
+        deadline = time.monotonic() + 120
+        while not list((workspace.root / ".ckpt").glob("*/seed-0.pt")):  # after the first iteration
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75
+    assert re.search(r"error: stopped after iteration [1-5] of 6; run again to go on\n", errors)
+    assert "Traceback" not in errors
+    assert not target.exists()
+    assert len(list((workspace.root / ".ckpt").glob("*/seed-0.pt"))) == 1
+    assert workspace.run("train") == 0
+    assert results(workspace) == whole
+    assert list((workspace.root / ".ckpt").iterdir()) == []
+
+
+def test_a_checkpoint_belongs_to_its_base_policy(workspace: Workspace) -> None:
+    """Another base policy of the same name must not be resumed with the weights of the first."""
+    copy = workspace.root / "model"
+    shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, copy)
+    workspace.edit(lambda raw: raw["model"].update(checkpoint=str(copy)))
+    _, options = workspace.options("train")
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    names = ("variant", "prompts", "index", "tensors", "plan", "out")
+    paths = {n: given[f"--{n}"].replace("artifacts/", f"{workspace.artifacts}/") for n in names}
+    params = load_params(workspace.root / "params.yaml")
+    first = checkpoint_key(params, Arguments(**paths))
+    assert checkpoint_key(params, Arguments(**paths)) == first
+    weights = copy / "transformer" / "diffusion_pytorch_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert checkpoint_key(params, Arguments(**paths)) != first
