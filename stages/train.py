@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+import chunk_grpo
 from chunk_grpo.artifacts import (
     input_file,
     output_dir,
@@ -43,13 +44,18 @@ class Arguments:
     out: str = field(
         metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv", writes=True)
     )
+    timings: str = field(
+        metadata=argument("train_metrics/1, Parquet: seconds, which differ from run to run", writes=True)
+    )
 
 
 def checkpoint_key(params: Params, arguments: Arguments) -> str:
-    """Identifies the computation: a checkpoint is only resumed by the same settings on the same inputs."""
+    """Identifies the computation: a checkpoint is only resumed by the same code and settings on the same inputs."""
     content = params.model_dump(mode="json")
     sections = {name: content[name] for name in ("model", "sampling", "rewards", "train")}
     digest = hashlib.sha256(json.dumps([sections, content["variants"][arguments.variant]]).encode())
+    for path in sorted(Path(chunk_grpo.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
     # The base policy's own files; a hub id has none here, and its revision is pinned.
     for part in ("transformer", "vae"):
         for path in sorted(Path(params.model.checkpoint, part).glob("*.*")):
@@ -124,8 +130,13 @@ def main(params: Params, arguments: Arguments) -> None:
             trainer = Trainer(family, task, method, params.train, seed, folder / f"seed-{seed}.pt")
             rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
             family.save_transformer(draft / f"seed-{seed}" / "transformer")
-        table = table_from_rows(rows, "train_metrics")
+        timed = [str(row["metric"]).startswith("seconds_") for row in rows]
+        seconds = [row for row, is_time in zip(rows, timed, strict=True) if is_time]
+        table = table_from_rows(
+            (row for row, is_time in zip(rows, timed, strict=True) if not is_time), "train_metrics"
+        )
         write_table(table, str(draft / "metrics.parquet"), "train_metrics")
+        write_table(table_from_rows(seconds, "train_metrics"), arguments.timings, "train_metrics")
         curves = table.filter(
             [value in ("reward_mean", "heldout_reward") for value in table["metric"].to_pylist()]
         )

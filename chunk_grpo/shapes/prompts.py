@@ -1,7 +1,8 @@
 """Captions of the shapes world in GenEval's six categories, and what each one demands of a picture.
 
 A `PromptSpec` carries its demands in the format of GenEval's evaluation_metadata.jsonl, so that the same prompt file
-serves our exact detector and the original evaluator's rules. A quarter of the contents is held out of training.
+serves our exact detector and the original evaluator's rules. A quarter of the contents is held out of tuning: the
+base model has seen every caption in pre-training, but no training rollout shows these.
 """
 
 from __future__ import annotations

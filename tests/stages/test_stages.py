@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
@@ -27,21 +26,10 @@ def rows(workspace: Workspace, path: str, schema: SchemaName) -> list[dict[str, 
     return read_table(workspace.artifacts / path, schema).to_pylist()
 
 
-def of_no_clock(workspace: Workspace, name: str, content: bytes) -> object:
-    """A file's bytes; of the training metrics, the rows that no clock gave."""
-    if name.endswith("metrics.parquet"):
-        table = read_table(workspace.artifacts / name, "train_metrics")
-        return table.filter(pc.invert(pc.starts_with(table["metric"], "seconds_"))).to_pylist()
-    return content
-
-
-def results(workspace: Workspace) -> dict[str, object]:
+def results(workspace: Workspace) -> dict[str, bytes]:
     """Everything but the manifests and measured seconds."""
-    return {
-        name: of_no_clock(workspace, name, content)
-        for name, content in workspace.files().items()
-        if not name.startswith("runs/")
-    }
+    files = workspace.files().items()
+    return {name: content for name, content in files if not name.startswith(("runs/", "timings/"))}
 
 
 def test_every_stage_leaves_its_manifest(finished: Workspace) -> None:
