@@ -42,7 +42,7 @@ class Workspace:
 
     def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change params.yaml."""
-        yaml = YAML(typ="safe")
+        yaml = YAML()  # keeps the order
         raw = yaml.load(self.root / "params.yaml")
         change(raw)
         yaml.dump(raw, self.root / "params.yaml")

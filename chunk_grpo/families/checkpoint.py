@@ -10,7 +10,11 @@ from safetensors import SafetensorError, safe_open
 
 from chunk_grpo.errors import DataError
 
-_WEIGHTLESS = ("scheduler", "tokenizer", "tokenizer_2")
+_TOKENIZERS = ("tokenizer", "tokenizer_2")
+_VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
+"""Any of these makes a tokenizer; without one, transformers builds an empty tokenizer and says nothing."""
+
+_AGAIN = "download the checkpoint again (an interrupted download leaves such gaps)"
 
 
 def check_checkpoint(checkpoint: str, pipeline_class: str, components: Iterable[str]) -> None:
@@ -48,30 +52,50 @@ def _class_name(folder: Path) -> str:
         raise DataError(
             f"{folder}: no model_index.json, so this is no checkpoint in the diffusers layout (or half of one)"
         )
-    try:
-        return str(json.loads(index.read_text(encoding="utf-8")).get("_class_name"))
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
-        raise DataError(f"{index}: not readable as JSON ({error}); download the checkpoint again") from error
+    return str(_read_object(index).get("_class_name"))
 
 
 def _check_component(folder: Path) -> None:
-    again = "download the checkpoint again (an interrupted download leaves such gaps)"
     if not folder.is_dir():
-        raise DataError(f"{folder}: this part of the checkpoint is missing; {again}")
-    if folder.name in _WEIGHTLESS:
+        raise DataError(f"{folder}: this part of the checkpoint is missing; {_AGAIN}")
+    for path in sorted(folder.glob("*.json")):
+        _read_object(path)
+    if folder.name in _TOKENIZERS:
+        _require(folder / "tokenizer_config.json")
+        if not any(all((folder / name).exists() for name in names) for names in _VOCABULARIES):
+            wanted = ", or ".join(" with ".join(names) for names in _VOCABULARIES)
+            raise DataError(f"{folder}: must hold {wanted}; {_AGAIN}")
         return
-    if not (folder / "config.json").exists():
-        raise DataError(f"{folder / 'config.json'}: missing; {again}")
+    _require(folder / "config.json")
     weights = sorted(folder.glob("*.safetensors"))
-    for index in folder.glob("*.safetensors.index.json"):
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        for missing in sorted(shards - {path.name for path in weights}):
-            raise DataError(f"{folder / missing}: named in {index.name} but missing; {again}")
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        shards = _read_object(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise DataError(
+                f"{index}: weight_map must name the file of each weight, got {shards!r}; {_AGAIN}"
+            )
+        for missing in sorted(set(shards.values()) - {path.name for path in weights}):
+            raise DataError(f"{folder / missing}: named in {index.name} but missing; {_AGAIN}")
     if not weights:
-        raise DataError(f"{folder}: no *.safetensors file; {again}")
+        raise DataError(f"{folder}: no *.safetensors file; {_AGAIN}")
     for path in weights:
         try:
             with safe_open(path, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise DataError(f"{path}: cut off or damaged ({error}); {again}") from error
+            raise DataError(f"{path}: cut off or damaged ({error}); {_AGAIN}") from error
+
+
+def _require(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"{path}: missing; {_AGAIN}")
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"{path}: not readable as JSON ({error}); {_AGAIN}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: must be a JSON object, got {type(content).__name__}; {_AGAIN}")
+    return content

@@ -154,7 +154,9 @@ def within(path: str, declared: str) -> bool:
 
 
 NOT_REALLY = {
-    "train": {"*"},  # the checkpoint's key holds whole sections, all of them among the stage's params
+    # The checkpoint's key holds whole sections, all of them among the stage's params; the names of the variants
+    # are read for an error message.
+    "train": {"*", "variants"},
     "generate_base": {"train.seeds"},  # behind `--trained`, which this stage is not given
 }
 """Reads in the source that change no result of the stage."""

@@ -1,0 +1,98 @@
+"""A checkpoint is judged before it is loaded: whatever file is missing or cut off, the answer is a message."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.checkpoint import check_checkpoint
+from chunk_grpo.families.flux import FluxFamily
+
+TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
+FILES = sorted(path.relative_to(TINY).as_posix() for path in TINY.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+def load(folder: Path | str) -> FluxFamily:
+    return FluxFamily.load(LoadOptions(str(folder), height=32, width=32, max_sequence_length=8))
+
+
+def refused(folder: Path | str) -> str:
+    with pytest.raises(DataError) as caught:
+        load(folder)
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_is_missing(file: str, copy: Path) -> None:
+    (copy / file).unlink()
+    message = refused(copy)
+    assert str(copy / file) in message or str((copy / file).parent) in message
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_a_file_that_is_cut_off(file: str, share: float, copy: Path) -> None:
+    content = (copy / file).read_bytes()
+    (copy / file).write_bytes(content[: int(share * len(content))])
+    assert str(copy / file) in refused(copy)
+
+
+def test_a_shard_that_is_missing(sharded_checkpoint: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(sharded_checkpoint, tmp_path / "model"))
+    shard = sorted((copy / "transformer").glob("*.safetensors"))[1]
+    shard.unlink()
+    assert refused(copy).startswith(
+        f"{shard}: named in diffusion_pytorch_model.safetensors.index.json but missing;"
+    )
+    index = copy / "transformer" / "diffusion_pytorch_model.safetensors.index.json"
+    for broken in ("{", "[]", json.dumps({"weight_map": 3})):
+        index.write_text(broken)
+        assert refused(copy).startswith(f"{index}: ")
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert refused(tmp_path / "none").startswith(
+        f"model.checkpoint: the folder {tmp_path}/none does not exist."
+    )
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    assert "no model_index.json" in refused(tmp_path)
+
+
+def test_a_checkpoint_of_another_family(copy: Path) -> None:
+    index = copy / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "StableDiffusion3Pipeline"}))
+    assert refused(copy) == (
+        f"{index}: _class_name must be FluxPipeline for this family, got StableDiffusion3Pipeline. "
+        "Set model.family to the family of the checkpoint, or choose another checkpoint."
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "files"), [("tokenizer", ("vocab.json", "merges.txt")), ("tokenizer_2", ("spiece.model",))]
+)
+def test_a_tokenizer_in_its_older_files_is_whole(tokenizer: str, files: tuple[str, ...], copy: Path) -> None:
+    """As in FLUX.1-dev."""
+    (copy / tokenizer / "tokenizer.json").unlink()
+    assert refused(copy).startswith(
+        f"{copy / tokenizer}: must hold tokenizer.json, or vocab.json with merges.txt"
+    )
+    for name in files:
+        (copy / tokenizer / name).write_text("{}")
+    check_checkpoint(str(copy), "FluxPipeline", (tokenizer,))
+
+
+def test_parts_that_are_not_used_are_not_asked_for(copy: Path) -> None:
+    shutil.rmtree(copy / "text_encoder_2")
+    options = LoadOptions(str(copy), height=32, width=32)
+    assert FluxFamily.load(options, ("transformer",)).latent_shape[0] == 16
