@@ -34,18 +34,26 @@ def pick_device(name: str) -> torch.device:
 
 
 class SceneStream:
-    """Endless batches of (caption, picture); the six categories come equally often."""
+    """Endless batches of (caption, picture)."""
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        """Start the stream at `seed`; pictures are drawn on `device`."""
+    def __init__(self, seed: int, device: torch.device, weights: dict[str, float] | None = None) -> None:
+        """Start the stream at `seed`; pictures are drawn on `device`.
+
+        Args:
+            seed: Of captions and scenes.
+            device: Where pictures are drawn.
+            weights: How often each category comes; equally often when None.
+        """
         self._rng = random.Random(seed)
         self._device = device
         prompts = all_prompts()
+        self._weights = [(weights or {}).get(category, 1.0) for category in CATEGORIES]
         self._by_category = [[p for p in prompts if p.category == category] for category in CATEGORIES]
 
     def batch(self, size: int) -> tuple[list[PromptSpec], Tensor]:
         """`size` captions and their pictures [B, 3, H, W] in [-1, 1]."""
-        specs = [self._rng.choice(self._rng.choice(self._by_category)) for _ in range(size)]
+        pools = self._rng.choices(self._by_category, self._weights, k=size)
+        specs = [self._rng.choice(pool) for pool in pools]
         images = render([sample_scene(spec, self._rng) for spec in specs], self._device)
         return specs, images * 2 - 1
 
@@ -53,17 +61,19 @@ class SceneStream:
 class Curve:
     """Rows of numbers against steps and seconds, printed as they come and saved as JSON lines."""
 
-    def __init__(self, path: Path) -> None:
-        """Begin an empty curve at `path`."""
+    def __init__(self, path: Path, *, keep: bool = False) -> None:
+        """Begin an empty curve at `path`, or, with `keep`, go on with the one that is there."""
         self._path = path
         self._start = time.perf_counter()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("", encoding="utf-8")
+        if not keep:
+            path.write_text("", encoding="utf-8")
 
     def add(self, step: int, **values: float) -> None:
         """Record one row."""
         row = {"step": step, "seconds": round(time.perf_counter() - self._start, 1)}
         row.update({name: round(float(torch.as_tensor(value).detach()), 5) for name, value in values.items()})
+        print(json.dumps(row), flush=True)
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
 

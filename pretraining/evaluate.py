@@ -1,4 +1,4 @@
-"""Step 4: what the checkpoint can do: exact scores of each category and of the WISE-like set, by plain ODE sampling."""
+"""Step 5: what the checkpoint can do: exact scores of each category and of the WISE-like set, by plain ODE sampling."""
 
 from __future__ import annotations
 
@@ -29,14 +29,10 @@ def evaluation_prompts(per_category: int, seed: int) -> list[PromptSpec]:
 
 
 @torch.no_grad()
-def evaluate(params: dict[str, Any], per_category: int, device: torch.device) -> dict[str, float]:
+def evaluate(params: dict[str, Any], family: FluxFamily, per_category: int) -> dict[str, float]:
     """Mean exact score per category, over all six, and mean grade and vividness."""
     settings = params["evaluate"]
-    options = LoadOptions(
-        str(CHECKPOINT), height=SIZE, width=SIZE, max_sequence_length=params["text"]["max_length"],
-        guidance_scale=params["transformer"]["guidance_scale"], device=device,
-    )  # fmt: skip
-    family = FluxFamily.load(options)
+    device = next(family.trainable_parameters()).device
     specs = evaluation_prompts(per_category, settings["seed"])
     times = time_grid(settings["num_steps"], settings["shift"])
     rows: list[tuple[str, bool, float, float]] = []
@@ -52,7 +48,9 @@ def evaluate(params: dict[str, Any], per_category: int, device: torch.device) ->
             rows.append(
                 (spec.category, exact_score(found, spec), graded_score(found, spec), vividness(picture))
             )
-    scores = {c: sum(r[1] for r in rows if r[0] == c) / per_category for c in (*CATEGORIES, "wise")}
+    scores: dict[str, float] = {
+        c: sum(r[1] for r in rows if r[0] == c) / per_category for c in (*CATEGORIES, "wise")
+    }
     standard = [row for row in rows if row[0] != "wise"]
     scores["exact"] = sum(row[1] for row in standard) / len(standard)
     scores["graded"] = sum(row[2] for row in standard) / len(standard)
@@ -62,5 +60,14 @@ def evaluate(params: dict[str, Any], per_category: int, device: torch.device) ->
 
 if __name__ == "__main__":
     recipe = load_params()
-    result = evaluate(recipe, recipe["evaluate"]["prompts_per_category"], pick_device(recipe["device"]))
+    options = LoadOptions(
+        str(CHECKPOINT),
+        height=SIZE,
+        width=SIZE,
+        max_sequence_length=recipe["text"]["max_length"],
+        guidance_scale=recipe["transformer"]["guidance_scale"],
+        device=pick_device(recipe["device"]),
+    )
+    result = evaluate(recipe, FluxFamily.load(options), recipe["evaluate"]["prompts_per_category"])
+    print(json.dumps(result, indent=2))
     (FOLDER / "work" / "scores.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -156,7 +156,7 @@ def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
         schedule.step()
         if step % 250 == 0 or step == settings["steps"]:
             curve.add(step, clip_loss=clip_loss, t5_loss=t5_loss, clip_right=clip_right.float().mean(),
-                      t5_right=t5_right.float().mean(), learning_rate=schedule.get_last_lr()[0])  # fmt: skip
+                      t5_right=t5_right.float().mean(), learning_rate=float(schedule.get_last_lr()[0]))  # fmt: skip
     save(clip.half(), t5.half(), clip_tokens, t5_tokens, CHECKPOINT)
 
 

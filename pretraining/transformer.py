@@ -1,18 +1,24 @@
-"""Step 3: the velocity network (FluxTransformer2DModel), by flow matching on the frozen encoders' outputs."""
+"""Step 4: the velocity network (FluxTransformer2DModel), by flow matching on the frozen encoders' outputs.
+
+Training goes in phases, each with a learning-rate schedule and a mix of categories of its own; a phase begins with the
+averaged weights of the one it names in `after`. `python -m pretraining.transformer PHASE` runs one, and goes on
+where it was killed.
+"""
 
 from __future__ import annotations
 
+import argparse
 import copy
-import json
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 from chunk_grpo.core.flow import flow_matching_loss, interpolate
-from chunk_grpo.families.base import Conditioning, LoadOptions
+from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.seeding import derive_seed
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.shapes.scene import SIZE
 from pretraining.common import (
@@ -25,50 +31,9 @@ from pretraining.common import (
     pick_device,
 )
 from pretraining.evaluate import evaluate
+from pretraining.initial import phase_folder, save_network
 
-PATCH = 2
 DATASET_BATCH = 500
-
-
-def build(settings: dict[str, Any], text: dict[str, Any], latent_channels: int) -> FluxTransformer2DModel:
-    """A fresh network whose modulations and output start at zero, so that every block starts as the identity."""
-    network = FluxTransformer2DModel(
-        in_channels=latent_channels * PATCH**2,
-        num_layers=settings["double_blocks"],
-        num_single_layers=settings["single_blocks"],
-        attention_head_dim=settings["head_dim"],
-        num_attention_heads=settings["heads"],
-        joint_attention_dim=text["hidden_size"],
-        pooled_projection_dim=text["hidden_size"],
-        guidance_embeds=True,
-        axes_dims_rope=tuple(settings["rope_axes"]),
-    )
-    for module in network.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
-    modulations = [block.norm1.linear for block in network.transformer_blocks]
-    modulations += [block.norm1_context.linear for block in network.transformer_blocks]
-    modulations += [block.norm.linear for block in network.single_transformer_blocks]
-    for layer in [*modulations, network.norm_out.linear, network.proj_out]:
-        nn.init.zeros_(layer.weight)
-    return network
-
-
-def write_pipeline_index(settings: dict[str, Any]) -> None:
-    """The two files that make the folder a FluxPipeline: the scheduler and the list of components."""
-    FlowMatchEulerDiscreteScheduler(shift=settings["shift"]).save_pretrained(CHECKPOINT / "scheduler")
-    components = {
-        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-        "text_encoder": ["transformers", "CLIPTextModel"],
-        "text_encoder_2": ["transformers", "T5EncoderModel"],
-        "tokenizer": ["transformers", "CLIPTokenizer"],
-        "tokenizer_2": ["transformers", "T5TokenizerFast"],
-        "transformer": ["diffusers", "FluxTransformer2DModel"],
-        "vae": ["diffusers", "AutoencoderKL"],
-    }
-    index = {"_class_name": "FluxPipeline", "_diffusers_version": "0.36.0", **components}
-    (CHECKPOINT / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 @torch.no_grad()
@@ -93,8 +58,8 @@ def sample_noise_levels(count: int, shift: float, device: torch.device) -> Tenso
     return torch.where(torch.rand(count, device=device) < 0.5, uniform, shifted)
 
 
-def load_frozen_parts(params: dict[str, Any], device: torch.device) -> tuple[AutoencoderKL, Tensor, Tensor]:
-    """The VAE, and both encoders' outputs for every caption: [P, N, E] and [P, F]."""
+def load_frozen_parts(params: dict[str, Any], device: torch.device) -> FluxFamily:
+    """Text encoders and VAE."""
     options = LoadOptions(
         str(CHECKPOINT),
         height=SIZE,
@@ -102,58 +67,98 @@ def load_frozen_parts(params: dict[str, Any], device: torch.device) -> tuple[Aut
         max_sequence_length=params["text"]["max_length"],
         device=device,
     )
-    family = FluxFamily.load(options, parts=("text",))
-    captions = family.encode([spec.prompt for spec in all_prompts()])
-    vae = AutoencoderKL.from_pretrained(CHECKPOINT / "vae", dtype=torch.float32).to(device)
-    return vae, captions.prompt_embeds, captions.pooled
+    return FluxFamily.load(options, parts=("text", "vae"))
 
 
-def train(params: dict[str, Any], device: torch.device) -> None:
-    """Train with an exponential moving average; save and score the average at intervals."""
+class Run:
+    """One phase: network, average of its weights, optimiser and schedule, with a checkpoint that survives a kill."""
+
+    def __init__(self, params: dict[str, Any], phase: str, device: torch.device) -> None:
+        """Begin the phase, or go on from its checkpoint."""
+        settings, self.phase = params["transformer"], params["transformer"]["phases"][phase]
+        self._path = FOLDER / "work" / f"{phase}.ckpt"
+        start = phase_folder(self.phase["after"])
+        network = FluxTransformer2DModel.from_pretrained(start, dtype=torch.float32)
+        self.network = network.to(device).train()
+        self.average = copy.deepcopy(self.network).requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(
+            self.network.parameters(),
+            self.phase["learning_rate"],
+            betas=(0.9, 0.95),
+            weight_decay=settings["weight_decay"],
+            fused=True,
+        )
+        self.schedule = cosine_with_warmup(self.optimizer, settings["warmup_steps"], self.phase["steps"])
+        self.step, self.loss = 0, 0.0
+        if self._path.exists():
+            self._restore(torch.load(self._path, map_location=device, weights_only=True))
+
+    def _parts(self) -> dict[str, Any]:
+        return {
+            "network": self.network,
+            "average": self.average,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.step, self.loss = state["step"], state["loss"]
+
+    def save(self) -> None:
+        """Replace the checkpoint."""
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        partial = self._path.with_suffix(".partial")
+        torch.save({**state, "step": self.step, "loss": self.loss}, partial)
+        partial.replace(self._path)
+
+    def finish(self) -> None:
+        """Remove the checkpoint."""
+        self._path.unlink(missing_ok=True)
+
+    def learn(self, loss: Tensor, ema_decay: float) -> None:
+        """One optimiser step."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        self.step += 1
+        decay = min(ema_decay, self.step / (self.step + 100))
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
+        self.loss += (float(loss.detach()) - self.loss) / min(self.step, 200)
+
+
+def train(params: dict[str, Any], phase: str, device: torch.device) -> None:
+    """Train one phase; save and score the averaged network at intervals."""
     settings = params["transformer"]
-    torch.manual_seed(params["seed"])
     torch.set_float32_matmul_precision("high")
-    build(settings, params["text"], params["vae"]["latent_channels"]).save_pretrained(
-        CHECKPOINT / "transformer"
-    )
-    write_pipeline_index(settings)
-    vae, prompt_embeds, pooled = load_frozen_parts(params, device)
-    latents, captions = encode_pictures(vae, SceneStream(params["seed"] + 10, device), settings["pictures"])
-    family = FluxFamily.load(
-        LoadOptions(str(CHECKPOINT), height=SIZE, width=SIZE, device=device), parts=("transformer",)
-    )
-    network = family.transformer.train().requires_grad_(True)
-    average = copy.deepcopy(network).requires_grad_(False)
-    optimizer = torch.optim.AdamW(
-        network.parameters(),
-        settings["learning_rate"],
-        betas=(0.9, 0.95),
-        weight_decay=settings["weight_decay"],
-        fused=True,
-    )
-    schedule = cosine_with_warmup(optimizer, settings["warmup_steps"], settings["steps"])
-    curve = Curve(FOLDER / "work" / "curves" / "transformer.jsonl")
-    mean_loss = 0.0
-    for step in range(1, settings["steps"] + 1):
+    run = Run(params, phase, device)
+    family = load_frozen_parts(params, device).using(run.network)
+    known = family.encode([spec.prompt for spec in all_prompts()])
+    stream = SceneStream(derive_seed("pictures", params["seed"], phase), device, run.phase["categories"])
+    vae = AutoencoderKL.from_pretrained(CHECKPOINT / "vae", dtype=torch.float32).to(device)
+    latents, captions = encode_pictures(vae, stream, settings["pictures"])
+    curve = Curve(FOLDER / "work" / "curves" / f"transformer-{phase}.jsonl", keep=run.step > 0)
+    while run.step < run.phase["steps"]:
+        # Every step has its own random stream, so that a resumed run draws what an uninterrupted one does.
+        torch.manual_seed(derive_seed("pretrain", params["seed"], phase, run.step))
         rows = torch.randint(len(latents), (settings["batch_size"],), device=device)
         x0, who = latents[rows], captions[rows]
         x1, t = torch.randn_like(x0), sample_noise_levels(len(rows), settings["shift"], device)
-        states = interpolate(x0, x1, t)
-        velocity = family.velocity(states, t, Conditioning(prompt_embeds[who], pooled[who]))
-        loss = flow_matching_loss(velocity, x0, x1)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        decay = min(settings["ema_decay"], step / (step + 100))
-        torch._foreach_lerp_(list(average.parameters()), list(network.parameters()), 1 - decay)
-        mean_loss += (loss.detach() - mean_loss) / min(step, 200)
-        if step % settings["evaluate_every"] == 0 or step == settings["steps"]:
-            copy.deepcopy(average).half().save_pretrained(CHECKPOINT / "transformer")
-            curve.add(step, loss=mean_loss, **evaluate(params, settings["watch_prompts"], device))
+        velocity = family.velocity(interpolate(x0, x1, t), t, known.rows(who))
+        run.learn(flow_matching_loss(velocity, x0, x1), settings["ema_decay"])
+        if run.step % settings["evaluate_every"] == 0 or run.step == run.phase["steps"]:
+            scores = evaluate(params, family.using(run.average), settings["watch_prompts"])
+            curve.add(run.step, loss=run.loss, **scores)
+            run.save()
+    save_network(run.average, phase_folder(phase))
+    run.finish()
 
 
 if __name__ == "__main__":
     recipe = load_params()
-    train(recipe, pick_device(recipe["device"]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("phase", choices=recipe["transformer"]["phases"])
+    train(recipe, parser.parse_args().phase, pick_device(recipe["device"]))

@@ -157,16 +157,15 @@ class FluxFamily:
 
     def frozen_copy(self) -> FluxFamily:
         """A second model with its own copy of the velocity network, the other parts shared."""
-        return self._with_transformer(copy.deepcopy(self.transformer))
+        return self.using(copy.deepcopy(self.transformer).requires_grad_(False).eval())
 
     def with_transformer(self, folder: Path) -> FluxFamily:
         """A second model whose velocity network comes from a saved transformer folder, the other parts shared."""
-        return self._with_transformer(
-            FluxTransformer2DModel.from_pretrained(folder, dtype=self._options.dtype)
-        )
+        network = FluxTransformer2DModel.from_pretrained(folder, dtype=self._options.dtype)
+        return self.using(network.requires_grad_(False).eval().to(self._options.device))
 
-    def _with_transformer(self, network: FluxTransformer2DModel) -> FluxFamily:
-        network.requires_grad_(False).eval().to(self._options.device)
+    def using(self, network: FluxTransformer2DModel) -> FluxFamily:
+        """A second model around `network` itself, the other parts shared."""
         parts = {**self._pipeline.components, "transformer": network}
         return FluxFamily(FluxPipeline(**parts), self._options)
 
