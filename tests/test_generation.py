@@ -114,7 +114,7 @@ def test_order_and_batch_size_do_not_matter(base: FluxFamily, tuned: FluxFamily,
         for key, image in other.items():
             difference = image.picture.astype(int) - reference[key].picture.astype(int)
             assert np.abs(difference).max() <= 1
-            assert (difference != 0).mean() < 0.002
+            assert (difference != 0).mean() < 0.01
 
 
 def test_the_same_call_gives_the_same_bytes(base: FluxFamily, tuned: FluxFamily, prompts: PromptSet) -> None:

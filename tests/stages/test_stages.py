@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,10 @@ def test_a_checkpoint_belongs_to_its_base_policy(workspace: Workspace) -> None:
     workspace.edit(lambda raw: raw["model"].update(checkpoint=str(copy)))
     _, options = workspace.options("train")
     given = dict(zip(options[::2], options[1::2], strict=True))
-    names = ("variant", "prompts", "index", "tensors", "plan", "out")
-    paths = {n: given[f"--{n}"].replace("artifacts/", f"{workspace.artifacts}/") for n in names}
+    paths = {
+        field.name: given[f"--{field.name}"].replace("artifacts/", f"{workspace.artifacts}/")
+        for field in fields(Arguments)
+    }
     params = load_params(workspace.root / "params.yaml")
     first = checkpoint_key(params, Arguments(**paths))
     assert checkpoint_key(params, Arguments(**paths)) == first
