@@ -98,7 +98,7 @@ class Trainer:
         total = self._settings.iterations
         if self._done == 0:
             self._rows += self._watch(0)
-        with Meter("training", total, self._done) as meter:
+        with Meter(f"training, seed {self._seed}", total, self._done) as meter:
             for iteration in range(self._done + 1, total + 1):
                 rows = self._iterate(iteration)
                 self._rows += rows
