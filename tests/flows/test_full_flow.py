@@ -84,13 +84,14 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
     root = make_pipeline(tmp_path / "root")
     for name in ("flows", "infra"):
         shutil.copytree(REPOSITORY / name, root / name)
+    earlier = set(psutil.Process().children(recursive=True))  # such as the tracker of shared memory
     with LocalPrefect(root=root, home=tmp_path / "home", port=free_port()).running() as served:
         pools = {pool["name"]: pool["concurrency_limit"] for pool in post(served, "work_pools/filter")}
         assert pools == dict(POOLS)
         deployments = {d["name"]: d for d in post(served, "deployments/filter")}
         assert {name: d["work_pool_name"] for name, d in deployments.items()} == {"full": "cpu", "gpu": "gpu"}
         assert deployments["full"]["concurrency_options"]["collision_strategy"] == "ENQUEUE"
-        children = psutil.Process().children(recursive=True)
+        children = set(psutil.Process().children(recursive=True)) - earlier
         assert len([c for c in children if is_running(c.pid)]) >= 3
         with pytest.raises(SetUpError, match=f"port {served.port} is in use"):
             served.running().__enter__()
