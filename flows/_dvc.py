@@ -259,9 +259,16 @@ def _outcome_of_line(line: str, stage: str) -> Outcome | None:
 
 
 def _exit_code(tail: Iterable[str], dvc_code: int) -> int:
-    """The command's exit code, which DVC only prints: it exits with 255 itself."""
+    """The command's exit code, which DVC only prints: it exits with 255 itself.
+
+    DVC starts the command through $SHELL. One that becomes the command ends by the signal that ended it, -9 here;
+    one that waits for it exits with 128 plus the signal's number instead.
+    """
     codes = [int(match[1]) for line in tail if (match := re.search(r"exited with (-?\d+)$", line))]
-    return codes[-1] if codes else dvc_code
+    if not codes:
+        return dvc_code
+    signal_number = codes[-1] - 128
+    return -signal_number if signal_number in set(signal.Signals) else codes[-1]
 
 
 def _exit_text(code: int) -> str:

@@ -109,7 +109,16 @@ def test_failure_has_exit_code_and_last_lines(pipeline: Path) -> None:
         run_stage("train@b", pipeline, lambda _: None)
 
 
-def test_a_killed_stage_is_reported_as_killed(pipeline: Path) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_killed_stage_is_reported_as_killed(
+    pipeline: Path, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the shell of DVC waits for the command, rather than become it, and exits with 137 for it."""
+    if waits:
+        shell = tmp_path / "waiting-shell"
+        shell.write_text('#!/bin/sh\n/bin/sh "$@"\nexit $?\n')
+        shell.chmod(0o755)
+        monkeypatch.setenv("SHELL", str(shell))
     run_stage("prepare", pipeline, lambda _: None)
     set_variant(pipeline, "a", seconds=60)
 
@@ -118,8 +127,9 @@ def test_a_killed_stage_is_reported_as_killed(pipeline: Path) -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(StageFailed, match="SIGKILL"):
+    with pytest.raises(StageFailed, match="stage train@a was ended by SIGKILL") as error:
         run_stage("train@a", pipeline, lambda _: None)
+    assert error.value.exit_code == -9
     killer.join()
 
 
