@@ -36,16 +36,25 @@ def pick_device(name: str) -> torch.device:
 class SceneStream:
     """Endless batches of (caption, picture)."""
 
-    def __init__(self, seed: int, device: torch.device, weights: dict[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        device: torch.device,
+        weights: dict[str, float] | None = None,
+        *,
+        left_to_right: bool = False,
+    ) -> None:
         """Start the stream at `seed`; pictures are drawn on `device`.
 
         Args:
             seed: Of captions and scenes.
             device: Where pictures are drawn.
             weights: How often each category comes; equally often when None.
+            left_to_right: How things are laid out, see `sample_scene`.
         """
         self._rng = random.Random(seed)
         self._device = device
+        self._left_to_right = left_to_right
         prompts = all_prompts()
         self._weights = [(weights or {}).get(category, 1.0) for category in CATEGORIES]
         self._by_category = [[p for p in prompts if p.category == category] for category in CATEGORIES]
@@ -54,7 +63,8 @@ class SceneStream:
         """`size` captions and their pictures [B, 3, H, W] in [-1, 1]."""
         pools = self._rng.choices(self._by_category, self._weights, k=size)
         specs = [self._rng.choice(pool) for pool in pools]
-        images = render([sample_scene(spec, self._rng) for spec in specs], self._device)
+        scenes = [sample_scene(spec, self._rng, left_to_right=self._left_to_right) for spec in specs]
+        images = render(scenes, self._device)
         return specs, images * 2 - 1
 
 

@@ -137,7 +137,12 @@ def train(params: dict[str, Any], phase: str, device: torch.device) -> None:
     run = Run(params, phase, device)
     family = load_frozen_parts(params, device).using(run.network)
     known = family.encode([spec.prompt for spec in all_prompts()])
-    stream = SceneStream(derive_seed("pictures", params["seed"], phase), device, run.phase["categories"])
+    stream = SceneStream(
+        derive_seed("pictures", params["seed"], phase),
+        device,
+        run.phase["categories"],
+        left_to_right=run.phase["left_to_right"],
+    )
     vae = AutoencoderKL.from_pretrained(CHECKPOINT / "vae", dtype=torch.float32).to(device)
     latents, captions = encode_pictures(vae, stream, settings["pictures"])
     curve = Curve(FOLDER / "work" / "curves" / f"transformer-{phase}.jsonl", keep=run.step > 0)

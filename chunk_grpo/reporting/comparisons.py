@@ -117,7 +117,8 @@ class Comparisons:
 
     def _interval(self, values: NDArray[np.float64], strata: Sequence[str] | None = None) -> Interval:
         generator = np.random.default_rng(self._settings.seed)
-        return crossed_interval(values, self._settings.bootstrap_samples, generator, strata)
+        draws = self._settings.bootstrap_samples
+        return crossed_interval(values, draws, generator, strata, self.prompts.captions)
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -139,6 +140,13 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
     return f"{signed(interval.low, digits)}{NO_BREAK}to{NO_BREAK}{signed(interval.high, digits)}"
 
 
+def prompts_text(interval: Interval) -> str:
+    """How many prompts an interval rests on, and how many captions where some repeat."""
+    repeats = interval.num_captions < interval.num_prompts
+    distinct = f" ({interval.num_captions} distinct captions)" if repeats else ""
+    return f"{interval.num_prompts} held-out prompts{distinct}"
+
+
 def effects_text(found: Sequence[Comparison]) -> str:
     """What the intervals allow to say of policies against the base, variant by variant."""
     return "; ".join(f"{c.variant} {_effect(c.difference)}" for c in found)
@@ -154,7 +162,7 @@ def headline(tuned: Sequence[Comparison]) -> tuple[str, str]:
     reach = tuned[0].difference
     seeds = f"{reach.num_seeds} training seed{'s' if reach.num_seeds > 1 else ''} per variant"
     return _answer(tuned), (
-        f"Training reward on {reach.num_prompts} held-out prompts, tuned against base, {seeds}; mean paired "
+        f"Training reward on {prompts_text(reach)}, tuned against base, {seeds}; mean paired "
         f"difference and 95 % interval: {effects_text(tuned)}."
     )
 

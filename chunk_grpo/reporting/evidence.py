@@ -102,10 +102,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts of one split that were scored, in the order of the prompts table."""
+    """The prompts of one split that were scored, in the order of the prompts table; a caption may repeat."""
 
     ids: tuple[str, ...]
     categories: tuple[str, ...]
+    captions: tuple[str, ...]
 
 
 class ScoreBook:
@@ -183,17 +184,18 @@ class ScoreBook:
             DataError: the split has prompts and only some were scored for the base (named in the message).
         """
         table = prompts.table
-        columns = (table.column(name).to_pylist() for name in ("prompt_id", "split", "category"))
-        chosen = [(i, category) for i, s, category in zip(*columns, strict=True) if s == split]
+        columns = (table.column(name).to_pylist() for name in ("prompt_id", "category", "prompt", "split"))
+        chosen = [row for *row, row_split in zip(*columns, strict=True) if row_split == split]
         scorer = next(scorer for policy, scorer in self._paths if policy == BASE)
         by_seed = self._seeds(BASE, BASE, scorer)
         scored = {prompt_id for found in by_seed.values() for prompt_id, _ in found}
-        if not scored.intersection(prompt_id for prompt_id, _ in chosen):
+        if not scored.intersection(prompt_id for prompt_id, *_ in chosen):
             return None
-        for prompt_id, _ in chosen:
+        for prompt_id, *_ in chosen:
             if prompt_id not in scored:
                 raise self._missing((BASE, BASE, scorer, -1), f"prompt_id={prompt_id} (split {split})")
-        return PromptSet(tuple(i for i, _ in chosen), tuple(category for _, category in chosen))
+        ids, categories, captions = zip(*chosen, strict=True)
+        return PromptSet(ids, categories, captions)
 
     def _scorers(self, measure: str) -> tuple[str, ...]:
         return tuple(self._rewards) if measure == REWARD else (measure,)

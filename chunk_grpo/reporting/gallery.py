@@ -68,7 +68,7 @@ def grid_columns(variants: Sequence[str]) -> tuple[Column, ...]:
 
 
 def choose_prompts(prompts: PromptSet, count: int, seed: int) -> tuple[str, ...]:
-    """Prompts of the grid: categories take turns, the order within a category is drawn from the seed.
+    """Prompts of the grid, each with another caption: categories take turns, in an order drawn from the seed.
 
     Args:
         prompts: What to choose from.
@@ -76,9 +76,10 @@ def choose_prompts(prompts: PromptSet, count: int, seed: int) -> tuple[str, ...]
         seed: Of the draw.
     """
     generator = np.random.default_rng(seed)
-    order = [prompts.ids[i] for i in generator.permutation(len(prompts.ids))]
-    category = dict(zip(prompts.ids, prompts.categories, strict=True))
-    queues = {c: [i for i in order if category[i] == c] for c in dict.fromkeys(prompts.categories)}
+    of_caption = {prompts.captions[i]: i for i in generator.permutation(len(prompts.ids))}
+    order = list(of_caption.values())
+    categories = dict.fromkeys(prompts.categories)
+    queues = {c: [prompts.ids[i] for i in order if prompts.categories[i] == c] for c in categories}
     chosen: list[str] = []
     while len(chosen) < min(count, len(order)):
         chosen += [queue.pop(0) for queue in queues.values() if queue]

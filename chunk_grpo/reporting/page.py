@@ -11,6 +11,7 @@ from functools import partial
 import jinja2
 
 from chunk_grpo.reporting import figures, palette, paper, plots, tables
+from chunk_grpo.reporting.comparisons import prompts_text
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
@@ -93,6 +94,7 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
     environment.filters["markdown"] = tables.to_markdown
     environment.filters["paper"] = tables.paper_table
     environment.filters["duration"] = tables.duration
+    environment.filters["prompts_text"] = prompts_text
     variants = content.settings.variants
     return environment.get_template(template).render(
         c=content,
@@ -162,6 +164,7 @@ def summary(content: Content) -> dict[str, object]:
     reach = content.comparisons[0].difference
     found: dict[str, object] = {
         "prompts": reach.num_prompts,
+        "captions": reach.num_captions,
         "train_seeds": reach.num_seeds,
         "base": {_key(m): _rounded(interval.mean) for m, interval in content.base.items()},
     }

@@ -1,10 +1,11 @@
 """Paired intervals over training seeds and prompts.
 
-The unit is the prompt, the pairing is by (prompt, sample seed), and both the prompts and the training seeds
-are drawn again, crossed: a training seed is drawn with all its prompts and a prompt with all its training
-seeds (the "pigeonhole" bootstrap of A. Owen, Annals of Applied Statistics 1, 2007). Own code, since
-`scipy.stats.bootstrap` draws along one axis of each sample: two crossed axes need index arrays as data,
-strata are not offered, and a single training seed is refused.
+The pairing is by (prompt, sample seed). Both the captions and the training seeds are drawn again, crossed: a
+training seed is drawn with all its captions and a caption with all its training seeds (the "pigeonhole"
+bootstrap of A. Owen, Annals of Applied Statistics 1, 2007). Prompts with the same caption are drawn together,
+since they tell less than as many captions would. Own code, since `scipy.stats.bootstrap` draws along one axis
+of each sample: two crossed axes need index arrays as data, strata and clusters are not offered, and a single
+training seed is refused.
 
 Percentiles of such a bootstrap are too narrow with the two to five training seeds one can afford: three seeds
 whose own scatter dominates cover 77 % at a nominal 95 %. So the bootstrap gives the standard error (drawing
@@ -29,10 +30,10 @@ Verdict = Literal["above", "below", "none", "unknown"]
 
 METHOD = (
     "Each image of a tuned policy is paired with the image of the base model for the same prompt and the "
-    "same sample seed; differences are averaged over the samples of a prompt, so that the prompt is the "
-    "unit. The mean is over prompts and training seeds. Its standard error comes from {draws:,} bootstrap "
-    "draws that resample prompts and training seeds at once (crossed, n − 1 of n each, with replacement; "
-    "within categories where categories are averaged; prompts alone when there is one training seed). The "
+    "same sample seed; differences are averaged over the samples of a prompt. The mean is over prompts and "
+    "training seeds. Its standard error comes from {draws:,} bootstrap draws that resample distinct captions, "
+    "each with all its prompts, and training seeds at once (crossed, n − 1 of n each, with replacement; "
+    "within categories where categories are averaged; captions alone when there is one training seed). The "
     "95 % interval is the mean ± t × standard error, t from Student’s distribution with Satterthwaite’s "
     "degrees of freedom, so that few training seeds give a wide interval. Each interval stands for "
     "itself: no correction for looking at several."
@@ -45,12 +46,13 @@ class Interval:
 
     Attributes:
         mean: The estimate.
-        low: Lower end; NaN where the data cannot tell (fewer than two prompts in a stratum).
+        low: Lower end; NaN where the data cannot tell (fewer than two captions in a stratum).
         high: Upper end, likewise.
         standard_error: Of the mean, by the bootstrap.
         degrees_of_freedom: Of Student's t; infinite where nothing varies.
         num_seeds: Training seeds.
         num_prompts: Prompts.
+        num_captions: Distinct captions among them, the unit that is drawn.
     """
 
     mean: float
@@ -60,6 +62,7 @@ class Interval:
     degrees_of_freedom: float
     num_seeds: int
     num_prompts: int
+    num_captions: int
 
     @property
     def verdict(self) -> Verdict:
@@ -71,11 +74,29 @@ class Interval:
         return "below" if self.high < 0 else "none"
 
 
+@dataclass(frozen=True)
+class _Stratum:
+    """Columns that are averaged together.
+
+    Attributes:
+        columns: [P_c] their indices.
+        cluster: [P_c] number of each column's caption, 0..K_c - 1.
+    """
+
+    columns: NDArray[np.intp]
+    cluster: NDArray[np.intp]
+
+    @property
+    def num_clusters(self) -> int:
+        return int(self.cluster.max()) + 1
+
+
 def crossed_interval(
     values: NDArray[np.float64],
     num_draws: int,
     generator: np.random.Generator,
     strata: Sequence[str] | None = None,
+    captions: Sequence[str] | None = None,
 ) -> Interval:
     """Mean over training seeds and prompts, with its 95 % interval.
 
@@ -85,50 +106,50 @@ def crossed_interval(
         generator: Source of the draws; equal states give equal intervals.
         strata: [P] names; the mean is then the unweighted mean of the strata's means (GenEval's overall), and
             prompts are drawn within their stratum. None: one stratum.
+        captions: [P] texts; columns of one text are drawn together. None: all differ.
 
     Raises:
-        ValueError: the shape, a value that is not finite, too few draws, or strata of another length.
+        ValueError: the shape, a value that is not finite, too few draws, strata or captions of another length.
     """
-    R, P = _check(values, num_draws, strata)
-    columns = _columns_by_stratum(P, strata)
+    R, P = _check(values, num_draws, strata, captions)
+    parts = _strata(P, strata, captions)
     seed_weights = _draw_weights(R, num_draws, generator) if R > 1 else np.ones((num_draws, 1))
     prompt_weights = np.empty((num_draws, P))
-    for indices in columns:
-        prompt_weights[:, indices] = _draw_weights(len(indices), num_draws, generator) / len(columns)
-    mean = float(np.mean([values[:, indices].mean() for indices in columns]))
-    if min(len(indices) for indices in columns) < 2:
-        return Interval(mean, math.nan, math.nan, math.nan, math.nan, R, P)
+    for part in parts:
+        weights = _draw_weights(part.num_clusters, num_draws, generator)[:, part.cluster]
+        prompt_weights[:, part.columns] = weights / weights.sum(axis=1, keepdims=True) / len(parts)
+    mean = float(np.mean([values[:, part.columns].mean() for part in parts]))
+    num_captions = P if captions is None else len(set(captions))
+    if min(part.num_clusters for part in parts) < 2:
+        return Interval(mean, math.nan, math.nan, math.nan, math.nan, R, P, num_captions)
     draws = ((seed_weights @ values) * prompt_weights).sum(axis=1)
     standard_error = float(draws.std(ddof=1))
-    freedom = degrees_of_freedom(values, columns)
+    freedom = _degrees_of_freedom(values, parts)
     scale = float(np.abs(values).max())
     if standard_error <= 1e-12 * scale:  # nothing varies but the last digits of the sums
-        return Interval(mean, mean, mean, 0.0, freedom, R, P)
+        return Interval(mean, mean, mean, 0.0, freedom, R, P, num_captions)
     half_width = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * standard_error
-    return Interval(mean, mean - half_width, mean + half_width, standard_error, freedom, R, P)
+    return Interval(mean, mean - half_width, mean + half_width, standard_error, freedom, R, P, num_captions)
 
 
-def degrees_of_freedom(values: NDArray[np.float64], columns: Sequence[NDArray[np.intp]]) -> float:
+def _degrees_of_freedom(values: NDArray[np.float64], parts: Sequence[_Stratum]) -> float:
     """Satterthwaite's degrees of freedom of the mean over seeds and prompts; infinite where nothing varies.
 
     The variance of the mean has one part from the seeds, s^2(seed means) / R with R - 1 degrees of freedom,
-    and one from the prompts of each stratum, s^2(prompt means) / P_c with P_c - 1 (each weighted by its
-    share squared).
-
-    Args:
-        values: [R, P].
-        columns: For each stratum its column indices, at least two each.
+    and one from the captions of each stratum (weighted by its share squared) with K_c - 1: of P_c prompts in
+    K_c captions, K_c / (K_c - 1) times the sum over captions of (summed deviation from the mean / P_c)^2, which
+    is s^2(prompt means) / P_c where each prompt has a caption of its own.
     """
-    parts: list[tuple[float, int]] = []
+    found: list[tuple[float, int]] = []
     if values.shape[0] > 1:
-        seed_means = np.mean([values[:, indices].mean(axis=1) for indices in columns], axis=0)
-        parts.append((float(seed_means.var(ddof=1)) / len(seed_means), len(seed_means) - 1))
-    for indices in columns:
-        prompt_means = values[:, indices].mean(axis=0)
-        share = 1 / len(columns)
-        parts.append((share**2 * float(prompt_means.var(ddof=1)) / len(indices), len(indices) - 1))
-    spread = sum(variance**2 / freedom for variance, freedom in parts)
-    return sum(variance for variance, _ in parts) ** 2 / spread if spread > 0 else math.inf
+        seed_means = np.mean([values[:, part.columns].mean(axis=1) for part in parts], axis=0)
+        found.append((float(seed_means.var(ddof=1)) / len(seed_means), len(seed_means) - 1))
+    for part in parts:
+        prompt_means, K = values[:, part.columns].mean(axis=0), part.num_clusters
+        deviations = np.bincount(part.cluster, prompt_means - prompt_means.mean()) / len(prompt_means)
+        found.append((float((deviations**2).sum()) * K / (K - 1) / len(parts) ** 2, K - 1))
+    spread = sum(variance**2 / freedom for variance, freedom in found)
+    return sum(variance for variance, _ in found) ** 2 / spread if spread > 0 else math.inf
 
 
 def _draw_weights(size: int, num_draws: int, generator: np.random.Generator) -> NDArray[np.float64]:
@@ -137,20 +158,23 @@ def _draw_weights(size: int, num_draws: int, generator: np.random.Generator) -> 
     return generator.multinomial(drawn, np.full(size, 1 / size), size=num_draws) / drawn
 
 
-def _columns_by_stratum(num_prompts: int, strata: Sequence[str] | None) -> list[NDArray[np.intp]]:
-    if strata is None:
-        return [np.arange(num_prompts)]
-    names = np.asarray(strata)
-    return [np.flatnonzero(names == name) for name in dict.fromkeys(strata)]
+def _strata(num_prompts: int, strata: Sequence[str] | None, captions: Sequence[str] | None) -> list[_Stratum]:
+    names = np.asarray(strata if strata is not None else [""] * num_prompts)
+    texts = np.arange(num_prompts) if captions is None else np.asarray(captions)
+    groups = [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
+    return [_Stratum(group, np.unique(texts[group], return_inverse=True)[1]) for group in groups]
 
 
-def _check(values: NDArray[np.float64], num_draws: int, strata: Sequence[str] | None) -> tuple[int, int]:
+def _check(
+    values: NDArray[np.float64], num_draws: int, strata: Sequence[str] | None, captions: Sequence[str] | None
+) -> tuple[int, int]:
     if values.ndim != 2 or values.size == 0:
         raise ValueError(f"values must be [seeds, prompts] and not empty, got shape {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError("values must be finite")
     if num_draws < 2:
         raise ValueError(f"num_draws must be at least 2, got {num_draws}")
-    if strata is not None and len(strata) != values.shape[1]:
-        raise ValueError(f"strata must name {values.shape[1]} prompts, got {len(strata)}")
+    for name, labels in (("strata", strata), ("captions", captions)):
+        if labels is not None and len(labels) != values.shape[1]:
+            raise ValueError(f"{name} must name {values.shape[1]} prompts, got {len(labels)}")
     return values.shape[0], values.shape[1]

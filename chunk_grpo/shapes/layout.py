@@ -10,17 +10,27 @@ from chunk_grpo.shapes.scene import BACKGROUNDS, COLOURS, MAX_RADIUS, MIN_RADIUS
 GAP = 2.0
 """Least distance between two bounding boxes, and of a box from the edge, in pixels."""
 
+FOLLOWS = "follows"
+"""The relation of `left_to_right`: to the right of the first thing, at any height."""
+
 _ATTEMPTS = 200
 
 
-def sample_scene(spec: PromptSpec, rng: random.Random) -> Scene:
+def sample_scene(spec: PromptSpec, rng: random.Random, *, left_to_right: bool = False) -> Scene:
     """Draw a scene in which `spec` holds; unmentioned colours, sizes and places are random.
+
+    Args:
+        spec: The caption.
+        rng: Source of all that the caption leaves open.
+        left_to_right: Put unlike things that stand in no stated relation beside each other in the caption's order.
 
     Raises:
         RuntimeError: No layout was found; with at most four things this does not happen in practice.
     """
     wanted = [
-        (demand.shape, demand.colour, demand.relation) for demand in spec.demands for _ in range(demand.count)
+        (demand.shape, demand.colour, demand.relation or (FOLLOWS if left_to_right and number else None))
+        for number, demand in enumerate(spec.demands)
+        for _ in range(demand.count)
     ]
     for _ in range(_ATTEMPTS):
         things = _place(wanted, rng)
@@ -59,7 +69,11 @@ def _related(thing: Thing, things: list[Thing], relation: str | None) -> bool:
     if relation is None:
         return True
     dx, dy = thing.x - things[0].x, thing.y - things[0].y
-    along, across = {"left of": (-dx, dy), "right of": (dx, dy), "above": (-dy, dx), "below": (dy, dx)}[
-        relation
-    ]
+    along, across = {
+        "left of": (-dx, dy),
+        "right of": (dx, dy),
+        "above": (-dy, dx),
+        "below": (dy, dx),
+        FOLLOWS: (dx, 0.0),
+    }[relation]
     return along >= thing.radius + things[0].radius + GAP and abs(across) <= 0.7 * along

@@ -44,7 +44,7 @@ FULL = {(s, p, k): 10.0 * s + {"p": 1, "q": 2}[p] + k for s in (0, 1) for p in (
 
 
 def interval(low: float, high: float) -> Interval:
-    return Interval((low + high) / 2, low, high, 0.1, 9.0, 3, 48)
+    return Interval((low + high) / 2, low, high, 0.1, 9.0, 3, 48, 40)
 
 
 def comparison(variant: str, low: float, high: float) -> Comparison:
@@ -99,7 +99,7 @@ def test_the_answer_follows_from_the_intervals(found: list[tuple[str, float, flo
 
 def test_the_sentence_gives_the_numbers() -> None:
     _, sentence = headline([comparison("chunk", 0.1, 0.2), comparison("dance", -0.1, 0.3)])
-    assert "48 held-out prompts" in sentence
+    assert "48 held-out prompts (40 distinct captions)" in sentence
     assert "3 training seeds" in sentence
     assert sentence.replace("\xa0", " ").endswith(
         "chunk higher, +0.150 (+0.100 to +0.200); dance no difference shown, +0.100 (−0.100 to +0.300)."

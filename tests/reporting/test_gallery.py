@@ -9,7 +9,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import PromptSet, ScoreBook, Source
 from chunk_grpo.reporting.gallery import Column, choose_prompts, grid_rows, short_labels
 
-PROMPTS = PromptSet(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"))
+PROMPTS = PromptSet(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"), tuple("ABCDEFGH"))
 COLUMNS = (Column("base", "base"), Column("v", "tuned"))
 
 
@@ -66,6 +66,12 @@ def test_categories_take_turns() -> None:
     assert len(set(chosen)) == 6
     assert choose_prompts(PROMPTS, 6, seed=0) == chosen
     assert sorted(choose_prompts(PROMPTS, 99, seed=1)) == list(PROMPTS.ids)
+
+
+def test_a_caption_is_shown_once() -> None:
+    repeated = PromptSet(tuple("abcdefgh"), tuple("xxxxyyyy"), tuple("AAABCCCC"))
+    chosen = choose_prompts(repeated, 8, seed=0)
+    assert sorted(repeated.captions[repeated.ids.index(i)] for i in chosen) == ["A", "B", "C"]
 
 
 def test_lowest_seed_and_first_sample_with_their_score() -> None:

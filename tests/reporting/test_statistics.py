@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from chunk_grpo.reporting.statistics import crossed_interval, degrees_of_freedom
+from chunk_grpo.reporting.statistics import crossed_interval
 
 
 def generator() -> np.random.Generator:
@@ -50,8 +50,54 @@ def test_seeds_alone_leave_two_degrees_of_freedom() -> None:
 def test_satterthwaite_by_hand() -> None:
     # Seed means 0.5, 2.5: variance of the mean 2 / 2 = 1; prompt means 1, 2: 0.5 / 2 = 0.25; a degree each.
     values = np.array([[0.0, 1.0], [2.0, 3.0]])
-    found = degrees_of_freedom(values, [np.arange(2)])
-    assert found == pytest.approx(1.25**2 / (1.0 + 0.25**2))
+    found = crossed_interval(values, 10, generator())
+    assert found.degrees_of_freedom == pytest.approx(1.25**2 / (1.0 + 0.25**2))
+
+
+def test_a_caption_repeated_tells_no_more_than_the_caption() -> None:
+    captions = np.random.default_rng(2).normal(size=(1, 20))
+    texts = [f"caption {i}" for i in range(20)]
+    once = crossed_interval(captions, 8_000, generator(), captions=texts)
+    thrice = crossed_interval(np.tile(captions, (1, 3)), 8_000, generator(), captions=texts * 3)
+    assert thrice.low == pytest.approx(once.low)
+    assert thrice.high == pytest.approx(once.high)
+    assert thrice.degrees_of_freedom == pytest.approx(19)
+    assert (thrice.num_prompts, thrice.num_captions) == (60, 20)
+
+
+def test_distinct_captions_are_prompts() -> None:
+    values = np.random.default_rng(4).normal(size=(3, 12))
+    with_texts = crossed_interval(values, 100, generator(), captions=[f"{i:02}" for i in range(12)])
+    assert with_texts == crossed_interval(values, 100, generator())
+
+
+def test_captions_of_unequal_number_by_hand() -> None:
+    # Captions a (4 prompts of value 0) and b (2 of value 3): one of the two is drawn, hence 0 or 3.
+    found = crossed_interval(
+        np.array([[0.0, 0.0, 0.0, 0.0, 3.0, 3.0]]), 40_000, generator(), captions=list("aaaabb")
+    )
+    assert found.mean == pytest.approx(1.0)
+    assert found.standard_error == pytest.approx(1.5, rel=0.01)
+    assert found.degrees_of_freedom == pytest.approx(1.0)
+
+
+def test_one_caption_in_a_stratum_gives_no_interval() -> None:
+    found = crossed_interval(np.array([[1.0, 2.0, 3.0, 4.0]]), 100, generator(), list("ssrr"), list("aabc"))
+    assert found.verdict == "unknown"
+
+
+def test_coverage_with_repeated_captions_is_roughly_nominal() -> None:
+    source = np.random.default_rng(7)
+    texts, repeats = [f"{i}" for i in range(25)], 4
+    together = apart = 0
+    for _ in range(400):
+        of_caption = np.repeat(source.normal(size=(1, 25)), repeats, axis=1)
+        values = of_caption + 0.5 * source.normal(size=(1, 25 * repeats))
+        named = np.repeat(texts, repeats).tolist()
+        together += (found := crossed_interval(values, 200, source, captions=named)).low <= 0 <= found.high
+        apart += (found := crossed_interval(values, 200, source)).low <= 0 <= found.high
+    assert 0.92 <= together / 400 <= 0.98
+    assert apart / 400 < 0.8  # what drawing prompts one by one would claim
 
 
 def test_strata_count_alike() -> None:
@@ -99,15 +145,18 @@ def test_one_prompt_in_a_stratum_gives_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "num_draws", "strata", "message"),
+    ("values", "num_draws", "strata", "captions", "message"),
     [
-        (np.zeros(3), 10, None, "must be"),
-        (np.zeros((0, 3)), 10, None, "not empty"),
-        (np.array([[math.nan, 0.0]]), 10, None, "finite"),
-        (np.zeros((1, 3)), 1, None, "at least 2"),
-        (np.zeros((1, 3)), 10, ["a"], "3 prompts, got 1"),
+        (np.zeros(3), 10, None, None, "must be"),
+        (np.zeros((0, 3)), 10, None, None, "not empty"),
+        (np.array([[math.nan, 0.0]]), 10, None, None, "finite"),
+        (np.zeros((1, 3)), 1, None, None, "at least 2"),
+        (np.zeros((1, 3)), 10, ["a"], None, "strata must name 3 prompts, got 1"),
+        (np.zeros((1, 3)), 10, None, ["a"], "captions must name 3 prompts, got 1"),
     ],
 )
-def test_refuses(values: np.ndarray, num_draws: int, strata: list[str] | None, message: str) -> None:
+def test_refuses(
+    values: np.ndarray, num_draws: int, strata: list[str] | None, captions: list[str] | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        crossed_interval(values, num_draws, generator(), strata)
+        crossed_interval(values, num_draws, generator(), strata, captions)

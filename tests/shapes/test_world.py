@@ -50,14 +50,24 @@ def test_detector_reads_every_thing_on_every_background(shape: str, colour: str,
     assert found.centre == pytest.approx((12.3, 19.8), abs=0.2)
 
 
-def test_every_caption_holds_in_the_scenes_drawn_for_it() -> None:
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_every_caption_holds_in_the_scenes_drawn_for_it(left_to_right: bool) -> None:
     rng = random.Random(0)
     specs = all_prompts() + knowledge_prompts()
-    images = render([sample_scene(spec, rng) for spec in specs]).numpy()
+    images = render([sample_scene(spec, rng, left_to_right=left_to_right) for spec in specs]).numpy()
     wrong = [
         spec.prompt for spec, image in zip(specs, images, strict=True) if not exact_score(detect(image), spec)
     ]
     assert wrong == []
+
+
+def test_unlike_things_lie_in_the_caption_s_order_when_asked() -> None:
+    rng = random.Random(0)
+    specs = [spec for spec in all_prompts() if spec.category in ("two_object", "color_attr")]
+    free = [sample_scene(spec, rng).things for spec in specs]
+    ordered = [sample_scene(spec, rng, left_to_right=True).things for spec in specs]
+    assert all(second.x - second.radius > first.x + first.radius for first, second in ordered)
+    assert 0.3 < sum(first.x < second.x for first, second in free) / len(free) < 0.7
 
 
 def test_captions_are_unique_and_split_by_content() -> None:
