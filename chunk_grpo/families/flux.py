@@ -10,7 +10,7 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions, Part
 from chunk_grpo.families.checkpoint import check_checkpoint
 
@@ -27,14 +27,19 @@ class FluxFamily:
     """Adapter around the parts of a FluxPipeline; the sampler is ours (chunk_grpo.core.rollout)."""
 
     def __init__(self, pipeline: FluxPipeline, options: LoadOptions) -> None:
-        """Wrap a pipeline; use `load` to get one from a checkpoint."""
+        """Wrap a pipeline; use `load` to get one from a checkpoint.
+
+        Raises:
+            ConfigError: The image size does not fit the checkpoint's token grid.
+        """
         self._pipeline = pipeline
         self._options = options
-        # One latent token covers a square of 2 x 2 latent pixels.
+        # One latent token covers a square of 2 x 2 latent pixels. Without a VAE nothing is said of pixels.
         side = 2 * pipeline.vae_scale_factor
-        if options.height % side or options.width % side:
-            raise ValueError(
-                f"height and width must be multiples of {side} here, got {options.height}x{options.width}"
+        if pipeline.vae is not None and (options.height % side or options.width % side):
+            raise ConfigError(
+                f"model.height and model.width, generate.height and generate.width: must be multiples of {side} for "
+                f"{options.checkpoint}, got {options.height} and {options.width}"
             )
         self._rows, self._columns = options.height // side, options.width // side
 
@@ -48,6 +53,7 @@ class FluxFamily:
 
         Raises:
             DataError: The checkpoint is missing, incomplete or of another family.
+            ConfigError: The image size does not fit its token grid.
         """
         left_out: dict[str, None] = {
             name: None for part, names in _PART_COMPONENTS.items() if part not in parts for name in names

@@ -8,6 +8,7 @@ from diffusers import FluxPipeline
 
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.rollout import rollout_ode
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import LoadOptions, velocity_function
 from chunk_grpo.families.flux import FluxFamily
 
@@ -69,8 +70,12 @@ def test_parts_that_are_not_named_stay_out_of_memory() -> None:
 
 
 def test_size_must_fit_the_token_grid() -> None:
-    with pytest.raises(ValueError, match="multiples of 8 here, got 30x32"):
-        FluxFamily.load(LoadOptions(str(TINY), height=30, width=32))
+    options = LoadOptions(str(TINY), height=40, width=30)
+    with pytest.raises(ConfigError, match=r"multiples of 8 for .*tiny-flux, got 40 and 30"):
+        FluxFamily.load(options)
+    with pytest.raises(ConfigError, match="multiples of 8"):
+        FluxFamily.load(options, parts=("transformer",))
+    FluxFamily.load(options, parts=("text",))
 
 
 def test_transformer_survives_saving(tmp_path: Path) -> None:
