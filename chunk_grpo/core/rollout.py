@@ -9,7 +9,7 @@ from torch import Tensor
 from chunk_grpo.core.flow import ode_step
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.precision import at_least_float32
-from chunk_grpo.core.sde import require_time_grid, sde_transition, transition_std
+from chunk_grpo.core.sde import SDE, Sampler, require_coefficients, require_noisy_steps, require_time_grid
 from chunk_grpo.core.types import Trajectory, Velocity
 
 Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
@@ -48,42 +48,55 @@ def rollout_sde(
     diffusion_coefs: Tensor,
     generators: Generators,
     on_step: OnStep | None = None,
+    sde_steps: Sequence[int] | None = None,
+    sampler: Sampler = SDE,
 ) -> Trajectory:
-    """Sample trajectories with noise in every step but the last, and keep what the update needs.
+    """Sample trajectories with noise in every step but the last, or in chosen steps, and keep what the update needs.
 
     Paper: Eq. (11), each step by Eq. (7); the last step is the ODE's, has no density and is not trained.
+
+    MixGRPO (arXiv 2507.21802) names the steps of a sliding window, see `window_steps`; the steps outside
+    are the ODE's. Noise is drawn for those too and left unused, so that a step's noise is the same whatever
+    other steps are noisy.
 
     Args:
         velocity: The policy, its prompts bound.
         x1: Initial noise [B, L, D].
         times: Time grid [S + 1] of `time_grid`.
-        diffusion_coefs: The paper's sigma_t of steps 0 .. S - 2, [S - 1], positive.
+        diffusion_coefs: The paper's sigma_t of steps 0 .. S - 2, [S - 1], positive; for another sampler
+            what it calls the strength of the noise.
         generators: Source of the steps' noise: one for the batch or one for each sample.
         on_step: Called after each step.
+        sde_steps: The steps that take noise, of 0 .. S - 2, in any order; None for all of them.
+        sampler: How a noisy step is drawn.
 
     Returns:
         The trajectories, without gradients.
 
     Raises:
-        ValueError: The grid, the number of coefficients or a coefficient is wrong.
+        ValueError: The grid, the number of coefficients, a coefficient or the choice of steps is wrong.
     """
     require_time_grid(times)
     num_sde_steps = len(times) - 2
-    if diffusion_coefs.shape != (num_sde_steps,):
-        raise ValueError(
-            f"diffusion_coefs must hold one value for each of the {num_sde_steps} noisy steps, "
-            f"got shape {tuple(diffusion_coefs.shape)}"
-        )
+    require_coefficients(diffusion_coefs, num_sde_steps)
+    noisy = range(num_sde_steps) if sde_steps is None else sde_steps
+    require_noisy_steps("sde_steps", noisy, num_sde_steps)
     states, log_probs, stds = [at_least_float32(x1)], [], []
     for step in range(num_sde_steps):
         x = states[-1]
         t, t_next = float(times[step]), float(times[step + 1])
-        coef = float(diffusion_coefs[step])
-        transition = sde_transition(x, velocity(x, _batch_time(t, x)), t, t_next, coef)
-        x_next = transition.mean + transition.std * sample_noise(x.shape, generators).to(x)
-        log_probs.append(gaussian_log_prob(x_next, transition.mean, transition.std))
-        stds.append(transition_std(t, t_next, coef))
-        states.append(x_next)
+        velocity_now = velocity(x, _batch_time(t, x))
+        noise = sample_noise(x.shape, generators).to(x)
+        if step in noisy:
+            coef = float(diffusion_coefs[step])
+            transition = sampler.transition(x, velocity_now, t, t_next, coef)
+            states.append(transition.mean + transition.std * noise)
+            log_probs.append(gaussian_log_prob(states[-1], transition.mean, transition.std))
+            stds.append(sampler.std(t, t_next, coef))
+        else:
+            states.append(ode_step(x, velocity_now, t, t_next))
+            log_probs.append(x.new_zeros(x.shape[0]))
+            stds.append(torch.zeros((), dtype=torch.float64))
         _report(on_step, step)
     states.append(_ode_move(velocity, states[-1], times, num_sde_steps))
     _report(on_step, num_sde_steps)

@@ -36,8 +36,10 @@ class Trajectory:
     Attributes:
         times: The time grid, float64 [S + 1], falling from 1 to 0.
         states: The latents [B, S + 1, L, D], float32 or wider; `states[:, s]` is at noise level `times[s]`.
-        transition_stds: Standard deviation of each noisy step, float64 [S - 1], positive.
-        log_probs: Log-density of each noisy step, mean over latent dimensions, [B, S - 1].
+        transition_stds: Standard deviation of each noisy step, float64 [S - 1], positive; 0 marks a step that
+            the rollout took without noise, which cannot be trained.
+        log_probs: Log-density of each noisy step, mean over latent dimensions, [B, S - 1]; 0 where the step
+            was taken without noise.
     """
 
     times: Tensor

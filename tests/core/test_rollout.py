@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
-from chunk_grpo.core.flow import predict_x0, time_grid
+from chunk_grpo.core.flow import ode_step, predict_x0, time_grid
 from chunk_grpo.core.hybrid import uses_base
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.ratios import step_ratio
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
-from chunk_grpo.core.sde import diffusion_coefs, sde_transition
+from chunk_grpo.core.sde import CPS, cps_transition, diffusion_coefs, sde_transition
 
 TIMES = time_grid(6, shift=3.0)
 COEFS = diffusion_coefs(TIMES, "flow", eta=0.7)
@@ -162,3 +162,92 @@ def test_a_deterministic_run_goes_on_from_any_of_its_states() -> None:
     whole = rollout_ode(lambda step: lambda x, t: torch.tanh(x) * (1 + step), torch.randn(2, 3, 4), times)
     rest = rollout_ode(lambda step: lambda x, t: torch.tanh(x) * (1 + step), whole[:, 2], times, first_step=2)
     assert torch.equal(rest, whole[:, 2:])
+
+
+def noise_of(trajectory, step, draw_from=sde_transition, strengths=COEFS):
+    """The standard normal noise that a step must have drawn."""
+    x, t, t_next = trajectory.states[:, step], TIMES[step].item(), TIMES[step + 1].item()
+    transition = draw_from(x, velocity(x, torch.full((2,), t)), t, t_next, strengths[step].item())
+    return (trajectory.states[:, step + 1] - transition.mean) / transition.std
+
+
+def test_naming_all_noisy_steps_is_the_default():
+    default = rollout(NOISE, one_each(1, 2))
+    named = rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), sde_steps=(4, 2, 0, 1, 3))
+    assert torch.equal(named.states, default.states)
+    assert torch.equal(named.log_probs, default.log_probs)
+    assert torch.equal(named.transition_stds, default.transition_stds)
+
+
+def test_steps_outside_the_window_are_the_odes_and_marked():
+    mixed = rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), sde_steps=(1, 2))
+    for step in (0, 3, 4, 5):
+        x, t = mixed.states[:, step], TIMES[step].item()
+        moved = ode_step(x, velocity(x, torch.full((2,), t)), t, TIMES[step + 1].item())
+        assert torch.equal(mixed.states[:, step + 1], moved)
+    full = rollout(NOISE, one_each(1, 2))
+    expected = torch.zeros(5, dtype=torch.float64)
+    expected[1:3] = full.transition_stds[1:3]
+    assert torch.equal(mixed.transition_stds, expected)
+    assert (mixed.log_probs != 0).tolist() == [[False, True, True, False, False]] * 2
+
+
+def test_log_probs_inside_the_window_are_those_of_the_states():
+    mixed = rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), sde_steps=(1, 2))
+    for step in (1, 2):
+        x, t = mixed.states[:, step], TIMES[step].item()
+        transition = sde_transition(
+            x, velocity(x, torch.full((2,), t)), t, TIMES[step + 1].item(), COEFS[step]
+        )
+        expected = gaussian_log_prob(mixed.states[:, step + 1], transition.mean, transition.std)
+        torch.testing.assert_close(mixed.log_probs[:, step], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "generators", [one_each(1, 2), torch.Generator().manual_seed(3)], ids=["each", "one"]
+)
+def test_a_steps_noise_does_not_depend_on_which_others_are_noisy(generators):
+    all_generators = [generators] if isinstance(generators, torch.Generator) else generators
+    starts = [each.get_state() for each in all_generators]
+    drawn = []
+    for sde_steps in (None, (3,), (0, 3)):
+        for each, start in zip(all_generators, starts, strict=True):
+            each.set_state(start)
+        run = rollout_sde(velocity, NOISE.double(), TIMES, COEFS, generators, sde_steps=sde_steps)
+        drawn.append(noise_of(run, 3))
+    torch.testing.assert_close(drawn[0], drawn[1], rtol=0, atol=1e-6)  # drawn in float32
+    torch.testing.assert_close(drawn[0], drawn[2], rtol=0, atol=1e-6)
+
+
+def test_coefficients_outside_the_window_do_not_matter():
+    only_third = torch.tensor([0.0, 0.0, 0.7, 0.0, 0.0])
+    states = rollout_sde(velocity, NOISE, TIMES, only_third, one_each(1, 2), sde_steps=[2]).states
+    other = rollout_sde(velocity, NOISE, TIMES, torch.full((5,), 0.7), one_each(1, 2), sde_steps=[2]).states
+    assert torch.equal(states, other)
+
+
+def test_cps_rollout_draws_the_same_noise_by_its_own_transition():
+    eta = torch.full((5,), 0.7, dtype=torch.float64)
+    run = rollout_sde(velocity, NOISE.double(), TIMES, eta, one_each(1, 2), sampler=CPS)
+    sde = rollout_sde(velocity, NOISE.double(), TIMES, COEFS, one_each(1, 2))
+    expected = TIMES[1:6] * math.sin(0.35 * math.pi)
+    torch.testing.assert_close(run.transition_stds, expected, rtol=0, atol=1e-15)
+    for step in range(5):
+        noise = noise_of(run, step, cps_transition, eta)
+        torch.testing.assert_close(noise, noise_of(sde, step), rtol=0, atol=1e-6)
+        density = -noise.square().flatten(1).mean(1) / 2 - math.log(math.sqrt(2 * math.pi) * expected[step])
+        torch.testing.assert_close(run.log_probs[:, step], density, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sde_steps", "message"),
+    [
+        ((), "sde_steps must name at least one step, got none"),
+        ((1, 2, 1), r"sde_steps must name each step once, got \[1, 2, 1\]"),
+        ((-1,), r"within 0 .. 4 \(the last step takes no noise\), got \[-1\]"),
+        ((4, 5), r"within 0 .. 4 \(the last step takes no noise\), got \[4, 5\]"),
+    ],
+)
+def test_a_wrong_choice_of_noisy_steps_is_refused(sde_steps, message):
+    with pytest.raises(ValueError, match=message):
+        rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), sde_steps=sde_steps)

@@ -5,14 +5,22 @@ import pytest
 import torch
 
 from chunk_grpo.core.flow import ode_step, predict_x0, time_grid
-from chunk_grpo.core.sde import diffusion_coefs, sde_transition, transition_std
+from chunk_grpo.core.sde import (
+    CPS,
+    SDE,
+    cps_std,
+    cps_transition,
+    diffusion_coefs,
+    sde_transition,
+    transition_std,
+)
 
 
 def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def final_moments(flow, times, coefs):
+def final_moments(flow, times, coefs, draw_from=sde_transition):
     """Exact mean and variance after all steps: a step's mean is affine in x, so two probes give its map."""
     mean, variance = 0.0, 1.0
     probes = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
@@ -20,7 +28,7 @@ def final_moments(flow, times, coefs):
         t, t_next = times[step], times[step + 1]
         velocity = flow.velocity(probes, t.expand(2))
         coef = coefs[step] if step < len(coefs) else 0.0
-        transition = sde_transition(probes, velocity, t, t_next, coef)
+        transition = draw_from(probes, velocity, t, t_next, coef)
         offset = transition.mean[0].item()
         factor = transition.mean[1].item() - offset
         mean = factor * mean + offset
@@ -111,6 +119,109 @@ def test_half_precision_is_stepped_in_float32():
     x = torch.ones(1, 2, 2, dtype=torch.bfloat16)
     transition = sde_transition(x, x, 0.5, 0.499, 0.7)
     assert (transition.mean.dtype, transition.std.dtype) == (torch.float32, torch.float32)
+
+
+def test_cps_transition_by_hand():
+    # x0_hat 2 + .5 = 2.5, x1_hat 2 - .5 = 1.5; std .4 sin(30 deg) = .2, kept sqrt(.16 - .04) = .2 sqrt(3)
+    x, v = torch.tensor([[2.0]]).double(), torch.tensor([[-1.0]]).double()
+    transition = cps_transition(x, v, 0.5, 0.4, 1 / 3)
+    assert transition.mean.item() == pytest.approx(0.6 * 2.5 + 0.2 * math.sqrt(3) * 1.5, abs=1e-15)
+    assert transition.std.item() == pytest.approx(0.2, abs=1e-15)
+
+
+def test_cps_with_eta_zero_is_the_ode():
+    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
+    transition = cps_transition(x, v, 0.7, 0.6, 0.0)
+    assert torch.equal(transition.mean, ode_step(x, v, 0.7, 0.6))
+    assert transition.std.item() == 0.0
+
+
+def test_cps_with_eta_one_replaces_all_the_noise():
+    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
+    transition = cps_transition(x, v, 0.7, 0.6, 1.0)
+    torch.testing.assert_close(transition.mean, 0.4 * predict_x0(x, v, 0.7), rtol=0, atol=1e-15)
+    assert transition.std.item() == 0.6
+
+
+def mixture(draw_from, t, t_next, strength):
+    """Coefficients of the true data and noise in a step's mean, by one probe each, and its std."""
+    x0, x1 = torch.tensor([[1.0], [0.0]]).double(), torch.tensor([[0.0], [1.0]]).double()
+    transition = draw_from((1 - t) * x0 + t * x1, x1 - x0, t, t_next, strength)
+    return (*transition.mean.flatten().tolist(), transition.std.item())
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize(("t", "t_next"), [(1.0, 0.98), (0.75, 0.5), (0.3, 0.1), (0.1, 0.0)])
+def test_cps_keeps_the_coefficients_of_the_path(t, t_next, eta):
+    data, old_noise, new_noise = mixture(cps_transition, t, t_next, eta)
+    assert data == pytest.approx(1 - t_next, abs=1e-15)
+    assert old_noise**2 + new_noise**2 == pytest.approx(t_next**2, abs=1e-15)
+
+
+def test_an_sde_step_leaves_more_noise_than_the_path_has():
+    # std .4 as by hand above, pull .16: noise (.25 - .16)^2 + .4^2 = .1681 where the path has .0625
+    data, old_noise, new_noise = mixture(sde_transition, 0.5, 0.25, 0.8)
+    assert data == pytest.approx(0.75, abs=1e-15)
+    assert old_noise**2 + new_noise**2 == pytest.approx(0.1681, abs=1e-15)
+
+
+def test_sampled_cps_step_has_the_variance_of_the_forward_process(gaussian_flow, seeded):
+    count, t, t_next = 200_000, 0.6, 0.4
+    x0, x1, noise = torch.randn(3, count, 1, dtype=torch.float64, generator=seeded)
+    x0 = gaussian_flow.mean + gaussian_flow.std * x0
+    transition = cps_transition((1 - t) * x0 + t * x1, x1 - x0, t, t_next, 0.7)
+    x_next = transition.mean + transition.std * noise
+    mean, variance = gaussian_flow.marginal(t_next)
+    assert abs(x_next.mean().item() - mean) < 3 * math.sqrt(variance / count)
+    assert abs(x_next.var().item() - variance) < 3 * variance * math.sqrt(2 / count)
+
+
+def test_cps_with_predicted_means_loses_variance_on_any_grid(gaussian_flow):
+    # The exact velocity predicts the mean of x0, not x0: what CPS keeps of the path, it keeps of less than x0.
+    for num_steps in (250, 1000):
+        times = time_grid(num_steps)
+        _, of_ode = final_moments(gaussian_flow, times, [0.0] * (num_steps - 1), cps_transition)
+        mean, of_cps = final_moments(gaussian_flow, times, [0.7] * (num_steps - 1), cps_transition)
+        assert of_ode == pytest.approx(gaussian_flow.std**2, abs=5e-3)
+        assert mean == pytest.approx(gaussian_flow.mean, abs=1e-12)
+        assert of_cps == pytest.approx(0.26, abs=5e-3)
+
+
+def test_one_eta_and_time_a_sample_equals_one_call_a_sample():
+    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
+    t, t_next, eta = torch.tensor([0.9, 0.4]), torch.tensor([0.8, 0.1]), torch.tensor([0.5, 1.0])
+    packed = cps_transition(x, v, t, t_next, eta)
+    for row in range(2):
+        alone = cps_transition(x[row : row + 1], v[row : row + 1], t[row], t_next[row], eta[row])
+        assert torch.equal(packed.mean[row], alone.mean[0])
+        assert torch.equal(packed.std[row], alone.std)
+
+
+@pytest.mark.parametrize("sampler", [SDE, CPS])
+def test_a_samplers_std_is_its_transitions(sampler):
+    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
+    transition = sampler.transition(x, v, 0.7, 0.6, 0.5)
+    assert torch.equal(sampler.std(0.7, 0.6, 0.5), transition.std)
+
+
+def test_cps_in_half_precision_is_stepped_in_float32():
+    x = torch.ones(1, 2, 2, dtype=torch.bfloat16)
+    transition = cps_transition(x, x, 0.5, 0.499, 0.7)
+    assert (transition.mean.dtype, transition.std.dtype) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("t", "t_next", "eta", "message"),
+    [
+        (0.5, 0.5, 0.7, "t > t_next >= 0, got t=0.5, t_next=0.5"),
+        (0.5, 0.4, -0.1, "eta of a CPS step must be from 0 to 1, got -0.1"),
+        (0.5, 0.4, 1.1, "eta of a CPS step must be from 0 to 1, got 1.1"),
+        (0.5, 0.4, math.nan, "from 0 to 1, got nan"),
+    ],
+)
+def test_cps_refuses(t, t_next, eta, message):
+    with pytest.raises(ValueError, match=message):
+        cps_std(t, t_next, eta)
 
 
 @pytest.mark.parametrize(

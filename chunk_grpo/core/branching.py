@@ -1,0 +1,150 @@
+"""TempFlow-GRPO's trajectory branching: one noisy step on an ODE run, so that a reward is owed to that step alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from chunk_grpo.core.log_prob import gaussian_log_prob
+from chunk_grpo.core.rollout import rollout_ode, sample_noise
+from chunk_grpo.core.sde import SDE, Sampler, require_coefficients, require_noisy_steps, require_time_grid
+from chunk_grpo.core.types import Transition, Velocity
+
+RowVelocity: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x [N, L, D], t [N], rows int64 [N]) -> velocity [N, L, D]; `rows` names each state's prompt, of 0 .. B - 1."""
+
+BranchGenerators: TypeAlias = Callable[[int, int, int], torch.Generator]
+"""(row, branch step, child) -> a generator at the start of that child's stream, which no other child shares."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What came of the noise of one step: B x M children, M the number of children of each trajectory.
+
+    Attributes:
+        step: The noisy step k, of 0 .. S - 2.
+        transition_std: Its standard deviation, float64 scalar, positive.
+        before: States before it [B, L, D], a view of the prefix.
+        after: States drawn in it [B, M, L, D].
+        log_probs: Log-density of the draws, mean over latent dimensions, [B, M].
+        finals: The latents of the images that ODE steps then arrive at, [B, M, L, D].
+    """
+
+    step: int
+    transition_std: Tensor
+    before: Tensor
+    after: Tensor
+    log_probs: Tensor
+    finals: Tensor
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Deterministic trajectories and what branched off them.
+
+    Attributes:
+        prefix: States of the ODE run [B, S + 1, L, D]; its last one is the image without any noise.
+        branches: One for each branch step, in the order asked for.
+    """
+
+    prefix: Tensor
+    branches: tuple[Branch, ...]
+
+
+@torch.no_grad()
+def rollout_branches(
+    velocity: RowVelocity,
+    x1: Tensor,
+    times: Tensor,
+    diffusion_coefs: Tensor,
+    branch_steps: Sequence[int],
+    children: int,
+    generators: BranchGenerators,
+    sampler: Sampler = SDE,
+) -> Branches:
+    """Run the ODE once, then at each branch step draw children and take each to its image by ODE steps.
+
+    TempFlow-GRPO (arXiv 2508.04324): Definition 1, ODE(SDE(x_k)). The ODE run is shared by all branches, and
+    a noisy step takes its velocity from it, so B * S + sum over k of B * children * (S - 1 - k) states are
+    evaluated.
+
+    Args:
+        velocity: The policy, told the prompt of each state.
+        x1: Initial noise [B, L, D].
+        times: Time grid [S + 1] of `time_grid`.
+        diffusion_coefs: Diffusion coefficients of steps 0 .. S - 2, [S - 1], positive at the branch steps; for
+            another sampler what it calls the strength of the noise.
+        branch_steps: The steps k to branch at, of 0 .. S - 2, each once.
+        children: Draws M for each trajectory and branch step, at least 1.
+        generators: Source of each child's noise.
+        sampler: How the noisy step is drawn.
+
+    Returns:
+        The ODE run and its branches, without gradients.
+
+    Raises:
+        ValueError: The grid, the coefficients, the branch steps or the number of children are wrong.
+    """
+    require_time_grid(times)
+    require_coefficients(diffusion_coefs, len(times) - 2)
+    require_noisy_steps("branch_steps", branch_steps, len(times) - 2)
+    if children < 1:
+        raise ValueError(f"children must be at least 1, got {children}")
+    prefix, velocities = _prefix(velocity, x1, times, branch_steps)
+    rows = torch.arange(len(x1), device=x1.device).repeat_interleave(children)
+    branches = []
+    for step in branch_steps:
+        before = prefix[:, step]
+        step_arguments = float(times[step]), float(times[step + 1]), float(diffusion_coefs[step])
+        transition = sampler.transition(before, velocities[step], *step_arguments)
+        after, log_probs = _children(transition, step, children, generators)
+        run = rollout_ode(_bound(velocity, rows), after.flatten(0, 1), times, first_step=step + 1)
+        branches.append(
+            Branch(
+                step=step,
+                transition_std=sampler.std(*step_arguments),
+                before=before,
+                after=after,
+                log_probs=log_probs,
+                finals=run[:, -1].unflatten(0, (-1, children)).clone(),  # a view would keep the whole run
+            )
+        )
+    return Branches(prefix=prefix, branches=tuple(branches))
+
+
+def _prefix(
+    velocity: RowVelocity, x1: Tensor, times: Tensor, branch_steps: Sequence[int]
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """States of the ODE run, and its velocities [B, L, D] at the branch steps."""
+    rows = torch.arange(len(x1), device=x1.device)
+    kept: dict[int, Tensor] = {}
+
+    def recording(step: int) -> Velocity:
+        def velocity_of_step(x: Tensor, t: Tensor) -> Tensor:
+            found = velocity(x, t, rows)
+            if step in branch_steps:
+                kept[step] = found
+            return found
+
+        return velocity_of_step
+
+    return rollout_ode(recording, x1, times), kept
+
+
+def _children(
+    transition: Transition, step: int, children: int, generators: BranchGenerators
+) -> tuple[Tensor, Tensor]:
+    """Draws [B, M, L, D] from a transition and their log-densities [B, M]."""
+    means = transition.mean.repeat_interleave(children, dim=0)
+    streams = [
+        generators(row, step, child) for row in range(len(transition.mean)) for child in range(children)
+    ]
+    drawn = means + transition.std * sample_noise(means.shape, streams).to(means)
+    log_probs = gaussian_log_prob(drawn, means, transition.std)
+    return drawn.unflatten(0, (-1, children)), log_probs.unflatten(0, (-1, children))
+
+
+def _bound(velocity: RowVelocity, rows: Tensor) -> Callable[[int], Velocity]:
+    return lambda step: lambda x, t: velocity(x, t, rows)

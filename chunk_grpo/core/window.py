@@ -1,0 +1,38 @@
+"""MixGRPO's sliding window: which steps take noise, and so are trained, in an iteration."""
+
+
+def window_steps(iteration: int, num_sde_steps: int, size: int, stride: int, every: int) -> tuple[int, ...]:
+    """The steps of the window in an iteration; all others are ODE steps.
+
+    MixGRPO (arXiv 2507.21802): the window begins at step 0, the noisiest, and every `every` iterations moves
+    `stride` steps towards the image. Its settings are size 4, stride 1 and every 25. After the last position
+    it returns to the start, as the released training script asks (`--roll_back`); those runs of 300 iterations
+    and 25 steps end before they get there. The released window shrinks at the end of the grid until it is
+    empty; this one keeps its size: a last move that would leave the grid is cut short.
+
+    Args:
+        iteration: Training iteration, from 1.
+        num_sde_steps: Number of steps that can take noise, N = S - 1.
+        size: Steps in the window, from 1 to N.
+        stride: Steps per move, from 1 to `size`, so that no step is left out.
+        every: Iterations between moves, at least 1.
+
+    Returns:
+        `size` consecutive steps of 0 .. N - 1, in order; `rollout_sde` takes them as `sde_steps`.
+
+    Raises:
+        ValueError: An argument lies outside its range.
+    """
+    if iteration < 1:
+        raise ValueError(f"iteration must be at least 1, got {iteration}")
+    if not 1 <= size <= num_sde_steps:
+        raise ValueError(f"size must be from 1 to the number of noisy steps {num_sde_steps}, got {size}")
+    if not 1 <= stride <= size:
+        raise ValueError(f"stride must be from 1 to the window's size {size}, got {stride}")
+    if every < 1:
+        raise ValueError(f"every must be at least 1, got {every}")
+    last_start = num_sde_steps - size
+    num_positions = 1 + -(-last_start // stride)  # rounded up: the cut move counts
+    position = (iteration - 1) // every % num_positions
+    start = min(position * stride, last_start)
+    return tuple(range(start, start + size))
