@@ -1,27 +1,39 @@
 """From rewards to group-relative advantages."""
 
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
 import torch
 from torch import Tensor
 
 from chunk_grpo.core.precision import at_least_float32
 
+AdvantageScale: TypeAlias = Literal["group", "global"]
 
-def group_advantages(rewards: Tensor, eps: float = 1e-8, clip: float = 5.0) -> Tensor:
+
+def group_advantages(
+    rewards: Tensor, eps: float = 1e-8, clip: float = 5.0, scale: AdvantageScale = "group"
+) -> Tensor:
     """Standardise each reward within the images of its prompt.
 
-    Paper: Eq. (4). The standard deviation is the sample's (divisor G - 1), as in released code.
+    Paper: Eq. (4). The standard deviation is the sample's (divisor G - 1), as in released code. With scale
+    "global" the mean is still the group's, but the standard deviation is that of all rewards together
+    (divisor P * G), as Flow-GRPO was first released, there with eps 1e-4.
 
     Args:
-        rewards: Finite rewards [P, G], one row a prompt, G at least 2.
+        rewards: Finite rewards [P, G], one row a prompt, G at least 2. Give "global" a whole iteration's.
         eps: Added to the standard deviation, at least 0.
         clip: Bound on the absolute advantage, positive.
+        scale: Whose standard deviation divides: that of the "group" or the "global" one.
 
     Returns:
         [P, G] in float32 or wider, within [-clip, clip]. A degenerate group gives exactly 0, so that rounding
-        noise in equal rewards does not become an advantage.
+        noise in equal rewards does not become an advantage; so do all groups when all rewards are equal.
 
     Raises:
-        ValueError: A group smaller than 2, a reward that is not finite, or eps or clip out of range.
+        ValueError: A group smaller than 2, a reward that is not finite, eps or clip out of range, or an
+            unknown scale.
     """
     degenerate = degenerate_groups(rewards)
     if not eps >= 0:
@@ -29,9 +41,54 @@ def group_advantages(rewards: Tensor, eps: float = 1e-8, clip: float = 5.0) -> T
     if not clip > 0:
         raise ValueError(f"clip must be positive, got {clip}")
     r = at_least_float32(rewards)
-    std = r.std(dim=1, correction=1, keepdim=True)
+    if scale == "group":
+        std = r.std(dim=1, correction=1, keepdim=True)
+    elif scale == "global":
+        std = r.std(correction=0)
+    else:
+        raise ValueError(f"scale must be 'group' or 'global', got {scale!r}")
     advantages = (r - r.mean(dim=1, keepdim=True)) / (std + eps)
     return advantages.masked_fill(degenerate.unsqueeze(1), 0.0).clamp(-clip, clip)
+
+
+def weighted_advantages(
+    values: Tensor,
+    weights: Sequence[float],
+    eps: float = 1e-8,
+    clip: float = 5.0,
+    scale: AdvantageScale = "group",
+) -> Tensor:
+    """Advantages of several rewards: the weighted sum of each reward's own `group_advantages`.
+
+    Each reward is standardised first, so that the weights compare rewards on any scale. The weights are taken as
+    they are, not normalised, and the sum is not standardised again: give weights that sum to 1 to stay within
+    the bound of a single reward. A group in which one reward is degenerate learns from the others.
+
+    Args:
+        values: Finite rewards [M, P, G] of M rewards, at least 1; G at least 2.
+        weights: Weight of each reward, [M], finite; a negative one turns its reward round.
+        eps: Added to each standard deviation, at least 0.
+        clip: Bound on each reward's absolute advantage before the sum, positive.
+        scale: Whose standard deviation divides, see `group_advantages`.
+
+    Returns:
+        [P, G] in float32 or wider, within clip * sum(abs(weights)).
+
+    Raises:
+        ValueError: The number of weights is not M, a weight is not finite, or as in `group_advantages`.
+    """
+    if values.ndim != 3 or len(values) == 0 or len(values) != len(weights):
+        raise ValueError(
+            "values must have shape [M, P, G] with one weight for each of M >= 1 rewards, "
+            f"got shape {tuple(values.shape)} and {len(weights)} weights"
+        )
+    if not all(math.isfinite(weight) for weight in weights):
+        raise ValueError(f"weights must be finite, got {list(weights)}")
+    parts = [
+        weight * group_advantages(rewards, eps, clip, scale)
+        for weight, rewards in zip(weights, values, strict=True)
+    ]
+    return torch.stack(parts).sum(dim=0)
 
 
 def degenerate_groups(rewards: Tensor) -> Tensor:

