@@ -3,8 +3,10 @@ import math
 import pytest
 import torch
 
+from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import listed_plan, single_plan, step_plan
-from chunk_grpo.core.ratios import chunk_ratio, step_ratio
+from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
+from chunk_grpo.core.ratios import assigned_ratio, chunk_ratio, guard_log_ratio, step_ratio
 
 NEW = torch.log(torch.tensor([[2.0, 8.0, 3.0, 9.0, 0.5]], dtype=torch.float64))
 OLD = torch.zeros(1, 5, dtype=torch.float64)
@@ -48,3 +50,84 @@ def test_shapes_must_agree():
 def test_the_plan_must_cover_the_steps():
     with pytest.raises(ValueError, match="covers 4 steps, but the values have 5"):
         chunk_ratio(NEW, OLD, single_plan(4))
+
+
+def test_assigned_ratio_by_hand():
+    # sqrt(2 * 8) = 4 and sqrt(9 * .5); the third step is in no chunk, and the second row has one chunk only
+    assignment = ChunkAssignment(torch.tensor([[0, 0, -1, 1, 1], [-1, -1, -1, -1, 0]]))
+    new = torch.cat([NEW, NEW])
+    new[0, 2] = math.nan
+    ratio = assigned_ratio(new, torch.zeros_like(new), assignment)
+    assert ratio[0].tolist() == pytest.approx([4.0, 4.5**0.5], abs=1e-14)
+    assert ratio[1].tolist() == pytest.approx([0.5, 1.0], abs=1e-15)
+
+
+def test_assigned_ratio_of_a_shared_plan_is_the_chunk_ratio():
+    plan = listed_plan([2, 3], 5)
+    assert torch.equal(assigned_ratio(NEW, OLD, ChunkAssignment.shared(plan, 1)), chunk_ratio(NEW, OLD, plan))
+
+
+GUARD_STDS = torch.tensor([0.8, 0.2, 0.05], dtype=torch.float64)
+
+
+def guard_case(batch):
+    """Steps drawn from an old policy: their noise, the move of the means, and what both policies say."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(batch, 3, 2, 2, dtype=torch.float64, generator=generator)
+    move = 0.05 * torch.randn(1, 1, 2, 2, dtype=torch.float64, generator=generator)
+    old_mean = torch.randn(1, 3, 2, 2, dtype=torch.float64, generator=generator).expand(batch, -1, -1, -1)
+    mean, log_probs, old_log_probs, drift = old_mean + move, [], [], []
+    for step, std in enumerate(GUARD_STDS):
+        x_next = old_mean[:, step] + std * noise[:, step]
+        log_probs.append(gaussian_log_prob(x_next, mean[:, step], std))
+        old_log_probs.append(gaussian_log_prob(x_next, old_mean[:, step], std))
+        drift.append(gaussian_kl(mean[:, step], old_mean[:, step], std))
+    stacked = [torch.stack(values, dim=1) for values in (log_probs, old_log_probs, drift)]
+    return noise, move, stacked
+
+
+def test_guard_log_ratio_by_hand():
+    log_ratio = guard_log_ratio(
+        torch.tensor([[1.0, 2.0]]),
+        torch.tensor([[0.5, 3.0]]),
+        torch.tensor([[0.25, 2.0]]),
+        torch.tensor([2, 0.5]),
+    )
+    assert log_ratio.tolist() == [[1.5, 0.5]]  # 2 * (.5 + .25), .5 * (-1 + 2)
+
+
+def test_guard_log_ratio_is_the_mean_of_noise_times_move():
+    noise, move, (new, old, drift) = guard_case(batch=50)
+    closed_form = (noise * move).mean(dim=(2, 3))
+    torch.testing.assert_close(guard_log_ratio(new, old, drift, GUARD_STDS), closed_form, rtol=0, atol=1e-12)
+    per_row = GUARD_STDS.expand(50, -1)
+    assert torch.equal(
+        guard_log_ratio(new, old, drift, per_row), guard_log_ratio(new, old, drift, GUARD_STDS)
+    )
+
+
+def test_guard_log_ratio_is_centred_with_one_scale_where_the_log_ratio_is_not():
+    batch = 20_000
+    _, move, (new, old, drift) = guard_case(batch)
+    plain, guarded = new - old, guard_log_ratio(new, old, drift, GUARD_STDS)
+    spread = move.square().sum().sqrt() / 4  # standard deviation of mean(z * move) over four dimensions
+    torch.testing.assert_close(guarded.std(dim=0) / spread, torch.ones(3).double(), rtol=0, atol=0.02)
+    assert (guarded.mean(dim=0).abs() < 4 * spread / batch**0.5).all()
+    torch.testing.assert_close(
+        plain.std(dim=0) * GUARD_STDS / spread, torch.ones(3).double(), rtol=0, atol=0.02
+    )
+    off = (plain.mean(dim=0) + drift[0]).abs()
+    assert (off < 4 * spread / GUARD_STDS / batch**0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("drift", "std", "message"),
+    [
+        (torch.zeros(1, 4), torch.ones(5), r"shape \(1, 5\) .* got \(1, 4\) and \(5,\)"),
+        (torch.zeros(1, 5), torch.ones(4), r"got \(1, 5\) and \(4,\)"),
+        (torch.zeros(1, 5), -torch.ones(5), "std must be at least 0, got"),
+    ],
+)
+def test_guard_log_ratio_refuses(drift, std, message):
+    with pytest.raises(ValueError, match=message):
+        guard_log_ratio(NEW, OLD, drift, std)

@@ -1,0 +1,180 @@
+"""Which chunk each step of each trajectory belongs to, when trajectories differ or leave steps untrained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chunk_grpo.core.chunking import ChunkPlan, chunk_means
+
+UNTRAINED = -1
+"""Marks a step that belongs to no chunk."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkAssignment:
+    """The chunk of each step: a plan for every trajectory of a batch, with room for untrained steps.
+
+    Rows may have different numbers of chunks; per-chunk values are [B, Kmax], and `exists` tells the chunks
+    from the padding. A sliding window or a branch trains few steps and marks the others -1.
+
+    Attributes:
+        chunk: int64 [B, N], the chunk's number or -1 for a step that belongs to none. In each row the chunks
+            are runs of consecutive steps, numbered 0, 1, .. from noise to image; some row has at least one.
+    """
+
+    chunk: Tensor
+
+    def __post_init__(self) -> None:
+        """Refuse another shape or type, and rows whose chunks are not runs numbered 0, 1, .. in order."""
+        if self.chunk.dtype != torch.int64 or self.chunk.ndim != 2 or self.chunk.numel() == 0:
+            raise ValueError(
+                "an assignment must be int64 [B, N] with B and N at least 1, "
+                f"got {self.chunk.dtype} {tuple(self.chunk.shape)}"
+            )
+        before = torch.nn.functional.pad(self.chunk[:, :-1], (1, 0), value=UNTRAINED)
+        highest = before.cummax(dim=1).values
+        untrained = self.chunk == UNTRAINED
+        stays = (self.chunk == before) & ~untrained
+        opens = self.chunk == highest + 1
+        wrong = ~(untrained | stays | opens).all(dim=1)
+        if bool(wrong.any()):
+            raise ValueError(
+                "the chunks of a row must be runs of consecutive steps numbered 0, 1, .. from noise to image "
+                f"({UNTRAINED} for no chunk), got {self.chunk[wrong][0].tolist()}"
+            )
+        if bool(untrained.all()):
+            raise ValueError("an assignment needs at least one chunk, got none in any row")
+
+    @classmethod
+    def shared(cls, plan: ChunkPlan, batch: int) -> ChunkAssignment:
+        """The same plan for every trajectory.
+
+        Args:
+            plan: The chunks of the N steps.
+            batch: Number of trajectories B, at least 1.
+
+        Returns:
+            The assignment [B, N].
+
+        Raises:
+            ValueError: batch is smaller than 1.
+        """
+        return cls.per_row([plan] * batch)
+
+    @classmethod
+    def per_row(cls, plans: Sequence[ChunkPlan]) -> ChunkAssignment:
+        """A plan for each trajectory.
+
+        Args:
+            plans: B plans over the same number of steps N.
+
+        Returns:
+            The assignment [B, N].
+
+        Raises:
+            ValueError: There are no plans, or they cover different numbers of steps.
+        """
+        lengths = sorted({plan.num_steps for plan in plans})
+        if len(lengths) != 1:
+            raise ValueError(
+                "the plans of an assignment must be at least one and cover the same number of steps, "
+                f"got {len(plans)} plans over {lengths} steps"
+            )
+        return cls(torch.tensor([plan.chunk_of_step() for plan in plans]))
+
+    @classmethod
+    def only_steps(cls, steps: Sequence[int], num_steps: int, batch: int) -> ChunkAssignment:
+        """Each listed step a chunk of its own, the same for every trajectory; the other steps are untrained.
+
+        Args:
+            steps: The trained steps, distinct, in any order, from 0 to num_steps - 1.
+            num_steps: Number of steps N.
+            batch: Number of trajectories B, at least 1.
+
+        Returns:
+            The assignment [B, N].
+
+        Raises:
+            ValueError: No step is listed, a step is repeated or out of range, or batch is smaller than 1.
+        """
+        chosen = sorted(set(steps))
+        if not chosen or len(chosen) != len(steps) or chosen[0] < 0 or chosen[-1] >= num_steps:
+            raise ValueError(
+                f"steps must be at least one, distinct and from 0 to {num_steps - 1}, got {list(steps)}"
+            )
+        row = [chosen.index(step) if step in chosen else UNTRAINED for step in range(num_steps)]
+        return cls(torch.tensor([row] * batch))
+
+    @property
+    def num_chunks(self) -> Tensor:
+        """Number of chunks of each row, int64 [B], at least 0."""
+        return self.chunk.amax(dim=1) + 1
+
+    @property
+    def max_chunks(self) -> int:
+        """Largest number of chunks of a row, Kmax, at least 1."""
+        return int(self.num_chunks.max())
+
+    @property
+    def exists(self) -> Tensor:
+        """Whether a row has a chunk of that number, bool [B, Kmax]."""
+        return torch.arange(self.max_chunks, device=self.chunk.device) < self.num_chunks.unsqueeze(1)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Number of steps of each chunk, int64 [B, Kmax], 0 where there is none."""
+        numbers = torch.arange(self.max_chunks, device=self.chunk.device)
+        return (self.chunk.unsqueeze(2) == numbers).sum(dim=1)
+
+    def means(self, values: Tensor) -> Tensor:
+        """Mean of per-step values over each chunk.
+
+        `chunk_means` for each distinct row: a shared plan gives its result to the last bit, and what stands at
+        untrained steps, NaN included, does not enter.
+
+        Args:
+            values: Per-step values [B, N].
+
+        Returns:
+            [B, Kmax], 0 where there is no chunk.
+
+        Raises:
+            ValueError: Another shape.
+        """
+        _require_shape(values, self.chunk)
+        chunk = self.chunk.to(values.device)
+        means = values.new_zeros(chunk.shape[0], self.max_chunks)
+        for row in chunk.unique(dim=0):
+            trained = row >= 0
+            sizes = tuple(row[trained].bincount().tolist())
+            if sizes:
+                alike = (chunk == row).all(dim=1)
+                means[alike, : len(sizes)] = chunk_means(values[alike][:, trained], ChunkPlan(sizes))
+        return means
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Give each step the value of its chunk.
+
+        Args:
+            values: Per-chunk values [B, Kmax].
+
+        Returns:
+            [B, N], 0 at untrained steps.
+
+        Raises:
+            ValueError: Another shape.
+        """
+        _require_shape(values, self.exists)
+        chunk = self.chunk.to(values.device)
+        return values.gather(1, chunk.clamp(min=0)).where(chunk >= 0, values.new_zeros(()))
+
+
+def _require_shape(values: Tensor, like: Tensor) -> None:
+    if values.shape != like.shape:
+        raise ValueError(
+            f"values must fit the assignment with shape {tuple(like.shape)}, got {tuple(values.shape)}"
+        )

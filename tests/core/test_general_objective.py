@@ -1,0 +1,263 @@
+import pytest
+import torch
+
+from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.chunking import listed_plan, single_plan, step_plan
+from chunk_grpo.core.general_objective import assigned_coefficients, assigned_objective
+from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
+from chunk_grpo.core.objective import (
+    chunk_objective,
+    gradient_coefficients,
+    kl_coefficients,
+    step_objective,
+)
+from chunk_grpo.core.ratios import assigned_ratio, guard_log_ratio
+
+PAPER_PLAN = listed_plan([2, 3, 4, 7], 16)
+NAN = float("nan")
+
+
+def double(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def plans_of_all_kinds():
+    """Six rows over 16 steps: four plans, a sliding window and two branches."""
+    plans = [PAPER_PLAN, step_plan(16), single_plan(16), listed_plan([5, 5, 5, 1], 16)]
+    window = [-1] * 3 + [0, 0, 1, 1] + [-1] * 9
+    branches = [0, -1, 1, 1] + [-1] * 12
+    rows = [list(plan.chunk_of_step()) for plan in plans]
+    return ChunkAssignment(torch.tensor([*rows, window, branches]))
+
+
+def test_objective_by_hand():
+    # row 0: chunks {0} and {1, 2} with ratios 1.2 and sqrt(1.21) = 1.1; row 1: chunk {1} with ratio .7
+    new = double([1.2, 1.21, 1.0], [NAN, 0.7, NAN]).log()
+    kl = double([1, 2, 4], [NAN, 5, NAN])
+    assignment = ChunkAssignment(torch.tensor([[0, 1, 1], [-1, 0, -1]]))
+    value = assigned_objective(
+        new,
+        torch.zeros_like(new),
+        double([2, 3], [-1, NAN]),
+        double(0.05, 0.15),
+        assignment,
+        kl,
+        kl_coef=0.1,
+        weights=double([0.5, 2], [4, NAN]),
+    )
+    # chunk 0, eps .05: min(2.4, 2.1) and min(-.7, -.95); chunk 1, eps .15: min(3.3, 3.45); KL 1, 3 and 5
+    row_0 = (0.5 * (2.1 - 0.1) + 2 * (3.3 - 0.3)) / 2
+    assert value.item() == pytest.approx((row_0 + 4 * (-0.95 - 0.5)) / 2, abs=1e-14)
+
+
+def test_each_chunk_is_clipped_on_both_sides_by_its_own_range():
+    new, a, ranges = double([1.2, 1.2], [0.8, 0.8]).log(), double(1, -1), double(0.1, 0.3)
+    steps = ChunkAssignment.shared(step_plan(2), 2)
+    value = assigned_objective(new, torch.zeros_like(new), a, ranges, steps)
+    assert value.item() == pytest.approx((1.1 + 1.2 - 0.9 - 0.8) / 4, abs=1e-14)
+    coefs, _ = assigned_coefficients(new, torch.zeros_like(new), a, ranges, steps)
+    torch.testing.assert_close(coefs, double([0, 0.3], [0, -0.2]), rtol=0, atol=1e-14)
+
+
+def test_coefficients_by_hand():
+    new = double([1.2, 1.21, 1.0], [NAN, 0.7, NAN]).log()
+    assignment = ChunkAssignment(torch.tensor([[0, 1, 1], [-1, 0, -1]]))
+    coefs, kl_coefs = assigned_coefficients(
+        new,
+        torch.zeros_like(new),
+        double([2, 3], [1, NAN]),
+        double(0.15, 0.2),
+        assignment,
+        kl_coef=0.1,
+        weights=double([0.5, 2], [4, NAN]),
+    )
+    # chunk 0 of row 0 is clipped; chunk 1: w A r / (B n cs) = 2 * 3 * 1.1 / (2 * 2 * 2); row 1: 4 * .7 / 2
+    torch.testing.assert_close(coefs, double([0, 0.825, 0.825], [0, 1.4, 0]), rtol=0, atol=1e-14)
+    # -w beta / (B n cs)
+    torch.testing.assert_close(kl_coefs, double([-0.0125, -0.025, -0.025], [0, -0.2, 0]), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("per_chunk", [False, True], ids=["one for all", "per chunk"])
+@pytest.mark.parametrize("choose", [False, True], ids=["all", "selected"])
+def test_coefficients_equal_autograd_one_item_at_a_time(per_chunk, choose):
+    assignment = plans_of_all_kinds()
+    batch, most = 6, assignment.max_chunks
+    features, theta = draw(batch, 16, 4), draw(4, seed=2).requires_grad_()
+    old = (features @ draw(4, seed=2)) + 0.2 * draw(batch, 16, seed=1)
+    advantage = draw(batch, most, seed=3) if per_chunk else draw(batch, seed=3)
+    clip_range = draw(most, seed=5).abs() * 0.03 + 0.001 if per_chunk else 0.02
+    weights = draw(batch, most, seed=6).exp() if per_chunk else None
+    selected = None
+    if choose:
+        selected = (draw(batch, most, seed=4) > -0.3) & assignment.exists
+        selected[:, 0] = True
+
+    def log_probs_and_kl():
+        return features @ theta, (features @ (theta - 0.5)).square()
+
+    new, kl = log_probs_and_kl()
+    objective = assigned_objective(new, old, advantage, clip_range, assignment, kl, 0.3, weights, selected)
+    (expected,) = torch.autograd.grad(objective, theta)
+
+    coefs, kl_coefs = assigned_coefficients(
+        new, old, advantage, clip_range, assignment, 0.3, weights, selected
+    )
+    trained = assignment.spread((assignment.exists if selected is None else selected).double()) > 0
+    assert 0 < (coefs != 0).sum() < trained.sum()  # some chunks are clipped and some are not
+    assert torch.equal(kl_coefs != 0, trained)
+    total = torch.zeros_like(theta)
+    for row, step in trained.nonzero().tolist():
+        new, kl = log_probs_and_kl()
+        item = coefs[row, step] * new[row, step] + kl_coefs[row, step] * kl[row, step]
+        total += torch.autograd.grad(item, theta)[0]
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
+    assert not coefs.requires_grad
+    assert not kl_coefs.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "plan", [PAPER_PLAN, step_plan(16), single_plan(16)], ids=["listed", "step", "single"]
+)
+def test_a_shared_plan_gives_the_chunk_objective_to_the_last_bit(plan, dtype):
+    new, old, a = (draw(8, 16).to(dtype), draw(8, 16, seed=1).to(dtype), draw(8, seed=2).to(dtype))
+    old = new + 0.05 * old
+    kl, selected = draw(8, 16, seed=3).square().to(dtype), draw(8, plan.num_chunks, seed=4) > 0
+    selected[:, 0] = True
+    assignment = ChunkAssignment.shared(plan, 8)
+    for chosen in (None, selected):
+        general = assigned_objective(new, old, a, 0.02, assignment, kl, 0.1, selected=chosen)
+        assert torch.equal(general, chunk_objective(new, old, a, 0.02, plan, kl, 0.1, chosen))
+        coefs, kl_coefs = assigned_coefficients(new, old, a, 0.02, assignment, 0.1, selected=chosen)
+        assert torch.equal(coefs, gradient_coefficients(new, old, a, 0.02, plan, chosen))
+        assert torch.equal(kl_coefs, kl_coefficients(new, 0.1, plan, chosen))
+    ones = torch.ones(8, plan.num_chunks, dtype=dtype)
+    per_chunk = assigned_objective(
+        new, old, a[:, None] * ones, 0.02 * ones[0].double(), assignment, None, 0, ones
+    )
+    assert torch.equal(per_chunk, chunk_objective(new, old, a, 0.02, plan))
+
+
+def test_chunks_of_one_step_give_the_step_objective():
+    new, old, a, kl = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2), draw(3, 16, seed=3).square()
+    every = ChunkAssignment.only_steps(range(16), 16, 3)
+    general = assigned_objective(new, old, a, 0.2, every, kl, 0.1)
+    assert torch.equal(general, step_objective(new, old, a, 0.2, kl, 0.1))
+
+
+def test_a_window_gives_the_step_objective_of_its_steps():
+    new, old, a, kl = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2), draw(3, 16, seed=3).square()
+    window = ChunkAssignment.only_steps(range(4, 8), 16, 3)
+    cut = [values[:, 4:8] for values in (new, old, kl)]
+    general = assigned_objective(new, old, a, 0.2, window, kl, 0.1)
+    assert torch.equal(general, step_objective(cut[0], cut[1], a, 0.2, cut[2], 0.1))
+
+
+def test_weights_and_advantages_are_constants():
+    new = draw(2, 5).requires_grad_()
+    a, weights = draw(2, 2, seed=1).requires_grad_(), draw(2, 2, seed=2).exp().requires_grad_()
+    assignment = ChunkAssignment.shared(listed_plan([2, 3], 5), 2)
+    assigned_objective(new, new.detach(), a, 0.2, assignment, weights=weights).backward()
+    assert new.grad is not None
+    assert a.grad is None
+    assert weights.grad is None
+
+
+def test_nan_where_nothing_is_trained_reaches_neither_value_nor_gradient():
+    assignment = ChunkAssignment(torch.tensor([[-1, 0, 1], [0, 0, -1]]))
+    new, padding = draw(2, 3), draw(2, 2, seed=1).exp()
+    clean = (new.clone(), padding.clone())
+    new[0, 0] = new[1, 2] = padding[1, 1] = NAN
+    values = []
+    for lp, pad in ((new, padding), clean):
+        lp.requires_grad_()
+        value = assigned_objective(
+            lp, 0.9 * lp.detach(), pad, 0.2, assignment, lp.detach().square(), 0.1, pad
+        )
+        (grad,) = torch.autograd.grad(value, lp)
+        values.append(
+            (
+                value,
+                grad,
+                *assigned_coefficients(lp, 0.9 * lp.detach(), pad, 0.2, assignment, 0.1, pad),
+            )
+        )
+    for with_nan, without in zip(*values, strict=True):
+        assert with_nan.isfinite().all()
+        assert torch.equal(with_nan, without)
+
+
+def test_guarded_ratios_pass_through_with_the_chain_rule():
+    # one trajectory of three steps; the policy's means move with theta, the steps are given
+    stds = double(0.8, 0.3, 0.1)
+    old_mean, noise, direction = draw(3, 2, 2), draw(3, 2, 2, seed=1), draw(3, 2, 2, seed=2)
+    x_next = old_mean + stds[:, None, None] * noise
+    old = gaussian_log_prob(x_next, old_mean, stds).unsqueeze(0)
+    theta = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    assignment = ChunkAssignment.shared(listed_plan([1, 2], 3), 1)
+
+    def terms():
+        mean = old_mean + theta * direction
+        return (
+            gaussian_log_prob(x_next, mean, stds).unsqueeze(0),
+            gaussian_kl(mean, old_mean, stds).unsqueeze(0),
+        )
+
+    new, drift = terms()
+    guarded = guard_log_ratio(new, old, drift, stds)
+    zeros = torch.zeros_like(guarded)
+    objective = assigned_objective(guarded, zeros, double(1.5), 0.5, assignment)
+    (expected,) = torch.autograd.grad(objective, theta)
+    coefs, _ = assigned_coefficients(guarded, zeros, double(1.5), 0.5, assignment)
+    new, drift = terms()
+    (by_items,) = torch.autograd.grad((stds * coefs * (new + drift)).sum(), theta)
+    torch.testing.assert_close(by_items, expected, rtol=1e-12, atol=1e-12)
+    (by_hand,) = assigned_ratio(guarded, zeros, assignment).mul(1.5).mean(1)
+    assert objective.item() == pytest.approx(by_hand.item(), abs=1e-14)  # nothing is clipped
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_range": 0.0}, r"clip_range must be in \(0, 1\), got 0"),
+        ({"clip_range": double(0.1, 1.0)}, r"clip_range must be in \(0, 1\), got \[0.1, 1.0\]"),
+        ({"clip_range": double(0.1)}, r"one number or have shape \(2,\), got \(1,\)"),
+        ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1"),
+        ({"kl_coef": 0.1}, "kl must be given when kl_coef is positive, got kl_coef 0.1"),
+        ({"selected": torch.tensor([[True, True], [False, False]])}, r"none selected in the rows \[1\]"),
+        ({"selected": torch.tensor([[True, True], [True, True]])}, r"existing chunks only.* rows \[1\]"),
+        ({"selected": torch.ones(2, 5, dtype=torch.bool)}, r"bool with shape \(2, 2\)"),
+        ({"selected": torch.ones(2, 2)}, "must be bool .* got torch.float32"),
+        ({"advantage": torch.ones(3)}, r"shape \(2,\) or \(2, 2\), got \(3,\)"),
+        ({"weights": torch.ones(2)}, r"weights must have shape \(2, 2\), got \(2,\)"),
+        ({"weights": torch.tensor([[1.0, -0.5], [1.0, 0.0]])}, "at least 0, got -0.5"),
+        ({"weights": torch.tensor([[1.0, NAN], [1.0, 0.0]])}, "at least 0, got nan"),
+        (
+            {"log_probs": torch.zeros(2, 4), "old_log_probs": torch.zeros(2, 4)},
+            r"shape \(2, 5\), got \(2, 4\)",
+        ),
+        (
+            {"assignment": ChunkAssignment(torch.tensor([[0, 1, 1, 1, 1], [-1, -1, -1, -1, -1]]))},
+            r"at least one chunk, got none selected in the rows \[1\]",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    arguments = {
+        "log_probs": torch.zeros(2, 5),
+        "old_log_probs": torch.zeros(2, 5),
+        "advantage": torch.ones(2),
+        "clip_range": 0.1,
+        "assignment": ChunkAssignment(torch.tensor([[0, 0, 1, 1, 1], [-1, 0, 0, -1, -1]])),
+    }
+    arguments |= options
+    with pytest.raises(ValueError, match=message):
+        assigned_objective(**arguments)
+    if message.startswith("kl must"):
+        return
+    with pytest.raises(ValueError, match=message):
+        assigned_coefficients(**arguments)
