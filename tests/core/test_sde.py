@@ -90,12 +90,15 @@ def test_flow_sde_equals_dance_sde_for_the_same_coefficient(step):
     assert transition.std.item() == pytest.approx(coef * math.sqrt(t - t_next), abs=1e-15)
 
 
-def test_one_time_a_sample_equals_one_call_a_sample():
+@pytest.mark.parametrize(
+    ("transition", "strength"), [(sde_transition, [0.5, 1.5]), (cps_transition, [0.5, 1.0])]
+)
+def test_one_time_a_sample_equals_one_call_a_sample(transition, strength):
     x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
-    t, t_next, coef = torch.tensor([0.9, 0.4]), torch.tensor([0.8, 0.1]), torch.tensor([0.5, 1.5])
-    packed = sde_transition(x, v, t, t_next, coef)
+    t, t_next, strengths = torch.tensor([0.9, 0.4]), torch.tensor([0.8, 0.1]), torch.tensor(strength)
+    packed = transition(x, v, t, t_next, strengths)
     for row in range(2):
-        alone = sde_transition(x[row : row + 1], v[row : row + 1], t[row], t_next[row], coef[row])
+        alone = transition(x[row : row + 1], v[row : row + 1], t[row], t_next[row], strengths[row])
         assert torch.equal(packed.mean[row], alone.mean[0])
         assert torch.equal(packed.std[row], alone.std)
 
@@ -185,16 +188,6 @@ def test_cps_with_predicted_means_loses_variance_on_any_grid(gaussian_flow):
         assert of_ode == pytest.approx(gaussian_flow.std**2, abs=5e-3)
         assert mean == pytest.approx(gaussian_flow.mean, abs=1e-12)
         assert of_cps == pytest.approx(0.26, abs=5e-3)
-
-
-def test_one_eta_and_time_a_sample_equals_one_call_a_sample():
-    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
-    t, t_next, eta = torch.tensor([0.9, 0.4]), torch.tensor([0.8, 0.1]), torch.tensor([0.5, 1.0])
-    packed = cps_transition(x, v, t, t_next, eta)
-    for row in range(2):
-        alone = cps_transition(x[row : row + 1], v[row : row + 1], t[row], t_next[row], eta[row])
-        assert torch.equal(packed.mean[row], alone.mean[0])
-        assert torch.equal(packed.std[row], alone.std)
 
 
 @pytest.mark.parametrize("sampler", [SDE, CPS])
