@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.chunking import ChunkPlan, chunk_means
+from chunk_grpo.core.chunking import ChunkPlan, chunk_means, single_plan
 
 UNTRAINED = -1
 """Marks a step that belongs to no chunk."""
@@ -127,14 +127,25 @@ class ChunkAssignment:
     @property
     def sizes(self) -> Tensor:
         """Number of steps of each chunk, int64 [B, Kmax], 0 where there is none."""
+        return self._belongs.sum(dim=1)
+
+    @property
+    def _first_steps(self) -> Tensor:
+        """First step of each chunk, int64 [B, Kmax], 0 where there is none."""
+        return self._belongs.to(torch.int64).argmax(dim=1)
+
+    @property
+    def _belongs(self) -> Tensor:
+        """Whether a step belongs to a chunk, bool [B, N, Kmax]."""
         numbers = torch.arange(self.max_chunks, device=self.chunk.device)
-        return (self.chunk.unsqueeze(2) == numbers).sum(dim=1)
+        return self.chunk.unsqueeze(2) == numbers
 
     def means(self, values: Tensor) -> Tensor:
         """Mean of per-step values over each chunk.
 
-        `chunk_means` for each distinct row: a shared plan gives its result to the last bit, and what stands at
-        untrained steps, NaN included, does not enter.
+        `chunk_means` of the chunks of each size at once, so that plans of their own cost what a shared one does:
+        a shared plan gives its result to the last bit, and what stands at untrained steps, NaN included, does
+        not enter.
 
         Args:
             values: Per-step values [B, N].
@@ -146,14 +157,12 @@ class ChunkAssignment:
             ValueError: Another shape.
         """
         _require_shape(values, self.chunk)
-        chunk = self.chunk.to(values.device)
-        means = values.new_zeros(chunk.shape[0], self.max_chunks)
-        for row in chunk.unique(dim=0):
-            trained = row >= 0
-            sizes = tuple(row[trained].bincount().tolist())
-            if sizes:
-                alike = (chunk == row).all(dim=1)
-                means[alike, : len(sizes)] = chunk_means(values[alike][:, trained], ChunkPlan(sizes))
+        sizes, first = self.sizes.to(values.device), self._first_steps.to(values.device)
+        means = values.new_zeros(sizes.shape)
+        for size in sizes[sizes > 0].unique().tolist():
+            row, number = (sizes == size).nonzero(as_tuple=True)
+            steps = first[row, number].unsqueeze(1) + torch.arange(size, device=values.device)
+            means[row, number] = chunk_means(values[row.unsqueeze(1), steps], single_plan(size)).squeeze(1)
         return means
 
     def spread(self, values: Tensor) -> Tensor:
