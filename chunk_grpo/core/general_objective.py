@@ -5,11 +5,11 @@ Per trajectory b and chunk j, with the ratio r_bj of `assigned_ratio`:
     J = mean over b of mean over selected j of
         w_bj * (min(r_bj A_bj, clip(r_bj, 1 - eps_j, 1 + eps_j) A_bj) - beta * mean over t in chunk j of kl_bt)
 
-Its special cases: one plan for all is `chunk_objective`, chunks of one step are `step_objective`, and untrained steps
-are those of sliding windows and branches. Values at untrained steps and at chunks that do not exist are never read.
+Its special cases: one plan for all is the paper's `objective.chunk_objective`, chunks of one step are
+`objective.step_objective`, and untrained steps are those of sliding windows and branches. Values at untrained steps
+and at chunks that do not exist are never read.
 """
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -54,15 +54,15 @@ def assigned_objective(
         ValueError: A shape or range is wrong, kl_coef is positive without kl, a row selects nothing, or a
             selected chunk does not exist.
     """
-    terms = _terms(log_probs, old_log_probs, advantage, clip_range, assignment, weights, selected)
+    ratio = assigned_ratio(log_probs, old_log_probs, assignment)
+    chosen = _chosen(selected, assignment).to(ratio.device)
+    value = clipped_terms(ratio, _advantages(advantage.detach(), chosen, ratio), clip_range, assignment)
     _require_kl_coef(kl_coef)
-    ratio, a = terms.ratio, terms.advantage
-    value = torch.minimum(ratio * a, ratio.clamp(terms.lower, terms.upper) * a)
     if kl is not None:
         value = value - kl_coef * assignment.means(kl)
     elif kl_coef > 0:
         raise ValueError(f"kl must be given when kl_coef is positive, got kl_coef {kl_coef} and no kl")
-    return (value * terms.scale).sum()
+    return (value * _scale(chosen, weights, ratio)).sum()
 
 
 @torch.no_grad()
@@ -100,58 +100,97 @@ def assigned_coefficients(
     Raises:
         ValueError: A shape or range is wrong, a row selects nothing, or a selected chunk does not exist.
     """
-    terms = _terms(log_probs, old_log_probs, advantage, clip_range, assignment, weights, selected)
-    _require_kl_coef(kl_coef)
-    ratio, a = terms.ratio, terms.advantage
-    passes = ~(((a > 0) & (ratio > terms.upper)) | ((a < 0) & (ratio < terms.lower)))
-    sizes = assignment.sizes.clamp(min=1).to(ratio)
-    by_log_prob = a * ratio * passes * terms.scale / sizes
-    by_kl = -kl_coef * terms.scale / sizes
-    return assignment.spread(by_log_prob), assignment.spread(by_kl)
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """What the objective and its gradient share, per chunk; advantage and scale are 0 where not selected.
-
-    Attributes:
-        ratio: [B, Kmax].
-        advantage: [B, Kmax].
-        lower: 1 - eps, scalar or [Kmax].
-        upper: 1 + eps, scalar or [Kmax].
-        scale: w_bj / (B n_b), [B, Kmax].
-    """
-
-    ratio: Tensor
-    advantage: Tensor
-    lower: Tensor
-    upper: Tensor
-    scale: Tensor
-
-
-def _terms(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantage: Tensor,
-    clip_range: ClipRange,
-    assignment: ChunkAssignment,
-    weights: Tensor | None,
-    selected: Tensor | None,
-) -> _Terms:
     ratio = assigned_ratio(log_probs, old_log_probs, assignment)
     chosen = _chosen(selected, assignment).to(ratio.device)
-    zero = ratio.new_zeros(())
-    eps = _clip_ranges(clip_range, assignment)
-    scale = chosen.to(ratio.dtype) / (chosen.sum(dim=1, keepdim=True) * len(chosen))
-    if weights is not None:
-        scale = scale * _weights(weights.detach().to(ratio), chosen)
-    return _Terms(
-        ratio=ratio,
-        advantage=_advantages(advantage.detach().to(ratio), chosen).where(chosen, zero),
-        lower=(1 - eps).to(ratio),
-        upper=(1 + eps).to(ratio),
-        scale=scale,
-    )
+    a = _advantages(advantage, chosen, ratio)
+    passes = ~clipped_chunks(ratio, a, clip_range, assignment)
+    per_chunk = a * ratio * passes * _scale(chosen, weights, ratio)
+    by_kl = assigned_kl_coefficients(ratio, kl_coef, assignment, weights, selected)
+    return _shared_by_steps(per_chunk, assignment), by_kl
+
+
+@torch.no_grad()
+def assigned_kl_coefficients(
+    like: Tensor,
+    kl_coef: float,
+    assignment: ChunkAssignment,
+    weights: Tensor | None = None,
+    selected: Tensor | None = None,
+) -> Tensor:
+    """Derivative of `assigned_objective` by each step's divergence: -w_bj beta / (B n_b cs_bj).
+
+    Clipping does not touch it.
+
+    Args:
+        like: Any floating-point tensor; it sets the dtype and the device.
+        kl_coef: The beta, at least 0.
+        assignment: The chunk of each step.
+        weights: Weight w of each chunk's term, [B, Kmax], at least 0; None is 1.
+        selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
+
+    Returns:
+        [B, N], at most 0, and 0 at steps that are untrained or not selected.
+
+    Raises:
+        ValueError: A shape or range is wrong, a row selects nothing, or a selected chunk does not exist.
+    """
+    _require_kl_coef(kl_coef)
+    chosen = _chosen(selected, assignment).to(like.device)
+    return _shared_by_steps(-kl_coef * _scale(chosen, weights, like), assignment)
+
+
+def clipped_terms(
+    ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment
+) -> Tensor:
+    """The clipped surrogate of each chunk: min(r A, clip(r, 1 - eps, 1 + eps) A).
+
+    Args:
+        ratio: Importance ratios [B, Kmax], positive.
+        advantage: Advantages [B] or [B, Kmax].
+        clip_range: The epsilons, each in (0, 1): one, or a tensor [Kmax].
+        assignment: The chunk of each step.
+
+    Returns:
+        [B, Kmax], to be maximised, 0 where there is no chunk.
+
+    Raises:
+        ValueError: A shape or range is wrong.
+    """
+    exists = _existing(ratio, assignment)
+    a = _advantages(advantage, exists, ratio)
+    lower, upper = _bounds(clip_range, ratio)
+    value = torch.minimum(ratio * a, ratio.clamp(lower, upper) * a)
+    return value.where(exists, value.new_zeros(()))
+
+
+def clipped_chunks(
+    ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment
+) -> Tensor:
+    """The chunks whose gradient clipping stops: where `clipped_terms` does not move with the ratio.
+
+    A better trajectory that is already likelier than 1 + eps, or a worse one that is rarer than 1 - eps.
+
+    Args:
+        ratio: Importance ratios [B, Kmax], positive.
+        advantage: Advantages [B] or [B, Kmax].
+        clip_range: The epsilons, each in (0, 1): one, or a tensor [Kmax].
+        assignment: The chunk of each step.
+
+    Returns:
+        bool [B, Kmax], false where there is no chunk.
+
+    Raises:
+        ValueError: A shape or range is wrong.
+    """
+    exists = _existing(ratio, assignment)
+    a = _advantages(advantage, exists, ratio)
+    lower, upper = _bounds(clip_range, ratio)
+    return exists & (((a > 0) & (ratio > upper)) | ((a < 0) & (ratio < lower)))
+
+
+def _shared_by_steps(per_chunk: Tensor, assignment: ChunkAssignment) -> Tensor:
+    """Each step's even part of its chunk's value, [B, N]: the derivative of a mean over the chunk."""
+    return assignment.spread(per_chunk / assignment.sizes.clamp(min=1).to(per_chunk))
 
 
 def _chosen(selected: Tensor | None, assignment: ChunkAssignment) -> Tensor:
@@ -177,35 +216,48 @@ def _chosen(selected: Tensor | None, assignment: ChunkAssignment) -> Tensor:
     return chosen
 
 
-def _clip_ranges(clip_range: ClipRange, assignment: ChunkAssignment) -> Tensor:
-    """The epsilons in float64, a scalar or [Kmax]."""
-    eps = torch.as_tensor(clip_range, dtype=torch.float64)
-    if eps.ndim > 0 and eps.shape != (assignment.max_chunks,):
+def _scale(chosen: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
+    """What the term of each chunk counts in the objective, w_bj / (B n_b), [B, Kmax]; 0 where not chosen."""
+    scale = chosen.to(like.dtype) / (chosen.sum(dim=1, keepdim=True) * len(chosen))
+    if weights is None:
+        return scale
+    if weights.shape != chosen.shape:
+        raise ValueError(f"weights must have shape {tuple(chosen.shape)}, got {tuple(weights.shape)}")
+    w = weights.detach().to(like)
+    if not bool((w[chosen] >= 0).all()):
+        raise ValueError(f"weights of trained chunks must be at least 0, got {float(w[chosen].min())}")
+    return scale * w.where(chosen, w.new_zeros(()))
+
+
+def _advantages(advantage: Tensor, where: Tensor, like: Tensor) -> Tensor:
+    """Per-chunk advantages [B, Kmax] in the dtype of `like`, 0 but for the chunks of the mask `where`."""
+    if advantage.shape not in (where.shape[:1], where.shape):
         raise ValueError(
-            f"clip_range must be one number or have shape ({assignment.max_chunks},), got {tuple(eps.shape)}"
+            f"advantage must have shape {tuple(where.shape[:1])} or {tuple(where.shape)}, "
+            f"got {tuple(advantage.shape)}"
+        )
+    a = advantage.to(like).reshape(len(where), -1).expand(where.shape)
+    return a.where(where, a.new_zeros(()))
+
+
+def _bounds(clip_range: ClipRange, like: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - eps and 1 + eps, scalars or [Kmax], taken in float64 and rounded to the dtype of the ratios."""
+    eps = torch.as_tensor(clip_range, dtype=torch.float64)
+    if eps.ndim > 0 and eps.shape != like.shape[1:]:
+        raise ValueError(
+            f"clip_range must be one number or have shape {tuple(like.shape[1:])}, got {tuple(eps.shape)}"
         )
     if not bool(((eps > 0) & (eps < 1)).all()):
         raise ValueError(f"clip_range must be in (0, 1), got {eps.tolist()}")
-    return eps
+    return (1 - eps).to(like), (1 + eps).to(like)
 
 
-def _advantages(advantage: Tensor, like: Tensor) -> Tensor:
-    """Per-chunk advantages [B, Kmax]."""
-    if advantage.shape not in (like.shape[:1], like.shape):
-        raise ValueError(
-            f"advantage must have shape {tuple(like.shape[:1])} or {tuple(like.shape)}, "
-            f"got {tuple(advantage.shape)}"
-        )
-    return advantage.reshape(len(like), -1).expand(like.shape)
-
-
-def _weights(weights: Tensor, chosen: Tensor) -> Tensor:
-    """The weights of the chosen chunks, 0 elsewhere, [B, Kmax]."""
-    if weights.shape != chosen.shape:
-        raise ValueError(f"weights must have shape {tuple(chosen.shape)}, got {tuple(weights.shape)}")
-    if not bool((weights[chosen] >= 0).all()):
-        raise ValueError(f"weights of trained chunks must be at least 0, got {float(weights[chosen].min())}")
-    return weights.where(chosen, weights.new_zeros(()))
+def _existing(ratio: Tensor, assignment: ChunkAssignment) -> Tensor:
+    """Which chunks exist, bool [B, Kmax] on the device of the ratios, or an error if these do not fit."""
+    exists = assignment.exists.to(ratio.device)
+    if ratio.shape != exists.shape:
+        raise ValueError(f"ratio must have shape {tuple(exists.shape)}, got {tuple(ratio.shape)}")
+    return exists
 
 
 def _require_kl_coef(kl_coef: float) -> None:

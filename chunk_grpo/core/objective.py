@@ -1,10 +1,19 @@
-"""The clipped objective at step and at chunk level, and its exact gradient one step at a time."""
+"""The paper's objective at step and at chunk level: one plan for all trajectories.
 
-import torch
+The formulas themselves stand in `general_objective`; each function here is a case of one there.
+"""
+
 from torch import Tensor
 
-from chunk_grpo.core.chunking import ChunkPlan, chunk_means, spread_to_steps, step_plan
-from chunk_grpo.core.ratios import chunk_ratio
+from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.chunking import ChunkPlan, step_plan
+from chunk_grpo.core.general_objective import (
+    assigned_coefficients,
+    assigned_kl_coefficients,
+    assigned_objective,
+    clipped_chunks,
+    clipped_terms,
+)
 
 
 def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
@@ -23,9 +32,7 @@ def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: float) -> Te
     Raises:
         ValueError: clip_range is out of range, or the shapes do not fit.
     """
-    a = _per_row(advantage, ratio)
-    _require_clip_range(clip_range)
-    return torch.minimum(ratio * a, ratio.clamp(1 - clip_range, 1 + clip_range) * a)
+    return clipped_terms(ratio, advantage, clip_range, _column_by_column(ratio))
 
 
 def clip_mask(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
@@ -45,9 +52,7 @@ def clip_mask(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
     Raises:
         ValueError: clip_range is out of range, or the shapes do not fit.
     """
-    a = _per_row(advantage, ratio)
-    _require_clip_range(clip_range)
-    return ~(((a > 0) & (ratio > 1 + clip_range)) | ((a < 0) & (ratio < 1 - clip_range)))
+    return ~clipped_chunks(ratio, advantage, clip_range, _column_by_column(ratio))
 
 
 def chunk_objective(
@@ -81,14 +86,10 @@ def chunk_objective(
     Raises:
         ValueError: A shape or range is wrong, kl_coef is positive without kl, or a row selects nothing.
     """
-    ratio = chunk_ratio(log_probs, old_log_probs, plan)
-    value = clipped_objective(ratio, advantage, clip_range)
-    _require_kl_coef(kl_coef)
-    if kl is not None:
-        value = value - kl_coef * chunk_means(kl, plan)
-    elif kl_coef > 0:
-        raise ValueError(f"kl must be given when kl_coef is positive, got kl_coef {kl_coef} and no kl")
-    return (value * _chunk_shares(selected, ratio)).sum()
+    assignment = _shared(plan, log_probs)
+    return assigned_objective(
+        log_probs, old_log_probs, advantage, clip_range, assignment, kl, kl_coef, selected=selected
+    )
 
 
 def step_objective(
@@ -123,7 +124,6 @@ def step_objective(
     return chunk_objective(log_probs, old_log_probs, advantage, clip_range, plan, kl, kl_coef, selected)
 
 
-@torch.no_grad()
 def gradient_coefficients(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -152,10 +152,11 @@ def gradient_coefficients(
     Raises:
         ValueError: A shape or range is wrong, or a row selects nothing.
     """
-    ratio = chunk_ratio(log_probs, old_log_probs, plan)
-    passes = clip_mask(ratio, advantage, clip_range)
-    per_chunk = _per_row(advantage, ratio) * ratio * passes * _chunk_shares(selected, ratio)
-    return spread_to_steps(per_chunk / _sizes(plan, ratio), plan)
+    assignment = _shared(plan, log_probs)
+    by_log_prob, _ = assigned_coefficients(
+        log_probs, old_log_probs, advantage, clip_range, assignment, selected=selected
+    )
+    return by_log_prob
 
 
 def kl_coefficients(like: Tensor, kl_coef: float, plan: ChunkPlan, selected: Tensor | None = None) -> Tensor:
@@ -175,42 +176,16 @@ def kl_coefficients(like: Tensor, kl_coef: float, plan: ChunkPlan, selected: Ten
     Raises:
         ValueError: A shape or range is wrong, or a row selects nothing.
     """
-    _require_kl_coef(kl_coef)
-    per_chunk = torch.full((like.shape[0], plan.num_chunks), -kl_coef, dtype=like.dtype, device=like.device)
-    return spread_to_steps(per_chunk * _chunk_shares(selected, per_chunk) / _sizes(plan, per_chunk), plan)
+    return assigned_kl_coefficients(like, kl_coef, _shared(plan, like), selected=selected)
 
 
-def _chunk_shares(selected: Tensor | None, like: Tensor) -> Tensor:
-    """Weight of each chunk in the mean over trajectories and their selected chunks, [B, K], sum 1."""
-    chosen = torch.ones_like(like, dtype=torch.bool) if selected is None else selected.to(like.device)
-    if chosen.dtype != torch.bool or chosen.shape != like.shape:
-        raise ValueError(
-            f"selected must be bool with shape {tuple(like.shape)}, got {chosen.dtype} {tuple(chosen.shape)}"
-        )
-    counts = chosen.sum(dim=1, keepdim=True)
-    if not bool((counts > 0).all()):
-        raise ValueError("selected must name at least one chunk in every row, got a row with none")
-    return chosen.to(like.dtype) / (counts * like.shape[0])
+def _shared(plan: ChunkPlan, like: Tensor) -> ChunkAssignment:
+    """The plan for each row of a tensor [B, ...]."""
+    return ChunkAssignment.shared(plan, len(like))
 
 
-def _sizes(plan: ChunkPlan, like: Tensor) -> Tensor:
-    return torch.tensor(plan.sizes, dtype=like.dtype, device=like.device)
-
-
-def _per_row(advantage: Tensor, like: Tensor) -> Tensor:
-    if like.ndim != 2 or advantage.shape != like.shape[:1]:
-        raise ValueError(
-            "advantage must have shape [B] for ratios [B, K], "
-            f"got {tuple(advantage.shape)} and {tuple(like.shape)}"
-        )
-    return advantage.to(like).unsqueeze(1)
-
-
-def _require_clip_range(clip_range: float) -> None:
-    if not 0 < clip_range < 1:
-        raise ValueError(f"clip_range must be in (0, 1), got {clip_range}")
-
-
-def _require_kl_coef(kl_coef: float) -> None:
-    if not kl_coef >= 0:
-        raise ValueError(f"kl_coef must be at least 0, got {kl_coef}")
+def _column_by_column(ratio: Tensor) -> ChunkAssignment:
+    """Each column of ratios [B, K] a chunk of its own."""
+    if ratio.ndim != 2:
+        raise ValueError(f"ratio must have shape [B, N] or [B, K], got {tuple(ratio.shape)}")
+    return _shared(step_plan(ratio.shape[1]), ratio)

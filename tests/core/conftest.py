@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -24,6 +25,46 @@ class GaussianFlow:
         noise = t / variance * residual
         data = self.mean + (1 - t) * self.std**2 / variance * residual
         return noise - data
+
+
+def double(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class LinearPolicy:
+    """Log-probabilities and divergences [B, 16] of four parameters, some steps of it off the old policy."""
+
+    def __init__(self, batch: int) -> None:
+        self.features, self.theta = draw(batch, 16, 4), draw(4, seed=2).requires_grad_()
+        self.old_log_probs = (self.features @ self.theta).detach() + 0.2 * draw(batch, 16, seed=1)
+
+    def log_probs_and_kl(self) -> tuple[Tensor, Tensor]:
+        return self.features @ self.theta, (self.features @ (self.theta - 0.5)).square()
+
+    def gradient_item_by_item(self, coefs: Tensor, kl_coefs: Tensor) -> Tensor:
+        """What the update adds up: the gradient of one (sample, step) at a time, coefficients held constant."""
+        total = torch.zeros_like(self.theta)
+        for row, step in ((coefs != 0) | (kl_coefs != 0)).nonzero().tolist():
+            new, kl = self.log_probs_and_kl()
+            item = coefs[row, step] * new[row, step] + kl_coefs[row, step] * kl[row, step]
+            total += torch.autograd.grad(item, self.theta)[0]
+        return total
+
+
+def objective_in_loops(new, old, advantage, clip_range, chunks, kl, kl_coef):
+    """The objective read off the formula: `chunks` holds each row's trained chunks, lists of steps."""
+    log_ratio, kl, total = (new - old).tolist(), kl.tolist(), 0.0
+    for row, trained in enumerate(chunks):
+        for steps in trained:
+            ratio = math.prod(math.exp(log_ratio[row][step]) for step in steps) ** (1 / len(steps))
+            a, divergence = float(advantage[row]), math.fsum(kl[row][step] for step in steps) / len(steps)
+            clipped = min(max(ratio, 1 - clip_range), 1 + clip_range)
+            total += (min(ratio * a, clipped * a) - kl_coef * divergence) / (len(chunks) * len(trained))
+    return total
 
 
 @pytest.fixture

@@ -3,7 +3,12 @@ import torch
 
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import listed_plan, single_plan, step_plan
-from chunk_grpo.core.general_objective import assigned_coefficients, assigned_objective
+from chunk_grpo.core.general_objective import (
+    assigned_coefficients,
+    assigned_objective,
+    clipped_chunks,
+    clipped_terms,
+)
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
 from chunk_grpo.core.objective import (
     chunk_objective,
@@ -12,17 +17,10 @@ from chunk_grpo.core.objective import (
     step_objective,
 )
 from chunk_grpo.core.ratios import assigned_ratio, guard_log_ratio
+from tests.core.conftest import LinearPolicy, double, draw, objective_in_loops
 
 PAPER_PLAN = listed_plan([2, 3, 4, 7], 16)
 NAN = float("nan")
-
-
-def double(*rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def plans_of_all_kinds():
@@ -86,8 +84,8 @@ def test_coefficients_by_hand():
 def test_coefficients_equal_autograd_one_item_at_a_time(per_chunk, choose):
     assignment = plans_of_all_kinds()
     batch, most = 6, assignment.max_chunks
-    features, theta = draw(batch, 16, 4), draw(4, seed=2).requires_grad_()
-    old = (features @ draw(4, seed=2)) + 0.2 * draw(batch, 16, seed=1)
+    policy = LinearPolicy(batch)
+    (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
     advantage = draw(batch, most, seed=3) if per_chunk else draw(batch, seed=3)
     clip_range = draw(most, seed=5).abs() * 0.03 + 0.001 if per_chunk else 0.02
     weights = draw(batch, most, seed=6).exp() if per_chunk else None
@@ -95,13 +93,8 @@ def test_coefficients_equal_autograd_one_item_at_a_time(per_chunk, choose):
     if choose:
         selected = (draw(batch, most, seed=4) > -0.3) & assignment.exists
         selected[:, 0] = True
-
-    def log_probs_and_kl():
-        return features @ theta, (features @ (theta - 0.5)).square()
-
-    new, kl = log_probs_and_kl()
     objective = assigned_objective(new, old, advantage, clip_range, assignment, kl, 0.3, weights, selected)
-    (expected,) = torch.autograd.grad(objective, theta)
+    (expected,) = torch.autograd.grad(objective, policy.theta)
 
     coefs, kl_coefs = assigned_coefficients(
         new, old, advantage, clip_range, assignment, 0.3, weights, selected
@@ -109,14 +102,52 @@ def test_coefficients_equal_autograd_one_item_at_a_time(per_chunk, choose):
     trained = assignment.spread((assignment.exists if selected is None else selected).double()) > 0
     assert 0 < (coefs != 0).sum() < trained.sum()  # some chunks are clipped and some are not
     assert torch.equal(kl_coefs != 0, trained)
-    total = torch.zeros_like(theta)
-    for row, step in trained.nonzero().tolist():
-        new, kl = log_probs_and_kl()
-        item = coefs[row, step] * new[row, step] + kl_coefs[row, step] * kl[row, step]
-        total += torch.autograd.grad(item, theta)[0]
+    total = policy.gradient_item_by_item(coefs, kl_coefs)
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
     assert not coefs.requires_grad
     assert not kl_coefs.requires_grad
+
+
+def test_the_objective_is_that_of_plain_loops():
+    assignment, policy, advantage = plans_of_all_kinds(), LinearPolicy(6), draw(6, seed=3)
+    (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
+    chunks = [
+        [(row == number).nonzero().flatten().tolist() for number in range(int(row.max()) + 1)]
+        for row in assignment.chunk
+    ]
+    value = assigned_objective(new, old, advantage, 0.02, assignment, kl, 0.3)
+    expected = objective_in_loops(new, old, advantage, 0.02, chunks, kl, 0.3)
+    assert value.item() == pytest.approx(expected, abs=1e-13)
+
+
+def test_clipped_chunks_by_hand():
+    # eps .1: likelier than 1.1 counts where A > 0, rarer than .9 where A < 0; the last row has one chunk
+    assignment = ChunkAssignment(torch.tensor([[0, 1, 2], [0, 1, 2], [0, -1, -1]]))
+    ratio = double([1.2, 0.8, 1.05], [1.2, 0.8, 1.05], [0.5, NAN, NAN])
+    clipped = clipped_chunks(ratio, double(2, -2, -1), 0.1, assignment)
+    assert clipped.tolist() == [[True, False, False], [False, True, False], [True, False, False]]
+    per_chunk = double([-1, -1, 1], [1, 0, 1], [-1, NAN, NAN])
+    clipped = clipped_chunks(ratio, per_chunk, double(0.1, 0.1, 0.01), assignment)
+    assert clipped.tolist() == [[False, True, True], [True, False, True], [True, False, False]]
+
+
+def test_clipped_chunks_are_those_that_the_terms_do_not_move_with():
+    assignment = plans_of_all_kinds()
+    shape, most = tuple(assignment.exists.shape), assignment.max_chunks
+    ratio = (0.1 * draw(*shape)).exp().requires_grad_()
+    advantage, eps = draw(*shape, seed=1), draw(most, seed=2).abs() * 0.1 + 0.01
+    terms = clipped_terms(ratio, advantage, eps, assignment)
+    (slope,) = torch.autograd.grad(terms.sum(), ratio)
+    clipped = clipped_chunks(ratio, advantage, eps, assignment)
+    assert 0 < clipped.sum() < assignment.exists.sum()
+    assert torch.equal(clipped, (slope == 0) & assignment.exists)
+    assert not terms[~assignment.exists].any()
+
+
+def test_ratios_must_fit_the_assignment():
+    for function in (clipped_terms, clipped_chunks):
+        with pytest.raises(ValueError, match=r"ratio must have shape \(6, 16\), got \(6, 4\)"):
+            function(torch.ones(6, 4), torch.ones(6), 0.1, plans_of_all_kinds())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -220,26 +251,46 @@ def test_guarded_ratios_pass_through_with_the_chain_rule():
     assert objective.item() == pytest.approx(by_hand.item(), abs=1e-14)  # nothing is clipped
 
 
+BAD_ARGUMENTS = [
+    ({"clip_range": 0.0}, r"clip_range must be in \(0, 1\), got 0"),
+    ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1"),
+    ({"kl_coef": 0.1}, "kl must be given when kl_coef is positive, got kl_coef 0.1"),
+    ({"selected": torch.tensor([[True, True], [False, False]])}, r"none selected in the rows \[1\]"),
+    ({"selected": torch.ones(2, 5, dtype=torch.bool)}, r"bool with shape \(2, 2\)"),
+    ({"selected": torch.ones(2, 2)}, "must be bool .* got torch.float32"),
+    ({"advantage": torch.ones(3)}, r"shape \(2,\) or \(2, 2\), got \(3,\)"),
+    (
+        {"log_probs": torch.zeros(2, 4), "old_log_probs": torch.zeros(2, 4)},
+        r"shape \(2, 5\), got \(2, 4\)",
+    ),
+]
+
+
+def bad_arguments(options):
+    return {
+        "log_probs": torch.zeros(2, 5),
+        "old_log_probs": torch.zeros(2, 5),
+        "advantage": torch.ones(2),
+        "clip_range": 0.1,
+    } | options
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_ARGUMENTS)
+def test_a_shared_plan_refuses_the_same_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        chunk_objective(**bad_arguments({"plan": listed_plan([2, 3], 5)} | options))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip_range": 0.0}, r"clip_range must be in \(0, 1\), got 0"),
+        *BAD_ARGUMENTS,
         ({"clip_range": double(0.1, 1.0)}, r"clip_range must be in \(0, 1\), got \[0.1, 1.0\]"),
         ({"clip_range": double(0.1)}, r"one number or have shape \(2,\), got \(1,\)"),
-        ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1"),
-        ({"kl_coef": 0.1}, "kl must be given when kl_coef is positive, got kl_coef 0.1"),
-        ({"selected": torch.tensor([[True, True], [False, False]])}, r"none selected in the rows \[1\]"),
         ({"selected": torch.tensor([[True, True], [True, True]])}, r"existing chunks only.* rows \[1\]"),
-        ({"selected": torch.ones(2, 5, dtype=torch.bool)}, r"bool with shape \(2, 2\)"),
-        ({"selected": torch.ones(2, 2)}, "must be bool .* got torch.float32"),
-        ({"advantage": torch.ones(3)}, r"shape \(2,\) or \(2, 2\), got \(3,\)"),
         ({"weights": torch.ones(2)}, r"weights must have shape \(2, 2\), got \(2,\)"),
         ({"weights": torch.tensor([[1.0, -0.5], [1.0, 0.0]])}, "at least 0, got -0.5"),
         ({"weights": torch.tensor([[1.0, NAN], [1.0, 0.0]])}, "at least 0, got nan"),
-        (
-            {"log_probs": torch.zeros(2, 4), "old_log_probs": torch.zeros(2, 4)},
-            r"shape \(2, 5\), got \(2, 4\)",
-        ),
         (
             {"assignment": ChunkAssignment(torch.tensor([[0, 1, 1, 1, 1], [-1, -1, -1, -1, -1]]))},
             r"at least one chunk, got none selected in the rows \[1\]",
@@ -247,14 +298,8 @@ def test_guarded_ratios_pass_through_with_the_chain_rule():
     ],
 )
 def test_bad_arguments_are_refused(options, message):
-    arguments = {
-        "log_probs": torch.zeros(2, 5),
-        "old_log_probs": torch.zeros(2, 5),
-        "advantage": torch.ones(2),
-        "clip_range": 0.1,
-        "assignment": ChunkAssignment(torch.tensor([[0, 0, 1, 1, 1], [-1, 0, 0, -1, -1]])),
-    }
-    arguments |= options
+    ragged = ChunkAssignment(torch.tensor([[0, 0, 1, 1, 1], [-1, 0, 0, -1, -1]]))
+    arguments = bad_arguments({"assignment": ragged} | options)
     with pytest.raises(ValueError, match=message):
         assigned_objective(**arguments)
     if message.startswith("kl must"):

@@ -11,16 +11,9 @@ from chunk_grpo.core.objective import (
     step_objective,
 )
 from chunk_grpo.core.ratios import chunk_ratio
+from tests.core.conftest import LinearPolicy, double, draw, objective_in_loops
 
 PAPER_PLAN = listed_plan([2, 3, 4, 7], 16)
-
-
-def double(*rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_clipped_objective_by_hand():
@@ -68,6 +61,35 @@ def test_chunks_of_one_step_are_the_step_objective():
     new, old, a, kl = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2), draw(3, 16, seed=3).square()
     by_chunk = chunk_objective(new, old, a, 0.2, step_plan(16), kl, 0.1)
     assert by_chunk.item() == step_objective(new, old, a, 0.2, kl, 0.1).item()
+    # Eq. (5) as it stands, without chunks
+    ratio = (new - old).exp()
+    by_step = torch.minimum(ratio * a[:, None], ratio.clamp(0.8, 1.2) * a[:, None]) - 0.1 * kl
+    assert by_chunk.item() == pytest.approx(by_step.mean().item(), abs=1e-14)
+
+
+def test_a_single_chunk_has_the_sequence_ratio():
+    new, old, a = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2)
+    sequence = ((new.sum(1) - old.sum(1)) / 16).exp()  # GSPO's: the likelihood ratio to the power 1 / N
+    expected = torch.minimum(sequence * a, sequence.clamp(0.8, 1.2) * a).mean()
+    value = chunk_objective(new, old, a, 0.2, single_plan(16))
+    assert value.item() == pytest.approx(expected.item(), abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    "plan", [PAPER_PLAN, step_plan(16), single_plan(16)], ids=["listed", "step", "single"]
+)
+def test_the_objective_is_that_of_plain_loops(plan):
+    policy, advantage = LinearPolicy(6), draw(6, seed=3)
+    (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
+    selected = draw(6, plan.num_chunks, seed=4) > -0.3
+    selected[:, 0] = True
+    steps = [
+        list(range(first, first + size)) for first, size in zip(plan.first_steps, plan.sizes, strict=True)
+    ]
+    chunks = [[steps[chunk] for chunk in row.nonzero().flatten()] for row in selected]
+    value = chunk_objective(new, old, advantage, 0.02, plan, kl, 0.3, selected)
+    expected = objective_in_loops(new, old, advantage, 0.02, chunks, kl, 0.3)
+    assert value.item() == pytest.approx(expected, abs=1e-13)
 
 
 def test_selected_chunks_alone_count():
@@ -100,30 +122,18 @@ def test_selecting_all_is_selecting_none_out():
 )
 def test_gradient_coefficients_equal_autograd_with_clipping_and_kl(plan):
     batch, clip_range, kl_coef = 6, 0.02, 0.3
-    features, noise = draw(batch, 16, 4), draw(batch, 16, seed=1)
-    old = (features @ draw(4, seed=2)).detach() + 0.2 * noise
-    advantage = draw(batch, seed=3)
+    policy, advantage = LinearPolicy(batch), draw(batch, seed=3)
     selected = draw(batch, plan.num_chunks, seed=4) > -0.3
     selected[:, 0] = True
-    theta = draw(4, seed=2).requires_grad_()
-
-    def log_probs_and_kl():
-        return features @ theta, (features @ (theta - 0.5)).square()
-
-    new, kl = log_probs_and_kl()
+    (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
     mask = clip_mask(chunk_ratio(new, old, plan), advantage, clip_range) & selected
     assert 0 < mask.sum() < selected.sum()  # some chunks are clipped and some are not
     objective = chunk_objective(new, old, advantage, clip_range, plan, kl, kl_coef, selected)
-    (expected,) = torch.autograd.grad(objective, theta)
+    (expected,) = torch.autograd.grad(objective, policy.theta)
 
     coefs = gradient_coefficients(new, old, advantage, clip_range, plan, selected)
     kl_coefs = kl_coefficients(new, kl_coef, plan, selected)
-    total = torch.zeros_like(theta)
-    for row in range(batch):  # one (sample, step) at a time, as the update does
-        for step in range(16):
-            new, kl = log_probs_and_kl()
-            item = coefs[row, step] * new[row, step] + kl_coefs[row, step] * kl[row, step]
-            total += torch.autograd.grad(item, theta)[0]
+    total = policy.gradient_item_by_item(coefs, kl_coefs)
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
     assert not coefs.requires_grad
 
@@ -149,24 +159,6 @@ def test_kl_coefficients_by_hand():
     torch.testing.assert_close(coefs, torch.tensor([[-0.15, -0.075, -0.075]] * 2))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clip_range": 0.0}, r"clip_range must be in \(0, 1\), got 0"),
-        ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1"),
-        ({"kl_coef": 0.1}, "kl must be given when kl_coef is positive, got kl_coef 0.1"),
-        ({"selected": torch.tensor([[True, True], [False, False]])}, "at least one chunk in every row"),
-        ({"selected": torch.ones(2, 5, dtype=torch.bool)}, r"bool with shape \(2, 2\)"),
-        ({"advantage": torch.ones(3)}, r"shape \[B\].*got \(3,\) and \(2, 2\)"),
-    ],
-)
-def test_bad_arguments_are_refused(options, message):
-    arguments = {
-        "log_probs": torch.zeros(2, 5),
-        "old_log_probs": torch.zeros(2, 5),
-        "advantage": torch.ones(2),
-        "clip_range": 0.1,
-        "plan": listed_plan([2, 3], 5),
-    }
-    with pytest.raises(ValueError, match=message):
-        chunk_objective(**(arguments | options))
+def test_ratios_must_be_a_matrix():
+    with pytest.raises(ValueError, match=r"ratio must have shape \[B, N\] or \[B, K\], got \(3,\)"):
+        clip_mask(torch.ones(3), torch.ones(3), 0.1)
