@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.core.chunking import ChunkPlan, chunk_means
+from chunk_grpo.core.precision import at_least_float32
 
 LOG_TIME_SPACING = 1 / 16
 """Distance of the quadrature nodes of `inclusion_probabilities` in log time; 1/8 already gives 1e-12."""
@@ -60,41 +61,36 @@ def num_selected(num_chunks: int, fraction: float) -> int:
     return count
 
 
-def select_chunks(
-    plan: ChunkPlan,
-    fraction: float,
-    weights: Tensor | None,
-    batch: int,
-    generator: torch.Generator,
-) -> Tensor:
+def select_chunks(weights: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
     """Draw the chunks to train, for each trajectory on its own, without replacement.
 
     Paper: Eq. (16), used as the released code does: drawn one after the other from what is left, without
     correction, so that a chunk's chance to be drawn is not proportional to its weight (docs/deviations.md).
 
+    The draws are an exponential race: of the chunks j with noise E_j of rate 1 the largest w_j / E_j are taken.
+    `torch.multinomial` does the same, so positive rows of one length get to the last bit what it would give them.
+
     Args:
-        plan: The chunks.
-        fraction: Fraction of chunks to train, in (0, 1].
-        weights: Sampling weights [K] of `chunk_weights`, positive; None draws uniformly.
-        batch: Number of trajectories B, at least 1.
+        weights: Sampling weight of each chunk of each trajectory, [B, K], at least 0, on any scale: equal
+            weights draw uniformly, and 0 marks what may not be drawn, such as the padding of a shorter row.
+        fraction: Fraction of a trajectory's chunks of positive weight to train, in (0, 1].
         generator: Source of randomness; the result lies on its device.
 
     Returns:
-        bool [B, K], int(K * fraction) true in each row.
+        bool [B, K]; of each row's n chunks of positive weight int(n * fraction) are true.
 
     Raises:
-        ValueError: A weight is not positive, the number of weights is not K, or the fraction is out of range.
+        ValueError: The shape is not [B, K], a weight is negative or not finite, a row has no positive weight,
+            or the fraction is out of range or leaves a row no chunk.
     """
-    count = num_selected(plan.num_chunks, fraction)
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
-    if weights is None:
-        weights = torch.ones(plan.num_chunks, dtype=torch.float64)
-    if weights.shape != (plan.num_chunks,) or not bool((torch.isfinite(weights) & (weights > 0)).all()):
-        raise ValueError(f"weights must be {plan.num_chunks} positive numbers, got {weights.tolist()}")
-    rows = weights.to(generator.device).expand(batch, -1)
-    chosen = torch.multinomial(rows, count, replacement=False, generator=generator)
-    return torch.zeros(rows.shape, dtype=torch.bool, device=generator.device).scatter_(1, chosen, True)
+    w = _row_weights(weights).to(generator.device)
+    candidates = w > 0
+    counts = torch.tensor([num_selected(n, fraction) for n in candidates.sum(dim=1).tolist()])
+    noise = torch.empty_like(w).exponential_(generator=generator)
+    priority = torch.where(candidates, w / noise, -1.0)  # what may not be drawn comes last
+    order = priority.argsort(dim=1, descending=True)
+    taken = torch.arange(w.shape[1]) < counts.unsqueeze(1)
+    return torch.zeros_like(candidates).scatter_(1, order, taken.to(w.device))
 
 
 def inclusion_probabilities(weights: Tensor, count: int) -> Tensor:
@@ -209,6 +205,24 @@ def _few_others_before(hazard: Tensor, count: int) -> Tensor:
         table = table * (1 - chance)
         table[..., 1:] += one_more
     return table.sum(dim=-1)
+
+
+def _row_weights(weights: Tensor) -> Tensor:
+    """The weights [B, K] in float32 or wider, or an error that says what they must be."""
+    if weights.ndim != 2 or weights.numel() == 0:
+        raise ValueError(
+            f"weights must have shape [B, K], B and K at least 1, got shape {tuple(weights.shape)}"
+        )
+    valid = torch.isfinite(weights) & (weights >= 0)
+    if not bool(valid.all()):
+        raise ValueError(f"weights must be finite and at least 0, got {weights[~valid].tolist()}")
+    empty = ~(weights > 0).any(dim=1)
+    if bool(empty.any()):
+        raise ValueError(
+            "every row of weights needs a positive one, got none in the rows "
+            f"{empty.nonzero().flatten().tolist()}"
+        )
+    return at_least_float32(weights).contiguous()
 
 
 def _relative_weights(weights: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from chunk_grpo.core.chunk_sampling import (
     select_chunks,
     tempered_weights,
 )
-from chunk_grpo.core.chunking import listed_plan, step_plan
+from chunk_grpo.core.chunking import listed_plan
 
 PLAN = listed_plan([2, 3, 4, 7], 16)
 
@@ -84,45 +84,109 @@ def test_fraction_must_leave_a_chunk(num_chunks, fraction, message):
         num_selected(num_chunks, fraction)
 
 
+def alike(weights, batch):
+    """The same weights for each trajectory."""
+    return torch.tensor(weights).expand(batch, -1)
+
+
 def test_each_trajectory_draws_its_own_distinct_chunks():
-    selected = select_chunks(PLAN, 0.5, None, batch=200, generator=seed(0))
+    selected = select_chunks(torch.ones(200, 4), 0.5, seed(0))
     assert selected.dtype == torch.bool
     assert selected.sum(dim=1).tolist() == [2] * 200  # a repeated chunk would leave one true
     assert len({tuple(row) for row in selected.tolist()}) == 6  # all pairs of four occur
 
 
 def test_same_seed_same_selection():
-    weights = torch.tensor([4.0, 3.0, 2.0, 1.0])
-    first = select_chunks(PLAN, 0.5, weights, 20, seed(1))
-    assert torch.equal(first, select_chunks(PLAN, 0.5, weights, 20, seed(1)))
-    assert not torch.equal(first, select_chunks(PLAN, 0.5, weights, 20, seed(2)))
+    weights = alike([4.0, 3.0, 2.0, 1.0], 20)
+    first = select_chunks(weights, 0.5, seed(1))
+    assert torch.equal(first, select_chunks(weights, 0.5, seed(1)))
+    assert not torch.equal(first, select_chunks(weights, 0.5, seed(2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("num_chunks", "fraction"), [(2, 0.5), (4, 0.5), (4, 1.0), (16, 0.5), (16, 0.1), (49, 0.5)]
+)
+@pytest.mark.parametrize("equal", [True, False])
+def test_rows_without_zeros_get_what_multinomial_gives_them(num_chunks, fraction, equal, dtype):
+    one_row = torch.ones(num_chunks) if equal else torch.randn(num_chunks, generator=seed(3)).exp()
+    rows = one_row.to(dtype).expand(64, -1)
+    count = num_selected(num_chunks, fraction)
+    for value in range(5):
+        drawn = torch.multinomial(rows, count, replacement=False, generator=seed(value))
+        expected = torch.zeros(64, num_chunks, dtype=torch.bool).scatter_(1, drawn, True)
+        generator = seed(value)
+        assert torch.equal(select_chunks(rows, fraction, generator), expected)
+        again = torch.multinomial(rows, count, replacement=False, generator=generator)
+        assert not torch.equal(again, drawn)  # the generator has moved on
+
+
+def test_rows_of_their_own_get_what_multinomial_gives_them():
+    rows = torch.randn(64, 7, generator=seed(3), dtype=torch.float64).exp()
+    drawn = torch.multinomial(rows, 3, replacement=False, generator=seed(4))
+    expected = torch.zeros(64, 7, dtype=torch.bool).scatter_(1, drawn, True)
+    assert torch.equal(select_chunks(rows, 0.5, seed(4)), expected)
+    transposed = rows.T.contiguous().T  # the same weights laid out otherwise
+    assert torch.equal(select_chunks(transposed, 0.5, seed(4)), expected)
+
+
+def test_chunks_of_no_weight_are_never_drawn_and_do_not_count():
+    rows = torch.tensor([[1.0, 1, 1, 1, 1], [2, 3, 0, 0, 0], [0, 5, 0, 1, 1], [0, 0, 0, 0, 1e-30]])
+    selected = select_chunks(rows[:3].repeat(500, 1), 0.7, seed(0)).reshape(500, 3, 5)
+    assert not selected[:, rows[:3] == 0].any()
+    assert selected.sum(dim=2).unique(dim=0).tolist() == [[3, 1, 2]]  # int(.7 * 5), int(.7 * 2), int(.7 * 3)
+    whole = select_chunks(rows, 1.0, seed(0))
+    assert torch.equal(whole, rows > 0)
+
+
+def test_a_row_with_gaps_is_drawn_as_without_them():
+    draws = 20000
+    with_gaps = torch.tensor([0.0, 3.0, 0.0, 1.0]).expand(draws, -1)
+    rate = select_chunks(with_gaps, 0.5, seed(0))[:, 1].double().mean().item()
+    assert abs(rate - 0.75) < 4 * math.sqrt(0.75 * 0.25 / draws)
 
 
 def test_one_draw_follows_the_weights():
     draws = 20000
-    selected = select_chunks(step_plan(2), 0.5, torch.tensor([3.0, 1.0]), draws, seed(0))
+    selected = select_chunks(alike([3.0, 1.0], draws), 0.5, seed(0))
     assert abs(selected[:, 0].double().mean().item() - 0.75) < 4 * math.sqrt(0.75 * 0.25 / draws)
 
 
 def test_inclusion_is_that_of_successive_draws_and_not_proportional():
     weights, draws = [1.75, 1.07, 0.83, 0.85], 40000
     chances = inclusion_by_enumeration(weights, 2)
-    rates = select_chunks(PLAN, 0.5, torch.tensor(weights), draws, seed(0)).double().mean(dim=0)
+    rates = select_chunks(alike(weights, draws), 0.5, seed(0)).double().mean(dim=0)
     for rate, chance in zip(rates.tolist(), chances, strict=True):
         assert abs(rate - chance) < 4 * math.sqrt(chance * (1 - chance) / draws)
     assert chances[0] / chances[2] < 0.85 * weights[0] / weights[2]
 
 
-def test_no_weights_is_uniform():
+def test_equal_weights_are_uniform():
     draws = 20000
-    rates = select_chunks(PLAN, 0.5, None, draws, seed(0)).double().mean(dim=0)
+    rates = select_chunks(torch.ones(draws, 4), 0.5, seed(0)).double().mean(dim=0)
     assert bool(((rates - 0.5).abs() < 4 * math.sqrt(0.25 / draws)).all())
 
 
-@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, math.nan]])
-def test_bad_weights_are_refused(weights):
-    with pytest.raises(ValueError, match="weights must be 4 positive numbers, got"):
-        select_chunks(PLAN, 0.5, torch.tensor(weights), 2, seed(0))
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([[1.0, 1.0], [1.0, -0.5]], r"weights must be finite and at least 0, got \[-0.5\]"),
+        ([[1.0, math.nan]], r"finite and at least 0, got \[nan\]"),
+        ([[1.0, math.inf]], r"finite and at least 0, got \[inf\]"),
+        ([[1.0, 1.0], [0.0, 0.0]], r"every row of weights needs a positive one, got none in the rows \[1\]"),
+        ([1.0, 1.0], r"shape \[B, K\], B and K at least 1, got shape \(2,\)"),
+        ([[]], r"got shape \(1, 0\)"),
+        ([[1.0, 1.0], [0.0, 1.0]], r"at least one chunk: int\(1 chunks \* 0.5\) = 0; use at least 1"),
+    ],
+)
+def test_bad_weights_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        select_chunks(torch.tensor(weights), 0.5, seed(0))
+
+
+def test_a_fraction_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"fraction must be in \(0, 1\], got 1.5"):
+        select_chunks(torch.ones(2, 4), 1.5, seed(0))
 
 
 def test_bad_profile_is_refused():
@@ -209,7 +273,7 @@ def test_importance_weights_of_equal_weights_are_one():
 
 def test_importance_weights_correct_the_drawn_selections():
     weights, values, draws = tensor([3.0, 1.0, 0.5, 0.2]), tensor([0.0, 1.0, -2.0, 6.0]), 40000
-    selected = select_chunks(PLAN, 0.5, weights, draws, seed(0)).to(torch.float64)
+    selected = select_chunks(weights.expand(draws, -1), 0.5, seed(0)).to(torch.float64)
     estimates = selected @ (importance_weights(weights, 2) * values) / 2
     sigma = estimates.std().item() / math.sqrt(draws)
     assert abs(estimates.mean().item() - 1.25) < 4 * sigma
