@@ -1,17 +1,36 @@
-"""Checkpoints of a training run: one file, moved into place whole, so that a kill never leaves half of one."""
+"""Checkpoints of a training run: one file an iteration, whole or not there, checked before it is used.
+
+A kill at any moment leaves the older files as they were: a new one is written beside them, brought to the disk and
+only then moved into place, and older ones are removed after that.
+
+A file is what torch.save writes, sealed with a checksum of all its bytes. torch.load needs one: it does not compare the
+checksums in a zip archive, and with a single flipped bit in the archive's table it returns memory that it never filled.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass, field
+import re
+import zlib
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from chunk_grpo.errors import DataError
 
-FORMAT = "chunk_grpo.training/1"
+FORMAT = "chunk_grpo.training/2"
+
+_CHECKPOINT = re.compile(r"iteration-([0-9]{6}|[1-9][0-9]{6,})\.pt")
+_PARTIAL = re.compile(_CHECKPOINT.pattern + r"\.partial")
+_CHECKSUM_DIGITS = 8
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter)
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -19,42 +38,256 @@ class TrainingState:
     """All that a run needs to go on: random streams are functions of the iteration and need no state.
 
     Attributes:
-        iteration: Iterations done.
-        network: State dict of the policy.
+        iteration: Iterations done, >= 0.
+        network: State dict of what is trained: the whole policy, or the adapter alone.
         optimizer: State dict of the optimiser.
         rows: Metric rows (iteration, metric, value) so far.
+        extra: Small plain values and tensors by name, such as averaged weights or a chunk plan; {} when unused.
     """
 
     iteration: int
     network: dict[str, Any]
     optimizer: dict[str, Any]
-    rows: list[tuple[int, str, float]] = field(default_factory=list)
+    rows: list[tuple[int, str, float]]
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
-def save_checkpoint(path: Path, state: TrainingState) -> None:
-    """Write `state`; a checkpoint that existed stays whole until the new one is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as stream:
-        torch.save({"format": FORMAT, **vars(state)}, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
+class CheckpointStore:
+    """The checkpoints of one run in one folder; files with other names are left alone."""
 
+    def __init__(self, folder: Path, identity: str, keep: int) -> None:
+        """Touch nothing yet; the folder is made by the first save.
 
-def load_checkpoint(path: Path) -> TrainingState | None:
-    """The state at `path`, or None when there is no checkpoint yet.
+        Args:
+            folder: Where the checkpoints are, for this run alone.
+            identity: Names the computation (code, parameters, inputs); only its own checkpoints are used.
+            keep: How many checkpoints stay, >= 1.
 
-    Raises:
-        DataError: The file is damaged or of another format.
-    """
-    if not path.exists():
+        Raises:
+            ValueError: `keep` is below 1.
+        """
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self._folder, self._identity, self._keep = folder, identity, keep
+        self._refused: set[Path] = set()  # not counted by `keep`, or bad files would push out good ones
+
+    def save(self, state: TrainingState) -> None:
+        """Write `state`, then remove the checkpoints beyond `keep` and what a killed save left.
+
+        Raises:
+            DataError: The disk is full or cannot be written; the older checkpoints are still there.
+            TypeError: `state` holds something that loading would refuse.
+            ValueError: The iteration is negative.
+        """
+        path = self._folder / _file_name(state.iteration)
+        if found := _find_not_plain(vars(state)):
+            raise TypeError(
+                f"{path}: state{found}, must be a plain value, a tensor, or a dict, list or tuple of these"
+            )
+        partial = path.with_name(path.name + ".partial")
+        try:
+            _make_folder(self._folder)
+            for _, leftover in self._files(_PARTIAL):
+                leftover.unlink()
+            with partial.open("w+b") as stream:
+                torch.save({"format": FORMAT, "identity": self._identity, "state": vars(state)}, stream)
+                _seal(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
+            _sync_folder(self._folder)
+            self._refused.discard(path)
+            self._remove_older_than(state.iteration)
+        except Exception as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            cause = _os_error(error)
+            if cause is None:
+                raise
+            raise DataError(
+                f"{path}: the checkpoint cannot be saved ({cause.strerror or cause}). Make room in {self._folder} or "
+                "make it writable, then run again: training goes on from the newest checkpoint there"
+            ) from error
+
+    def latest(self) -> TrainingState | None:
+        """The newest checkpoint that is whole and of this computation, or None when there are no checkpoints.
+
+        A newer one that is refused is told in a warning. Nothing is removed. Tensors come back on the CPU.
+
+        Raises:
+            DataError: There are checkpoints, but none can be used; or the folder cannot be read.
+        """
+        refused: dict[Path, str] = {}
+        for iteration, path in reversed(self._files(_CHECKPOINT)):
+            try:
+                state = self._read(path, iteration)
+            except _RefusedError as error:
+                refused[path] = str(error)
+                continue
+            for bad, reason in refused.items():
+                _logger.warning("%s: %s; %s is used instead", bad, reason, path)
+            self._refused = set(refused)
+            return state
+        if refused:
+            reasons = "; ".join(f"{bad}: {reason}" for bad, reason in refused.items())
+            raise DataError(f"{reasons}; delete {self._folder} to train from the start")
         return None
-    hint = f"delete {path.parent} to train from the start"
+
+    def newest_path(self) -> Path | None:
+        """The newest checkpoint by name, for messages; not read, but none that `latest` refused."""
+        paths = [path for _, path in self._files(_CHECKPOINT) if path not in self._refused]
+        return paths[-1] if paths else None
+
+    def remove(self) -> None:
+        """Remove the checkpoints, and the folder when nothing else is in it.
+
+        Raises:
+            DataError: A file cannot be removed.
+        """
+        # The best one goes last: after a kill in between, the run can still go on from it.
+        paths = [path for _, path in self._files(_CHECKPOINT)]
+        paths.sort(key=lambda path: path not in self._refused)
+        try:
+            for path in [leftover for _, leftover in self._files(_PARTIAL)] + paths:
+                path.unlink()
+        except OSError as error:
+            raise DataError(
+                f"{error.filename}: cannot be removed ({error.strerror}); remove it by hand"
+            ) from error
+        with suppress(OSError):
+            self._folder.rmdir()
+
+    def _files(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+        """Files of one kind with their iteration, oldest first."""
+        try:
+            found = [(pattern.fullmatch(path.name), path) for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DataError(
+                f"{self._folder}: the folder of checkpoints cannot be read ({error.strerror})"
+            ) from error
+        return sorted((int(match[1]), path) for match, path in found if match)
+
+    def _remove_older_than(self, iteration: int) -> None:
+        """Remove what is beyond `keep`, counted back from the checkpoint of `iteration`."""
+        files = [(number, path) for number, path in self._files(_CHECKPOINT) if number <= iteration]
+        oldest_kept = [number for number, path in files if path not in self._refused][-self._keep :][0]
+        for number, path in files:
+            if number < oldest_kept:
+                path.unlink()
+
+    def _read(self, path: Path, iteration: int) -> TrainingState:
+        """The state in `path`.
+
+        Raises:
+            _RefusedError: The file is damaged, of another computation, or not what its name says.
+        """
+        try:
+            whole = _is_whole(path)
+        except OSError as error:
+            raise _RefusedError(f"cannot be read ({error.strerror})") from error
+        if not whole:
+            raise _RefusedError("damaged or not a checkpoint (its checksum is missing or wrong)")
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load raises many types
+            line = next(iter(str(error).splitlines()), type(error).__name__)
+            raise _RefusedError(f"not a readable checkpoint ({line})") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise _RefusedError(f"not a checkpoint of the format {FORMAT}")
+        if content.get("identity") != self._identity:
+            raise _RefusedError(
+                f"of another computation (its identity is {content.get('identity')!r}, not {self._identity!r})"
+            )
+        state = content.get("state")
+        if not isinstance(state, dict) or set(state) != {entry.name for entry in fields(TrainingState)}:
+            raise _RefusedError(f"does not hold the state that the format {FORMAT} asks for")
+        if state["iteration"] != iteration:
+            raise _RefusedError(f"holds iteration {state['iteration']!r}, which does not fit its name")
+        return TrainingState(**state)
+
+
+class _RefusedError(Exception):
+    """Why a file cannot be used."""
+
+
+def _file_name(iteration: int) -> str:
+    """The checkpoint's name; longer numbers get more digits."""
+    if iteration < 0:
+        raise ValueError(f"iteration must be at least 0, got {iteration}")
+    return f"iteration-{iteration:06d}.pt"
+
+
+def _seal(stream: BinaryIO) -> None:
+    """Add the checksum of all that is in `stream`, as the comment that may end a zip archive.
+
+    The last two bytes of an archive are the length of its comment; torch.save leaves 0 there.
+    """
+    stream.seek(-2, os.SEEK_END)
+    stream.write(_CHECKSUM_DIGITS.to_bytes(2, "little"))
+    size = stream.tell()
+    checksum = _checksum(stream, size)
+    stream.seek(size)
+    stream.write(checksum)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file ends with the checksum of all that comes before it."""
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END) - _CHECKSUM_DIGITS
+        return _checksum(stream, size) == stream.read()
+
+
+def _checksum(stream: BinaryIO, size: int) -> bytes:
+    """CRC-32 of the first `size` bytes in hexadecimal; `stream` is left behind them."""
+    checksum = 0
+    stream.seek(0)
+    while size > 0 and (block := stream.read(min(size, 2**20))):
+        checksum = zlib.crc32(block, checksum)
+        size -= len(block)
+    return f"{checksum:0{_CHECKSUM_DIGITS}x}".encode()
+
+
+def _find_not_plain(value: object) -> str | None:
+    """Where `value` holds what torch.load(weights_only=True) may refuse, and what it is; None when nowhere.
+
+    Types are compared exactly: numpy.float64 is a float, can be saved, and cannot be loaded.
+    """
+    items: list[tuple[object, object]] = []
+    if type(value) in (dict, OrderedDict):
+        items = list(value.items())  # type: ignore[attr-defined]  # mypy does not narrow by `in`
+    elif type(value) in (list, tuple):
+        items = list(enumerate(value))  # type: ignore[arg-type]  # likewise
+    elif type(value) not in _PLAIN:
+        return f" is of type {type(value).__name__}"
+    for key, item in items:
+        if type(key) not in (str, int):
+            return f" has the key {key!r}, which is not a str or int"
+        if found := _find_not_plain(item):
+            return f"[{key!r}]{found}"
+    return None
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder so that it, too, is there after a loss of power."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises many types for a damaged file
-        raise DataError(f"{path}: not a readable checkpoint ({error}); {hint}") from error
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise DataError(f"{path}: not a checkpoint of the format {FORMAT}; {hint}")
-    return TrainingState(**content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """The error of the operating system behind `error`: torch.save hides a full disk behind a RuntimeError."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -1,16 +1,24 @@
-"""Checkpoints are whole or not there, and only our own are read."""
+"""Checkpoints are whole or not there, and only our own are used."""
 
+import errno
+import logging
 import os
-import signal
+import resource
+import shutil
 import subprocess
 import sys
+import zipfile
+import zlib
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.training.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from chunk_grpo.training import checkpoint
+from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,15 +30,48 @@ def trained_state(iteration: int) -> TrainingState:
     network(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     rows = [(iteration, "reward_mean", 0.1), (iteration, "kl", 1e-300)]
-    return TrainingState(iteration, network.state_dict(), optimizer.state_dict(), rows)
+    extra = {"ema": {"weight": torch.arange(6.0)}, "plan": (2, 3), "name": "guided", "none": None}
+    return TrainingState(iteration, network.state_dict(), optimizer.state_dict(), rows, extra)
+
+
+def store_in(folder: Path, keep: int = 5, identity: str = "code-1") -> CheckpointStore:
+    return CheckpointStore(folder, identity, keep)
+
+
+def saved(folder: Path, *iterations: int) -> list[Path]:
+    """Small checkpoints, and their paths."""
+    for iteration in iterations:
+        store_in(folder).save(TrainingState(iteration, {"w": torch.arange(100.0)}, {}, []))
+    return [folder / f"iteration-{iteration:06d}.pt" for iteration in iterations]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def latest_iteration(store: CheckpointStore) -> int:
+    state = store.latest()
+    assert state is not None
+    return state.iteration
+
+
+def write_sealed(content: object, path: Path) -> None:
+    """A file with a right checksum, whatever is in it: an archive whose comment is the CRC-32 of what is before it."""
+    torch.save(content, path)
+    archive = path.read_bytes()[:-2] + b"\x08\x00"
+    path.write_bytes(archive + b"%08x" % zlib.crc32(archive))
+
+
+NOT_WHOLE = "damaged or not a checkpoint (its checksum is missing or wrong)"
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "seed-0.pt"
-    assert load_checkpoint(path) is None
+    folder = tmp_path / "new" / "seed-0"
+    store = store_in(folder)
+    assert store.latest() is None and store.newest_path() is None
     state = trained_state(7)
-    save_checkpoint(path, state)
-    again = load_checkpoint(path)
+    store.save(state)
+    again = store_in(folder).latest()
     assert again is not None
     assert (again.iteration, again.rows) == (7, state.rows)
     assert all(torch.equal(again.network[name], value) for name, value in state.network.items())
@@ -40,59 +81,156 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         for name, value in moment.items():
             assert torch.equal(again.optimizer["state"][number][name], value)
     assert again.optimizer["param_groups"] == state.optimizer["param_groups"]
-    assert [entry.name for entry in path.parent.iterdir()] == ["seed-0.pt"]
+    assert torch.equal(again.extra.pop("ema")["weight"], torch.arange(6.0))
+    assert again.extra == {"plan": (2, 3), "name": "guided", "none": None}
+    assert names(folder) == ["iteration-000007.pt"]
+    with zipfile.ZipFile(folder / "iteration-000007.pt") as archive:
+        assert archive.testzip() is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "place"),
+    [
+        ({"mean": np.float64(0.5)}, "['extra']['mean'] is of type float64"),
+        ({"plan": [1, {"path": Path("x")}]}, "['extra']['plan'][1]['path'] is of type PosixPath"),
+        ({"sizes": {(1, 2): 3}}, "['extra']['sizes'] has the key (1, 2)"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(extra: dict[str, object], place: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as caught:
+        store_in(tmp_path).save(TrainingState(1, {}, {}, [], extra))
+    assert str(caught.value).startswith(f"{tmp_path}/iteration-000001.pt: state{place}")
+    assert names(tmp_path) == []
+
+
+def test_the_last_ones_are_kept_and_other_files_left_alone(tmp_path: Path) -> None:
+    others = ["iteration-1.pt", "iteration-0000001.pt", "iteration-000001.txt", "notes.partial"]
+    for name in others:
+        (tmp_path / name).touch()
+    store = store_in(tmp_path, keep=2)
+    for iteration in (1, 3, 4, 999_999, 1_000_000):
+        store.save(TrainingState(iteration, {}, {}, []))
+        assert store.newest_path() == tmp_path / f"iteration-{iteration:06d}.pt"
+    assert names(tmp_path) == sorted([*others, "iteration-999999.pt", "iteration-1000000.pt"])
+    assert latest_iteration(store) == 1_000_000
+    store.remove()
+    assert names(tmp_path) == sorted(others)
+
+
+def test_wrong_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        store_in(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="iteration must be at least 0, got -1"):
+        saved(tmp_path, -1)
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from chunk_grpo.training import checkpoint
+from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 
-def die(descriptor):  # the bytes are written, the file is not yet in place
-    os.kill(os.getpid(), signal.SIGKILL)
+def deadly(function):
+    def counted(*args, **kwargs):
+        global calls_left
+        calls_left -= 1
+        if calls_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return counted
 
-checkpoint.os.fsync = die
-checkpoint.save_checkpoint(Path(sys.argv[1]), checkpoint.TrainingState(8, {"w": torch.ones(100000)}, {}))
+for folder in map(Path, sys.argv[1:]):
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    else:
+        calls_left = int(folder.name)
+        for name in ("fsync", "replace", "unlink"):
+            setattr(os, name, deadly(getattr(os, name)))
+        CheckpointStore(folder, "code-1", 1).save(TrainingState(8, {"w": torch.ones(100000)}, {}, []))
 """
 
 
-def test_a_kill_in_mid_save_leaves_the_older_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "seed-0.pt"
-    save_checkpoint(path, trained_state(7))
-    before = path.read_bytes()
-    command = [sys.executable, "-c", KILLED, str(path)]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    assert (tmp_path / "seed-0.pt.partial").stat().st_size > 0  # it died where it should
-    assert path.read_bytes() == before
-    state = load_checkpoint(path)
-    assert state is not None and state.iteration == 7
-    save_checkpoint(path, trained_state(8))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["seed-0.pt"]
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    # Killed at the call number N: of the file's fsync, replace, the folder's fsync, unlink of the old one.
+    folders = [tmp_path / str(number) for number in (1, 2, 3, 4)]
+    for folder in folders:
+        saved(folder, 7)
+    before = (folders[0] / "iteration-000007.pt").read_bytes()
+    command = [sys.executable, "-c", KILLED, *map(str, folders)]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+    old, new = "iteration-000007.pt", "iteration-000008.pt"
+    found = [names(folder) for folder in folders]
+    assert found == [[old, new + ".partial"], [old, new + ".partial"], [old, new], [old, new]]
+    for folder, iteration in zip(folders, (7, 7, 8, 8), strict=True):
+        assert (folder / old).read_bytes() == before
+        store = store_in(folder, keep=1)
+        assert latest_iteration(store) == iteration
+        store.save(trained_state(9))
+        assert names(folder) == ["iteration-000009.pt"]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_damaged_checkpoint_is_named_with_a_way_out(share: float, tmp_path: Path) -> None:
-    path = tmp_path / "seed-0.pt"
-    save_checkpoint(path, trained_state(7))
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
+def test_a_cut_file_is_named_with_a_way_out(share: float, tmp_path: Path) -> None:
+    (path,) = saved(tmp_path, 7)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
     with pytest.raises(DataError) as caught:
-        load_checkpoint(path)
-    assert str(caught.value).startswith(f"{path}: not a readable checkpoint (")
-    assert str(caught.value).endswith(f"; delete {tmp_path} to train from the start")
+        store_in(tmp_path).latest()
+    assert str(caught.value) == f"{path}: {NOT_WHOLE}; delete {tmp_path} to train from the start"
+    assert path.exists()
 
 
-@pytest.mark.parametrize("content", [{"iteration": 3}, [1, 2], {"format": "another/1"}])
-def test_a_foreign_checkpoint_is_refused(content: object, tmp_path: Path) -> None:
-    path = tmp_path / "seed-0.pt"
-    torch.save(content, path)
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    (path,) = saved(tmp_path, 7)
+    content, store = path.read_bytes(), store_in(tmp_path)
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="its checksum is missing or wrong"):
+            store.latest()
+
+
+def test_torch_does_not_find_a_flipped_bit(tmp_path: Path) -> None:
+    # Why there is a checksum. When this fails, ask whether it is still needed.
+    (path,) = saved(tmp_path, 7)
+    content, tensor = bytearray(path.read_bytes()), torch.arange(100.0)
+    content[content.index(tensor.numpy().tobytes()) + 200] ^= 4
+    path.write_bytes(content)
+    assert not torch.equal(torch.load(path, weights_only=True)["state"]["network"]["w"], tensor)
+
+
+def our_content(iteration: int = 3) -> dict[str, object]:
+    return {
+        "format": "chunk_grpo.training/2",
+        "identity": "code-1",
+        "state": vars(TrainingState(iteration, {}, {}, [])),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"iteration": 3}, "not a checkpoint of the format chunk_grpo.training/2"),
+        ([1, 2], "not a checkpoint of the format chunk_grpo.training/2"),
+        (our_content() | {"format": "another/1"}, "not a checkpoint of the format chunk_grpo.training/2"),
+        (
+            our_content() | {"identity": "code-0"},
+            "of another computation (its identity is 'code-0', not 'code-1')",
+        ),
+        (
+            our_content() | {"state": {"iteration": 3}},
+            "does not hold the state that the format chunk_grpo.training/2 asks for",
+        ),
+        (our_content(4), "holds iteration 4, which does not fit its name"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused(content: object, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "iteration-000003.pt"
+    write_sealed(content, path)
     with pytest.raises(DataError) as caught:
-        load_checkpoint(path)
-    assert str(caught.value) == (
-        f"{path}: not a checkpoint of the format chunk_grpo.training/1; delete {tmp_path} to train from the start"
-    )
+        store_in(tmp_path).latest()
+    assert str(caught.value) == f"{path}: {reason}; delete {tmp_path} to train from the start"
 
 
 class Harmful:
@@ -102,7 +240,150 @@ class Harmful:
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"format": "chunk_grpo.training/1", "network": Harmful()}, "seed-0.pt")
-    with pytest.raises(DataError, match="not a readable checkpoint"):
-        load_checkpoint(Path("seed-0.pt"))
+    write_sealed(our_content() | {"network": Harmful()}, Path("iteration-000003.pt"))
+    with pytest.raises(DataError, match=r"not a readable checkpoint \(Weights only load failed"):
+        store_in(tmp_path).latest()
     assert not Path("harmed").exists()
+
+
+def test_the_previous_one_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good, cut, foreign, unreadable = saved(tmp_path, 7, 8, 9, 10)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    write_sealed({"iteration": 9}, foreign)
+    unreadable.unlink()
+    unreadable.mkdir()
+    store = store_in(tmp_path)
+    with caplog.at_level(logging.WARNING, checkpoint.__name__):
+        assert latest_iteration(store) == 7
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{unreadable}: cannot be read (Is a directory); {good} is used instead",
+        f"{foreign}: not a checkpoint of the format chunk_grpo.training/2; {good} is used instead",
+        f"{cut}: {NOT_WHOLE}; {good} is used instead",
+    ]
+    assert store.newest_path() == good
+    assert names(tmp_path) == sorted(path.name for path in (good, cut, foreign, unreadable))
+
+
+def test_a_refused_one_does_not_push_out_a_good_one(tmp_path: Path) -> None:
+    good, _, bad = saved(tmp_path, 5, 7, 8)
+    bad.write_bytes(b"")
+    store = store_in(tmp_path, keep=2)
+    assert latest_iteration(store) == 7
+    store.save(TrainingState(9, {}, {}, []))  # passes the bad one
+    assert names(tmp_path) == [f"iteration-00000{number}.pt" for number in (7, 8, 9)]
+    store.save(TrainingState(10, {}, {}, []))
+    assert names(tmp_path) == ["iteration-000009.pt", "iteration-000010.pt"]
+    assert not good.exists()
+
+
+def test_a_newer_refused_one_does_not_push_out_the_one_just_saved(tmp_path: Path) -> None:
+    _, bad = saved(tmp_path, 5, 9)
+    bad.write_bytes(b"")
+    store = store_in(tmp_path, keep=1)
+    assert latest_iteration(store) == 5
+    store.save(TrainingState(6, {}, {}, []))
+    assert names(tmp_path) == ["iteration-000006.pt", "iteration-000009.pt"]
+    assert latest_iteration(store) == 6
+    store.save(TrainingState(9, {}, {}, []))  # mended
+    assert latest_iteration(store) == 9
+    assert store.newest_path() == bad
+
+
+def test_when_none_can_be_used_all_are_named(tmp_path: Path) -> None:
+    older, newer = saved(tmp_path, 7, 8)
+    older.write_bytes(b"")
+    store = store_in(tmp_path, identity="code-2")
+    with pytest.raises(DataError) as caught:
+        store.latest()
+    assert str(caught.value) == (
+        f"{newer}: of another computation (its identity is 'code-1', not 'code-2'); "
+        f"{older}: {NOT_WHOLE}; "
+        f"delete {tmp_path} to train from the start"
+    )
+    assert names(tmp_path) == [older.name, newer.name]
+
+
+def test_what_a_killed_save_left_goes_with_the_next(tmp_path: Path) -> None:
+    leftover = tmp_path / "iteration-000008.pt.partial"
+    leftover.write_bytes(b"half")
+    store = store_in(tmp_path)
+    assert store.latest() is None and store.newest_path() is None
+    assert leftover.exists()  # nothing is removed by loading
+    store.save(trained_state(9))
+    assert names(tmp_path) == ["iteration-000009.pt"]
+
+
+@pytest.mark.parametrize(
+    ("function", "number"), [("fsync", errno.ENOSPC), ("fsync", errno.EIO), ("replace", errno.EROFS)]
+)
+def test_a_save_that_fails_leaves_the_older_ones(
+    function: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (older,) = saved(tmp_path, 7)
+    before = older.read_bytes()
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, function, fail)
+        with pytest.raises(DataError) as caught:
+            store_in(tmp_path, keep=1).save(trained_state(8))
+    newer = tmp_path / "iteration-000008.pt"
+    assert str(caught.value).startswith(f"{newer}: the checkpoint cannot be saved ({os.strerror(number)}). ")
+    assert names(tmp_path) == [older.name]
+    assert older.read_bytes() == before
+    assert latest_iteration(store_in(tmp_path)) == 7
+
+
+def test_a_disk_that_fills_up_while_writing(tmp_path: Path) -> None:
+    # A real limit: torch.save turns the failed write into a RuntimeError of its own.
+    saved(tmp_path, 7)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(
+            DataError, match=r"iteration-000008.pt: the checkpoint cannot be saved \(File too large\)"
+        ):
+            store_in(tmp_path).save(TrainingState(8, {"w": torch.ones(100_000)}, {}, []))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == ["iteration-000007.pt"]
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "seed-0"
+    folder.touch()
+    with pytest.raises(
+        DataError, match=r"seed-0/iteration-000001.pt: the checkpoint cannot be saved \(File exists\)"
+    ):
+        saved(folder, 1)
+    with pytest.raises(
+        DataError, match=r"seed-0: the folder of checkpoints cannot be read \(Not a directory\)"
+    ):
+        store_in(folder).latest()
+
+
+def test_remove_takes_the_best_one_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "seed-0"
+    store_in(folder).remove()  # nothing there
+    bad = saved(folder, 5, 7, 8)[-1]
+    bad.write_bytes(b"")
+    (folder / "iteration-000009.pt.partial").touch()
+    store = store_in(folder)
+    assert latest_iteration(store) == 7
+    removed: list[str] = []
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path: (removed.append(path.name), unlink(path))[1])
+    store.remove()
+    assert [int(name[10:16]) for name in removed] == [9, 8, 5, 7]
+    assert not folder.exists()
+
+
+def test_remove_tells_what_it_cannot(tmp_path: Path) -> None:
+    (path,) = saved(tmp_path, 5)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match=r"iteration-000005.pt: cannot be removed \(.*\); remove it by hand"):
+        store_in(tmp_path).remove()
+    shutil.rmtree(path)
