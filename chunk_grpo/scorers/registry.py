@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from chunk_grpo.errors import ConfigError
-from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores, check_scores
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer, Scores, check_scores
+from chunk_grpo.scorers.retry import score_with_retries
 from chunk_grpo.scorers.shapes import ShapesExact, ShapesGraded, ShapesVivid
 
 SCORERS: dict[str, Callable[[], Scorer]] = {
@@ -28,20 +29,58 @@ def make_scorer(name: str) -> Scorer:
     return SCORERS[name]()
 
 
+def mix(details: Mapping[str, FloatArray], weights: Mapping[str, float]) -> FloatArray:
+    """The weighted sum of named scorers' values, added in the order of `weights`.
+
+    Args:
+        details: Scorer to its values [B]. Scorers without a weight do not count.
+        weights: Scorer to its weight; at least one.
+
+    Returns:
+        Rewards [B].
+
+    Raises:
+        DataError: A scorer with a weight has no values, or its values have another shape than the first one's.
+        ValueError: No weights.
+    """
+    if not weights:
+        raise ValueError("weights: at least one scorer is needed")
+    for name in weights:
+        if name not in details:
+            raise DataError(f"reward: no values of scorer {name!r}; there are {', '.join(details) or 'none'}")
+    shape = details[next(iter(weights))].shape
+    total = np.zeros(shape)
+    for name, weight in weights.items():
+        if details[name].shape != shape:
+            raise DataError(f"reward: scorer {name!r} has values {details[name].shape}, needs {shape}")
+        total += weight * details[name]
+    return total
+
+
 class Reward:
     """The training reward: sum of weight * score over the configured scorers."""
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        """Make one scorer for each name in `weights`."""
-        self._parts = [(make_scorer(name), weight) for name, weight in weights.items()]
+    def __init__(self, weights: Mapping[str, float], attempts: int = 3, wait_seconds: float = 2.0) -> None:
+        """Make one scorer for each name in `weights`.
+
+        Args:
+            weights: Scorer to its weight.
+            attempts: How often a scorer is asked before training stops, at least 1.
+            wait_seconds: Seconds before the second attempt; each further wait is twice as long.
+        """
+        self._weights = dict(weights)
+        self._scorers = {name: make_scorer(name) for name in weights}
+        self._attempts, self._wait_seconds = attempts, wait_seconds
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Weighted sums as values; each scorer's own values as details."""
-        size = len(batch.prompts)
-        total = np.zeros(size)
+        """Weighted sums as values; each scorer's own values as details.
+
+        Raises:
+            DataError: A batch cannot be judged, or a score is missing or not finite.
+            TransientError: A scorer gave no answer, however often it was asked.
+        """
         details = {}
-        for scorer, weight in self._parts:
-            scores = check_scores(scorer, scorer.score(batch), size)
-            total += weight * scores.values
-            details[scorer.name] = scores.values
-        return Scores(total, details)
+        for name, scorer in self._scorers.items():
+            scores = score_with_retries(scorer, batch, self._attempts, self._wait_seconds)
+            details[name] = check_scores(scorer, scores, len(batch.prompts)).values
+        return Scores(mix(details, self._weights), details)

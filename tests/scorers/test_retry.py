@@ -1,0 +1,166 @@
+"""A scorer that fails: what is tried again, how long the waits are, and how it ends."""
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.registry import SCORERS, Reward, mix
+from chunk_grpo.scorers.retry import score_with_retries
+
+BATCH = ScoreBatch(np.zeros((2, 3, 4, 4), dtype=np.float32), ["a", "b"], [{}, {}])
+VALUES = np.array([0.25, 0.75])
+
+
+class Flaky:
+    """Raises the given errors, one a call, and then answers."""
+
+    name = "flaky"
+    version = 1
+
+    def __init__(self, errors: Iterable[BaseException] = (), values: np.ndarray = VALUES) -> None:
+        self._errors, self._values, self.calls = list(errors), values, 0
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        del batch
+        self.calls += 1
+        if self._errors:
+            raise self._errors.pop(0)
+        return Scores(self._values)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TransientError("the service is busy"),
+        OSError("disk away"),
+        ConnectionResetError("reset"),
+        TimeoutError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_may_pass_is_tried_again(error: Exception) -> None:
+    waits: list[float] = []
+    scorer = Flaky([error])
+    assert score_with_retries(scorer, BATCH, 2, 0.5, waits.append).values.tolist() == [0.25, 0.75]
+    assert (scorer.calls, waits) == (2, [0.5])
+
+
+def test_an_answer_at_once_costs_one_call_and_no_wait() -> None:
+    waits: list[float] = []
+    scorer = Flaky()
+    score_with_retries(scorer, BATCH, 3, 2.0, waits.append)
+    assert (scorer.calls, waits) == (1, [])
+
+
+def test_each_wait_is_twice_the_one_before_and_none_follows_the_last_attempt() -> None:
+    waits: list[float] = []
+    scorer = Flaky([OSError("away")] * 9)
+    with pytest.raises(TransientError):
+        score_with_retries(scorer, BATCH, 4, 1.5, waits.append)
+    assert (scorer.calls, waits) == (4, [1.5, 3.0, 6.0])
+
+
+def test_the_end_says_who_how_often_why_and_what_next() -> None:
+    last = ConnectionError("no route to scorer-host")
+    with pytest.raises(TransientError) as caught:
+        score_with_retries(Flaky([OSError("first"), OSError("second"), last]), BATCH, 3, 0, lambda _: None)
+    assert str(caught.value) == (
+        "scorer flaky: no answer after 3 attempts; the last failed with ConnectionError: no route to scorer-host. "
+        "No reward was made up. Run the same command again when the scorer answers: training goes on from its last "
+        "checkpoint."
+    )
+    assert caught.value.exit_code == 75
+    assert caught.value.__cause__ is last
+
+
+def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    errors = [TransientError("busy"), TimeoutError(), OSError("away")]
+    with caplog.at_level(logging.WARNING), pytest.raises(TransientError):
+        score_with_retries(Flaky(errors), BATCH, 3, 2.0, lambda _: None)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        (
+            "WARNING",
+            "scorer flaky: attempt 1 of 3 failed (TransientError: busy); the next follows in 2 s",
+        ),
+        ("WARNING", "scorer flaky: attempt 2 of 3 failed (TimeoutError); the next follows in 4 s"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DataError("no such prompt"),
+        ConfigError("no such key"),
+        ValueError("bug"),
+        KeyError("bug"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) -> None:
+    waits: list[float] = []
+    scorer = Flaky([error] * 3)
+    with pytest.raises(type(error)) as caught:
+        score_with_retries(scorer, BATCH, 3, 2.0, waits.append)
+    assert caught.value is error
+    assert (scorer.calls, waits) == (1, [])
+
+
+@pytest.mark.parametrize("attempts", [0, -1])
+def test_there_is_at_least_one_attempt(attempts: int) -> None:
+    with pytest.raises(ValueError, match=f"attempts: must be at least 1, got {attempts}"):
+        score_with_retries(Flaky(), BATCH, attempts, 2.0)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, np.nan, np.inf])
+def test_a_wait_is_a_number_of_seconds(seconds: float) -> None:
+    with pytest.raises(ValueError, match="wait_seconds: must be finite and at least 0"):
+        score_with_retries(Flaky(), BATCH, 1, seconds)
+
+
+def test_the_reward_asks_again_and_then_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Flaky([OSError("away")] * 3)
+    monkeypatch.setitem(SCORERS, "flaky", lambda: scorer)
+    with pytest.raises(TransientError, match="scorer flaky: no answer after 2 attempts"):
+        Reward({"flaky": 2.0}, attempts=2, wait_seconds=0).score(BATCH)
+    assert scorer.calls == 2
+    assert Reward({"flaky": 2.0}, attempts=2, wait_seconds=0).score(BATCH).values.tolist() == [0.5, 1.5]
+    assert scorer.calls == 4
+
+
+def test_a_reward_that_is_not_a_number_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Flaky(values=np.array([0.25, np.nan]))
+    monkeypatch.setitem(SCORERS, "flaky", lambda: scorer)
+    with pytest.raises(DataError, match="image 1 of the batch got nan"):
+        Reward({"flaky": 1.0}).score(BATCH)
+    assert scorer.calls == 1
+
+
+def test_mix_adds_in_the_order_of_the_weights_from_zero() -> None:
+    """In binary, (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3): the order of the weights is seen in the last bit."""
+    details = {"c": np.array([0.3]), "b": np.array([0.2]), "a": np.array([0.1]), "unused": np.array([9.0])}
+    assert mix(details, {"a": 1.0, "b": 1.0, "c": 1.0}).tolist() == [0.6000000000000001]
+    assert mix(details, {"c": 1.0, "b": 1.0, "a": 1.0}).tolist() == [0.6]
+    assert mix({"a": VALUES, "b": np.array([4.0, 8.0])}, {"b": 0.5, "a": 2.0}).tolist() == [2.5, 5.5]
+    assert details["a"].tolist() == [0.1]
+
+
+def test_mix_names_a_scorer_that_is_missing() -> None:
+    with pytest.raises(DataError, match=r"^reward: no values of scorer 'b'; there are a, c$"):
+        mix({"a": VALUES, "c": VALUES}, {"a": 1.0, "b": 1.0})
+    with pytest.raises(DataError, match=r"there are none$"):
+        mix({}, {"b": 1.0})
+
+
+def test_mix_does_not_spread_one_value_over_all_images() -> None:
+    with pytest.raises(DataError, match=r"scorer 'b' has values \(1,\), needs \(2,\)"):
+        mix({"a": VALUES, "b": np.array([1.0])}, {"a": 1.0, "b": 1.0})
+
+
+def test_mix_needs_a_weight() -> None:
+    with pytest.raises(ValueError, match="weights: at least one scorer is needed"):
+        mix({"a": VALUES}, {})
