@@ -1,0 +1,213 @@
+"""Training as it goes on, in TensorBoard or Weights & Biases, through accelerate's trackers.
+
+What is written here is for looking at. It holds clock times, so `folder` must lie outside of what DVC compares;
+the results of a run are its metric rows.
+
+Not run in this project: wandb itself, which is not among its dependencies. The tests put a stand-in in its place, so
+the calls are checked and the service's answers are not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chunk_grpo.errors import ConfigError, DataError
+
+TrackerName = Literal["tensorboard", "wandb"]
+
+_PROJECT = "chunk-grpo"
+"""Under which Weights & Biases lists the runs."""
+
+_ID_FILE = "wandb_run_id.txt"
+
+_WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
+"""Values of WANDB_MODE with which wandb asks no server."""
+
+_WANDB_ADVICE = (
+    "Run `wandb login`, or set WANDB_MODE=offline and upload later with `wandb sync`, or take wandb out of the "
+    "trackers."
+)
+
+
+def check_trackers(names: Sequence[TrackerName]) -> None:
+    """Find out before any work whether these trackers can be opened; it asks no server.
+
+    Raises:
+        ConfigError: A tracker is unknown or not installed, or wandb has neither a login nor an offline mode.
+    """
+    for name in names:
+        if name not in get_args(TrackerName):
+            raise ConfigError(
+                f"trackers: unknown tracker {name!r}; known are {', '.join(get_args(TrackerName))}"
+            )
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"trackers: {name} is not installed. Run `pip install {name}`, or take {name} out of the trackers."
+            )
+    if "wandb" in names and not _wandb_needs_no_login():
+        raise ConfigError(f"trackers: wandb is not logged in. {_WANDB_ADVICE}")
+
+
+class Trackers:
+    """Writes metrics and pictures of one training run to all configured trackers.
+
+    A run that is resumed must say so by `start_step`, or its repeated steps would stand twice. TensorBoard then hides
+    what earlier processes wrote at `start_step` or later. Weights & Biases cannot take back: it goes on with
+    the same run and drops steps that it has, so the first values stay.
+
+    accelerate's own front, `Accelerator(log_with=...)`, is not used: it cannot name a wandb run apart from its
+    project, adds a TensorBoard run for the configuration at every start, and ends distributed training when it
+    closes its trackers. If the Accelerator takes arguments about devices or process groups, make it first.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[TrackerName],
+        folder: Path,
+        run_name: str,
+        config: Mapping[str, Any],
+        start_step: int = 0,
+    ) -> None:
+        """Open the trackers; with no names, nothing is imported or written.
+
+        Args:
+            names: Which trackers; may be empty.
+            folder: Where they write, under `run_name`.
+            run_name: Name of the run, such as "chunk-4/seed-0"; the same after a resume.
+            config: What the run was configured with; plain nested values.
+            start_step: First step that will be logged, at least 0; after a resume the one after the checkpoint's.
+
+        Raises:
+            ConfigError: See `check_trackers`; or wandb does not start.
+            DataError: The folder cannot be written.
+            ValueError: The step is negative.
+        """
+        if start_step < 0:
+            raise ValueError(f"start_step: must be at least 0, got {start_step}")
+        self._last_step = start_step
+        self._open: list[Any] = []
+        if not names:
+            return
+        check_trackers(names)
+        from accelerate import PartialState
+
+        if not PartialState().is_main_process:
+            return
+        place = folder / run_name
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            if "tensorboard" in names:
+                self._open.append(_start_tensorboard(folder, run_name, config, start_step))
+            if "wandb" in names:
+                self._open.append(_start_wandb(place, run_name, config, start_step))
+        except Exception as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise DataError(
+                    f"{place}: cannot be written ({error}). Choose another folder for trackers."
+                ) from error
+            raise
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers; TensorBoard's are on the disk when this returns.
+
+        Args:
+            step: Iteration, at least `start_step` and that of the call before.
+            values: Metric to its value.
+
+        Raises:
+            ValueError: The step goes back.
+        """
+        self._advance(step)
+        for tracker in self._open:
+            # accelerate leaves out numbers of numpy's own types without a word.
+            tracker.log({name: float(value) for name, value in values.items()}, step=step)
+
+    def log_images(self, step: int, name: str, images: NDArray[np.uint8]) -> None:
+        """Write pictures under one name: a grid in TensorBoard, a list in Weights & Biases.
+
+        Args:
+            step: As in `log`.
+            name: Of the pictures.
+            images: [N, H, W, 3], N at least 1.
+
+        Raises:
+            ValueError: The step goes back, or the pictures have another shape or type.
+        """
+        if images.ndim != 4 or images.shape[3] != 3 or images.size == 0 or images.dtype != np.uint8:
+            raise ValueError(
+                f"images: must be uint8 [N, H, W, 3] and not empty, got {images.dtype} {images.shape}"
+            )
+        self._advance(step)
+        for tracker in self._open:
+            if tracker.name == "tensorboard":
+                tracker.log_images({name: images}, step=step, dataformats="NHWC")
+                tracker.tracker.flush()
+            else:
+                tracker.log_images({name: list(images)}, step=step)
+
+    def close(self) -> None:
+        """Finish all trackers; further calls of any method write nothing."""
+        while self._open:
+            self._open.pop().finish()
+
+    def _advance(self, step: int) -> None:
+        if step < self._last_step:
+            raise ValueError(f"step: must not go back below {self._last_step}, got {step}")
+        self._last_step = step
+
+
+def _start_tensorboard(folder: Path, run_name: str, config: Mapping[str, Any], start_step: int) -> Any:
+    from accelerate.tracking import TensorBoardTracker
+
+    tracker = TensorBoardTracker(run_name, folder, purge_step=start_step)
+    tracker.start()
+    lines = json.dumps(config, indent=2, default=str).splitlines()
+    # TensorBoard shows text as Markdown, where four spaces mark code.
+    tracker.log({"config": "\n".join(f"    {line}" for line in lines)}, step=start_step)
+    return tracker
+
+
+def _start_wandb(place: Path, run_name: str, config: Mapping[str, Any], start_step: int) -> Any:
+    from accelerate.tracking import WandBTracker
+
+    run_id = _wandb_id(place, start_step)
+    tracker = WandBTracker(_PROJECT, name=run_name, dir=str(place), id=run_id, resume="allow")
+    try:
+        tracker.start()
+    except _wandb().Error as error:
+        raise ConfigError(f"trackers: wandb does not start ({error}). {_WANDB_ADVICE}") from error
+    tracker.store_init_configuration(dict(config))
+    return tracker
+
+
+def _wandb_id(place: Path, start_step: int) -> str:
+    """The run's id: kept for a resume, new for a training that starts again, whose steps wandb would else drop."""
+    file = place / _ID_FILE
+    if start_step > 0 and file.exists():
+        return file.read_text(encoding="utf-8").strip()
+    run_id = uuid4().hex
+    file.write_text(run_id + "\n", encoding="utf-8")
+    return run_id
+
+
+def _wandb_needs_no_login() -> bool:
+    """Whether wandb would start without asking for a key, which would hang a run that nobody looks at."""
+    if os.environ.get("WANDB_MODE") in _WITHOUT_LOGIN or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    return _wandb().api.api_key is not None
+
+
+def _wandb() -> Any:
+    """The module; a plain import would need its types where mypy runs."""
+    return import_module("wandb")
