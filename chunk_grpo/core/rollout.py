@@ -50,6 +50,7 @@ def rollout_sde(
     on_step: OnStep | None = None,
     sde_steps: Sequence[int] | None = None,
     sampler: Sampler = SDE,
+    keep_means: bool = False,
 ) -> Trajectory:
     """Sample trajectories with noise in every step but the last, or in chosen steps, and keep what the update needs.
 
@@ -69,6 +70,7 @@ def rollout_sde(
         on_step: Called after each step.
         sde_steps: The steps that take noise, of 0 .. S - 2, in any order; None for all of them.
         sampler: How a noisy step is drawn.
+        keep_means: Whether to keep the mean of each noisy step too, which takes as much memory as the states.
 
     Returns:
         The trajectories, without gradients.
@@ -81,7 +83,7 @@ def rollout_sde(
     require_coefficients(diffusion_coefs, num_sde_steps)
     noisy = range(num_sde_steps) if sde_steps is None else sde_steps
     require_noisy_steps("sde_steps", noisy, num_sde_steps)
-    states, log_probs, stds = [at_least_float32(x1)], [], []
+    states, means, log_probs, stds = [at_least_float32(x1)], [], [], []
     for step in range(num_sde_steps):
         x = states[-1]
         t, t_next = float(times[step]), float(times[step + 1])
@@ -90,13 +92,17 @@ def rollout_sde(
         if step in noisy:
             coef = float(diffusion_coefs[step])
             transition = sampler.transition(x, velocity_now, t, t_next, coef)
-            states.append(transition.mean + transition.std * noise)
-            log_probs.append(gaussian_log_prob(states[-1], transition.mean, transition.std))
+            mean = transition.mean
+            states.append(mean + transition.std * noise)
+            log_probs.append(gaussian_log_prob(states[-1], mean, transition.std))
             stds.append(sampler.std(t, t_next, coef))
         else:
-            states.append(ode_step(x, velocity_now, t, t_next))
+            mean = ode_step(x, velocity_now, t, t_next)
+            states.append(mean)
             log_probs.append(x.new_zeros(x.shape[0]))
             stds.append(torch.zeros((), dtype=torch.float64))
+        if keep_means:
+            means.append(mean)
         _report(on_step, step)
     states.append(_ode_move(velocity, states[-1], times, num_sde_steps))
     _report(on_step, num_sde_steps)
@@ -105,6 +111,7 @@ def rollout_sde(
         states=torch.stack(states, dim=1),
         transition_stds=torch.stack(stds),
         log_probs=torch.stack(log_probs, dim=1),
+        means=torch.stack(means, dim=1) if keep_means else None,
     )
 
 

@@ -40,9 +40,12 @@ class Trajectory:
             the rollout took without noise, which cannot be trained.
         log_probs: Log-density of each noisy step, mean over latent dimensions, [B, S - 1]; 0 where the step
             was taken without noise.
+        means: Mean of the Gaussian that each noisy step drew from, [B, S - 1, L, D]; the next state where the step
+            was taken without noise. None unless the rollout was asked to keep them.
     """
 
     times: Tensor
     states: Tensor
     transition_stds: Tensor
     log_probs: Tensor
+    means: Tensor | None = None

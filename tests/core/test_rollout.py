@@ -8,7 +8,7 @@ from chunk_grpo.core.hybrid import uses_base
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.ratios import step_ratio
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
-from chunk_grpo.core.sde import CPS, cps_transition, diffusion_coefs, sde_transition
+from chunk_grpo.core.sde import CPS, SDE, cps_transition, diffusion_coefs, sde_transition
 
 TIMES = time_grid(6, shift=3.0)
 COEFS = diffusion_coefs(TIMES, "flow", eta=0.7)
@@ -24,8 +24,8 @@ def velocity(x, t):
     return torch.tanh(x) * (1 + t.reshape(-1, 1, 1)) + 0.3
 
 
-def rollout(x1, generators, coefs=COEFS):
-    return rollout_sde(velocity, x1, TIMES, coefs, generators)
+def rollout(x1, generators, coefs=COEFS, keep_means=False):
+    return rollout_sde(velocity, x1, TIMES, coefs, generators, keep_means=keep_means)
 
 
 def test_trajectory_has_the_shapes_of_eq_11():
@@ -237,6 +237,31 @@ def test_cps_rollout_draws_the_same_noise_by_its_own_transition():
         torch.testing.assert_close(noise, noise_of(sde, step), rtol=0, atol=1e-6)
         density = -noise.square().flatten(1).mean(1) / 2 - math.log(math.sqrt(2 * math.pi) * expected[step])
         torch.testing.assert_close(run.log_probs[:, step], density, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", [SDE, CPS], ids=["sde", "cps"])
+@pytest.mark.parametrize("sde_steps", [None, (1, 2)], ids=["all", "window"])
+def test_kept_means_are_those_that_the_states_were_drawn_from(sde_steps, sampler):
+    coefs = torch.full((5,), 0.7, dtype=torch.float64)
+    options = {"sde_steps": sde_steps, "sampler": sampler}
+    run = rollout_sde(velocity, NOISE, TIMES, coefs, one_each(1, 2), keep_means=True, **options)
+    assert run.means.shape == (2, 5, 3, 4)
+    generators = one_each(1, 2)
+    for step in range(5):
+        mean, std, after = run.means[:, step], run.transition_stds[step], run.states[:, step + 1]
+        noise = sample_noise((2, 3, 4), generators)
+        assert torch.equal(mean + std.float() * noise, after)  # std 0 outside the window
+        if std > 0:
+            assert torch.equal(gaussian_log_prob(after, mean, std.float()), run.log_probs[:, step])
+        else:
+            assert torch.equal(mean, after)
+
+
+def test_keeping_means_changes_nothing_else():
+    plain, kept = rollout(NOISE, one_each(1, 2)), rollout(NOISE, one_each(1, 2), keep_means=True)
+    assert plain.means is None
+    for name in ("times", "states", "transition_stds", "log_probs"):
+        assert torch.equal(getattr(plain, name), getattr(kept, name))
 
 
 @pytest.mark.parametrize(
