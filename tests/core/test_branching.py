@@ -105,11 +105,21 @@ def test_log_probs_are_those_of_before_and_after():
             torch.testing.assert_close(each.log_probs[:, child], expected, rtol=0, atol=1e-13)
 
 
-def test_vanishing_noise_ends_in_the_odes_image():
-    branches = branch(coefs=torch.full((5,), 1e-9, dtype=torch.float64))
+@pytest.mark.parametrize("sampler", [SDE, CPS], ids=["sde", "cps"])
+def test_vanishing_noise_ends_in_the_odes_image(sampler):
+    # Without any noise a step has no density, so the limit is taken: 1e-9 is a coefficient, and an eta of CPS.
+    branches = branch(coefs=torch.full((5,), 1e-9, dtype=torch.float64), sampler=sampler)
     for each in branches.branches:
         ode = branches.prefix[:, -1:].expand_as(each.finals)
         torch.testing.assert_close(each.finals, ode, rtol=0, atol=1e-7)
+        assert 0 < each.transition_std.item() < 1e-8
+
+
+def test_only_the_branch_steps_need_noise():
+    coefs = torch.zeros(5, dtype=torch.float64)
+    coefs[2] = COEFS[2]
+    alone, among = branch(branch_steps=(2,), coefs=coefs).branches[0], branch().branches[1]
+    torch.testing.assert_close(alone.finals, among.finals, rtol=0, atol=1e-13)
 
 
 def test_a_child_depends_on_neither_its_batch_nor_the_other_branches():

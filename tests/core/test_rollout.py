@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -86,6 +87,19 @@ def test_vanishing_noise_is_the_ode():
     sde = rollout(x1, one_each(1, 2), torch.full((5,), 1e-9, dtype=torch.float64)).states
     ode = rollout_ode(lambda step: velocity, x1, TIMES)
     torch.testing.assert_close(sde, ode, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["flow", "dance"])
+def test_the_way_to_the_ode_is_linear_in_eta(kind):
+    x1 = NOISE.double()
+    ode = rollout_ode(lambda step: velocity, x1, TIMES)
+    away = [
+        (rollout(x1, one_each(1, 2), diffusion_coefs(TIMES, kind, eta)).states - ode).norm().item()
+        for eta in (1e-3, 1e-4, 1e-5)
+    ]
+    for more, less in pairwise(away):  # the drift is quadratic in eta, so the noise alone is left
+        assert more / less == pytest.approx(10, rel=0.02)
+    assert away[-1] < 1e-3
 
 
 def test_ode_follows_the_closed_form_of_a_linear_velocity():

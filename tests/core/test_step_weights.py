@@ -3,9 +3,11 @@ import math
 import pytest
 import torch
 
+from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import ChunkPlan, chunk_means, equal_plan, listed_plan, single_plan, step_plan
 from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.objective import gradient_coefficients
+from chunk_grpo.core.general_objective import assigned_objective
+from chunk_grpo.core.objective import chunk_objective, gradient_coefficients
 from chunk_grpo.core.sde import diffusion_coefs, transition_std
 from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights
 
@@ -75,6 +77,20 @@ def test_on_policy_the_weighted_step_gradient_is_the_chunk_gradient(plan, seeded
     by_step = gradient_coefficients(old, old, advantage, 0.1, step_plan(16))
     by_chunk = gradient_coefficients(old, old, advantage, 0.1, plan)
     torch.testing.assert_close(by_step * chunk_size_weights(plan), by_chunk, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("plan", [PLAN, equal_plan(5, 16), single_plan(16)])
+def test_on_policy_autograd_finds_the_same_gradient_for_both(plan, seeded):
+    old = torch.randn(3, 16, dtype=torch.float64, generator=seeded)
+    advantage = torch.tensor([1.5, -0.5, 0.2], dtype=torch.float64)
+    new = old.clone().requires_grad_()
+    steps, weights = ChunkAssignment.shared(step_plan(16), 3), chunk_size_weights(plan).expand(3, -1)
+    by_step = assigned_objective(new, old, advantage, 0.1, steps, weights=weights)
+    by_chunk = chunk_objective(new, old, advantage, 0.1, plan)
+    for value in (by_step, by_chunk):  # at ratio 1 both are the mean advantage
+        assert value.item() == pytest.approx(0.4, abs=1e-15)
+    (step_gradient,), (chunk_gradient,) = (torch.autograd.grad(each, new) for each in (by_step, by_chunk))
+    torch.testing.assert_close(step_gradient, chunk_gradient, rtol=1e-14, atol=0)
 
 
 def test_off_policy_the_two_gradients_part(seeded):
