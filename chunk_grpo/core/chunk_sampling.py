@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.core.chunking import ChunkPlan, chunk_means
+from chunk_grpo.core.dynamics import require_profile
 from chunk_grpo.core.precision import at_least_float32
 
 LOG_TIME_SPACING = 1 / 16
@@ -29,9 +30,7 @@ def chunk_weights(profile: Sequence[float], plan: ChunkPlan) -> Tensor:
     Raises:
         ValueError: A profile value is not positive and finite, or N is not the plan's number of steps.
     """
-    values = torch.tensor([float(value) for value in profile], dtype=torch.float64)
-    if not bool((torch.isfinite(values) & (values > 0)).all()):
-        raise ValueError(f"profile values must be positive and finite, got {values.tolist()}")
+    values = torch.tensor(require_profile("profile", profile), dtype=torch.float64)
     return chunk_means(values, plan) / values.mean()
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.dynamics import require_profile
+
 MIN_GUIDED_SIZE = 2
 """Smallest chunk that `guided_plan` makes: a line fits a single point without error, which says nothing."""
 
@@ -148,9 +150,7 @@ def guided_plan(profile: Sequence[float], num_chunks: int) -> ChunkPlan:
     Raises:
         ValueError: A profile value is not positive and finite, or K is out of range.
     """
-    values = [float(value) for value in profile]
-    if not all(value > 0 and math.isfinite(value) for value in values):
-        raise ValueError(f"profile values must be positive and finite, got {values}")
+    values = require_profile("profile", profile)
     num_steps = len(values)
     if not 1 <= num_chunks <= num_steps // MIN_GUIDED_SIZE:
         raise ValueError(
@@ -158,6 +158,30 @@ def guided_plan(profile: Sequence[float], num_chunks: int) -> ChunkPlan:
             f"(chunks of at least {MIN_GUIDED_SIZE} of {num_steps} steps), got {num_chunks}"
         )
     return ChunkPlan(_best_split([math.log(value) for value in values], num_chunks))
+
+
+def boundary_shift(plan: ChunkPlan, reference: ChunkPlan) -> float:
+    """How far the boundaries between chunks lie from those of another plan, such as one of the base's profile.
+
+    mean over the K - 1 inner boundaries of |first step of a chunk - that of the reference's chunk|. Ours.
+
+    Args:
+        plan: K chunks of N steps.
+        reference: Another plan with the same K and N.
+
+    Returns:
+        Steps, at least 0; 0 for equal plans and for one chunk, which has no inner boundary.
+
+    Raises:
+        ValueError: The plans differ in their number of chunks or steps.
+    """
+    if (plan.num_chunks, plan.num_steps) != (reference.num_chunks, reference.num_steps):
+        raise ValueError(
+            "plans to compare must have the same numbers of chunks and steps, "
+            f"got {plan.sizes} and {reference.sizes}"
+        )
+    inner = list(zip(plan.first_steps[1:], reference.first_steps[1:], strict=True))
+    return sum(abs(step - other) for step, other in inner) / max(len(inner), 1)
 
 
 def chunk_means(values: Tensor, plan: ChunkPlan) -> Tensor:

@@ -1,5 +1,8 @@
 """Temporal dynamics of a trajectory: how much each step changes the latent."""
 
+import math
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from chunk_grpo.core.precision import at_least_float32
@@ -27,3 +30,48 @@ def relative_l1(states: Tensor) -> Tensor:
     if not bool((size > 0).all()):
         raise ValueError("a state before a step must have a positive L1 norm, got 0")
     return change / size
+
+
+def profile_drift(profile: Sequence[float], reference: Sequence[float]) -> float:
+    """How far a relative-L1 curve has moved from another one, such as a policy's from the base's.
+
+    mean over steps of |log(profile / reference)|. Ours: a step that doubles its change counts as much as one
+    that halves it, and a distance of .01 is a change of about 1 %.
+
+    Args:
+        profile: Mean relative L1 distance of each step, [N], positive; N at least 1.
+        reference: The same of the curve to compare with, [N], positive.
+
+    Returns:
+        At least 0; 0 for equal curves. Swapping the two changes nothing.
+
+    Raises:
+        ValueError: A value is not positive and finite, or the numbers of steps differ or are 0.
+    """
+    values, references = require_profile("profile", profile), require_profile("reference", reference)
+    if len(values) != len(references) or not values:
+        raise ValueError(
+            "profile and reference must have the same number of steps, at least 1, "
+            f"got {len(values)} and {len(references)}"
+        )
+    logs = zip(map(math.log, values), map(math.log, references), strict=True)
+    return math.fsum(abs(log - other) for log, other in logs) / len(values)
+
+
+def require_profile(name: str, profile: Sequence[float]) -> list[float]:
+    """Check the values of a profile.
+
+    Args:
+        name: What the profile is called, for the message.
+        profile: The values to check, [N].
+
+    Returns:
+        The values as floats.
+
+    Raises:
+        ValueError: A value is not positive and finite.
+    """
+    values = [float(value) for value in profile]
+    if not all(value > 0 and math.isfinite(value) for value in values):
+        raise ValueError(f"{name} values must be positive and finite, got {values}")
+    return values

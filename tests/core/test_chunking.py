@@ -6,6 +6,7 @@ import torch
 
 from chunk_grpo.core.chunking import (
     ChunkPlan,
+    boundary_shift,
     chunk_means,
     equal_plan,
     guided_plan,
@@ -104,6 +105,26 @@ def test_guided_plan_breaks_ties_by_the_longer_last_chunk():
 def test_guided_plan_refuses(profile, num_chunks, message):
     with pytest.raises(ValueError, match=message):
         guided_plan(profile, num_chunks)
+
+
+def test_boundary_shift_by_hand():
+    # boundaries 2, 5, 9 and 4, 8, 12: shifts 2, 3 and 3; the outer ends do not count
+    plan, other = listed_plan([2, 3, 4, 7], 16), listed_plan([4, 4, 4, 4], 16)
+    assert boundary_shift(plan, other) == boundary_shift(other, plan) == pytest.approx(8 / 3, abs=1e-15)
+    # boundary 3 against 2 and 8 against 9: opposite shifts do not cancel
+    assert boundary_shift(listed_plan([3, 5, 2], 10), listed_plan([2, 7, 1], 10)) == 1.0
+
+
+def test_equal_plans_and_single_chunks_have_no_shift():
+    plan = listed_plan([2, 3, 4, 7], 16)
+    assert boundary_shift(plan, plan) == 0.0
+    assert boundary_shift(single_plan(16), single_plan(16)) == 0.0
+
+
+@pytest.mark.parametrize("other", [ChunkPlan((2, 3, 4, 8)), ChunkPlan((5, 4, 7))])
+def test_boundary_shift_refuses_plans_of_another_kind(other):
+    with pytest.raises(ValueError, match=r"same numbers of chunks and steps, got \(2, 3, 4, 7\) and \("):
+        boundary_shift(ChunkPlan((2, 3, 4, 7)), other)
 
 
 def test_chunk_means_and_their_inverse_by_hand():

@@ -1,7 +1,9 @@
+import math
+
 import pytest
 import torch
 
-from chunk_grpo.core.dynamics import relative_l1
+from chunk_grpo.core.dynamics import profile_drift, relative_l1
 
 
 def test_relative_l1_by_hand():
@@ -35,3 +37,30 @@ def test_shrinking_by_a_factor_is_one_minus_the_factor():
 def test_bad_states_are_refused(states, message):
     with pytest.raises(ValueError, match=message):
         relative_l1(states)
+
+
+def test_profile_drift_by_hand():
+    # |log 2|, |log 1|, |log 1/4| = 2 log 2: their mean is log 2
+    assert profile_drift([0.4, 0.3, 0.05], [0.2, 0.3, 0.2]) == pytest.approx(math.log(2), abs=1e-15)
+    assert profile_drift([0.2, 0.3, 0.2], [0.4, 0.3, 0.05]) == pytest.approx(math.log(2), abs=1e-15)
+
+
+def test_profile_drift_of_equal_curves_is_zero_and_of_one_per_cent_about_that():
+    curve = torch.rand(16, generator=torch.Generator().manual_seed(0)).add(0.1).tolist()
+    assert profile_drift(curve, curve) == 0.0
+    assert profile_drift([1.01 * value for value in curve], curve) == pytest.approx(math.log(1.01), abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("profile", "reference", "message"),
+    [
+        ([0.1, 0.0], [0.1, 0.1], r"profile values must be positive and finite, got \[0.1, 0.0\]"),
+        ([0.1, 0.1], [0.1, math.nan], "reference values must be positive and finite"),
+        ([0.1, math.inf], [0.1, 0.1], "profile values must be positive and finite"),
+        ([0.1, 0.1], [0.1], "same number of steps, at least 1, got 2 and 1"),
+        ([], [], "same number of steps, at least 1, got 0 and 0"),
+    ],
+)
+def test_bad_profiles_are_refused(profile, reference, message):
+    with pytest.raises(ValueError, match=message):
+        profile_drift(profile, reference)
