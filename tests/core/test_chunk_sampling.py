@@ -137,6 +137,10 @@ def test_chunks_of_no_weight_are_never_drawn_and_do_not_count():
     assert selected.sum(dim=2).unique(dim=0).tolist() == [[3, 1, 2]]  # int(.7 * 5), int(.7 * 2), int(.7 * 3)
     whole = select_chunks(rows, 1.0, seed(0))
     assert torch.equal(whole, rows > 0)
+    smallest = torch.tensor([[0.0, 0.0, 5e-324]], dtype=torch.float64).repeat(
+        100, 1
+    )  # over noise it may round to 0
+    assert torch.equal(select_chunks(smallest, 1.0, seed(0)), smallest > 0)
 
 
 def test_a_row_with_gaps_is_drawn_as_without_them():
