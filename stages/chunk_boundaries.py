@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 
 from chunk_grpo.artifacts import join, read_table, table_from_rows, write_json, write_table
 from chunk_grpo.config import Params
-from chunk_grpo.config.models import EqualPlan, GuidedPlan, ListedPlan, PlanParams, SinglePlan
+from chunk_grpo.config.models import AdaptivePlan, EqualPlan, GuidedPlan, ListedPlan, PlanParams, SinglePlan
+from chunk_grpo.core.adaptive import adaptive_plan
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.core.chunking import ChunkPlan, equal_plan, guided_plan, listed_plan, single_plan, step_plan
 from chunk_grpo.errors import DataError
@@ -47,6 +48,10 @@ def build_plan(settings: PlanParams, profile: Sequence[float]) -> ChunkPlan:
         return equal_plan(settings.size, steps)
     if isinstance(settings, GuidedPlan):
         return guided_plan(profile, settings.num_chunks)
+    if isinstance(
+        settings, AdaptivePlan
+    ):  # that of the mean profile, to look at: training makes each trajectory its own
+        return adaptive_plan(profile, settings.max_size)
     return single_plan(steps) if isinstance(settings, SinglePlan) else step_plan(steps)
 
 

@@ -21,14 +21,17 @@ from chunk_grpo.artifacts import (
 )
 from chunk_grpo.config import Params
 from chunk_grpo.core.chunking import ChunkPlan
-from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.sde import diffusion_coefs
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.registry import Reward
-from chunk_grpo.training.trainer import Method, MetricRow, Task, Trainer
-from chunk_grpo.training.update import Objective, StepGrid
+from chunk_grpo.training.checkpoint import CheckpointStore
+from chunk_grpo.training.method import Method, method_from
+from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.trainer import Task, Trainer
 from stages._inputs import load_model, read_prompts
 from stages._stage import STOP, argument, run_stage
+
+TIMED = ("seconds_", "rate_")
+"""Metrics that a clock gave: they differ from run to run and are kept apart."""
 
 CHECKPOINTS = Path(".ckpt")
 """Outside DVC's outputs, which are deleted before a run; a folder here goes away when its stage succeeds."""
@@ -53,7 +56,9 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
     """Identifies the computation: a checkpoint is only resumed by the same code and settings on the same inputs."""
     content = params.model_dump(mode="json")
     sections = {name: content[name] for name in ("model", "sampling", "rewards", "train")}
-    digest = hashlib.sha256(json.dumps([sections, content["variants"][arguments.variant]]).encode())
+    variant = content["variants"][arguments.variant]
+    plan = content["chunks"]["plans"][variant["plan"]]
+    digest = hashlib.sha256(json.dumps([sections, variant, plan]).encode())
     for path in sorted(Path(chunk_grpo.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     # The base policy's own files; a hub id has none here, and its revision is pinned.
@@ -68,13 +73,12 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
     return digest.hexdigest()[:16]
 
 
-def build_method(params: Params, arguments: Arguments) -> Method:
-    """The variant's chunks, chunk weights and objective.
+def read_method(params: Params, arguments: Arguments) -> Method:
+    """The variant with its chunks and their Eq. (16) weights.
 
     Raises:
         DataError: The plan covers another number of steps than the trajectories have.
     """
-    variant = params.variants[arguments.variant]
     rows = sorted(read_table(arguments.plan, "chunk_plan").to_pylist(), key=lambda row: int(row["chunk"]))
     plan = ChunkPlan(tuple(row["num_steps"] for row in rows))
     if plan.num_steps != params.sampling.num_sde_steps:
@@ -82,26 +86,18 @@ def build_method(params: Params, arguments: Arguments) -> Method:
             f"{arguments.plan}: must cover sampling.num_steps - 1 = {params.sampling.num_sde_steps} steps, "
             f"got {plan.num_steps}; run `dvc repro`"
         )
-    weights = (
-        torch.tensor([row["weight"] for row in rows], dtype=torch.float64)
-        if variant.weighted_sampling
-        else None
-    )
-    objective = Objective(plan, params.train.clip_range, params.train.kl_coef)
-    return Method(objective, weights, params.variant_fraction(arguments.variant))
+    weights = torch.tensor([row["weight"] for row in rows], dtype=torch.float64)
+    return method_from(params, arguments.variant, plan, weights)
 
 
-def build_task(params: Params, arguments: Arguments) -> Task:
-    """Prompts with embeddings, the reward and the sampling grid."""
+def read_task(params: Params, arguments: Arguments) -> Task:
+    """Prompts with embeddings, and the reward."""
     files = (arguments.prompts, arguments.index, arguments.tensors)
     heldout = read_prompts(*files, ("eval",))
-    times = time_grid(params.sampling.num_steps, params.sampling.shift)
-    coefs = diffusion_coefs(times, params.sampling.sde, params.sampling.eta)
     return Task(
         prompts=read_prompts(*files, ("train",)),
         heldout=heldout.rows(range(min(params.train.heldout.num_prompts, len(heldout)))),
         reward=Reward(params.rewards),
-        grid=StepGrid(times, coefs),
     )
 
 
@@ -121,16 +117,18 @@ def main(params: Params, arguments: Arguments) -> None:
         raise ConfigError(
             f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
         )
-    folder = CHECKPOINTS / checkpoint_key(params, arguments)
-    method, task = build_method(params, arguments), build_task(params, arguments)
+    key = checkpoint_key(params, arguments)
+    folder = CHECKPOINTS / key
+    method, task = read_method(params, arguments), read_task(params, arguments)
     rows: list[dict[str, str | int | float]] = []
     with output_dir(arguments.out) as draft, STOP.deferred():
         for seed in params.train.seeds:
             family = load_model(params, ("transformer",), (params.model.height, params.model.width))
-            trainer = Trainer(family, task, method, params.train, seed, folder / f"seed-{seed}.pt")
+            checkpoints = CheckpointStore(folder / f"seed-{seed}", key, params.train.checkpoints_kept)
+            trainer = Trainer(family, task, method, params.train, seed, checkpoints)
             rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
             family.save_transformer(draft / f"seed-{seed}" / "transformer")
-        timed = [str(row["metric"]).startswith("seconds_") for row in rows]
+        timed = [str(row["metric"]).startswith(TIMED) for row in rows]
         seconds = [row for row, is_time in zip(rows, timed, strict=True) if is_time]
         table = table_from_rows(
             (row for row, is_time in zip(rows, timed, strict=True) if not is_time), "train_metrics"

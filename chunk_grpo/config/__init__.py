@@ -4,6 +4,7 @@ from chunk_grpo.config.load import load_params, parse_params
 from chunk_grpo.config.models import (
     AWAITED_SCORERS,
     KNOWN_SCORERS,
+    AdaptivePlan,
     ChunksParams,
     EncodeParams,
     EqualPlan,
@@ -21,12 +22,14 @@ from chunk_grpo.config.models import (
     SinglePlan,
     StepPlan,
     TrainParams,
-    VariantParams,
 )
+from chunk_grpo.config.variants import BranchingParams, Noise, VariantParams, WindowParams
 
 __all__ = [
     "AWAITED_SCORERS",
     "KNOWN_SCORERS",
+    "AdaptivePlan",
+    "BranchingParams",
     "ChunksParams",
     "EncodeParams",
     "EqualPlan",
@@ -35,6 +38,7 @@ __all__ = [
     "HeldoutParams",
     "ListedPlan",
     "ModelParams",
+    "Noise",
     "Params",
     "PlanParams",
     "ProfileParams",
@@ -45,6 +49,7 @@ __all__ = [
     "StepPlan",
     "TrainParams",
     "VariantParams",
+    "WindowParams",
     "load_params",
     "parse_params",
 ]

@@ -1,21 +1,16 @@
 """The sections of params.yaml: names, types and ranges.
 
-No field has a default (except a variant's own `fraction`): every value that moves a result stands in
-params.yaml.
+No field has a default (but for what sets a variant apart, see variants.py): every value that moves a result
+stands in params.yaml.
 Units and sources stand beside the values, in conf/preset/.
 """
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from chunk_grpo.config.section import ClipRange, Eight, Fraction, Name, NumSteps, Section
+from chunk_grpo.config.variants import Noise, VariantParams
 
 KNOWN_SCORERS: tuple[str, ...] = ("shapes-exact", "shapes-graded", "shapes-vivid")
 """The scorers that this version holds; `rewards` and `scorers` take these names."""
@@ -23,21 +18,8 @@ KNOWN_SCORERS: tuple[str, ...] = ("shapes-exact", "shapes-graded", "shapes-vivid
 AWAITED_SCORERS: tuple[str, ...] = ("hpsv3", "imagereward")
 """Scorers of the paper that presets may name but that this version does not hold yet."""
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=40)]
-"""A name that becomes part of a file name and of a DVC stage name."""
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Eight = Annotated[int, Field(ge=8, multiple_of=8)]
-NumSteps = Annotated[int, Field(ge=2, le=1000)]
-
-
-class _Section(BaseModel):
-    """Frozen, refuses unknown keys, and converts nothing: `"2"` is no number and `true` is no 1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class ModelParams(_Section):
+class ModelParams(Section):
     """The base policy.
 
     Attributes:
@@ -61,7 +43,7 @@ class ModelParams(_Section):
     width: Eight
 
 
-class PromptsParams(_Section):
+class PromptsParams(Section):
     """Where the prompts come from, and how many go into each split.
 
     Attributes:
@@ -81,7 +63,7 @@ class PromptsParams(_Section):
     seed: NonNegativeInt
 
 
-class EncodeParams(_Section):
+class EncodeParams(Section):
     """How the prompts are encoded.
 
     Attributes:
@@ -91,7 +73,7 @@ class EncodeParams(_Section):
     batch_size: PositiveInt
 
 
-class ProfileParams(_Section):
+class ProfileParams(Section):
     """The relative L1 profile, Eq. (15), with the time grid and noise of `sampling`.
 
     Attributes:
@@ -107,7 +89,7 @@ class ProfileParams(_Section):
     seed: NonNegativeInt
 
 
-class SamplingParams(_Section):
+class SamplingParams(Section):
     """The sampler of the training rollouts and of the profile.
 
     Attributes:
@@ -128,7 +110,7 @@ class SamplingParams(_Section):
         return self.num_steps - 1
 
 
-class StepPlan(_Section):
+class StepPlan(Section):
     """Each step is its own chunk."""
 
     kind: Literal["step"]
@@ -138,7 +120,7 @@ class StepPlan(_Section):
         return num_sde_steps
 
 
-class SinglePlan(_Section):
+class SinglePlan(Section):
     """All steps are one chunk: the sequence ratio."""
 
     kind: Literal["single"]
@@ -149,7 +131,7 @@ class SinglePlan(_Section):
         return 1
 
 
-class ListedPlan(_Section):
+class ListedPlan(Section):
     """The sizes are given, from noise to image."""
 
     kind: Literal["listed"]
@@ -161,7 +143,7 @@ class ListedPlan(_Section):
         return len(self.sizes)
 
 
-class EqualPlan(_Section):
+class EqualPlan(Section):
     """Chunks of one size; the last may be shorter."""
 
     kind: Literal["equal"]
@@ -172,7 +154,7 @@ class EqualPlan(_Section):
         return -(-num_sde_steps // self.size)
 
 
-class GuidedPlan(_Section):
+class GuidedPlan(Section):
     """Boundaries from the measured profile, at least two steps a chunk."""
 
     kind: Literal["guided"]
@@ -184,13 +166,24 @@ class GuidedPlan(_Section):
         return self.num_chunks
 
 
+class AdaptivePlan(Section):
+    """Each trajectory its own chunks, from the shape of its own relative L1 curve; none longer than `max_size`."""
+
+    kind: Literal["adaptive"]
+    max_size: PositiveInt
+
+    def chunk_count(self, num_sde_steps: int) -> int:
+        """The smallest K that a trajectory with `num_sde_steps` noisy steps can get."""
+        return -(-num_sde_steps // self.max_size)
+
+
 PlanParams = Annotated[
-    StepPlan | SinglePlan | ListedPlan | EqualPlan | GuidedPlan,
+    StepPlan | SinglePlan | ListedPlan | EqualPlan | GuidedPlan | AdaptivePlan,
     Field(discriminator="kind"),
 ]
 
 
-class ChunksParams(_Section):
+class ChunksParams(Section):
     """The chunk plans that variants choose from.
 
     Attributes:
@@ -200,23 +193,29 @@ class ChunksParams(_Section):
     plans: Annotated[dict[Name, PlanParams], Field(min_length=1)]
 
 
-class HeldoutParams(_Section):
-    """The training reward on held-out prompts with fixed noise, measured while training.
+class HeldoutParams(Section):
+    """Held-out prompts with fixed noise, drawn and scored while training: does it still help, or is it hacked?
 
     Attributes:
         every: iterations between two measurements; the first and the last iteration are always measured.
         num_prompts: eval prompts used.
         images_per_prompt: images, each from its own fixed noise.
         seed: of that noise.
+        scorers: measured besides the training reward; the first of them, or else the reward, tells the best.
+        patience: measurements in a row without a new best that end training early; null never does.
+        keep_best: whether the best policy is kept beside the last.
     """
 
     every: PositiveInt
     num_prompts: PositiveInt
     images_per_prompt: PositiveInt
     seed: NonNegativeInt
+    scorers: tuple[str, ...]
+    patience: PositiveInt | None
+    keep_best: bool
 
 
-class TrainParams(_Section):
+class TrainParams(Section):
     """Training, alike for all variants.
 
     Attributes:
@@ -234,7 +233,11 @@ class TrainParams(_Section):
         fraction: share of the chunks (of the steps, for the step objective) trained per sample and update.
         micro_batch_size: (sample, step) items per forward and backward pass.
         same_noise_in_group: whether the images of a group start from one noise.
+        reward_in_background: whether a batch is scored while the next one is drawn.
+        old_log_probs: `rollout` keeps those of the rollout for the ratios; `training` evaluates them again in the
+            update's batches, for low precision.
         checkpoint_every: iterations between two checkpoints of the optimiser and the weights.
+        checkpoints_kept: how many of them are kept.
         heldout: the measurement on held-out prompts.
     """
 
@@ -246,33 +249,20 @@ class TrainParams(_Section):
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat
     max_grad_norm: PositiveFloat
-    clip_range: Annotated[float, Field(gt=0, lt=1)]
+    clip_range: ClipRange
     advantage_clip: PositiveFloat
     kl_coef: NonNegativeFloat
     fraction: Fraction
     micro_batch_size: PositiveInt
     same_noise_in_group: bool
+    reward_in_background: bool
+    old_log_probs: Literal["rollout", "training"]
     checkpoint_every: PositiveInt
+    checkpoints_kept: PositiveInt
     heldout: HeldoutParams
 
 
-class VariantParams(_Section):
-    """What makes one trained policy differ from another.
-
-    Attributes:
-        objective: `step` is Eq. (5), `chunk` is Eq. (13).
-        plan: a name in chunks.plans.
-        weighted_sampling: chunks drawn by the weights of Eq. (16), else uniformly.
-        fraction: in place of train.fraction, for a plan with few chunks.
-    """
-
-    objective: Literal["step", "chunk"]
-    plan: str
-    weighted_sampling: bool
-    fraction: Fraction | None = None
-
-
-class GenerateParams(_Section):
+class GenerateParams(Section):
     """Evaluation images.
 
     Attributes:
@@ -296,7 +286,7 @@ class GenerateParams(_Section):
     width: Eight
 
 
-class ReportParams(_Section):
+class ReportParams(Section):
     """The report.
 
     Attributes:
@@ -312,7 +302,7 @@ class ReportParams(_Section):
     seed: NonNegativeInt
 
 
-class Params(_Section):
+class Params(Section):
     """All of params.yaml.
 
     Attributes:
@@ -340,3 +330,13 @@ class Params(_Section):
         """The fraction that `variant` trains with: its own, else train.fraction."""
         own = self.variants[variant].fraction
         return self.train.fraction if own is None else own
+
+    def variant_kl_coef(self, variant: str) -> float:
+        """The KL coefficient that `variant` trains with: its own, else train.kl_coef."""
+        own = self.variants[variant].kl_coef
+        return self.train.kl_coef if own is None else own
+
+    def variant_noise(self, variant: str) -> tuple[Noise, float]:
+        """How noisy `variant`'s steps are, and eta: its own, else those of `sampling`."""
+        own = self.variants[variant]
+        return own.sde or self.sampling.sde, self.sampling.eta if own.eta is None else own.eta

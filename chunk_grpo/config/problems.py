@@ -134,9 +134,10 @@ def _keys_at(model: type[BaseModel], path: Sequence[str | int], raw: Any) -> set
 
 
 def _choose(annotation: Any, raw: Any) -> Any:
-    """The member of a union of plans that `raw` says it is, or the annotation itself."""
+    """The member of a union of models that `raw` says it is, or the annotation itself."""
     for inner in _members(annotation):
-        if raw.get("kind") in typing.get_args(inner.model_fields["kind"].annotation):
+        kind = inner.model_fields.get("kind")
+        if kind is None or raw.get("kind") in typing.get_args(kind.annotation):
             return inner
     return annotation
 
@@ -145,9 +146,7 @@ def _members(annotation: Any) -> Iterator[type[BaseModel]]:
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if isinstance(annotation, types.UnionType):
-        yield from (
-            inner for inner in typing.get_args(annotation) if "kind" in getattr(inner, "model_fields", ())
-        )
+        yield from (inner for inner in typing.get_args(annotation) if hasattr(inner, "model_fields"))
 
 
 def _lists(value: object) -> object:

@@ -19,17 +19,24 @@ from chunk_grpo.config.models import (
     PromptsParams,
     ReportParams,
     SamplingParams,
-    StepPlan,
     TrainParams,
-    VariantParams,
 )
 from chunk_grpo.config.problems import Problem, nearest, show
+from chunk_grpo.config.variant_rules import (
+    branches_fit_the_group,
+    fixed_plans_where_needed,
+    fraction_selects_a_chunk,
+    noise_is_possible,
+    objectives_fit_plans,
+    per_chunk_settings_fit_the_objective,
+    replanning_has_a_rule,
+    variant_names_are_free,
+    variant_plans_exist,
+    variant_rewards_are_trained_on,
+    windows_fit_the_grid,
+)
 
 Rule: TypeAlias = Callable[..., Iterator[Problem]]
-Variants: TypeAlias = Mapping[str, VariantParams]
-
-RESERVED_VARIANTS = ("base",)
-"""`base` names the untrained policy in every artifact."""
 
 MIN_GUIDED_CHUNK = 2
 """The shortest chunk a guided plan may have, in steps (a line needs two points)."""
@@ -66,49 +73,6 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
                 (*path, "num_chunks"),
                 f"must be <= {most}: {MIN_GUIDED_CHUNK} steps a chunk at least and {noisy}, "
                 f"got {plan.num_chunks}",
-            )
-
-
-def variant_plans_exist(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
-    """A variant names a plan that is there, and of the kind its objective needs."""
-    for name, variant in variants.items():
-        path = ("variants", name, "plan")
-        plan = chunks.plans.get(variant.plan)
-        if plan is None:
-            guess = nearest(variant.plan, chunks.plans)
-            hint = f"did you mean {guess!r}? " if guess else ""
-            plans = ", ".join(chunks.plans)
-            yield Problem(path, f"must be a name in chunks.plans, got {variant.plan!r}; {hint}there: {plans}")
-        elif variant.objective == "step" and not isinstance(plan, StepPlan):
-            yield Problem(
-                path, f"objective: step needs a plan of kind: step, got {variant.plan!r} ({plan.kind})"
-            )
-
-
-def variant_names_are_free(variants: Variants) -> Iterator[Problem]:
-    """No variant takes the name of the untrained policy."""
-    for name in variants:
-        if name in RESERVED_VARIANTS:
-            yield Problem(("variants", name), "this name means the untrained policy; choose another")
-
-
-def fraction_selects_a_chunk(
-    variants: Variants, chunks: ChunksParams, sampling: SamplingParams, train: TrainParams
-) -> Iterator[Problem]:
-    """At least one chunk is trained: int(K * fraction) >= 1, K cut down as in the released code."""
-    for name, variant in variants.items():
-        plan = chunks.plans.get(variant.plan)
-        if plan is None:
-            continue
-        own = variant.fraction is not None
-        fraction = variant.fraction if variant.fraction is not None else train.fraction
-        count = plan.chunk_count(sampling.num_sde_steps)
-        if int(count * fraction) < 1:
-            remedy = "raise it" if own else f"raise train.fraction, or set variants.{name}.fraction"
-            yield Problem(
-                ("variants", name, "fraction"),
-                f"int(chunks * fraction) must be >= 1, got int({count} * {fraction}) = 0 "
-                f"with plan {variant.plan!r}; {remedy}",
             )
 
 
@@ -174,7 +138,15 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (plans_fit_steps, ("chunks", "sampling")),
     (variant_names_are_free, ("variants",)),
     (variant_plans_exist, ("variants", "chunks")),
+    (objectives_fit_plans, ("variants", "chunks")),
+    (fixed_plans_where_needed, ("variants", "chunks", "sampling")),
+    (per_chunk_settings_fit_the_objective, ("variants",)),
+    (replanning_has_a_rule, ("variants", "chunks")),
+    (windows_fit_the_grid, ("variants", "chunks", "sampling")),
+    (branches_fit_the_group, ("variants", "chunks", "sampling", "train")),
     (fraction_selects_a_chunk, ("variants", "chunks", "sampling", "train")),
+    (noise_is_possible, ("variants", "sampling")),
+    (variant_rewards_are_trained_on, ("variants", "rewards")),
     (scorers_are_known, ("rewards", "scorers")),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),

@@ -27,6 +27,7 @@ class Branch:
         step: The noisy step k, of 0 .. S - 2.
         transition_std: Its standard deviation, float64 scalar, positive.
         before: States before it [B, L, D], a view of the prefix.
+        mean: Mean of its Gaussian [B, L, D], which all children share.
         after: States drawn in it [B, M, L, D].
         log_probs: Log-density of the draws, mean over latent dimensions, [B, M].
         finals: The latents of the images that ODE steps then arrive at, [B, M, L, D].
@@ -35,6 +36,7 @@ class Branch:
     step: int
     transition_std: Tensor
     before: Tensor
+    mean: Tensor
     after: Tensor
     log_probs: Tensor
     finals: Tensor
@@ -106,6 +108,7 @@ def rollout_branches(
                 step=step,
                 transition_std=sampler.std(*step_arguments),
                 before=before,
+                mean=transition.mean,
                 after=after,
                 log_probs=log_probs,
                 finals=run[:, -1].unflatten(0, (-1, children)).clone(),  # a view would keep the whole run

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import ChunkPlan, spread_to_steps
 
 
@@ -46,3 +47,20 @@ def chunk_size_weights(plan: ChunkPlan) -> Tensor:
     """
     sizes = torch.tensor(plan.sizes, dtype=torch.float64)
     return spread_to_steps(plan.num_steps / (plan.num_chunks * sizes), plan)
+
+
+def selected_chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Tensor:
+    """`chunk_size_weights` of the chunks that are trained: n / (k * cs_j), k selected chunks holding n steps.
+
+    Args:
+        chunks: The chunk of each step of each trajectory.
+        selected: bool [B, Kmax], the chunks that are trained, at least one a row.
+
+    Returns:
+        float64 [B, N], mean 1 over the steps of each row's selected chunks; 0 at all other steps.
+    """
+    chosen = selected.to(torch.float64)
+    sizes = chunks.sizes.to(chosen)
+    num_steps = (chosen * sizes).sum(dim=1, keepdim=True)
+    per_chunk = chosen * num_steps / (chosen.sum(dim=1, keepdim=True) * sizes.clamp(min=1))
+    return chunks.spread(per_chunk)

@@ -65,8 +65,20 @@ def settings_from(params: Params) -> ReportSettings:
 
 
 def _recipe(variant: VariantParams) -> str:
-    drawn = "by the weights of Eq. (16)" if variant.weighted_sampling else "uniformly"
-    return f"{variant.objective} objective, plan {variant.plan}, drawn {drawn}"
+    """A variant in words: objective and plan, and what else it sets."""
+    own = variant.model_dump(mode="json", exclude={"objective", "plan"}, exclude_defaults=True)
+    told = [f"{variant.objective} objective, plan {variant.plan}"]
+    told += [f"{key.replace('_', ' ')} {_words(value)}" for key, value in own.items()]
+    return ", ".join(told)
+
+
+def _words(value: object) -> str:
+    """A setting's value without brackets and quotes, as far as they are not needed."""
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{key} {_words(inner)}" for key, inner in value.items()) + ")"
+    if isinstance(value, list):
+        return "[" + ", ".join(_words(inner) for inner in value) + "]"
+    return str(value)
 
 
 def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:

@@ -1,50 +1,82 @@
-"""One iteration's experience: a group of trajectories for each prompt, their pictures and their rewards."""
+"""One iteration's experience: trajectories of the current policy, their pictures and what they earned."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
-from chunk_grpo.core.types import Trajectory
-from chunk_grpo.families.base import Family, velocity_function
+from chunk_grpo.config import BranchingParams
+from chunk_grpo.core.branching import Branches, rollout_branches
+from chunk_grpo.core.rollout import rollout_sde, sample_noise
+from chunk_grpo.core.types import Velocity
+from chunk_grpo.core.window import window_steps
+from chunk_grpo.families.base import Conditioning, Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.seeding import generator
-from chunk_grpo.training.update import StepGrid
+from chunk_grpo.training.method import Method
 
-_DIVERGED = (
-    "The policy has diverged: lower train.learning_rate or train.max_grad_norm and start from the last good "
-    "checkpoint."
-)
+DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad_norm."
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """B runs of the sampler, or what is kept of them: M successive steps of each, M = S, or 1 for a branch.
+
+    Attributes:
+        states: [B, M + 1, L, D].
+        first_step: int64 [B], the step that begins at `states[:, 0]`.
+        noisy: bool [B, S - 1], which steps carry noise and can be trained.
+        log_probs: [B, S - 1] under the policy that sampled; 0 where a step is not noisy.
+        means: [B, M or M - 1, L, D], the means of the noisy steps, or None when nobody asks for them.
+        finals: [B, L, D], the latents of the images.
+    """
+
+    states: Tensor
+    first_step: Tensor
+    noisy: Tensor
+    log_probs: Tensor
+    means: Tensor | None
+    finals: Tensor
+
+    def rows(self, where: slice) -> Drawn:
+        """The runs of these rows."""
+        return Drawn(
+            states=self.states[where],
+            first_step=self.first_step[where],
+            noisy=self.noisy[where],
+            log_probs=self.log_probs[where],
+            means=None if self.means is None else self.means[where],
+            finals=self.finals[where],
+        )
 
 
 @dataclass(frozen=True)
 class Experience:
-    """Trajectories of P prompts x G images (row = prompt * G + image) and what they earned.
+    """What B images, Q groups of M that are compared with each other, were drawn by and earned.
+
+    The row of an image is group * M + number; a prompt's groups follow each other.
 
     Attributes:
-        prompts: One row for each trajectory.
-        states: [B, S + 1, L, D].
-        log_probs: [B, S - 1] under the policy that sampled.
-        rewards: [P, G].
+        prompts: One row for each image.
+        drawn: Their trajectories.
+        rewards: [Q, M], the weighted sum of `parts`.
         parts: Each scorer's values [B].
-        seconds_rollout: Time in the sampler.
-        seconds_reward: Time in decoding and scoring.
+        seconds: Seconds by what they were spent on.
     """
 
     prompts: PromptSet
-    states: Tensor
-    log_probs: Tensor
+    drawn: Drawn
     rewards: Tensor
     parts: dict[str, np.ndarray]
-    seconds_rollout: float
-    seconds_reward: float
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -52,96 +84,269 @@ class RolloutSettings:
     """How experience is gathered.
 
     Attributes:
-        group_size: Images for each prompt.
+        group_size: Images for each prompt; with branches, for each prompt and branch point.
         batch_size: Trajectories in one forward pass.
         same_noise_in_group: Whether a group's images start from one noise.
+        background: Whether a batch is decoded and scored while the next one is drawn.
         seed: Training seed; every trajectory's noise is a function of it, the iteration and the row.
     """
 
     group_size: int
     batch_size: int
     same_noise_in_group: bool
+    background: bool
     seed: int
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Which prompts an iteration trains on here.
+
+    Attributes:
+        number: From 1.
+        prompts: P prompts.
+        places: The number of each among the prompts of all processes: it names the prompt's noise.
+    """
+
+    number: int
+    prompts: PromptSet
+    places: Sequence[int]
 
 
 def gather(
     family: Family,
-    grid: StepGrid,
-    prompts: PromptSet,
+    method: Method,
+    iteration: Iteration,
     reward: Reward,
     settings: RolloutSettings,
-    iteration: int,
+    check: Callable[[], None] = lambda: None,
 ) -> Experience:
-    """Sample a group for each of the P `prompts` with the current policy, decode and score.
+    """Sample the groups of each prompt with the current policy, decode and score.
+
+    Args:
+        family: The policy.
+        method: How trajectories are drawn.
+        iteration: Prompts, and the names of their random streams.
+        reward: What scores the images.
+        settings: Sizes.
+        check: Called before each batch; it may raise to give up.
 
     Raises:
         DataError: A latent or a reward is not finite; the message names the prompt.
+        TransientError: A scorer does not answer.
     """
     start = time.perf_counter()
-    rows = prompts.repeated(settings.group_size)
-    batches = [
-        _sample(
-            family, grid, rows, range(first, min(first + settings.batch_size, len(rows))), settings, iteration
-        )
-        for first in range(0, len(rows), settings.batch_size)
-    ]
-    states = torch.cat([batch.states for batch in batches])
-    require_finite(states, rows, f"iteration {iteration}", _DIVERGED)
-    sampled = time.perf_counter()
-    scores = score_latents(family, states[:, -1], rows, reward, settings.batch_size)
+    branching = method.settings.branching
+    images = settings.group_size * (branching.points if branching else 1)
+    rows = iteration.prompts.repeated(images)
+    sampler = _Sampling(family, method, iteration, settings)
+    batches: list[Drawn] = []
+    with _Judge(family, reward, settings.background) as judge:
+        for drawn in sampler.branches(branching) if branching else sampler.trajectories():
+            span = range(judge.count, judge.count + len(drawn.finals))
+            part = rows.rows(span)
+            require_finite(drawn.finals, part, f"iteration {iteration.number}", DIVERGED)
+            batches.append(drawn)
+            judge.submit(drawn.finals, part)
+            check()
+        sampled = time.perf_counter()
+        scores = judge.scores()
+    members = branching.children if branching else settings.group_size
     return Experience(
         prompts=rows,
-        states=states,
-        log_probs=torch.cat([batch.log_probs for batch in batches]),
-        rewards=torch.from_numpy(scores.values).view(len(prompts), settings.group_size),
+        drawn=_joined(batches),
+        rewards=torch.from_numpy(scores.values).view(-1, members),
         parts=dict(scores.details),
-        seconds_rollout=sampled - start,
-        seconds_reward=time.perf_counter() - sampled,
+        seconds={
+            "rollout": sampled - start,
+            "reward": judge.seconds,
+            "waiting_for_reward": time.perf_counter() - sampled,
+        },
     )
 
 
-def _sample(
-    family: Family, grid: StepGrid, rows: PromptSet, span: range, settings: RolloutSettings, iteration: int
-) -> Trajectory:
-    """Trajectories of the rows in `span`; each has its own streams, so the batch size changes nothing."""
-    stream = ("rollout", settings.seed, iteration)
-    first = [row - row % settings.group_size if settings.same_noise_in_group else row for row in span]
-    x1 = sample_noise((len(span), *family.latent_shape), [generator(*stream, "start", row) for row in first])
-    velocity = velocity_function(family, rows.conditioning.rows(list(span)))
-    noises = [generator(*stream, "steps", row) for row in span]
-    device = rows.conditioning.prompt_embeds.device
-    return rollout_sde(velocity, x1.to(device), grid.times, grid.diffusion_coefs, noises)
+class _Sampling:
+    """The sampler of one iteration; each row has its own streams, so batches and processes change nothing."""
 
+    def __init__(
+        self, family: Family, method: Method, iteration: Iteration, settings: RolloutSettings
+    ) -> None:
+        self._family, self._method, self._settings = family, method, settings
+        self._prompts, self._places = iteration.prompts, iteration.places
+        self._number = iteration.number
+        self._stream = ("rollout", settings.seed, iteration.number)
+        self._keep_means = method.settings.ratio_norm == "guard"
 
-def heldout_scores(
-    family: Family,
-    times: Tensor,
-    prompts: PromptSet,
-    images_per_prompt: int,
-    reward: Reward,
-    seed: int,
-    batch_size: int,
-) -> Scores:
-    """Rewards of the current policy's ODE samples on fixed prompts and fixed noise: comparable between iterations.
+    def trajectories(self) -> Iterator[Drawn]:
+        """Whole runs with noise in every step but the last, or in a window's."""
+        grid, size = self._method.grid, self._settings.group_size
+        noisy = self._noisy_steps()
+        rows = [place * size + image for place in self._places for image in range(size)]
+        for first in range(0, len(rows), self._settings.batch_size):
+            span = range(first, min(first + self._settings.batch_size, len(rows)))
+            names = [rows[i] for i in span]
+            made = rollout_sde(
+                self._velocity([i // size for i in span]),
+                self._starts(
+                    [row - row % size if self._settings.same_noise_in_group else row for row in names]
+                ),
+                grid.times,
+                grid.noise,
+                [generator(*self._stream, "steps", row) for row in names],
+                sde_steps=noisy,
+                sampler=grid.sampler,
+                keep_means=self._keep_means,
+            )
+            yield Drawn(
+                states=made.states,
+                first_step=torch.zeros(len(span), dtype=torch.int64),
+                noisy=(made.transition_stds > 0).expand(len(span), -1),
+                log_probs=made.log_probs,
+                means=made.means,
+                finals=made.states[:, -1],
+            )
 
-    Raises:
-        DataError: A latent or a reward is not finite.
-    """
-    rows = prompts.repeated(images_per_prompt)
-    names = [f"{rows.ids[i]}/{i % images_per_prompt}" for i in range(len(rows))]
-    finals = []
-    for first in range(0, len(rows), batch_size):
-        span = range(first, min(first + batch_size, len(rows)))
-        noise = sample_noise(
-            (len(span), *family.latent_shape), [generator("heldout", seed, names[i]) for i in span]
+    def branches(self, branching: BranchingParams) -> Iterator[Drawn]:
+        """Runs of the ODE with children at the iteration's branch points; row = (prompt, run, point, child)."""
+        grid, children = self._method.grid, branching.children
+        steps = torch.randperm(grid.num_sde_steps, generator=generator(*self._stream, "points"))
+        points = sorted(steps[: branching.points].tolist())
+        runs = self._settings.group_size // children
+        names = [place * runs + run for place in self._places for run in range(runs)]
+        per_batch = max(1, self._settings.batch_size // children)
+        for first in range(0, len(names), per_batch):
+            span = range(first, min(first + per_batch, len(names)))
+            prompts = self._prompts.conditioning.rows([i // runs for i in span])
+
+            def velocity(x: Tensor, t: Tensor, rows: Tensor, prompts: Conditioning = prompts) -> Tensor:
+                return self._family.velocity(x, t, prompts.rows(rows))
+
+            def stream(row: int, step: int, child: int, first: int = first) -> torch.Generator:
+                return generator(*self._stream, "branch", names[first + row], step, child)
+
+            made = rollout_branches(
+                velocity,
+                self._starts([names[i] for i in span]),
+                grid.times,
+                grid.noise,
+                points,
+                children,
+                stream,
+                grid.sampler,
+            )
+            yield _branches_as_rows(made, grid.num_sde_steps, self._keep_means)
+
+    def _noisy_steps(self) -> Sequence[int] | None:
+        window = self._method.settings.window
+        if window is None:
+            return None
+        return window_steps(
+            self._number, self._method.grid.num_sde_steps, window.size, window.stride, window.every
         )
-        conditioning = rows.conditioning.rows(list(span))
-        velocity = velocity_function(family, conditioning)
-        start = noise.to(conditioning.prompt_embeds.device)
-        finals.append(rollout_ode(lambda _, v=velocity: v, start, times)[:, -1])  # type: ignore[misc]  # v bound early
-    latents = torch.cat(finals)
-    require_finite(latents, rows, "held-out prompts", _DIVERGED)
-    return score_latents(family, latents, rows, reward, batch_size)
+
+    def _starts(self, names: Sequence[int]) -> Tensor:
+        noise = sample_noise(
+            (len(names), *self._family.latent_shape),
+            [generator(*self._stream, "start", name) for name in names],
+        )
+        return noise.to(self._prompts.conditioning.prompt_embeds.device)
+
+    def _velocity(self, prompts: Sequence[int]) -> Velocity:
+        """The policy for rows of these prompts, in order; rows that start alike share their first evaluation."""
+        conditioning = self._prompts.conditioning
+        everywhere = velocity_function(self._family, conditioning.rows(prompts))
+        if not self._settings.same_noise_in_group:
+            return everywhere
+        distinct = sorted(set(prompts))
+        alike = velocity_function(self._family, conditioning.rows(distinct))
+        where = torch.tensor([distinct.index(prompt) for prompt in prompts])
+        leaders = torch.tensor([prompts.index(prompt) for prompt in distinct])
+        start = float(self._method.grid.times[0])
+
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            if float(t[0]) == start:
+                return alike(x[leaders], t[leaders])[where]
+            return everywhere(x, t)
+
+        return velocity
+
+
+def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> Drawn:
+    """R runs with branches of M children at A points as R * A * M rows of one step each."""
+    rows, children = made.branches[0].log_probs.shape
+    steps = torch.tensor([branch.step for branch in made.branches])
+    first_step = steps.view(1, -1, 1).expand(rows, -1, children).flatten()
+    noisy = torch.nn.functional.one_hot(first_step, num_sde_steps).bool()
+
+    def of_children(values: list[Tensor]) -> Tensor:
+        return torch.stack(values, dim=1).flatten(0, 2)
+
+    def of_runs(values: list[Tensor]) -> Tensor:
+        return torch.stack(values, dim=1).flatten(0, 1).repeat_interleave(children, dim=0)
+
+    log_probs = of_children([branch.log_probs for branch in made.branches])
+    before = of_runs([branch.before for branch in made.branches])
+    after = of_children([branch.after for branch in made.branches])
+    means = of_runs([branch.mean for branch in made.branches]).unsqueeze(1) if keep_means else None
+    return Drawn(
+        states=torch.stack([before, after], dim=1),
+        first_step=first_step,
+        noisy=noisy,
+        log_probs=log_probs.unsqueeze(1) * noisy.to(log_probs),
+        means=means,
+        finals=of_children([branch.finals for branch in made.branches]),
+    )
+
+
+def _joined(batches: Sequence[Drawn]) -> Drawn:
+    means = [batch.means for batch in batches if batch.means is not None]
+    return Drawn(
+        states=torch.cat([batch.states for batch in batches]),
+        first_step=torch.cat([batch.first_step for batch in batches]),
+        noisy=torch.cat([batch.noisy for batch in batches]),
+        log_probs=torch.cat([batch.log_probs for batch in batches]),
+        means=torch.cat(means) if means else None,
+        finals=torch.cat([batch.finals for batch in batches]),
+    )
+
+
+class _Judge:
+    """Decodes and scores batch after batch, in order; in the background, so that the next one can be drawn."""
+
+    def __init__(self, family: Family, reward: Reward, background: bool) -> None:
+        self._family, self._reward = family, reward
+        self._pool = ThreadPoolExecutor(1) if background else None
+        self._answers: list[Future[Scores]] = []
+        self.count, self.seconds = 0, 0.0
+
+    def __enter__(self) -> _Judge:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def submit(self, latents: Tensor, rows: PromptSet) -> None:
+        """Take the next batch."""
+        self.count += len(latents)
+        if self._pool is not None:
+            self._answers.append(self._pool.submit(self._score, latents, rows))
+            return
+        answer: Future[Scores] = Future()
+        answer.set_result(self._score(latents, rows))
+        self._answers.append(answer)
+
+    def scores(self) -> Scores:
+        """All batches' scores, in the order in which they came; an error of any of them is raised here."""
+        made = [answer.result() for answer in self._answers]
+        details = {name: np.concatenate([part.details[name] for part in made]) for name in made[0].details}
+        return Scores(np.concatenate([part.values for part in made]), details)
+
+    def _score(self, latents: Tensor, rows: PromptSet) -> Scores:
+        start = time.perf_counter()
+        scores = score_latents(self._family, latents, rows, self._reward, len(latents))
+        self.seconds += time.perf_counter() - start
+        return scores
 
 
 def score_latents(

@@ -2,244 +2,267 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from accelerate import Accelerator
-from torch import Tensor
 
 from chunk_grpo.config import TrainParams
-from chunk_grpo.core.advantages import degenerate_groups, group_advantages
-from chunk_grpo.core.chunk_sampling import select_chunks
+from chunk_grpo.core.dynamics import relative_l1
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.registry import Reward
-from chunk_grpo.seeding import generator
-from chunk_grpo.training.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from chunk_grpo.training.rollouts import Experience, RolloutSettings, gather, heldout_scores
+from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+from chunk_grpo.training.credit import advantages_of
+from chunk_grpo.training.halfway import Halfway
+from chunk_grpo.training.learner import Learner, Lesson
+from chunk_grpo.training.method import Method
+from chunk_grpo.training.metrics import (
+    MetricRow,
+    fidelity_metrics,
+    reward_metrics,
+    seconds_metrics,
+    update_metrics,
+    warn_of_poor_fidelity,
+)
+from chunk_grpo.training.monitor import Monitor
+from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
 from chunk_grpo.training.schedule import prompts_of_iteration
-from chunk_grpo.training.update import Objective, StepGrid, UpdateBatch, UpdateStats, accumulate_gradient
-
-MetricRow = tuple[int, str, float]
-"""(iteration, metric, value); iteration 0 is the base policy."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """What makes one variant differ from another.
-
-    Attributes:
-        objective: Chunks, clip range and KL weight.
-        chunk_weights: Eq. (16) weights [K] for the draw of chunks, or None for a uniform draw.
-        fraction: Share of the chunks trained for each sample and update.
-    """
-
-    objective: Objective
-    chunk_weights: Tensor | None
-    fraction: float
+from chunk_grpo.training.update import Policies
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on, and on what it is watched: prompts, held-out prompts, reward and sampling grid."""
+    """What is trained on, and on what it is watched: prompts, held-out prompts and reward."""
 
     prompts: PromptSet
     heldout: PromptSet
     reward: Reward
-    grid: StepGrid
+
+
+class _StopError(Exception):
+    """Somebody wants the process to end: work in hand is given up."""
 
 
 class Trainer:
     """Trains the family's transformer in place with one method and one seed."""
 
     def __init__(
-        self, family: Family, task: Task, method: Method, settings: TrainParams, seed: int, checkpoint: Path
+        self,
+        family: Family,
+        task: Task,
+        method: Method,
+        settings: TrainParams,
+        seed: int,
+        checkpoints: CheckpointStore,
     ) -> None:
-        """Prepare, and resume from `checkpoint` when there is one.
+        """Prepare, and resume from the newest checkpoint when there is one.
 
         Args:
             family: The base policy, loaded with the parts "transformer" and "vae".
-            task: Prompts, reward and grid.
+            task: Prompts and reward.
             method: The variant.
             settings: The `train` section of params.yaml.
             seed: Of every random stream.
-            checkpoint: File that is written as training goes on.
+            checkpoints: Where state is kept as training goes on.
+
+        Raises:
+            DataError: There are checkpoints, and none of them can be used.
         """
         self._family, self._task, self._method, self._settings = family, task, method, settings
-        self._seed, self._checkpoint = seed, checkpoint
-        self._accelerator = Accelerator()
-        self._reference = family.frozen_copy() if method.objective.kl_coef > 0 else None
+        self._seed, self._checkpoints = seed, checkpoints
+        self._processes = Processes()
+        reference = family.frozen_copy() if method.kl_coef > 0 else None
         family.transformer.requires_grad_(True)
-        self._parameters = list(family.trainable_parameters())
-        optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        self._learner = Learner(
+            Policies(family.velocity, reference.velocity if reference is not None else None),
+            list(family.trainable_parameters()),
+            method,
+            settings,
+            self._processes,
+            seed,
         )
-        self._optimizer = self._accelerator.prepare(optimizer)
+        self._monitor = Monitor(task.heldout, task.reward, settings.heldout, settings.micro_batch_size)
         self._rows: list[MetricRow] = []
         self._done = 0
+        self._halfway: Halfway | None = None
         self._resume()
 
     def run(self, should_stop: Callable[[], bool]) -> list[MetricRow]:
-        """Train to the last iteration and return all metrics.
+        """Train to the last iteration, or until the held-out score stops getting better, and return all metrics.
 
         Args:
-            should_stop: Asked after each iteration; when true, a checkpoint is saved and TransientError raised.
+            should_stop: Asked often; when true, a checkpoint is saved and TransientError raised.
 
         Raises:
-            TransientError: Told to stop; the same call goes on later.
-            DataError: Latents, rewards or gradients are not finite.
+            TransientError: Told to stop, or a scorer does not answer; the same call goes on later.
+            DataError: Latents, rewards, ratios or gradients are not finite.
         """
+        self._should_stop = should_stop
         total = self._settings.iterations
-        if self._done == 0:
-            self._rows += self._watch(0)
-        with Meter(f"training, seed {self._seed}", total, self._done) as meter:
-            for iteration in range(self._done + 1, total + 1):
-                rows = self._iterate(iteration)
-                self._rows += rows
-                self._done = iteration
-                if iteration % self._settings.heldout.every == 0 or iteration == total:
-                    self._rows += self._watch(iteration)
-                reward = next(value for _, metric, value in rows if metric == "reward_mean")
-                meter.advance(note=f"reward {reward:.3f}")
-                stop = should_stop()
-                if stop or iteration % self._settings.checkpoint_every == 0 or iteration == total:
-                    self._save()
-                if stop and iteration < total:
-                    raise TransientError(
-                        f"stopped after iteration {iteration} of {total}; run again to go on"
-                    )
+        try:
+            with Meter(f"training, seed {self._seed}", total, self._done) as meter:
+                self._watch_if_due()
+                while self._done < total and not self._monitor.should_stop():
+                    self._iterate(self._done + 1)
+                    self._watch_if_due()
+                    meter.advance(note=self._reward_so_far())
+                    self._save_if_due()
+        except _StopError:
+            self._save()
+            raise TransientError(
+                f"stopped after iteration {self._done} of {total}; run again to go on"
+            ) from None
+        except DataError as error:
+            last = self._checkpoints.newest_path()
+            raise DataError(f"{error} The last good checkpoint is {last or 'the base model'}.") from error
         return self._rows
 
-    def _iterate(self, iteration: int) -> list[MetricRow]:
-        """One rollout and its updates."""
+    def _iterate(self, iteration: int) -> None:
+        """Rollout and reward, advantage, update, log."""
+        if self._halfway is None:
+            experience = self._roll_out(iteration)
+            everybody = self._of_all_processes(experience)
+            advantages = advantages_of(everybody, self._method)
+            metrics = reward_metrics(everybody, advantages) | self._follow(experience)
+            mine = self._processes.share_of(len(advantages), "images")
+            self._halfway = Halfway(
+                Lesson(iteration, experience, advantages[mine.start : mine.stop]), metrics
+            )
+        self._learn(self._halfway)
+        self._log(self._halfway)
+        self._halfway, self._done = None, iteration
+
+    def _roll_out(self, iteration: int) -> Experience:
+        """Images of this iteration's prompts by the current policy, with their rewards."""
         settings = self._settings
-        picked = prompts_of_iteration(
-            iteration - 1, settings.prompts_per_iteration, len(self._task.prompts), self._seed
-        )
-        rollout_settings = RolloutSettings(
-            settings.group_size, settings.micro_batch_size, settings.same_noise_in_group, self._seed
+        rollout = RolloutSettings(
+            group_size=settings.group_size,
+            batch_size=settings.micro_batch_size,
+            same_noise_in_group=settings.same_noise_in_group,
+            background=settings.reward_in_background,
+            seed=self._seed,
         )
         self._family.transformer.eval()
-        experience = gather(
+        prompts, places = self._prompts_of(iteration)
+        return gather(
             self._family,
-            self._task.grid,
-            self._task.prompts.rows(picked),
+            self._method,
+            Iteration(iteration, prompts, places),
             self._task.reward,
-            rollout_settings,
-            iteration,
+            rollout,
+            self._check,
         )
-        advantages = group_advantages(experience.rewards, clip=settings.advantage_clip)
+
+    def _prompts_of(self, iteration: int) -> tuple[PromptSet, list[int]]:
+        """This process's prompts of an iteration, those of each update in a row, and their places among all."""
+        settings = self._settings
+        count, updates = settings.prompts_per_iteration, settings.updates_per_iteration
+        picked = prompts_of_iteration(iteration - 1, count, len(self._task.prompts), self._seed)
+        share = count // updates
+        mine = self._processes.share_of(share, "train.prompts_per_iteration / train.updates_per_iteration")
+        places = [update * share + place for update in range(updates) for place in mine]
+        return self._task.prompts.rows([picked[place] for place in places]), places
+
+    def _of_all_processes(self, experience: Experience) -> Experience:
+        """The same with what the images of all processes earned, those of the first process first."""
+        if self._processes.count == 1:
+            return experience
+        parts = {
+            name: np.concatenate(self._processes.gather([values]))
+            for name, values in experience.parts.items()
+        }
+        return replace(
+            experience, rewards=torch.cat(self._processes.gather([experience.rewards])), parts=parts
+        )
+
+    def _follow(self, experience: Experience) -> dict[str, float]:
+        """Let a plan that follows the policy do so."""
+        if self._method.settings.replan_every is None:
+            return {}
+        curves = relative_l1(experience.drawn.states)[:, : self._method.grid.num_sde_steps]
+        everybody = torch.cat(self._processes.gather([curves.cpu()]))
+        return self._learner.chunks.follow(everybody.mean(dim=0).tolist(), self._done + 1)
+
+    def _learn(self, halfway: Halfway) -> None:
+        """The updates of an iteration that are not done yet."""
         start = time.perf_counter()
-        updates = [
-            self._update(experience, advantages, iteration, number)
-            for number in range(settings.updates_per_iteration)
-        ]
-        seconds = time.perf_counter() - start
-        return [(iteration, name, value) for name, value in _metrics(experience, updates, seconds).items()]
+        updates = self._learner.prepare(halfway.lesson, self._check, fresh=not halfway.updates)
+        for number in range(len(halfway.updates), len(updates)):
+            halfway.updates.append(self._learner.step(updates[number], halfway.lesson, number, self._check))
+            halfway.seconds += time.perf_counter() - start
+            start = time.perf_counter()
 
-    def _update(
-        self, experience: Experience, advantages: Tensor, iteration: int, number: int
-    ) -> tuple[UpdateStats, float]:
-        """One optimiser step on this update's share of the prompts; returns the statistics and the gradient's norm."""
-        settings, objective = self._settings, self._method.objective
-        share = experience.rewards.shape[0] // settings.updates_per_iteration * settings.group_size
-        rows = slice(number * share, (number + 1) * share)
-        selected = select_chunks(
-            objective.plan,
-            self._method.fraction,
-            self._method.chunk_weights,
-            share,
-            generator("chunks", self._seed, iteration, number),
-        )
-        device = experience.states.device
-        batch = UpdateBatch(
-            states=experience.states[rows],
-            conditioning=experience.prompts.conditioning.rows(range(rows.start, rows.stop)),
-            advantages=advantages.flatten()[rows].to(device, torch.float32),
-            old_log_probs=experience.log_probs[rows],
-            selected=selected.to(device),
-        )
-        self._optimizer.zero_grad()
-        stats = accumulate_gradient(
-            self._family.velocity,
-            self._reference.velocity if self._reference is not None else None,
-            self._task.grid,
-            batch,
-            objective,
-            on_policy=number == 0,
-            micro_batch_size=settings.micro_batch_size,
-            backward=self._accelerator.backward,
-        )
-        norm = float(self._accelerator.clip_grad_norm_(self._parameters, settings.max_grad_norm))
-        if not math.isfinite(norm):
-            raise DataError(
-                f"iteration {iteration}, update {number}: the gradient is not finite. The last good checkpoint is "
-                f"{self._checkpoint}; lower train.learning_rate and run again."
-            )
-        self._optimizer.step()
-        return stats, norm
+    def _log(self, halfway: Halfway) -> None:
+        """Keep the numbers of an iteration."""
+        iteration, experience = halfway.lesson.iteration, halfway.lesson.experience
+        own, norms = zip(*halfway.updates, strict=True)
+        stats = self._processes.gather(list(own))
+        fidelity = fidelity_metrics(own[0], self._method.grid.num_sde_steps)
+        if iteration == 1:
+            warn_of_poor_fidelity(fidelity, self._method.clip_range)
+        seconds = seconds_metrics({**experience.seconds, "update": halfway.seconds}, len(experience.prompts))
+        metrics = {**halfway.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
+        self._rows += [(iteration, name, value) for name, value in metrics.items()]
 
-    def _watch(self, iteration: int) -> list[MetricRow]:
-        """Mean reward on held-out prompts with fixed noise."""
-        settings = self._settings.heldout
-        scores = heldout_scores(
-            self._family,
-            self._task.grid.times,
-            self._task.heldout,
-            settings.images_per_prompt,
-            self._task.reward,
-            settings.seed,
-            self._settings.micro_batch_size,
-        )
-        rows: list[MetricRow] = [(iteration, "heldout_reward", float(scores.values.mean()))]
-        rows += [
-            (iteration, f"heldout/{name}", float(values.mean())) for name, values in scores.details.items()
-        ]
-        return rows
+    def _reward_so_far(self) -> str:
+        """The last iteration's reward, to be shown."""
+        last = {name: value for iteration, name, value in self._rows if iteration == self._done}
+        return f"reward {last['reward_mean']:.3f} +- {last['reward_std']:.3f}"
+
+    def _watch_if_due(self) -> None:
+        """Measure the policy on held-out prompts, unless that was done before a stop."""
+        iteration, every = self._done, self._settings.heldout.every
+        due = iteration % every == 0 or iteration == self._settings.iterations
+        if not due or any(row[:2] == (iteration, "heldout_reward") for row in self._rows):
+            return
+        measured = self._monitor.measure(self._family, self._method.grid.times, iteration, self._check)
+        self._rows += [(iteration, name, value) for name, value in measured.metrics.items()]
+
+    def _check(self) -> None:
+        """Give up what is being done when somebody wants the process to end."""
+        if self._processes.any(self._should_stop()):
+            raise _StopError
 
     def _resume(self) -> None:
-        state = load_checkpoint(self._checkpoint)
-        if state is not None:
-            self._family.transformer.load_state_dict(state.network)
-            self._optimizer.load_state_dict(state.optimizer)
-            self._rows, self._done = [(i, n, v) for i, n, v in state.rows], state.iteration
+        """Go on from the newest checkpoint."""
+        state = self._checkpoints.latest()
+        if state is None:
+            return
+        self._family.transformer.load_state_dict(state.network)
+        self._learner.load_state(state.optimizer, state.extra["chunks"])
+        self._monitor.load_state(state.extra["monitor"])
+        self._rows, self._done = [(i, n, v) for i, n, v in state.rows], state.iteration
+        if state.extra["halfway"] is not None:
+            prompts, _ = self._prompts_of(state.iteration + 1)
+            device = prompts.conditioning.prompt_embeds.device
+            self._halfway = Halfway.from_state(state.extra["halfway"], prompts, device)
+
+    def _save_if_due(self) -> None:
+        if self._done % self._settings.checkpoint_every == 0 or self._done == self._settings.iterations:
+            start = time.perf_counter()
+            self._save()
+            self._rows.append((self._done, "seconds_checkpoint", time.perf_counter() - start))
 
     def _save(self) -> None:
-        save_checkpoint(
-            self._checkpoint,
-            TrainingState(
-                self._done, self._family.transformer.state_dict(), self._optimizer.state_dict(), self._rows
-            ),
-        )
-
-
-def _metrics(
-    experience: Experience, updates: list[tuple[UpdateStats, float]], seconds_update: float
-) -> dict[str, float]:
-    """The numbers of one iteration, by name."""
-    stats = [stat for stat, _ in updates]
-    rewards = experience.rewards
-    metrics = {
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std()),
-        "group_reward_std": float(rewards.std(dim=1).mean()),
-        "degenerate_groups": float(degenerate_groups(rewards).sum()),
-        "ratio_mean": sum(s.ratio_mean for s in stats) / len(stats),
-        "ratio_min": min(s.ratio_min for s in stats),
-        "ratio_max": max(s.ratio_max for s in stats),
-        "clip_fraction": sum(s.clip_fraction for s in stats) / len(stats),
-        "kl": sum(s.kl for s in stats) / len(stats),
-        "trained_steps": float(sum(s.trained_steps for s in stats)),
-        "grad_norm": sum(norm for _, norm in updates) / len(updates),
-        "seconds_rollout": experience.seconds_rollout,
-        "seconds_reward": experience.seconds_reward,
-        "seconds_update": seconds_update,
-    }
-    metrics.update({f"reward/{name}": float(values.mean()) for name, values in experience.parts.items()})
-    return metrics
+        """Keep all that a resumed run needs: random streams are functions of the iteration and need no state."""
+        extra = {
+            "chunks": self._learner.chunks.state(),
+            "monitor": self._monitor.state(),
+            "halfway": None if self._halfway is None else self._halfway.state(),
+        }
+        if self._processes.is_main:
+            self._checkpoints.save(
+                TrainingState(
+                    iteration=self._done,
+                    network=self._family.transformer.state_dict(),
+                    optimizer=self._learner.optimizer.state_dict(),
+                    rows=self._rows,
+                    extra=extra,
+                )
+            )

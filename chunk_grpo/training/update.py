@@ -9,29 +9,29 @@ left out. Both passes must be the same computation: same dtype, no dropout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.chunking import ChunkPlan
+from chunk_grpo.core.general_objective import ClipRange, assigned_coefficients, clipped_chunks
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
-from chunk_grpo.core.objective import clip_mask, gradient_coefficients, kl_coefficients
-from chunk_grpo.core.ratios import chunk_ratio
-from chunk_grpo.core.sde import sde_transition
+from chunk_grpo.core.ratios import assigned_ratio, guard_log_ratio
 from chunk_grpo.core.types import Transition
 from chunk_grpo.families.base import Conditioning
+from chunk_grpo.training.chunks import TrainedChunks
+from chunk_grpo.training.method import StepGrid
+from chunk_grpo.training.processes import Processes
 
 PolicyVelocity = Callable[[Tensor, Tensor, Conditioning], Tensor]
 """(x [N, L, D], t [N], conditioning of N prompts) -> velocity [N, L, D]."""
 
+ValueOfItems = Callable[[Transition, Tensor, Tensor], Tensor]
+"""(transitions, rows [n], steps [n]) -> [n]."""
 
-@dataclass(frozen=True)
-class StepGrid:
-    """The sampling grid of the rollouts: `times` [S + 1] and the noisy steps' `diffusion_coefs` [S - 1]."""
-
-    times: Tensor
-    diffusion_coefs: Tensor
+Check = Callable[[], None]
+"""Called between micro-batches; it raises to have the work given up."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,22 @@ class UpdateBatch:
     """What one optimiser step learns from.
 
     Attributes:
-        states: [B, S + 1, L, D] stored trajectories.
+        states: [B, M + 1, L, D] stored trajectories, or parts of them.
+        first_step: int64 [B], the step that begins at `states[:, 0]`.
         conditioning: B prompts.
-        advantages: [B].
+        advantages: [B], or [B, Kmax] where chunks have rewards of their own.
         old_log_probs: [B, S - 1] under the policy that made the rollouts.
-        selected: [B, K] which chunks are trained.
+        old_means: [B, M or M - 1, L, D], or None where ratios are not normalised.
+        chunks: Which chunks are trained, and with which weights.
     """
 
     states: Tensor
+    first_step: Tensor
     conditioning: Conditioning
     advantages: Tensor
     old_log_probs: Tensor
-    selected: Tensor
+    old_means: Tensor | None
+    chunks: TrainedChunks
 
 
 @dataclass(frozen=True)
@@ -58,124 +62,197 @@ class Objective:
     """Settings of the clipped objective.
 
     Attributes:
-        plan: The chunks.
-        clip_range: Half width of the ratio's trust region, above 0.
+        clip_range: Half width of the ratio's trust region, above 0: one, or a tensor [K].
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
+        ratio_norm: "guard" for GRPO-Guard's normalised ratio.
     """
 
-    plan: ChunkPlan
-    clip_range: float
+    clip_range: ClipRange
     kl_coef: float = 0.0
+    ratio_norm: Literal["none", "guard"] = "none"
 
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """Ratios and clipping over the selected chunks of one update; `kl` is the mean over the trained steps."""
+    """What one update saw.
 
-    ratio_mean: float
-    ratio_min: float
-    ratio_max: float
-    clip_fraction: float
-    kl: float
-    trained_steps: int
-
-
-def accumulate_gradient(
-    policy: PolicyVelocity,
-    reference: PolicyVelocity | None,
-    grid: StepGrid,
-    batch: UpdateBatch,
-    objective: Objective,
-    *,
-    on_policy: bool,
-    micro_batch_size: int,
-    backward: Callable[[Tensor], None],
-) -> UpdateStats:
-    """Add the gradient of minus the chunk objective to the policy's parameters.
-
-    Paper: Eq. (13) and (14); the decomposition is in docs/equations.md.
-
-    Args:
-        policy: Velocity with gradients.
-        reference: Velocity of the reference policy; needed when `objective.kl_coef` is positive.
-        grid: The rollouts' sampling grid.
-        batch: Trajectories, advantages and chunk selection.
-        objective: Chunks, clip range and KL weight.
-        on_policy: True on the first update after a rollout: ratios are 1 and are not computed.
-        micro_batch_size: Items back-propagated at a time.
-        backward: Called with each micro-batch's loss (accelerate's, for scaling and distribution).
-
-    Raises:
-        ValueError: A KL weight without a reference policy.
+    Attributes:
+        ratios: [n], the ratios of the selected chunks.
+        chunk: int64 [n], the number of each one's chunk.
+        clipped: bool [n], whether clipping stopped its gradient.
+        kl_sum: Sum over the trained steps of the divergence from the reference policy.
+        steps: int64 [m], the trained steps: one entry an item.
+        log_prob_change: [m], new less old log-probability of each item in the pass with gradients.
     """
-    if objective.kl_coef > 0 and reference is None:
-        raise ValueError(f"kl_coef {objective.kl_coef} needs a reference policy")
-    items = _selected_items(batch, objective.plan)
-    old = batch.old_log_probs
-    new = old if on_policy else _current_log_probs(policy, grid, batch, items, micro_batch_size)
-    coefficients = gradient_coefficients(
-        new, old, batch.advantages, objective.clip_range, objective.plan, batch.selected
-    )
-    penalties = -kl_coefficients(old, objective.kl_coef, objective.plan, batch.selected)
-    kl_sum = 0.0
-    for rows, steps in _micro_batches(items, micro_batch_size):
-        transition = _transition(policy, grid, batch, rows, steps)
-        log_probs = gaussian_log_prob(batch.states[rows, steps + 1], transition.mean, transition.std)
-        loss = -(coefficients[rows, steps] * log_probs).sum()
-        if reference is not None and objective.kl_coef > 0:
-            with torch.no_grad():
-                anchor = _transition(reference, grid, batch, rows, steps)
-            kl = gaussian_kl(transition.mean, anchor.mean, transition.std)
-            loss = loss + (penalties[rows, steps] * kl).sum()
-            kl_sum += float(kl.detach().sum())
-        backward(loss)
-    return _statistics(new, batch, objective, kl_sum / max(len(items), 1), len(items))
+
+    ratios: Tensor
+    chunk: Tensor
+    clipped: Tensor
+    kl_sum: float
+    steps: Tensor
+    log_prob_change: Tensor
 
 
-def _selected_items(batch: UpdateBatch, plan: ChunkPlan) -> Tensor:
-    """[N, 2] pairs (sample, step) of the selected chunks."""
-    chunk = torch.as_tensor(plan.chunk_of_step(), device=batch.selected.device)
-    return batch.selected[:, chunk].nonzero()
+@dataclass(frozen=True)
+class Policies:
+    """The policy that is trained, and its reference, which a KL weight needs."""
+
+    policy: PolicyVelocity
+    reference: PolicyVelocity | None = None
 
 
-def _micro_batches(items: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for part in items.split(size):
-        yield part[:, 0], part[:, 1]
+class Update:
+    """One optimiser step's gradient."""
 
+    def __init__(
+        self,
+        policies: Policies,
+        grid: StepGrid,
+        batch: UpdateBatch,
+        objective: Objective,
+        micro_batch_size: int,
+    ) -> None:
+        """Prepare.
 
-def _transition(
-    policy: PolicyVelocity, grid: StepGrid, batch: UpdateBatch, rows: Tensor, steps: Tensor
-) -> Transition:
-    """The Gaussian of each item's step."""
-    x, where = batch.states[rows, steps], steps.cpu()
-    t, t_next = grid.times[where], grid.times[where + 1]
-    velocity = policy(x, t.to(x), batch.conditioning.rows(rows))
-    return sde_transition(x, velocity, t, t_next, grid.diffusion_coefs[where])
+        Args:
+            policies: Velocity with gradients, and that of the reference policy.
+            grid: The rollouts' sampling grid.
+            batch: Trajectories, advantages and the chunks to train.
+            objective: Clip range, KL weight and kind of ratio.
+            micro_batch_size: Items in one forward and backward pass.
 
+        Raises:
+            ValueError: A KL weight without a reference policy, or a normalised ratio without old means.
+        """
+        if objective.kl_coef > 0 and policies.reference is None:
+            raise ValueError(f"kl_coef {objective.kl_coef} needs a reference policy")
+        if objective.ratio_norm == "guard" and batch.old_means is None:
+            raise ValueError("ratio_norm guard needs the means of the old policy: roll out with keep_means")
+        self._policy, self._grid, self._batch, self._objective = policies.policy, grid, batch, objective
+        self._reference = policies.reference if objective.kl_coef > 0 else None
+        self._micro_batch_size = micro_batch_size
+        trained = batch.chunks.assignment.spread(batch.chunks.selected.to(torch.float64)) > 0
+        self._items = trained.nonzero()
+        self._old = self._old_values()
 
-@torch.no_grad()
-def _current_log_probs(
-    policy: PolicyVelocity, grid: StepGrid, batch: UpdateBatch, items: Tensor, micro_batch_size: int
-) -> Tensor:
-    """[B, S - 1] under the current policy; steps that are not selected keep the old values."""
-    log_probs = batch.old_log_probs.clone()
-    for rows, steps in _micro_batches(items, micro_batch_size):
-        transition = _transition(policy, grid, batch, rows, steps)
-        log_probs[rows, steps] = gaussian_log_prob(
-            batch.states[rows, steps + 1], transition.mean, transition.std
+    def accumulate_gradient(self, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
+        """Add the gradient of minus the objective to the policy's parameters.
+
+        Paper: Eq. (13) and (14); the decomposition is in docs/equations.md.
+
+        Args:
+            processes: Those that train together; the gradient becomes the mean of theirs.
+            on_policy: True on the first update after a rollout: ratios are 1 and are not computed.
+            check: Called before each micro-batch; it may raise to give up.
+        """
+        rounds = processes.largest(-(-len(self._items) // self._micro_batch_size))
+        new = self._old if on_policy else self._evaluated(self._old, self._value, rounds, check)
+        chunks, objective = self._batch.chunks, self._objective
+        by_value, by_kl = assigned_coefficients(
+            new,
+            self._old,
+            self._batch.advantages,
+            objective.clip_range,
+            chunks.assignment,
+            objective.kl_coef,
+            chunks.weights,
+            chunks.selected,
         )
-    return log_probs
+        kl_sum, changes = 0.0, []
+        for number, (rows, steps, counts) in enumerate(self._micro_batches(rounds)):
+            check()
+            with processes.accumulating(last=number == rounds - 1):
+                transition = self._transition(self._policy, rows, steps)
+                value = self._value(transition, rows, steps)
+                loss = -(by_value[rows, steps] * value).sum()
+                if self._reference is not None:
+                    kl = self._divergence(self._reference, transition, rows, steps)
+                    loss = loss - (by_kl[rows, steps] * kl).sum()
+                    kl_sum += float(kl.detach().sum()) if counts else 0.0
+                processes.backward(loss if counts else 0 * loss)
+            if counts:
+                changes.append(value.detach() - self._old[rows, steps])
+        return self._statistics(new, kl_sum, torch.cat(changes))
 
+    def reevaluate_old(self, processes: Processes, check: Check) -> Tensor:
+        """Replace the rollout's log-probabilities by those of this update's own batches, the policy being the same.
 
-def _statistics(new: Tensor, batch: UpdateBatch, objective: Objective, kl: float, count: int) -> UpdateStats:
-    ratios = chunk_ratio(new, batch.old_log_probs, objective.plan)
-    chosen = ratios[batch.selected]
-    passes = clip_mask(ratios, batch.advantages, objective.clip_range)[batch.selected]
-    return UpdateStats(
-        ratio_mean=float(chosen.mean()),
-        ratio_min=float(chosen.min()),
-        ratio_max=float(chosen.max()),
-        clip_fraction=float(1 - passes.double().mean()),
-        kl=kl,
-        trained_steps=count,
-    )
+        Returns:
+            [B, S - 1], the values that are used from now on.
+        """
+        rounds = processes.largest(-(-len(self._items) // self._micro_batch_size))
+        old = self._evaluated(self._batch.old_log_probs, self._log_prob, rounds, check)
+        self._batch = replace(self._batch, old_log_probs=old)
+        self._old = self._old_values()
+        return old
+
+    def _old_values(self) -> Tensor:
+        """What `_value` was under the old policy, [B, S - 1]."""
+        old = self._batch.old_log_probs
+        return torch.zeros_like(old) if self._objective.ratio_norm == "guard" else old
+
+    @torch.no_grad()
+    def _evaluated(self, otherwise: Tensor, value: ValueOfItems, rounds: int, check: Check) -> Tensor:
+        """[B, S - 1] under the current policy; steps that are not trained stay as they are in `otherwise`."""
+        values = otherwise.clone()
+        for rows, steps, _ in self._micro_batches(rounds):
+            check()
+            values[rows, steps] = value(self._transition(self._policy, rows, steps), rows, steps)
+        return values
+
+    def _micro_batches(self, rounds: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Rows and steps of the items, and whether they count.
+
+        A process with fewer items than another fills up with one that does not count: every pass of a network
+        whose weights are spread over processes must be made by all of them.
+        """
+        parts = self._items.split(self._micro_batch_size)
+        for number in range(rounds):
+            part = parts[number] if number < len(parts) else parts[0][:1]
+            yield part[:, 0], part[:, 1], number < len(parts)
+
+    def _transition(self, policy: PolicyVelocity, rows: Tensor, steps: Tensor) -> Transition:
+        """The Gaussian of each item's step."""
+        batch, grid = self._batch, self._grid
+        x, where = batch.states[rows, steps - batch.first_step[rows]], steps.cpu()
+        t, t_next = grid.times[where], grid.times[where + 1]
+        velocity = policy(x, t.to(x), batch.conditioning.rows(rows))
+        return grid.sampler.transition(x, velocity, t, t_next, grid.noise[where])
+
+    def _log_prob(self, transition: Transition, rows: Tensor, steps: Tensor) -> Tensor:
+        """Each item's log-probability."""
+        after = self._batch.states[rows, steps - self._batch.first_step[rows] + 1]
+        return gaussian_log_prob(after, transition.mean, transition.std)
+
+    def _value(self, transition: Transition, rows: Tensor, steps: Tensor) -> Tensor:
+        """Each item's log-probability, or its normalised log-ratio, which is 0 under the old policy."""
+        batch, log_probs = self._batch, self._log_prob(transition, rows, steps)
+        if batch.old_means is None or self._objective.ratio_norm == "none":
+            return log_probs
+        old_mean = batch.old_means[rows, steps - batch.first_step[rows]]
+        drift = gaussian_kl(transition.mean, old_mean, transition.std)
+        columns = (log_probs, batch.old_log_probs[rows, steps], drift, transition.std.expand(len(rows)))
+        return guard_log_ratio(*(column.unsqueeze(1) for column in columns)).squeeze(1)
+
+    def _divergence(
+        self, reference: PolicyVelocity, transition: Transition, rows: Tensor, steps: Tensor
+    ) -> Tensor:
+        """Each item's divergence from the reference policy."""
+        with torch.no_grad():
+            anchor = self._transition(reference, rows, steps)
+        return gaussian_kl(transition.mean, anchor.mean, transition.std)
+
+    def _statistics(self, new: Tensor, kl_sum: float, changes: Tensor) -> UpdateStats:
+        chunks = self._batch.chunks
+        ratios = assigned_ratio(new, self._old, chunks.assignment)
+        clipped = clipped_chunks(
+            ratios, self._batch.advantages, self._objective.clip_range, chunks.assignment
+        )
+        return UpdateStats(
+            ratios=ratios[chunks.selected],
+            chunk=chunks.selected.nonzero()[:, 1],
+            clipped=clipped[chunks.selected],
+            kl_sum=kl_sum,
+            steps=self._items[:, 1],
+            log_prob_change=changes,
+        )

@@ -1,5 +1,6 @@
 """The toy checkpoint with a few encoded prompts, and a training task so small that an iteration takes a second."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,22 +9,31 @@ from typing import Any
 import pytest
 import torch
 
-from chunk_grpo.config import TrainParams, load_params
-from chunk_grpo.core.chunking import listed_plan
-from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.sde import diffusion_coefs
+from chunk_grpo.config import Params, load_params, parse_params
+from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.shapes.prompts import all_prompts
-from chunk_grpo.training.trainer import Method, MetricRow, Task, Trainer
-from chunk_grpo.training.update import Objective, StepGrid
+from chunk_grpo.training.checkpoint import CheckpointStore
+from chunk_grpo.training.method import Method, method_from
+from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.trainer import Task, Trainer
+from stages.chunk_boundaries import build_plan
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = LoadOptions(str(ROOT / "assets" / "tiny-flux"), height=32, width=32, max_sequence_length=8)
-TIMES = time_grid(5, 3.0)
-GRID = StepGrid(TIMES, diffusion_coefs(TIMES, "flow", 0.7))
+PROFILE = (0.9, 0.3, 0.2, 0.1)
+"""A relative L1 curve of four noisy steps."""
+PLANS: dict[str, dict[str, Any]] = {
+    "step": {"kind": "step"},
+    "listed": {"kind": "listed", "sizes": (1, 3)},
+    "single": {"kind": "single"},
+    "guided": {"kind": "guided", "num_chunks": 2},
+    "adaptive": {"kind": "adaptive", "max_size": 2},
+}
+CHUNK_WS: dict[str, Any] = {"objective": "chunk", "plan": "listed", "selection": "weighted"}
 SMALL: dict[str, Any] = {
     "iterations": 3,
     "prompts_per_iteration": 2,
@@ -49,7 +59,7 @@ class Outcome:
 
     def without_times(self) -> list[MetricRow]:
         """The metrics but for those that a clock gave."""
-        return [row for row in self.rows if not row[1].startswith("seconds_")]
+        return [row for row in self.rows if not row[1].startswith(("seconds_", "rate_"))]
 
 
 @pytest.fixture(scope="session")
@@ -71,32 +81,42 @@ def prompts() -> PromptSet:
 def task(prompts: PromptSet) -> Task:
     """Five prompts to train on and two to watch."""
     reward = Reward({"shapes-graded": 1.0, "shapes-vivid": 0.6})
-    return Task(prompts.rows(range(5)), prompts.rows([5, 6]), reward, GRID)
+    return Task(prompts.rows(range(5)), prompts.rows([5, 6]), reward)
+
+
+def small_params(variant: dict[str, Any], **changes: Any) -> Params:
+    """params.yaml made small: five sampling steps, the plans above, the variant "it" alone."""
+    raw = load_params(ROOT / "params.yaml").model_dump()
+    heldout = {**raw["train"]["heldout"], "every": 1, "num_prompts": 2, "images_per_prompt": 2}
+    raw["train"] = {**raw["train"], **SMALL, "heldout": heldout, **changes}
+    raw["sampling"]["num_steps"] = len(PROFILE) + 1
+    raw["chunks"] = {"plans": PLANS}
+    raw["variants"] = {"it": variant}
+    return parse_params(raw)
+
+
+def method_of(params: Params) -> Method:
+    """The method of the only variant, with its plan made from the profile above."""
+    plan = build_plan(params.chunks.plans[params.variants["it"].plan], PROFILE)
+    return method_from(params, "it", plan, chunk_weights(PROFILE, plan))
 
 
 @pytest.fixture(scope="session")
-def method() -> Method:
-    """Two chunks over four noisy steps, one of them trained for each image, drawn by weight."""
-    objective = Objective(listed_plan((1, 3), 4), clip_range=1e-4, kl_coef=SMALL["kl_coef"])
-    return Method(objective, torch.tensor([1.5, 0.8], dtype=torch.float64), fraction=0.5)
+def train(policy: Callable[[], FluxFamily], task: Task) -> Callable[..., Outcome]:
+    """Run training to its end, or until its `stop_at`-th look at the stop request, and return what it made."""
 
-
-def settings(**changes: Any) -> TrainParams:
-    """The `train` section of params.yaml, made small."""
-    train = load_params(ROOT / "params.yaml").train
-    heldout = train.heldout.model_copy(update={"every": 1, "num_prompts": 2, "images_per_prompt": 2})
-    return train.model_copy(update={**SMALL, "heldout": heldout, **changes})
-
-
-@pytest.fixture
-def train(policy: Callable[[], FluxFamily], task: Task, method: Method) -> Callable[..., Outcome]:
-    """Run training to its end, or until `stop_after` iterations, and return what it made."""
-
-    def run(checkpoint: Path, seed: int = 0, stop_after: int | None = None, **changes: Any) -> Outcome:
-        family = policy()
-        trainer = Trainer(family, task, method, settings(**changes), seed, checkpoint)
-        asked = iter(range(1, 1000))
-        rows = trainer.run(lambda: next(asked) == stop_after)
+    def run(
+        folder: Path,
+        seed: int = 0,
+        stop_at: int | None = None,
+        variant: dict[str, Any] = CHUNK_WS,
+        **changes: Any,
+    ) -> Outcome:
+        family, params = policy(), small_params(variant, **changes)
+        checkpoints = CheckpointStore(folder, "test", params.train.checkpoints_kept)
+        trainer = Trainer(family, task, method_of(params), params.train, seed, checkpoints)
+        asked = itertools.count(1)
+        rows = trainer.run(lambda: next(asked) == stop_at)
         return Outcome(rows, {name: value.clone() for name, value in family.transformer.state_dict().items()})
 
     return run

@@ -1,27 +1,41 @@
-"""The two-pass gradient is plain autograd of the clipped chunk objective, whatever the packing."""
+"""The two-pass gradient is plain autograd of the clipped objective, whatever the method and the packing."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import ChunkPlan, equal_plan, listed_plan, single_plan, step_plan
 from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.general_objective import assigned_objective
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
-from chunk_grpo.core.objective import chunk_objective
+from chunk_grpo.core.ratios import guard_log_ratio
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
-from chunk_grpo.core.sde import diffusion_coefs, sde_transition
+from chunk_grpo.core.sde import CPS, diffusion_coefs
 from chunk_grpo.families.base import Conditioning
-from chunk_grpo.training.update import Objective, StepGrid, UpdateBatch, UpdateStats, accumulate_gradient
+from chunk_grpo.training.chunks import TrainedChunks
+from chunk_grpo.training.method import StepGrid
+from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch, UpdateStats
 
 B, S, L, D, F = 6, 9, 3, 4, 2
-PLANS = {
-    "listed": listed_plan((2, 1, 5), S - 1),
-    "equal": equal_plan(3, S - 1),
-    "single": single_plan(S - 1),
-    "step": step_plan(S - 1),
+TIMES = time_grid(S, 3.0)
+FLOW = StepGrid(TIMES, diffusion_coefs(TIMES, "flow", 0.7))
+MIXING = StepGrid(TIMES, torch.full((S - 1,), 0.5, dtype=torch.float64), CPS)
+LISTED, STEPS = listed_plan((2, 1, 5), S - 1), step_plan(S - 1)
+OWN_PLANS = [LISTED, STEPS, single_plan(S - 1), ChunkPlan((3, 5)), LISTED, equal_plan(3, S - 1)]
+ASSIGNMENTS = {
+    "listed": ChunkAssignment.shared(LISTED, B),
+    "equal": ChunkAssignment.shared(equal_plan(3, S - 1), B),
+    "single": ChunkAssignment.shared(single_plan(S - 1), B),
+    "step": ChunkAssignment.shared(STEPS, B),
+    "of each trajectory": ChunkAssignment.per_row(OWN_PLANS),
+    "window": ChunkAssignment.only_steps((2, 3, 4), S - 1, B),
 }
+OBJECTIVE = Objective(clip_range=2e-3, kl_coef=0.3)
 
 
 class Toy(nn.Module):
@@ -60,62 +74,93 @@ class Case:
     batch: UpdateBatch
 
 
-def make_case(plan: ChunkPlan, dtype: torch.dtype = torch.float64, moved: float = 0.02) -> Case:
+def make_case(
+    assignment: ChunkAssignment,
+    dtype: torch.dtype = torch.float64,
+    moved: float = 0.02,
+    grid: StepGrid = FLOW,
+    weights: bool = False,
+    advantage_per_chunk: bool = False,
+) -> Case:
     old = Toy(dtype)
-    times = time_grid(S, 3.0)
-    grid = StepGrid(times, diffusion_coefs(times, "flow", 0.7))
     stream = torch.Generator().manual_seed(5)
     pooled = torch.randn(B, F, generator=stream, dtype=torch.float64).to(dtype)
     conditioning = Conditioning(torch.zeros(B, 1, 1, dtype=dtype), pooled)
     start = sample_noise((B, L, D), stream).to(dtype)
-    made = rollout_sde(lambda x, t: old(x, t, conditioning), start, grid.times, grid.diffusion_coefs, stream)
-    selected = torch.rand(B, plan.num_chunks, generator=stream) < 0.6
+    made = rollout_sde(
+        lambda x, t: old(x, t, conditioning),
+        start,
+        grid.times,
+        grid.noise,
+        stream,
+        sampler=grid.sampler,
+        keep_means=True,
+    )
+    exists = assignment.exists
+    selected = (torch.rand(exists.shape, generator=stream) < 0.6) & exists
     selected[:, 0] |= ~selected.any(dim=1)
     advantages = torch.tensor([1.5, -0.7, 0.4, -1.2, 0.9, -0.3], dtype=dtype)
-    batch = UpdateBatch(made.states, conditioning, advantages, made.log_probs, selected)
+    if advantage_per_chunk:
+        advantages = advantages.unsqueeze(1) * torch.randn(exists.shape, generator=stream).to(dtype)
+    factors = torch.rand(exists.shape, generator=stream, dtype=torch.float64) if weights else None
+    batch = UpdateBatch(
+        made.states,
+        torch.zeros(B, dtype=torch.int64),
+        conditioning,
+        advantages,
+        made.log_probs,
+        made.means,
+        TrainedChunks(assignment, selected, factors),
+    )
     return Case(old.moved(moved), old.moved(-moved), grid, batch)
 
 
 def plain_autograd(case: Case, objective: Objective) -> list[Tensor]:
     """Gradients of minus the objective with every step of every trajectory in one graph."""
     policy, batch, grid = case.policy, case.batch, case.grid
-    log_probs, divergences = [], []
+    log_probs, drifts, divergences = [], [], []
     for step in range(S - 1):
         x, t, t_next = batch.states[:, step], float(grid.times[step]), float(grid.times[step + 1])
-        coef = float(grid.diffusion_coefs[step])
+        noise = float(grid.noise[step])
         level = torch.full((len(x),), t, dtype=x.dtype)
-        ours = sde_transition(x, policy(x, level, batch.conditioning), t, t_next, coef)
+        ours = grid.sampler.transition(x, policy(x, level, batch.conditioning), t, t_next, noise)
         with torch.no_grad():
-            anchor = sde_transition(x, case.reference(x, level, batch.conditioning), t, t_next, coef)
+            anchor = grid.sampler.transition(
+                x, case.reference(x, level, batch.conditioning), t, t_next, noise
+            )
         log_probs.append(gaussian_log_prob(batch.states[:, step + 1], ours.mean, ours.std))
         divergences.append(gaussian_kl(ours.mean, anchor.mean, ours.std))
-    value = chunk_objective(
-        torch.stack(log_probs, dim=1),
-        batch.old_log_probs,
+        assert batch.old_means is not None
+        drifts.append(gaussian_kl(ours.mean, batch.old_means[:, step], ours.std))
+    new, old = torch.stack(log_probs, dim=1), batch.old_log_probs
+    if objective.ratio_norm == "guard":
+        new = guard_log_ratio(new, old, torch.stack(drifts, dim=1), grid.transition_stds())
+        old = torch.zeros_like(old)
+    chunks = batch.chunks
+    value = assigned_objective(
+        new,
+        old,
         batch.advantages,
         objective.clip_range,
-        objective.plan,
+        chunks.assignment,
         torch.stack(divergences, dim=1),
         objective.kl_coef,
-        batch.selected,
+        chunks.weights,
+        chunks.selected,
     )
     return list(torch.autograd.grad(-value, list(policy.parameters())))
+
+
+def nothing() -> None:
+    """A look at a stop request that nobody made."""
 
 
 def two_pass(
     case: Case, objective: Objective, micro_batch_size: int, on_policy: bool = False
 ) -> tuple[list[Tensor], UpdateStats]:
     case.policy.zero_grad()
-    stats = accumulate_gradient(
-        case.policy,
-        case.reference,
-        case.grid,
-        case.batch,
-        objective,
-        on_policy=on_policy,
-        micro_batch_size=micro_batch_size,
-        backward=Tensor.backward,
-    )
+    update = Update(Policies(case.policy, case.reference), case.grid, case.batch, objective, micro_batch_size)
+    stats = update.accumulate_gradient(Processes(), on_policy=on_policy, check=nothing)
     return [p.grad.clone() for p in case.policy.parameters() if p.grad is not None], stats
 
 
@@ -124,92 +169,156 @@ def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ASSIGNMENTS)
 @pytest.mark.parametrize("micro_batch_size", [1, 5, 1000])
-def test_the_gradient_is_that_of_plain_autograd(plan: str, micro_batch_size: int) -> None:
-    case = make_case(PLANS[plan])
-    objective = Objective(PLANS[plan], clip_range=2e-3, kl_coef=0.3)
-    found, stats = two_pass(case, objective, micro_batch_size)
-    assert 0 < stats.clip_fraction < 1  # else clipping is not tested
-    assert stats.ratio_min < 1 < stats.ratio_max
-    assert stats.kl > 0
+def test_the_gradient_is_that_of_plain_autograd(name: str, micro_batch_size: int) -> None:
+    case = make_case(ASSIGNMENTS[name])
+    found, stats = two_pass(case, OBJECTIVE, micro_batch_size)
+    clipped = stats.clipped.double().mean()
+    assert 0 < clipped < 1  # else clipping is not tested
+    assert stats.ratios.min() < 1 < stats.ratios.max()
+    assert stats.kl_sum > 0
+    assert relative_error(found, plain_autograd(case, OBJECTIVE)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["listed", "of each trajectory"])
+@pytest.mark.parametrize("ratio_norm", ["none", "guard"])
+@pytest.mark.parametrize("grid", [FLOW, MIXING], ids=["sde", "cps"])
+def test_so_it_is_with_every_option(name: str, ratio_norm: Literal["none", "guard"], grid: StepGrid) -> None:
+    """Weights, advantages and clip ranges of each chunk, normalised ratios, another sampler."""
+    case = make_case(ASSIGNMENTS[name], grid=grid, weights=True, advantage_per_chunk=True)
+    number = ASSIGNMENTS[name].max_chunks
+    # Normalised log-ratios are of the order of std * log-ratio.
+    widest = 2e-3 if ratio_norm == "none" else 5e-4
+    ranges = torch.linspace(widest / 50, widest, number, dtype=torch.float64)
+    objective = Objective(ranges, kl_coef=0.3, ratio_norm=ratio_norm)
+    found, stats = two_pass(case, objective, 5)
+    assert 0 < stats.clipped.double().mean() < 1
     assert relative_error(found, plain_autograd(case, objective)) < 1e-12
+    for other in (
+        replace(objective, clip_range=widest),
+        replace(objective, ratio_norm="guard" if ratio_norm == "none" else "none"),
+    ):
+        assert relative_error(plain_autograd(case, other), found) > 1e-4  # each option says something
+
+
+def test_parts_of_trajectories_learn_what_the_whole_ones_would() -> None:
+    """A branch keeps the two states of its one step; so does a row that is cut to it."""
+    case = make_case(ASSIGNMENTS["step"])
+    steps = torch.tensor([0, 3, 7, 1, 2, 5])
+    chunk = torch.full((B, S - 1), -1)
+    chunk[torch.arange(B), steps] = 0
+    chunks = TrainedChunks(ChunkAssignment(chunk), torch.ones(B, 1, dtype=torch.bool), None)
+    whole = replace(case.batch, chunks=chunks)
+    assert whole.old_means is not None
+    rows = torch.arange(B)
+    cut = replace(
+        whole,
+        states=torch.stack([whole.states[rows, steps], whole.states[rows, steps + 1]], dim=1),
+        first_step=steps,
+        old_means=whole.old_means[rows, steps].unsqueeze(1),
+    )
+    for ratio_norm in ("none", "guard"):
+        objective = replace(OBJECTIVE, ratio_norm=ratio_norm)
+        of_parts, _ = two_pass(replace(case, batch=cut), objective, 4)
+        of_whole, _ = two_pass(replace(case, batch=whole), objective, 4)
+        assert all(torch.equal(a, b) for a, b in zip(of_parts, of_whole, strict=True))
 
 
 def test_clipping_and_the_divergence_change_the_gradient() -> None:
     """So that the agreement above says something about both."""
-    plan = PLANS["listed"]
-    case = make_case(plan)
-    full = plain_autograd(case, Objective(plan, clip_range=2e-3, kl_coef=0.3))
-    for other in (Objective(plan, clip_range=0.9, kl_coef=0.3), Objective(plan, clip_range=2e-3)):
+    case = make_case(ASSIGNMENTS["listed"])
+    full = plain_autograd(case, OBJECTIVE)
+    for other in (replace(OBJECTIVE, clip_range=0.9), replace(OBJECTIVE, kl_coef=0.0)):
         assert relative_error(plain_autograd(case, other), full) > 1e-2
 
 
 def test_the_order_of_the_trajectories_does_not_matter() -> None:
-    plan = PLANS["listed"]
-    case, objective = make_case(plan), Objective(plan, clip_range=2e-3, kl_coef=0.3)
+    case = make_case(ASSIGNMENTS["of each trajectory"])
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    batch = case.batch
+    batch, chunks = case.batch, case.batch.chunks
+    assert batch.old_means is not None
     shuffled = UpdateBatch(
         batch.states[order],
+        batch.first_step[order],
         batch.conditioning.rows(order),
         batch.advantages[order],
         batch.old_log_probs[order],
-        batch.selected[order],
+        batch.old_means[order],
+        TrainedChunks(ChunkAssignment(chunks.assignment.chunk[order]), chunks.selected[order], None),
     )
-    found, _ = two_pass(replace(case, batch=shuffled), objective, micro_batch_size=4)
-    assert relative_error(found, two_pass(case, objective, micro_batch_size=4)[0]) < 1e-12
+    found, _ = two_pass(replace(case, batch=shuffled), OBJECTIVE, micro_batch_size=4)
+    assert relative_error(found, two_pass(case, OBJECTIVE, micro_batch_size=4)[0]) < 1e-12
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
-def test_the_first_pass_may_be_left_out_on_policy(kl_coef: float) -> None:
-    plan = PLANS["listed"]
-    case, objective = make_case(plan, moved=0.0), Objective(plan, clip_range=1e-4, kl_coef=kl_coef)
+@pytest.mark.parametrize("ratio_norm", ["none", "guard"])
+def test_the_first_pass_may_be_left_out_on_policy(
+    kl_coef: float, ratio_norm: Literal["none", "guard"]
+) -> None:
+    case = make_case(ASSIGNMENTS["listed"], moved=0.0)
+    objective = Objective(1e-4, kl_coef, ratio_norm)
     case = replace(case, reference=case.policy.moved(0.02))
     short, short_stats = two_pass(case, objective, 4, on_policy=True)
     full, full_stats = two_pass(case, objective, 4, on_policy=False)
     assert relative_error(short, full) < 1e-12
-    assert (short_stats.ratio_min, short_stats.ratio_max, short_stats.clip_fraction) == (1, 1, 0)
-    assert full_stats.ratio_max == pytest.approx(1, abs=1e-12)
-    assert short_stats.kl == pytest.approx(full_stats.kl, rel=1e-12)
+    assert set(short_stats.ratios.tolist()) == {1.0}
+    assert not short_stats.clipped.any()
+    assert full_stats.ratios.max() == pytest.approx(1, abs=1e-12)
+    assert short_stats.kl_sum == pytest.approx(full_stats.kl_sum, rel=1e-12)
+    assert short_stats.log_prob_change.abs().max() < 1e-12
 
 
 def test_off_policy_the_first_pass_is_needed() -> None:
-    plan = PLANS["listed"]
-    case, objective = make_case(plan), Objective(plan, clip_range=2e-3)
+    case, objective = make_case(ASSIGNMENTS["listed"]), Objective(clip_range=2e-3)
     short, _ = two_pass(case, objective, 4, on_policy=True)
     assert relative_error(short, two_pass(case, objective, 4)[0]) > 1e-2
 
 
 def test_in_float32_the_gradient_is_right_to_rounding() -> None:
-    plan = PLANS["listed"]
-    objective = Objective(plan, clip_range=0.5, kl_coef=0.3)  # rounding must not decide what is clipped
-    exact = plain_autograd(make_case(plan), objective)
-    rounded, _ = two_pass(make_case(plan, torch.float32), objective, 4)
+    objective = Objective(clip_range=0.5, kl_coef=0.3)  # rounding must not decide what is clipped
+    exact = plain_autograd(make_case(ASSIGNMENTS["listed"]), objective)
+    rounded, _ = two_pass(make_case(ASSIGNMENTS["listed"], torch.float32), objective, 4)
     assert rounded[0].dtype == torch.float32
     assert relative_error([value.double() for value in rounded], exact) < 1e-4
 
 
 def test_statistics_are_of_the_selected_chunks() -> None:
-    plan = PLANS["listed"]
-    case = make_case(plan)
-    _, stats = two_pass(case, Objective(plan, clip_range=2e-3), 4)
-    sizes = torch.tensor(plan.sizes)
-    assert stats.trained_steps == int((case.batch.selected * sizes).sum())
-    assert stats.kl == 0.0
+    case = make_case(ASSIGNMENTS["listed"])
+    _, stats = two_pass(case, Objective(clip_range=2e-3), 4)
+    selected = case.batch.chunks.selected
+    sizes = torch.tensor(LISTED.sizes)
+    assert len(stats.steps) == len(stats.log_prob_change) == int((selected * sizes).sum())
+    assert stats.steps.bincount(minlength=S - 1).tolist() == (
+        selected.sum(dim=0).repeat_interleave(sizes).tolist()
+    )
+    assert stats.chunk.bincount(minlength=3).tolist() == selected.sum(dim=0).tolist()
+    assert len(stats.ratios) == len(stats.clipped) == int(selected.sum())
+    assert stats.kl_sum == 0.0
+
+
+def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches() -> None:
+    """The sampling policy's values replace rounded ones; what is not trained keeps what it had."""
+    case = make_case(ASSIGNMENTS["listed"], moved=0.0)
+    exact = case.batch.old_log_probs
+    noisy = exact + 0.1
+    update = Update(Policies(case.policy), FLOW, replace(case.batch, old_log_probs=noisy), Objective(2e-3), 4)
+    found = update.reevaluate_old(Processes(), nothing)
+    trained = case.batch.chunks.assignment.spread(case.batch.chunks.selected.double()) > 0
+    assert torch.allclose(found[trained], exact[trained], rtol=0, atol=1e-12)
+    assert torch.equal(found[~trained], noisy[~trained])
+    stats = update.accumulate_gradient(Processes(), on_policy=False, check=nothing)
+    assert stats.ratios.tolist() == pytest.approx([1.0] * len(stats.ratios), abs=1e-12)
 
 
 def test_a_divergence_needs_a_reference() -> None:
-    plan = PLANS["listed"]
-    case = make_case(plan)
+    case = make_case(ASSIGNMENTS["listed"])
     with pytest.raises(ValueError, match=r"kl_coef 0\.1 needs a reference policy"):
-        accumulate_gradient(
-            case.policy,
-            None,
-            case.grid,
-            case.batch,
-            Objective(plan, clip_range=2e-3, kl_coef=0.1),
-            on_policy=True,
-            micro_batch_size=4,
-            backward=Tensor.backward,
-        )
+        Update(Policies(case.policy), FLOW, case.batch, Objective(2e-3, kl_coef=0.1), 4)
+
+
+def test_a_normalised_ratio_needs_the_old_means() -> None:
+    case = make_case(ASSIGNMENTS["listed"])
+    batch = replace(case.batch, old_means=None)
+    with pytest.raises(ValueError, match=r"ratio_norm guard needs the means .* roll out with keep_means"):
+        Update(Policies(case.policy), FLOW, batch, Objective(2e-3, ratio_norm="guard"), 4)

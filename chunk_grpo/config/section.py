@@ -1,0 +1,19 @@
+"""What every section of params.yaml is made of: the strict base model and the types that several sections use."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=40)]
+"""A name that becomes part of a file name and of a DVC stage name."""
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+ClipRange = Annotated[float, Field(gt=0, lt=1)]
+Eight = Annotated[int, Field(ge=8, multiple_of=8)]
+NumSteps = Annotated[int, Field(ge=2, le=1000)]
+
+
+class Section(BaseModel):
+    """Frozen, refuses unknown keys, and converts nothing: `"2"` is no number and `true` is no 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -1,0 +1,250 @@
+"""Which settings of a variant make sense together, and with the rest of params.yaml.
+
+A combination without a meaning is refused here, before any work, with the rule that it breaks.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from chunk_grpo.config.models import (
+    AdaptivePlan,
+    ChunksParams,
+    GuidedPlan,
+    PlanParams,
+    SamplingParams,
+    StepPlan,
+    TrainParams,
+)
+from chunk_grpo.config.problems import Problem, nearest, show
+from chunk_grpo.config.variants import VariantParams
+
+Variants: TypeAlias = Mapping[str, VariantParams]
+
+RESERVED_VARIANTS = ("base",)
+"""`base` names the untrained policy in every artifact."""
+
+
+def variant_names_are_free(variants: Variants) -> Iterator[Problem]:
+    """No variant takes the name of the untrained policy."""
+    for name in variants:
+        if name in RESERVED_VARIANTS:
+            yield Problem(("variants", name), "this name means the untrained policy; choose another")
+
+
+def variant_plans_exist(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
+    """A variant names a plan that is there."""
+    for name, variant in variants.items():
+        if variant.plan not in chunks.plans:
+            guess = nearest(variant.plan, chunks.plans)
+            hint = f"did you mean {guess!r}? " if guess else ""
+            plans = ", ".join(chunks.plans)
+            yield Problem(
+                ("variants", name, "plan"),
+                f"must be a name in chunks.plans, got {variant.plan!r}; {hint}there: {plans}",
+            )
+
+
+def objectives_fit_plans(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
+    """The step objective has chunks of one step; only the re-weighted control draws its steps by chunks."""
+    for name, variant, plan in _planned(variants, chunks):
+        steps = isinstance(plan, StepPlan)
+        control = variant.step_weights == "chunk-size"
+        if variant.objective == "chunk" and variant.step_weights != "uniform":
+            yield _problem(
+                name, "step_weights", "needs objective: step, whose terms it weighs", variant.step_weights
+            )
+        elif control and steps:
+            yield Problem(
+                ("variants", name, "plan"),
+                f"step_weights: chunk-size needs the chunks that set the weights, got {variant.plan!r} ({plan.kind})",
+            )
+        elif variant.objective == "step" and not steps and not control:
+            yield Problem(
+                ("variants", name, "plan"),
+                f"objective: step needs a plan of kind: step, got {variant.plan!r} ({plan.kind}); "
+                "or set step_weights: chunk-size",
+            )
+
+
+def fixed_plans_where_needed(
+    variants: Variants, chunks: ChunksParams, sampling: SamplingParams
+) -> Iterator[Problem]:
+    """What speaks of the j-th chunk needs a plan whose K is known: one for all trajectories, all steps noisy."""
+    for name, variant, plan in _planned(variants, chunks):
+        reason = None
+        if isinstance(plan, AdaptivePlan):
+            reason = f"a plan for all trajectories; {variant.plan!r} is adaptive"
+        elif variant.window or variant.branching:
+            reason = "noise in all steps; a window or branches leave most without"
+        count = plan.chunk_count(sampling.num_sde_steps)
+        for key, value, length in _per_chunk(variant):
+            if reason:
+                yield _problem(name, key, f"needs {reason}", value)
+            elif length is not None and length != count:
+                yield _problem(
+                    name,
+                    key,
+                    f"must have one entry for each of the {count} chunks of {variant.plan!r}",
+                    value,
+                )
+        if not reason and variant.train_chunks:
+            yield from _chunk_numbers(name, variant.train_chunks, count)
+
+
+def _per_chunk(variant: VariantParams) -> Iterator[tuple[str, object, int | None]]:
+    """Key, value and length (None where any is right) of what is set for single chunks."""
+    if variant.selection != "uniform":
+        yield "selection", variant.selection, None
+    if variant.train_chunks is not None:
+        yield "train_chunks", variant.train_chunks, None
+    if variant.clip_ranges is not None:
+        yield "clip_ranges", variant.clip_ranges, len(variant.clip_ranges)
+    if variant.chunk_rewards is not None:
+        yield "chunk_rewards", variant.chunk_rewards, len(variant.chunk_rewards)
+
+
+def _chunk_numbers(name: str, chosen: tuple[int, ...], count: int) -> Iterator[Problem]:
+    repeated = any(times > 1 for times in Counter(chosen).values())
+    if repeated or max(chosen) >= count:
+        yield _problem(name, "train_chunks", f"must be numbers from 0 to {count - 1}, each once", chosen)
+
+
+def per_chunk_settings_fit_the_objective(variants: Variants) -> Iterator[Problem]:
+    """One clip range or one for each chunk; a reward for each chunk is an advantage for each ratio."""
+    for name, variant in variants.items():
+        if variant.clip_ranges is not None and variant.clip_range is not None:
+            yield _problem(name, "clip_ranges", "stands in place of clip_range; set one", variant.clip_ranges)
+        for key in ("clip_ranges", "chunk_rewards"):
+            if getattr(variant, key) is not None and variant.step_weights == "chunk-size":
+                yield _problem(
+                    name,
+                    key,
+                    "needs ratios of the plan's chunks; chunk-size weighs single steps",
+                    getattr(variant, key),
+                )
+
+
+def replanning_has_a_rule(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
+    """Only a guided plan says how boundaries follow from a profile."""
+    for name, variant, plan in _planned(variants, chunks):
+        if variant.replan_every is not None and not isinstance(plan, GuidedPlan):
+            yield _problem(
+                name,
+                "replan_every",
+                f"needs a plan of kind: guided, which follows the profile; {variant.plan!r} is {plan.kind}",
+                variant.replan_every,
+            )
+
+
+def windows_fit_the_grid(
+    variants: Variants, chunks: ChunksParams, sampling: SamplingParams
+) -> Iterator[Problem]:
+    """MixGRPO's window lies within the noisy steps, and trains single steps."""
+    steps = sampling.num_sde_steps
+    for name, variant, plan in _planned(variants, chunks):
+        window = variant.window
+        if window is None:
+            continue
+        if window.size > steps:
+            rule = f"must be <= sampling.num_steps - 1 = {steps} (the last step carries no noise)"
+            yield Problem(("variants", name, "window", "size"), f"{rule}, got {window.size}")
+        if window.stride > window.size:
+            rule = f"must be <= size = {window.size}, or steps are left out"
+            yield Problem(("variants", name, "window", "stride"), f"{rule}, got {window.stride}")
+        yield from _single_steps(name, "window", variant, plan)
+
+
+def branches_fit_the_group(
+    variants: Variants, chunks: ChunksParams, sampling: SamplingParams, train: TrainParams
+) -> Iterator[Problem]:
+    """TempFlow-GRPO's children share out the group, and a branch trains the one step that it drew."""
+    for name, variant, plan in _planned(variants, chunks):
+        branching = variant.branching
+        if branching is None:
+            continue
+        path = ("variants", name, "branching")
+        if branching.points > sampling.num_sde_steps:
+            rule = f"must be <= sampling.num_steps - 1 = {sampling.num_sde_steps} (the last step carries no noise)"
+            yield Problem((*path, "points"), f"{rule}, got {branching.points}")
+        if train.group_size % branching.children:
+            rule = f"must divide train.group_size = {train.group_size}"
+            yield Problem((*path, "children"), f"{rule}, got {branching.children}")
+        if variant.window is not None:
+            yield Problem(path, "cannot stand beside window: a branch has one noisy step; remove one of them")
+        yield from _single_steps(name, "branching", variant, plan)
+
+
+def _single_steps(name: str, key: str, variant: VariantParams, plan: PlanParams) -> Iterator[Problem]:
+    if variant.objective != "step" or not isinstance(plan, StepPlan):
+        yield Problem(
+            ("variants", name, key),
+            "needs objective: step and a plan of kind: step, "
+            f"got {variant.objective} and {variant.plan!r} ({plan.kind})",
+        )
+
+
+def fraction_selects_a_chunk(
+    variants: Variants, chunks: ChunksParams, sampling: SamplingParams, train: TrainParams
+) -> Iterator[Problem]:
+    """At least one chunk is trained: int(K * fraction) >= 1, K cut down as in the released code."""
+    for name, variant, plan in _planned(variants, chunks):
+        own = variant.fraction is not None
+        fraction = variant.fraction if variant.fraction is not None else train.fraction
+        count, among = _candidates(variant, plan, sampling.num_sde_steps)
+        if int(count * fraction) < 1:
+            remedy = "raise it" if own else f"raise train.fraction, or set variants.{name}.fraction"
+            yield Problem(
+                ("variants", name, "fraction"),
+                f"int(chunks * fraction) must be >= 1, got int({count} * {fraction}) = 0 with {among}; {remedy}",
+            )
+
+
+def _candidates(variant: VariantParams, plan: PlanParams, num_sde_steps: int) -> tuple[int, str]:
+    """How many chunks the fraction is taken of, at least, and where that number comes from."""
+    if variant.branching is not None:
+        return 1, "branching (each image trains the step it branched at)"
+    if variant.window is not None:
+        return variant.window.size, "window.size"
+    if variant.train_chunks is not None:
+        return len(variant.train_chunks), "train_chunks"
+    return plan.chunk_count(num_sde_steps), f"plan {variant.plan!r}"
+
+
+def noise_is_possible(variants: Variants, sampling: SamplingParams) -> Iterator[Problem]:
+    """A coefficients-preserving step replaces a share eta of the noise."""
+    for name, variant in variants.items():
+        eta = sampling.eta if variant.eta is None else variant.eta
+        if variant.sde == "cps" and eta > 1:
+            yield Problem(("variants", name, "eta"), f"must be <= 1 with sde: cps, got {eta}")
+
+
+def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, float]) -> Iterator[Problem]:
+    """A chunk's mix names rewards that are there; combining needs several."""
+    for name, variant in variants.items():
+        if variant.combine == "advantages" and len(rewards) < 2:
+            yield _problem(
+                name, "combine", f"needs several rewards, of which {list(rewards)} is one", "advantages"
+            )
+        for chunk, mix in enumerate(variant.chunk_rewards or ()):
+            path = ("variants", name, "chunk_rewards", chunk)
+            if not mix:
+                yield Problem(path, "must name at least one reward, got none")
+            for reward in mix:
+                if reward not in rewards:
+                    yield Problem(
+                        (*path, reward),
+                        f"must also stand in rewards, got {reward!r}; there: {', '.join(rewards)}",
+                    )
+
+
+def _planned(variants: Variants, chunks: ChunksParams) -> Iterator[tuple[str, VariantParams, PlanParams]]:
+    """Name, variant and plan of each variant whose plan is there."""
+    for name, variant in variants.items():
+        plan = chunks.plans.get(variant.plan)
+        if plan is not None:
+            yield name, variant, plan
+
+
+def _problem(name: str, key: str, rule: str, value: object) -> Problem:
+    return Problem(("variants", name, key), f"{rule}, got {show(value)}")

@@ -1,0 +1,71 @@
+"""An iteration that was given up between two updates: all that a resumed run needs to finish it to the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.training.learner import Lesson
+from chunk_grpo.training.rollouts import Drawn, Experience
+from chunk_grpo.training.update import UpdateStats
+
+
+@dataclass
+class Halfway:
+    """An iteration under way.
+
+    Attributes:
+        lesson: What it learns from.
+        metrics: Those of its rollout, by name.
+        updates: What the updates that are done saw, with the norm of each one's gradient.
+        seconds: Spent on updates.
+    """
+
+    lesson: Lesson
+    metrics: dict[str, float]
+    updates: list[tuple[UpdateStats, float]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Plain values and tensors; prompts are named by the iteration and need not be kept."""
+        experience = self.lesson.experience
+        return {
+            "iteration": self.lesson.iteration,
+            "advantages": self.lesson.advantages,
+            "drawn": _plain(experience.drawn),
+            "rewards": experience.rewards,
+            "parts": {name: torch.from_numpy(values) for name, values in experience.parts.items()},
+            "rollout_seconds": experience.seconds,
+            "metrics": self.metrics,
+            "updates": [(_plain(stats), norm) for stats, norm in self.updates],
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], prompts: PromptSet, device: torch.device) -> Halfway:
+        """What `state` told; `prompts` are the iteration's."""
+        stored: dict[str, torch.Tensor | None] = state["drawn"]
+        on_device: dict[str, Any] = {n: v if v is None else v.to(device) for n, v in stored.items()}
+        drawn = Drawn(**on_device)
+        images = len(drawn.finals) // len(prompts)
+        experience = Experience(
+            prompts=prompts.repeated(images),
+            drawn=drawn,
+            rewards=state["rewards"],
+            parts={name: values.numpy() for name, values in state["parts"].items()},
+            seconds=state["rollout_seconds"],
+        )
+        return cls(
+            lesson=Lesson(state["iteration"], experience, state["advantages"]),
+            metrics=state["metrics"],
+            updates=[(UpdateStats(**stats), norm) for stats, norm in state["updates"]],
+            seconds=state["seconds"],
+        )
+
+
+def _plain(values: Drawn | UpdateStats) -> dict[str, Any]:
+    """A dataclass of tensors as a mapping."""
+    return {each.name: getattr(values, each.name) for each in fields(values)}

@@ -1,0 +1,86 @@
+"""The policy seen from outside its training: ODE samples on held-out prompts with fixed noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chunk_grpo.core.rollout import rollout_ode, sample_noise
+from chunk_grpo.families.base import Family, velocity_function
+from chunk_grpo.families.prompts import PromptSet, require_finite
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.seeding import generator
+from chunk_grpo.training.rollouts import DIVERGED
+
+
+@dataclass(frozen=True)
+class HeldoutSettings:
+    """How the policy is watched.
+
+    Attributes:
+        images_per_prompt: Images, each from its own fixed noise.
+        seed: Of that noise.
+        batch_size: Images in one forward pass.
+    """
+
+    images_per_prompt: int
+    seed: int
+    batch_size: int
+
+
+def heldout_images(
+    family: Family,
+    times: Tensor,
+    prompts: PromptSet,
+    settings: HeldoutSettings,
+    check: Callable[[], None] = lambda: None,
+) -> NDArray[np.float32]:
+    """Images [P * images_per_prompt, 3, H, W] of the current policy, comparable between iterations.
+
+    Args:
+        family: The policy.
+        times: Time grid [S + 1].
+        prompts: P prompts.
+        settings: Sizes and the noise's seed.
+        check: Called before each batch; it may raise to give up.
+
+    Raises:
+        DataError: A latent is not finite; the message names the prompt.
+    """
+    rows = prompts.repeated(settings.images_per_prompt)
+    names = [f"{rows.ids[i]}/{i % settings.images_per_prompt}" for i in range(len(rows))]
+    images = []
+    for first in range(0, len(rows), settings.batch_size):
+        check()
+        span = range(first, min(first + settings.batch_size, len(rows)))
+        noise = sample_noise(
+            (len(span), *family.latent_shape), [generator("heldout", settings.seed, names[i]) for i in span]
+        )
+        part = rows.rows(span)
+        velocity = velocity_function(family, part.conditioning)
+        start = noise.to(part.conditioning.prompt_embeds.device)
+        finals = rollout_ode(lambda _, v=velocity: v, start, times)[:, -1]  # type: ignore[misc]  # v bound early
+        require_finite(finals, part, "held-out prompts", DIVERGED)
+        images.append(family.decode(finals).cpu())
+    return torch.cat(images).numpy()
+
+
+def heldout_scores(images: NDArray[np.float32], prompts: PromptSet, reward: Reward) -> Scores:
+    """Rewards of held-out images.
+
+    Args:
+        images: [P * I, 3, H, W], a prompt's I images in a row.
+        prompts: P prompts.
+        reward: What scores them.
+
+    Raises:
+        DataError: A reward is not finite.
+    """
+    rows = prompts.repeated(len(images) // len(prompts))
+    return reward.score(ScoreBatch(images, rows.texts, rows.metadata))

@@ -1,0 +1,91 @@
+"""Watching the policy on held-out prompts: is it still getting better, or has it found a way around the reward?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chunk_grpo.config import HeldoutParams
+from chunk_grpo.families.base import Family
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.training.early_stop import BestScore
+from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
+from chunk_grpo.training.image_statistics import image_statistics
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One look at the policy.
+
+    Attributes:
+        metrics: By name.
+        images: [P * I, 3, H, W] in [0, 1], a prompt's I images in a row.
+        is_best: Whether no earlier measurement was as good.
+    """
+
+    metrics: dict[str, float]
+    images: NDArray[np.float32]
+    is_best: bool
+
+
+class Monitor:
+    """Scores and statistics of the same held-out images, from policy to policy."""
+
+    def __init__(self, prompts: PromptSet, reward: Reward, settings: HeldoutParams, batch_size: int) -> None:
+        """Prepare.
+
+        Args:
+            prompts: Held-out prompts.
+            reward: The training reward.
+            settings: The `train.heldout` section.
+            batch_size: Images in one forward pass.
+        """
+        self._prompts, self._reward, self._settings = prompts, reward, settings
+        self._unseen = Reward(dict.fromkeys(settings.scorers, 1.0)) if settings.scorers else None
+        self._drawing = HeldoutSettings(settings.images_per_prompt, settings.seed, batch_size)
+        self.best = BestScore()
+
+    def measure(
+        self, family: Family, times: Tensor, iteration: int, check: Callable[[], None]
+    ) -> Measurement:
+        """Draw, score and describe the policy's images.
+
+        Args:
+            family: The policy.
+            times: Time grid [S + 1] to draw on.
+            iteration: Iterations done.
+            check: Called before each batch; it may raise to give up.
+
+        Raises:
+            DataError: A latent or a score is not finite.
+        """
+        images = heldout_images(family, times, self._prompts, self._drawing, check)
+        rewards = heldout_scores(images, self._prompts, self._reward)
+        metrics = {"heldout_reward": float(rewards.values.mean())}
+        metrics |= {f"heldout/{name}": float(values.mean()) for name, values in rewards.details.items()}
+        decisive = metrics["heldout_reward"]
+        if self._unseen is not None:
+            unseen = heldout_scores(images, self._prompts, self._unseen).details
+            metrics |= {f"heldout/{name}": float(values.mean()) for name, values in unseen.items()}
+            decisive = metrics[f"heldout/{self._settings.scorers[0]}"]
+        statistics = image_statistics(images, self._settings.images_per_prompt)
+        metrics |= {f"heldout_images/{name}": value for name, value in statistics.items()}
+        return Measurement(metrics, images, self.best.update(iteration, decisive))
+
+    def should_stop(self) -> bool:
+        """Whether the policy has not got better for as long as `patience` allows."""
+        return self.best.should_stop(self._settings.patience)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return self.best.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `state` told."""
+        self.best = BestScore.from_state(state)
