@@ -84,8 +84,9 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert torch.equal(again.extra.pop("ema")["weight"], torch.arange(6.0))
     assert again.extra == {"plan": (2, 3), "name": "guided", "none": None}
     assert names(folder) == ["iteration-000007.pt"]
-    with zipfile.ZipFile(folder / "iteration-000007.pt") as archive:
-        assert archive.testzip() is None
+    (path,) = folder.iterdir()
+    with zipfile.ZipFile(path) as archive:  # the checksum is a comment: other tools can still read the file
+        assert archive.testzip() is None and archive.comment == path.read_bytes()[-8:]
 
 
 @pytest.mark.parametrize(
@@ -180,10 +181,10 @@ def test_a_cut_file_is_named_with_a_way_out(share: float, tmp_path: Path) -> Non
     assert path.exists()
 
 
-def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
     (path,) = saved(tmp_path, 7)
     content, store = path.read_bytes(), store_in(tmp_path)
-    for place in range(len(content)):
+    for place in range(0, len(content), 5):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
@@ -276,17 +277,18 @@ def test_a_refused_one_does_not_push_out_a_good_one(tmp_path: Path) -> None:
     assert not good.exists()
 
 
-def test_a_newer_refused_one_does_not_push_out_the_one_just_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("looked", [True, False])
+def test_a_newer_one_does_not_push_out_the_one_just_saved(looked: bool, tmp_path: Path) -> None:
     _, bad = saved(tmp_path, 5, 9)
     bad.write_bytes(b"")
     store = store_in(tmp_path, keep=1)
-    assert latest_iteration(store) == 5
+    assert not looked or latest_iteration(store) == 5
     store.save(TrainingState(6, {}, {}, []))
     assert names(tmp_path) == ["iteration-000006.pt", "iteration-000009.pt"]
     assert latest_iteration(store) == 6
     store.save(TrainingState(9, {}, {}, []))  # mended
-    assert latest_iteration(store) == 9
     assert store.newest_path() == bad
+    assert latest_iteration(store) == 9
 
 
 def test_when_none_can_be_used_all_are_named(tmp_path: Path) -> None:
