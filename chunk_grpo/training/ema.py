@@ -1,0 +1,98 @@
+"""A moving average of what is trained, and the swap that puts it into the network for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+class ExponentialMovingAverage:
+    """average <- decay * average + (1 - decay) * weight, from the weights at the start."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
+        """Start at the parameters' present values.
+
+        Args:
+            parameters: What is averaged; held, never re-read from the model.
+            decay: In [0, 1); 0 makes the average the last weights.
+
+        Raises:
+            ValueError: The decay is out of its range, there is no parameter, or one is in half precision, where the
+                small steps of an average are lost to rounding.
+        """
+        self._parameters = list(parameters)
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be in [0, 1), got {decay}")
+        if not self._parameters:
+            raise ValueError("an average needs at least one parameter, got none")
+        for parameter in self._parameters:
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"parameters must be float32 or wider to be averaged, got {parameter.dtype}")
+        self._averages = [parameter.detach().clone() for parameter in self._parameters]
+        self._step = get_ema_multi_avg_fn(decay)
+        self._swapped = False
+
+    def update(self) -> None:
+        """Take in the parameters' present values; once after each optimiser step.
+
+        Raises:
+            ValueError: Inside `averaged`, where the parameters hold the averages.
+        """
+        self._require_own_weights("update")
+        self._step(self._averages, [parameter.detach() for parameter in self._parameters], None)
+
+    def state(self) -> list[Tensor]:
+        """The averages in the parameters' order. They are not copied: save them before the next update.
+
+        Raises:
+            ValueError: Inside `averaged`.
+        """
+        self._require_own_weights("state")
+        return list(self._averages)
+
+    def load_state(self, averages: Sequence[Tensor]) -> None:
+        """Copy back what `state` gave.
+
+        Raises:
+            ValueError: Number or shapes are not the parameters', or inside `averaged`.
+        """
+        self._require_own_weights("load_state")
+        found, wanted = [tuple(a.shape) for a in averages], [tuple(a.shape) for a in self._averages]
+        if found != wanted:
+            raise ValueError(f"averages must have the shapes {wanted} of the parameters, got {found}")
+        for mine, given in zip(self._averages, averages, strict=True):
+            mine.copy_(given)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the parameters hold the averages inside the block, and their own values to the bit after it.
+
+        Values are exchanged in place, a parameter at a time: it costs the memory of one parameter, and whoever shares
+        the storage (a wrapped network, a reference to the state dict) sees the averages too. Do not train inside.
+
+        Raises:
+            ValueError: Inside another such block.
+        """
+        self._require_own_weights("averaged")
+        self._exchange()
+        self._swapped = True
+        try:
+            yield
+        finally:
+            self._exchange()
+            self._swapped = False
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for parameter, average in zip(self._parameters, self._averages, strict=True):
+            held = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(held)
+
+    def _require_own_weights(self, what: str) -> None:
+        if self._swapped:
+            raise ValueError(f"{what} is not possible inside averaged(): the parameters hold the averages")

@@ -1,0 +1,119 @@
+"""The average by hand, and a swap that leaves no trace."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from chunk_grpo.training.ema import ExponentialMovingAverage
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.tensor([1.0, -2.0])), nn.Parameter(torch.tensor([[4.0]]))]
+
+
+def assign(weights: list[nn.Parameter], *values: object) -> None:
+    with torch.no_grad():
+        for weight, value in zip(weights, values, strict=True):
+            weight.copy_(torch.tensor(value))
+
+
+def trained(decay: float = 0.75) -> tuple[list[nn.Parameter], ExponentialMovingAverage]:
+    """Random weights that are not their average."""
+    stream = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(5, 3, generator=stream)) for _ in range(2)]
+    ema = ExponentialMovingAverage(weights, decay)
+    assign(weights, *(torch.randn(5, 3, generator=stream).tolist() for _ in weights))
+    ema.update()
+    return weights, ema
+
+
+def copies(tensors: list[nn.Parameter] | list[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_two_updates_by_hand() -> None:
+    weights = parameters()
+    ema = ExponentialMovingAverage(weights, decay=0.75)
+    assign(weights, [5.0, 2.0], [[0.0]])
+    ema.update()  # 0.75 (1, -2) + 0.25 (5, 2) = (2, -1);  0.75 * 4 + 0.25 * 0 = 3
+    assert [average.tolist() for average in ema.state()] == [[2.0, -1.0], [[3.0]]]
+    assign(weights, [6.0, -1.0], [[7.0]])
+    ema.update()  # 0.75 (2, -1) + 0.25 (6, -1) = (3, -1);  0.75 * 3 + 0.25 * 7 = 4
+    assert [average.tolist() for average in ema.state()] == [[3.0, -1.0], [[4.0]]]
+    assert [weight.tolist() for weight in weights] == [[6.0, -1.0], [[7.0]]]
+
+
+def test_decay_0_is_the_last_weights() -> None:
+    weights, ema = trained(decay=0.0)
+    assert same(ema.state(), copies(weights))
+
+
+def test_the_swap_is_exact_both_ways() -> None:
+    weights, ema = trained()
+    mine, averages = copies(weights), copies(ema.state())
+    places = [weight.data_ptr() for weight in weights]
+    with ema.averaged():
+        assert same(copies(weights), averages)
+        assert not same(copies(weights), mine)
+        assert [weight.data_ptr() for weight in weights] == places
+    assert same(copies(weights), mine)
+    assert same(ema.state(), averages)
+
+
+def test_the_swap_ends_when_the_block_fails() -> None:
+    weights, ema = trained()
+    mine, averages = copies(weights), copies(ema.state())
+    with pytest.raises(KeyError), ema.averaged():
+        raise KeyError
+    assert same(copies(weights), mine)
+    assert same(ema.state(), averages)
+    ema.update()
+
+
+@pytest.mark.parametrize("what", ["update", "state", "averaged", "load_state"])
+def test_nothing_else_inside_the_swap(what: str) -> None:
+    weights, ema = trained()
+    mine, averages = copies(weights), copies(ema.state())
+    calls = {
+        "update": ema.update,
+        "state": ema.state,
+        "averaged": lambda: ema.averaged().__enter__(),
+        "load_state": lambda: ema.load_state(averages),
+    }
+    with ema.averaged(), pytest.raises(ValueError, match=f"{what} is not possible inside averaged"):
+        calls[what]()
+    assert same(copies(weights), mine)
+    assert same(ema.state(), averages)
+
+
+def test_a_state_goes_on_where_it_was() -> None:
+    weights, ema = trained()
+    state = copies(ema.state())
+    given = copies(state)
+    other = ExponentialMovingAverage(weights, 0.75)
+    other.load_state(state)
+    for average in (ema, other):
+        average.update()
+    assert same(ema.state(), other.state())
+    assert not same(ema.state(), given)
+    assert same(state, given)  # copied, not taken over
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
+def test_decay_out_of_range(decay: float) -> None:
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\)"):
+        ExponentialMovingAverage(parameters(), decay)
+
+
+def test_what_cannot_be_averaged() -> None:
+    with pytest.raises(ValueError, match="at least one parameter"):
+        ExponentialMovingAverage([], 0.9)
+    half = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="float32 or wider"):
+        ExponentialMovingAverage([half], 0.9)
+    with pytest.raises(ValueError, match=r"shapes \[\(2,\), \(1, 1\)\] of the parameters, got \[\(2,\)\]"):
+        ExponentialMovingAverage(parameters(), 0.9).load_state([torch.ones(2)])
