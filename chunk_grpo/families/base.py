@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -64,7 +64,35 @@ class LoadOptions:
     device: torch.device | str = "cpu"
 
 
-class Family(Protocol):
+@dataclass(frozen=True)
+class TuningOptions:
+    """What of the velocity network is trained, and how its passes are run.
+
+    Attributes:
+        lora_rank: Rank of the low-rank adapters, at least 1; None trains all weights.
+        lora_alpha: Above 0; an adapter's output is scaled by lora_alpha / lora_rank. Unused without a rank.
+        lora_targets: Names of linear layers, or ends of names after a dot, such as to_q. Unused without a rank.
+        gradient_checkpointing: Whether activations are computed again in the backward pass instead of kept.
+        autocast: Floating-point type of the passes under torch.autocast. None runs them in the weights' own type,
+            except that all weights of a checkpoint in half precision are trained under autocast to that type.
+    """
+
+    lora_rank: int | None
+    lora_alpha: float
+    lora_targets: tuple[str, ...]
+    gradient_checkpointing: bool
+    autocast: torch.dtype | None
+
+
+class VelocityModel(Protocol):
+    """All that a sampler or a KL divergence needs of a model."""
+
+    def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        """Velocity [B, L, D] at the states x [B, L, D] and noise levels t [B]."""
+        ...
+
+
+class Family(VelocityModel, Protocol):
     """A loaded model. Latents are always packed tokens [B, L, D]."""
 
     @property
@@ -81,16 +109,55 @@ class Family(Protocol):
         """Text-encoder outputs; needs the part "text"."""
         ...
 
-    def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity [B, L, D] at the states x [B, L, D] and noise levels t [B]."""
-        ...
-
     def decode(self, latents: Tensor) -> Tensor:
         """Images [B, 3, H, W] float32 in [0, 1] of packed latents; needs the part "vae"."""
         ...
 
+    def prepare_training(self, options: TuningOptions, seed: int) -> None:
+        """Make the velocity network trainable in place; once, before the optimiser and before `use_network`.
+
+        Args:
+            options: What is trained.
+            seed: Of an adapter's start; the same seed gives the same bytes. Full training draws nothing.
+
+        Raises:
+            ConfigError: Rank, alpha or targets are wrong; the message lists targets that are there.
+            ValueError: The network is prepared already or carries an adapter.
+        """
+        ...
+
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that an optimiser may change."""
+        """What the optimiser may change: the adapter's weights where there is one, else all of the network's."""
+        ...
+
+    def trainable_state(self) -> dict[str, Tensor]:
+        """The trained weights alone, by name. They are not copied: save them before the next optimiser step."""
+        ...
+
+    def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy back what `trainable_state` gave, after the same `prepare_training`.
+
+        Raises:
+            DataError: Names or shapes are not those of the trained weights; nothing was changed.
+        """
+        ...
+
+    def use_network(self, network: nn.Module) -> None:
+        """Run `velocity` through `network`, a module around `transformer` such as DistributedDataParallel.
+
+        Parameters, states and configuration are still those of `transformer`; giving `transformer` itself undoes it.
+
+        Raises:
+            ValueError: `transformer` is not inside `network`.
+        """
+        ...
+
+    def reference(self) -> VelocityModel:
+        """The policy that a KL divergence is measured from, run as the policy is run.
+
+        With an adapter: the same weights with the adapter off, so the untrained policy at any time and at no cost of
+        memory. Otherwise: a frozen copy of the weights as they are now, so call it before training starts.
+        """
         ...
 
     def frozen_copy(self) -> Family:
@@ -98,11 +165,21 @@ class Family(Protocol):
         ...
 
     def with_transformer(self, folder: Path) -> Family:
-        """A second model whose velocity network comes from a saved transformer folder, the other parts shared."""
+        """A second, frozen model with the velocity network that `save_transformer` wrote, the other parts shared.
+
+        From an adapter it shares this model's frozen weights too, so do not train those afterwards.
+
+        Raises:
+            DataError: The folder holds neither a transformer nor an adapter, or one of another model.
+            ValueError: An adapter is asked for around weights that are trained, which are not its base.
+        """
         ...
 
     def save_transformer(self, folder: Path) -> None:
-        """Save the velocity network in the diffusers layout."""
+        """Save what was trained in the diffusers layout: the transformer, or the adapter alone.
+
+        A transformer is saved in the checkpoint's type, an adapter in float32. Equal weights give equal bytes.
+        """
         ...
 
 
@@ -111,10 +188,10 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def velocity_function(family: Family, conditioning: Conditioning) -> Callable[[Tensor, Tensor], Tensor]:
-    """The family's velocity as a function of state and noise level alone, as the core wants it."""
+def velocity_function(model: VelocityModel, conditioning: Conditioning) -> Callable[[Tensor, Tensor], Tensor]:
+    """The model's velocity as a function of state and noise level alone, as the core wants it."""
 
     def velocity(x: Tensor, t: Tensor) -> Tensor:
-        return family.velocity(x, t, conditioning)
+        return model.velocity(x, t, conditioning)
 
     return velocity

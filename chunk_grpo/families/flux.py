@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -11,8 +12,19 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.base import Conditioning, LoadOptions, Part
+from chunk_grpo.families.base import Conditioning, LoadOptions, Part, TuningOptions, VelocityModel
 from chunk_grpo.families.checkpoint import check_checkpoint
+from chunk_grpo.families.lora import (
+    WEIGHTS,
+    add_lora,
+    has_lora,
+    load_exactly,
+    lora_off,
+    lora_parameters,
+    lora_state,
+    save_lora,
+    with_lora,
+)
 
 PIPELINE_CLASS = "FluxPipeline"
 
@@ -34,6 +46,8 @@ class FluxFamily:
         """
         self._pipeline = pipeline
         self._options = options
+        self._network: nn.Module | None = None
+        self._autocast: torch.dtype | None = None
         # One latent token covers a square of 2 x 2 latent pixels. Without a VAE nothing is said of pixels.
         side = 2 * pipeline.vae_scale_factor
         if pipeline.vae is not None and (options.height % side or options.width % side):
@@ -119,24 +133,28 @@ class FluxFamily:
         Returns:
             [B, L, D] in the dtype of `x`.
         """
-        network = self.transformer
+        network = self.transformer if self._network is None else self._network
         dtype = self._options.dtype
         guidance = None
-        if network.config.guidance_embeds:
+        if self.transformer.config.guidance_embeds:
             guidance = torch.full((len(x),), self._options.guidance_scale, device=x.device, dtype=dtype)
         prompt_embeds = conditioning.prompt_embeds.to(x.device, dtype)
         text_ids = torch.zeros(prompt_embeds.shape[1], 3, device=x.device, dtype=dtype)
-        output: Tensor = network(
-            hidden_states=x.to(dtype),
-            timestep=t.to(dtype),
-            guidance=guidance,
-            pooled_projections=conditioning.pooled.to(x.device, dtype),
-            encoder_hidden_states=prompt_embeds,
-            txt_ids=text_ids,
-            img_ids=self._image_ids(x.device, dtype),
-            return_dict=False,
-        )[0]
+        with self._precision(x.device):
+            output: Tensor = network(
+                hidden_states=x.to(dtype),
+                timestep=t.to(dtype),
+                guidance=guidance,
+                pooled_projections=conditioning.pooled.to(x.device, dtype),
+                encoder_hidden_states=prompt_embeds,
+                txt_ids=text_ids,
+                img_ids=self._image_ids(x.device, dtype),
+                return_dict=False,
+            )[0]
         return output.to(x.dtype)
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[object]:
+        return nullcontext() if self._autocast is None else torch.autocast(device.type, self._autocast)
 
     def _image_ids(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         ids: Tensor = FluxPipeline._prepare_latent_image_ids(1, self._rows, self._columns, device, dtype)
@@ -157,16 +175,69 @@ class FluxFamily:
         )[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
+    def prepare_training(self, options: TuningOptions, seed: int) -> None:
+        """Make the transformer trainable in place; see `Family.prepare_training`."""
+        network = self.transformer
+        if has_lora(network) or any(weight.requires_grad for weight in network.parameters()):
+            raise ValueError(
+                "the transformer is prepared already or carries an adapter: load the family anew"
+            )
+        autocast = options.autocast
+        if options.lora_rank is not None:
+            add_lora(network, options, seed)
+        else:
+            if self._options.dtype != torch.float32:
+                # A step of 1e-6 is far below one rounding of bfloat16 and would be lost: float32 weights take it.
+                network.float()
+                autocast = autocast or self._options.dtype
+            network.requires_grad_(True)
+        self._autocast = autocast
+        if options.gradient_checkpointing:
+            network.enable_gradient_checkpointing()
+
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
-        """All weights of the transformer."""
-        yield from self.transformer.parameters()
+        """The adapter's weights where there is one, else all weights of the transformer."""
+        network = self.transformer
+        yield from lora_parameters(network) if has_lora(network) else network.parameters()
+
+    def trainable_state(self) -> dict[str, Tensor]:
+        """The weights of `trainable_parameters` by name, not copied."""
+        network = self.transformer
+        return lora_state(network) if has_lora(network) else dict(network.state_dict())
+
+    def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy back what `trainable_state` gave; DataError when it is of other weights."""
+        load_exactly(self.trainable_state(), state)
+
+    def use_network(self, network: nn.Module) -> None:
+        """Run `velocity` through `network`, a module around the transformer."""
+        if not any(module is self.transformer for module in network.modules()):
+            raise ValueError(
+                f"the transformer must be inside the network, got another {type(network).__name__}"
+            )
+        self._network = network
+
+    def reference(self) -> VelocityModel:
+        """The untrained policy: the adapter off, or a frozen copy of the weights as they are now."""
+        return _WithoutLora(self) if has_lora(self.transformer) else self.frozen_copy()
 
     def frozen_copy(self) -> FluxFamily:
         """A second model with its own copy of the velocity network, the other parts shared."""
-        return self.using(copy.deepcopy(self.transformer).requires_grad_(False).eval())
+        copied = self.using(copy.deepcopy(self.transformer).requires_grad_(False).eval())
+        copied._autocast = self._autocast
+        return copied
 
     def with_transformer(self, folder: Path) -> FluxFamily:
-        """A second model whose velocity network comes from a saved transformer folder, the other parts shared."""
+        """A second, frozen model with a saved transformer or adapter; see `Family.with_transformer`."""
+        if (folder / WEIGHTS).exists():
+            if not has_lora(self.transformer) and any(w.requires_grad for w in self.transformer.parameters()):
+                raise ValueError(f"{folder}: an adapter needs the base model, but these weights are trained")
+            return self.using(with_lora(self.transformer, folder, FluxPipeline))
+        if not (folder / "config.json").exists():
+            raise DataError(
+                f"{folder}: must hold config.json of a transformer or {WEIGHTS} of an adapter, got neither; "
+                "train again"
+            )
         network = FluxTransformer2DModel.from_pretrained(folder, dtype=self._options.dtype)
         return self.using(network.requires_grad_(False).eval().to(self._options.device))
 
@@ -176,5 +247,35 @@ class FluxFamily:
         return FluxFamily(FluxPipeline(**parts), self._options)
 
     def save_transformer(self, folder: Path) -> None:
-        """Save the velocity network as a diffusers transformer folder."""
-        self.transformer.save_pretrained(folder)
+        """Save the adapter where there is one, else the transformer in the checkpoint's type."""
+        network = self.transformer
+        if has_lora(network):
+            save_lora(network, folder)
+            return
+        if network.dtype != self._options.dtype:
+            network = _cast_copy(network, self._options.dtype)
+        network.save_pretrained(folder)
+
+
+class _WithoutLora:
+    """The policy of a family with its adapter off; the weights are the family's own."""
+
+    def __init__(self, family: FluxFamily) -> None:
+        self._family = family
+
+    # Without gradient: a checkpointed pass would be computed again with the adapter on.
+    @torch.no_grad()
+    def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        """Velocity of the untrained policy, through the network that the family uses now."""
+        with lora_off(self._family.transformer):
+            return self._family.velocity(x, t, conditioning)
+
+
+def _cast_copy(network: FluxTransformer2DModel, dtype: torch.dtype) -> FluxTransformer2DModel:
+    """The network in another type; memory is taken for that type alone."""
+    with torch.device("meta"):
+        empty = FluxTransformer2DModel.from_config(network.config)
+    empty.load_state_dict(
+        {name: value.to(dtype) for name, value in network.state_dict().items()}, assign=True
+    )
+    return empty

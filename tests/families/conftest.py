@@ -1,11 +1,16 @@
-"""Small random FluxPipeline folders in the real file formats."""
+"""Small random FluxPipeline folders in the real file formats, and what tests of tuning share."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
+
+from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions, VelocityModel
+from chunk_grpo.families.flux import FluxFamily
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 
@@ -48,3 +53,67 @@ def bf16_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bf16")
     random_pipeline().to(torch.bfloat16).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def load(request: pytest.FixtureRequest, bf16_checkpoint: Path) -> Callable[[], FluxFamily]:
+    """A function that loads a model anew: tiny-flux in float32, and the random one stored and used in bfloat16."""
+    found = {"float32": (TINY, torch.float32), "bfloat16": (bf16_checkpoint, torch.bfloat16)}
+    folder, dtype = found[request.param]
+    options = LoadOptions(str(folder), height=32, width=32, dtype=dtype)
+    return lambda: FluxFamily.load(options, ("transformer",))
+
+
+@pytest.fixture
+def tiny() -> Callable[[], FluxFamily]:
+    """A function that loads tiny-flux anew, in float32."""
+    return lambda: FluxFamily.load(LoadOptions(str(TINY), height=32, width=32), ("transformer",))
+
+
+@pytest.fixture
+def bf16(bf16_checkpoint: Path) -> Callable[[], FluxFamily]:
+    """A function that loads the random model anew, stored and used in bfloat16."""
+    options = LoadOptions(str(bf16_checkpoint), height=32, width=32, dtype=torch.bfloat16)
+    return lambda: FluxFamily.load(options, ("transformer",))
+
+
+@pytest.fixture(scope="session")
+def velocity() -> Callable[..., Tensor]:
+    """The velocity of a model at three states that are the same in every test; `like` tells the shape."""
+    stream = torch.Generator().manual_seed(5)
+    conditioning = Conditioning(torch.randn(3, 8, 64, generator=stream), torch.randn(3, 64, generator=stream))
+
+    def at(model: VelocityModel, like: FluxFamily | None = None) -> Tensor:
+        shape = (like or model).latent_shape  # type: ignore[union-attr]  # a family where like is not given
+        x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(6))
+        return model.velocity(x, torch.tensor([0.97, 0.5, 0.1]), conditioning)
+
+    return at
+
+
+@pytest.fixture(scope="session")
+def options() -> Callable[..., TuningOptions]:
+    """Tuning options: everything is trained, as today, unless told otherwise."""
+
+    def build(
+        rank: int | None = None,
+        targets: tuple[str, ...] = ("to_q", "to_out.0", "proj_out"),
+        checkpointing: bool = False,
+        autocast: torch.dtype | None = None,
+    ) -> TuningOptions:
+        return TuningOptions(rank, 6.0, targets, checkpointing, autocast)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def disturb() -> Callable[[FluxFamily], None]:
+    """Move everything that is trained by seeded noise, as training would."""
+
+    def move(family: FluxFamily) -> None:
+        stream = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for weight in family.trainable_parameters():
+                weight.add_(0.1 * torch.randn(weight.shape, generator=stream))
+
+    return move

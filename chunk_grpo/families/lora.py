@@ -1,0 +1,206 @@
+"""Low-rank adapters by peft on a diffusers transformer: added, switched off, saved in diffusers' format, loaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from peft.utils import get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.seeding import derive_seed
+
+WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
+"""The file of an adapter folder."""
+
+_ADAPTER = "default"
+_PREFIX = "transformer."
+"""Names in the file begin with the part of the pipeline that they belong to."""
+
+
+def has_lora(network: nn.Module) -> bool:
+    """Whether the network carries an adapter, on or off."""
+    return next(_layers(network), None) is not None
+
+
+def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
+    """Freeze the network and add a trainable float32 adapter that changes nothing yet (B = 0).
+
+    Args:
+        network: A diffusers transformer, changed in place; its own weights keep their type.
+        options: Rank, alpha and targets.
+        seed: A's values are a function of it, rank, targets and shapes, whatever was drawn before.
+
+    Raises:
+        ConfigError: Rank, alpha or targets are wrong.
+    """
+    if options.lora_rank is None or options.lora_rank < 1:
+        raise ConfigError(f"lora_rank: must be at least 1, got {options.lora_rank}")
+    if not options.lora_alpha > 0:
+        raise ConfigError(f"lora_alpha: must be above 0, got {options.lora_alpha}")
+    _check_targets(network, options.lora_targets)
+    network.requires_grad_(False)
+    # peft writes alpha as an int, takes any number, and divides it by the rank.
+    config = LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=options.lora_alpha,  # type: ignore[arg-type]
+        target_modules=sorted(set(options.lora_targets)),
+    )
+    # peft draws from torch's global CPU generator; torch.manual_seed would also seed the GPUs', which stay as they are.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed("lora", seed))
+        network.add_adapter(config, adapter_name=_ADAPTER)
+    _widen(network)
+    for parameter in lora_parameters(network):
+        parameter.requires_grad_(True)
+
+
+def _check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
+    """Every target must name linear layers, as peft reads names: whole, or their end after a dot."""
+    modules = dict(network.named_modules())
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    there = ", ".join(sorted({_short(name) for name in linear}))
+    if not targets:
+        raise ConfigError(f"lora_targets: must name linear layers, got none. There are {there}")
+    for target in targets:
+        named = [m for name, m in modules.items() if name == target or name.endswith(f".{target}")]
+        if not named or not all(isinstance(module, nn.Linear) for module in named):
+            raise ConfigError(
+                f"lora_targets: must name linear layers of {type(network).__name__}, got {target!r}. "
+                f"There are {there}"
+            )
+
+
+def _short(name: str) -> str:
+    """The end of a module's name that says what it is: to_q, or to_out.0 of a numbered one."""
+    parts = name.split(".")
+    return ".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
+
+
+def lora_parameters(network: nn.Module) -> Iterator[nn.Parameter]:
+    """The adapter's weights, A before B, in the order of the network's layers."""
+    for layer in _layers(network):
+        yield from layer.lora_A[_ADAPTER].parameters()
+        yield from layer.lora_B[_ADAPTER].parameters()
+
+
+def _layers(network: nn.Module) -> Iterator[LoraLayer]:
+    return (module for module in network.modules() if isinstance(module, LoraLayer))
+
+
+def _widen(network: nn.Module) -> None:
+    """Make the adapter float32: peft gives it the type of the layer that it belongs to."""
+    for layer in _layers(network):
+        layer.lora_A[_ADAPTER].float()
+        layer.lora_B[_ADAPTER].float()
+
+
+@contextmanager
+def lora_off(network: nn.Module) -> Iterator[None]:
+    """Run the network without its adapter inside the block, and leave it as it was after it."""
+    # Switching an adapter on makes it trainable in peft, and off frozen; both are put back.
+    layers = [(layer, layer.disable_adapters) for layer in _layers(network)]
+    trainable = [(parameter, parameter.requires_grad) for parameter in lora_parameters(network)]
+    try:
+        for layer, _ in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer, was_off in layers:
+            layer.enable_adapters(not was_off)
+        for parameter, flag in trainable:
+            parameter.requires_grad_(flag)
+
+
+def lora_state(network: nn.Module) -> dict[str, Tensor]:
+    """The adapter's weights by diffusers' names, not copied."""
+    state: dict[str, Tensor] = get_peft_model_state_dict(network, adapter_name=_ADAPTER)
+    return state
+
+
+def save_lora(network: Any, folder: Path) -> None:
+    """Write the folder that diffusers' `load_lora_weights` reads: the adapter alone, float32.
+
+    Equal weights give equal bytes, which diffusers' own writer does not promise: its metadata has two entries, which
+    safetensors writes in any order, and holds a set. Only what differs from peft's defaults goes in, so that
+    other versions of peft can read it.
+    """
+    config = network.peft_config[_ADAPTER]
+    settings = {
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": sorted(config.target_modules),
+    }
+    metadata = {f"{_PREFIX}{name}": value for name, value in settings.items()}
+    state = {f"{_PREFIX}{name}": value.contiguous() for name, value in lora_state(network).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        state, folder / WEIGHTS, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(metadata, sort_keys=True)}
+    )
+
+
+def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
+    """The network with an adapter from a folder, frozen; its own weights are shared with `network`.
+
+    Args:
+        network: A diffusers transformer, left as it is; an adapter that it carries is not taken over.
+        folder: As `save_lora` or diffusers writes it.
+        pipeline_class: Class of the pipeline whose format the folder is in.
+
+    Raises:
+        DataError: The file is damaged, or the adapter belongs to another model.
+    """
+    path = folder / WEIGHTS
+    adapted = copy.deepcopy(network, memo={id(weight): weight for weight in network.parameters()})
+    if has_lora(adapted):
+        adapted.unload_lora()
+    try:
+        state, alphas, metadata = pipeline_class.lora_state_dict(
+            folder, weight_name=WEIGHTS, use_safetensors=True, return_alphas=True, return_lora_metadata=True
+        )
+        # Without memory for values at first, and so without drawing any.
+        pipeline_class.load_lora_into_transformer(
+            state, alphas, adapted, adapter_name=_ADAPTER, metadata=metadata, low_cpu_mem_usage=True
+        )
+        _widen(adapted)
+        # Again in float32: on a network in half precision the loader has rounded them.
+        load_exactly(
+            lora_state(adapted), {name.removeprefix(_PREFIX): value for name, value in state.items()}
+        )
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cut off or damaged ({error}); save the adapter again") from error
+    except (RuntimeError, TypeError, ValueError, DataError) as error:
+        raise DataError(
+            f"{path}: not an adapter of this {type(network).__name__} ({error}). Load it on the checkpoint that it "
+            "was trained on."
+        ) from error
+    return adapted.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def load_exactly(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Copy `given` into the tensors of `mine`.
+
+    Raises:
+        DataError: Names or shapes differ; the message names one. Nothing was changed.
+    """
+    for name in sorted({*mine, *given}):
+        found, wanted = (list(side[name].shape) if name in side else None for side in (given, mine))
+        if found != wanted:
+            raise DataError(
+                f"{name}: must have the shape {wanted}, got {found} (None: there is no such weight)"
+            )
+    for name, tensor in mine.items():
+        tensor.copy_(given[name])

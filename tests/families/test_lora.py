@@ -1,0 +1,288 @@
+"""Adapters: they start as nothing, go away without a trace, and mean the same to plain diffusers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import FluxPipeline
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.rollout import rollout_ode
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.families.base import LoadOptions, TuningOptions, velocity_function
+from chunk_grpo.families.flux import FluxFamily
+
+TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
+FILE = "pytorch_lora_weights.safetensors"
+
+Load = Callable[[], FluxFamily]
+Velocity = Callable[..., Tensor]
+Options = Callable[..., TuningOptions]
+Disturb = Callable[[FluxFamily], None]
+
+
+@pytest.fixture
+def adapted(load: Load, options: Options, disturb: Disturb) -> FluxFamily:
+    """A policy whose adapter does something."""
+    family = load()
+    family.prepare_training(options(rank=3), seed=0)
+    disturb(family)
+    return family
+
+
+def storages(*networks: nn.Module) -> set[int]:
+    return {weight.untyped_storage().data_ptr() for network in networks for weight in network.parameters()}
+
+
+def flags(network: nn.Module) -> list[bool]:
+    return [weight.requires_grad for weight in network.parameters()]
+
+
+class TestStart:
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    def test_the_policy_starts_as_the_base(
+        self, load: Load, velocity: Velocity, options: Options, checkpointing: bool
+    ) -> None:
+        base, family = load(), load()
+        family.prepare_training(options(rank=3, checkpointing=checkpointing), seed=0)
+        assert torch.equal(velocity(family), velocity(base))
+
+    def test_the_base_is_frozen_in_its_own_type(self, adapted: FluxFamily, load: Load) -> None:
+        weights = {
+            name.replace(".base_layer.", "."): weight
+            for name, weight in adapted.transformer.named_parameters()
+            if ".lora_" not in name
+        }
+        base = dict(load().transformer.named_parameters())
+        assert weights.keys() == base.keys()
+        for name, weight in weights.items():
+            assert not weight.requires_grad
+            assert weight.dtype == base[name].dtype
+            assert torch.equal(weight, base[name])
+
+    def test_the_seed_alone_decides(self, load: Load, options: Options) -> None:
+        states = []
+        for seed in (4, 4, 5):
+            torch.randn(states.__len__() + 1)
+            before = torch.get_rng_state()
+            family = load()
+            family.prepare_training(options(rank=3), seed)
+            assert torch.equal(torch.get_rng_state(), before)
+            states.append({name: value.clone() for name, value in family.trainable_state().items()})
+        first, again, other = states
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        for name in first:
+            assert torch.equal(first[name], other[name]) == ("lora_B" in name)
+            assert bool(first[name].any()) == ("lora_A" in name)
+
+    @pytest.mark.parametrize("targets", [("to_q", "to_w"), ("norm",), ("o_q",), ("attn",)])
+    def test_targets_that_are_not_there(self, tiny: Load, options: Options, targets: tuple[str, ...]) -> None:
+        family = tiny()
+        message = (
+            f"linear layers of FluxTransformer2DModel, got '{targets[-1]}'. There are .*to_out.0, to_q, to_v"
+        )
+        with pytest.raises(ConfigError, match=message):
+            family.prepare_training(options(rank=3, targets=targets), seed=0)
+        family.prepare_training(options(rank=3), seed=0)
+
+    def test_settings_out_of_range(self, tiny: Load, options: Options) -> None:
+        with pytest.raises(ConfigError, match="lora_rank: must be at least 1, got 0"):
+            tiny().prepare_training(options(rank=0), seed=0)
+        with pytest.raises(ConfigError, match=r"lora_alpha: must be above 0, got 0\.0"):
+            tiny().prepare_training(TuningOptions(2, 0.0, ("to_q",), False, None), seed=0)
+        with pytest.raises(ConfigError, match="lora_targets: must name linear layers, got none"):
+            tiny().prepare_training(options(rank=2, targets=()), seed=0)
+
+
+class TestReference:
+    def test_it_is_the_base_to_the_bit(self, adapted: FluxFamily, load: Load, velocity: Velocity) -> None:
+        reference, policy = adapted.reference(), velocity(adapted)
+        expected = velocity(load())
+        assert torch.equal(velocity(reference, like=adapted), expected)
+        assert not torch.equal(policy, expected)
+        assert torch.equal(velocity(adapted), policy)
+
+    def test_it_takes_no_memory(self, adapted: FluxFamily, velocity: Velocity) -> None:
+        network, before = adapted.transformer, storages(adapted.transformer)
+        held = sum(weight.numel() for weight in network.parameters())
+        reference = adapted.reference()
+        velocity(reference, like=adapted)
+        seen = [value for value in vars(reference).values() if isinstance(value, FluxFamily)]
+        assert seen == [adapted]
+        assert storages(network) == before
+        assert sum(weight.numel() for weight in network.parameters()) == held
+
+    def test_the_adapter_is_back_when_the_pass_fails(self, adapted: FluxFamily, velocity: Velocity) -> None:
+        policy, before = velocity(adapted), flags(adapted.transformer)
+
+        def fail(*_: object) -> None:
+            raise KeyError
+
+        handle = adapted.transformer.proj_out.register_forward_hook(fail)
+        with pytest.raises(KeyError):
+            velocity(adapted.reference(), like=adapted)
+        handle.remove()
+        assert flags(adapted.transformer) == before
+        assert any(before)
+        assert torch.equal(velocity(adapted), policy)
+
+    def test_a_frozen_adapter_stays_frozen(self, adapted: FluxFamily, velocity: Velocity) -> None:
+        adapted.transformer.requires_grad_(False)
+        velocity(adapted.reference(), like=adapted)
+        assert not any(flags(adapted.transformer))
+
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    def test_it_may_run_between_a_pass_and_its_gradient(
+        self, load: Load, velocity: Velocity, options: Options, disturb: Disturb, checkpointing: bool
+    ) -> None:
+        found = []
+        for between in (False, True):
+            family = load()
+            family.prepare_training(options(rank=3, checkpointing=checkpointing), seed=0)
+            disturb(family)
+            loss = velocity(family).square().mean()
+            if between:
+                anchor = velocity(family.reference(), like=family)
+                assert not anchor.requires_grad
+            loss.backward()
+            found.append([weight.grad for weight in family.trainable_parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+    def test_it_runs_through_the_wrapped_network(self, adapted: FluxFamily, velocity: Velocity) -> None:
+        reference = adapted.reference()
+        expected, calls = velocity(reference, like=adapted), []
+        wrapper = nn.Sequential(adapted.transformer)
+        wrapper.forward = lambda **inputs: (calls.append(1), adapted.transformer(**inputs))[1]  # type: ignore[method-assign]
+        adapted.use_network(wrapper)
+        assert torch.equal(velocity(reference, like=adapted), expected)
+        assert calls == [1]
+
+
+class TestFiles:
+    def test_a_saved_adapter_gives_the_same_velocities(
+        self, adapted: FluxFamily, load: Load, velocity: Velocity, tmp_path: Path
+    ) -> None:
+        base = load()
+        before, drawn = velocity(base), torch.get_rng_state()
+        adapted.save_transformer(tmp_path)
+        loaded = base.with_transformer(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [FILE]
+        assert torch.equal(velocity(loaded), velocity(adapted))
+        assert not any(flags(loaded.transformer))
+        assert torch.equal(velocity(base), before)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        size = sum(weight.numel() for weight in adapted.trainable_parameters())
+        assert len(storages(base.transformer, loaded.transformer) - storages(base.transformer)) == len(
+            list(adapted.trainable_parameters())
+        )
+        assert sum(value.numel() for value in load_file(tmp_path / FILE).values()) == size
+
+    def test_a_model_with_an_adapter_loads_another(
+        self, adapted: FluxFamily, velocity: Velocity, disturb: Disturb, tmp_path: Path
+    ) -> None:
+        adapted.save_transformer(tmp_path)
+        first = velocity(adapted)
+        disturb(adapted)
+        now, trainable = velocity(adapted), flags(adapted.transformer)
+        assert torch.equal(velocity(adapted.with_transformer(tmp_path)), first)
+        assert torch.equal(velocity(adapted), now)
+        assert flags(adapted.transformer) == trainable
+
+    def test_plain_diffusers_gives_the_same_velocities(
+        self, adapted: FluxFamily, load: Load, velocity: Velocity, tmp_path: Path
+    ) -> None:
+        """On bfloat16 weights diffusers rounds the adapter to bfloat16, so there it is near and not equal."""
+        adapted.save_transformer(tmp_path)
+        base = load()
+        expected, start = velocity(adapted).detach(), velocity(base)
+        pipeline = FluxPipeline(**base._pipeline.components)
+        pipeline.load_lora_weights(tmp_path)
+        with torch.no_grad():
+            found = velocity(base.using(pipeline.transformer))
+        if base.transformer.dtype == torch.float32:
+            assert torch.equal(found, expected)
+        else:
+            assert (found - expected).norm() < 0.02 * expected.norm() < 0.2 * (expected - start).norm()
+
+    def test_plain_diffusers_draws_the_same_pictures(
+        self, options: Options, disturb: Disturb, tmp_path: Path
+    ) -> None:
+        family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8))
+        noise = torch.randn(2, *family.latent_shape, generator=torch.Generator().manual_seed(8))
+        prompts = ["a red circle", "two squares"]
+        conditioning = family.encode(prompts)
+        family.prepare_training(options(rank=3), seed=0)
+        disturb(family)
+        family.save_transformer(tmp_path)
+        with torch.no_grad():
+            step = velocity_function(family, conditioning)
+            ours = rollout_ode(lambda _: step, noise, time_grid(8, 3.0))[:, -1]
+        pipeline = FluxPipeline.from_pretrained(TINY, dtype=torch.float32)
+        pipeline.set_progress_bar_config(disable=True)
+        pipeline.load_lora_weights(tmp_path)
+        theirs = pipeline(
+            prompts, latents=noise, output_type="latent", height=32, width=32, num_inference_steps=8,
+            max_sequence_length=8, guidance_scale=3.5,
+        ).images  # fmt: skip
+        assert (ours - theirs).abs().max() < 1e-4
+
+    def test_equal_weights_give_equal_bytes(self, adapted: FluxFamily, tmp_path: Path) -> None:
+        """Two entries of metadata would come in either order, so twelve files would hardly be equal."""
+        found = set()
+        for number in range(12):
+            adapted.save_transformer(tmp_path / str(number))
+            found.add((tmp_path / str(number) / FILE).read_bytes())
+        assert len(found) == 1
+        with safe_open(tmp_path / "0" / FILE, framework="pt") as file:
+            metadata = file.metadata()
+        assert json.loads(metadata.pop("lora_adapter_metadata")) == {
+            "transformer.r": 3,
+            "transformer.lora_alpha": 6.0,
+            "transformer.target_modules": ["proj_out", "to_out.0", "to_q"],
+        }
+        assert metadata == {}
+
+    def test_a_damaged_file(self, adapted: FluxFamily, load: Load, tmp_path: Path) -> None:
+        adapted.save_transformer(tmp_path)
+        content = (tmp_path / FILE).read_bytes()
+        for share in (0.0, 0.6):
+            (tmp_path / FILE).write_bytes(content[: int(share * len(content))])
+            with pytest.raises(DataError, match=f"{FILE}: cut off or damaged"):
+                load().with_transformer(tmp_path)
+
+    def test_an_adapter_of_another_model(
+        self, tiny: Load, bf16: Load, options: Options, tmp_path: Path
+    ) -> None:
+        for mine, other in ((tiny, bf16), (bf16, tiny)):
+            family = mine()
+            family.prepare_training(options(rank=3), seed=0)
+            family.save_transformer(tmp_path)
+            with pytest.raises(DataError, match=f"{FILE}: not an adapter of this FluxTransformer2DModel"):
+                other().with_transformer(tmp_path)
+
+    def test_an_adapter_that_is_only_half_used(self, adapted: FluxFamily, load: Load, tmp_path: Path) -> None:
+        """Diffusers warns of weights that it finds no place for, and goes on."""
+        adapted.save_transformer(tmp_path)
+        with safe_open(tmp_path / FILE, framework="pt") as file:
+            metadata = file.metadata()
+        extra = {
+            f"transformer.transformer_blocks.77.attn.to_q.lora_{side}.weight": torch.ones(3, 3)
+            for side in "AB"
+        }
+        save_file(load_file(tmp_path / FILE) | extra, tmp_path / FILE, metadata=metadata)
+        with pytest.raises(DataError, match=r"not an adapter of this .*transformer_blocks\.77\.attn\.to_q"):
+            load().with_transformer(tmp_path)
+
+    def test_weights_that_are_trained_are_no_base(
+        self, adapted: FluxFamily, load: Load, options: Options, tmp_path: Path
+    ) -> None:
+        adapted.save_transformer(tmp_path)
+        family = load()
+        family.prepare_training(options(), seed=0)
+        with pytest.raises(ValueError, match="an adapter needs the base model"):
+            family.with_transformer(tmp_path)

@@ -1,0 +1,261 @@
+"""What is trained, in which precision, and what stays as it was."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.families.flux import FluxFamily
+
+Load = Callable[[], FluxFamily]
+Velocity = Callable[..., Tensor]
+Options = Callable[..., TuningOptions]
+Disturb = Callable[[FluxFamily], None]
+
+
+def gradients(family: FluxFamily, velocity: Velocity) -> list[Tensor]:
+    """Of a scalar of the velocity, by every weight that is trained."""
+    velocity(family).square().mean().backward()
+    found = [weight.grad for weight in family.trainable_parameters()]
+    assert all(gradient is not None for gradient in found)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def outputs_of(family: FluxFamily, layer: str, velocity: Velocity) -> list[torch.dtype]:
+    """The types that one layer gives in one pass."""
+    seen: list[torch.dtype] = []
+    handle = family.transformer.get_submodule(layer).register_forward_hook(
+        lambda module, inputs, output: seen.append(output.dtype)
+    )
+    velocity(family)
+    handle.remove()
+    return seen
+
+
+class Wrapper(nn.Module):
+    """What distributed training puts around a network."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.calls = 0
+
+    def forward(self, **inputs: Any) -> Any:
+        self.calls += 1
+        return self.module(**inputs)
+
+
+class TestFull:
+    def test_float32_is_the_plain_computation(self, tiny: Load, velocity: Velocity, options: Options) -> None:
+        plain, tuned = tiny(), tiny()
+        plain.transformer.requires_grad_(True)
+        tuned.prepare_training(options(), seed=0)
+        assert torch.equal(velocity(tuned), velocity(plain))
+        assert same(gradients(tuned, velocity), gradients(plain, velocity))
+        assert outputs_of(tuned, "x_embedder", velocity) == [torch.float32]
+
+    def test_bfloat16_gets_float32_weights_and_autocast(
+        self, bf16: Load, velocity: Velocity, options: Options
+    ) -> None:
+        plain, tuned = bf16(), bf16()
+        tuned.prepare_training(options(), seed=0)
+        for before, after in zip(plain.trainable_parameters(), tuned.trainable_parameters(), strict=True):
+            assert after.dtype == torch.float32
+            assert torch.equal(after, before.float())
+        assert outputs_of(tuned, "x_embedder", velocity) == [torch.bfloat16]
+        # Norms are float32 under autocast and bfloat16 without, and round differently.
+        expected = velocity(plain)
+        assert (velocity(tuned) - expected).norm() < 0.02 * expected.norm()
+
+    def test_a_small_step_is_not_lost(self, bf16: Load, velocity: Velocity, options: Options) -> None:
+        """A control takes the same step on bfloat16 weights, where it changes none but the smallest."""
+        control, tuned = bf16(), bf16()
+        control.transformer.requires_grad_(True)
+        tuned.prepare_training(options(), seed=0)
+        moved = []
+        for family in (control, tuned):
+            before = [weight.detach().clone() for weight in family.trainable_parameters()]
+            found = gradients(family, velocity)
+            torch.optim.AdamW(family.trainable_parameters(), lr=1e-6, weight_decay=0.0).step()
+            changed = sum(
+                int(((weight != old) & (gradient.abs() > 1e-6)).sum())
+                for weight, old, gradient in zip(family.trainable_parameters(), before, found, strict=True)
+            )
+            moved.append(changed / sum(int((gradient.abs() > 1e-6).sum()) for gradient in found))
+        assert moved[0] < 0.1
+        assert moved[1] > 0.98
+
+    def test_autocast_on_float32_weights(self, tiny: Load, velocity: Velocity, options: Options) -> None:
+        family = tiny()
+        family.prepare_training(options(autocast=torch.bfloat16), seed=0)
+        assert outputs_of(family, "x_embedder", velocity) == [torch.bfloat16]
+        assert {weight.dtype for weight in family.trainable_parameters()} == {torch.float32}
+        assert velocity(family).dtype == torch.float32
+
+    def test_the_reference_is_what_the_policy_was(
+        self, load: Load, velocity: Velocity, options: Options, disturb: Disturb
+    ) -> None:
+        family = load()
+        family.prepare_training(options(), seed=0)
+        reference, start = family.reference(), velocity(family)
+        disturb(family)
+        assert torch.equal(velocity(reference), start)
+        assert not torch.equal(velocity(family), start)
+        assert not velocity(reference).requires_grad
+
+    def test_saved_in_the_checkpoints_type(
+        self,
+        bf16: Load,
+        bf16_checkpoint: Path,
+        velocity: Velocity,
+        options: Options,
+        disturb: Disturb,
+        tmp_path: Path,
+    ) -> None:
+        family = bf16()
+        family.prepare_training(options(), seed=0)
+        disturb(family)
+        family.save_transformer(tmp_path)
+        name = "diffusion_pytorch_model.safetensors"
+        saved, trained = load_file(tmp_path / name), family.transformer.state_dict()
+        assert saved.keys() == trained.keys()
+        assert all(torch.equal(saved[key], trained[key].bfloat16()) for key in saved)
+        original = bf16_checkpoint / "transformer"
+        assert (tmp_path / name).stat().st_size == (original / name).stat().st_size
+        assert {p.name for p in tmp_path.iterdir()} == {p.name for p in original.iterdir()}
+        # Loaded, the weights are bfloat16 and nothing is autocast: equal but for rounding.
+        loaded, expected = velocity(bf16().with_transformer(tmp_path)), velocity(family).detach()
+        assert not loaded.requires_grad
+        assert (loaded - expected).norm() < 0.02 * expected.norm()
+
+    def test_float32_survives_saving_to_the_bit(
+        self, tiny: Load, velocity: Velocity, options: Options, disturb: Disturb, tmp_path: Path
+    ) -> None:
+        family = tiny()
+        family.prepare_training(options(), seed=0)
+        disturb(family)
+        for name in "ab":
+            family.save_transformer(tmp_path / name)
+        assert torch.equal(velocity(tiny().with_transformer(tmp_path / "a")), velocity(family))
+        files = sorted(path.name for path in (tmp_path / "a").iterdir())
+        assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+    def test_a_folder_that_holds_neither_kind(self, tiny: Load, tmp_path: Path) -> None:
+        with pytest.raises(
+            DataError, match=r"must hold config\.json of a transformer or pytorch_lora_weights"
+        ):
+            tiny().with_transformer(tmp_path)
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+class TestBothKinds:
+    def test_trainable_parameters_are_what_gets_a_gradient(
+        self, load: Load, velocity: Velocity, options: Options, rank: int | None
+    ) -> None:
+        family = load()
+        family.prepare_training(options(rank), seed=0)
+        listed = list(family.trainable_parameters())
+        assert {id(weight) for weight in listed} == {
+            id(weight) for weight in family.transformer.parameters() if weight.requires_grad
+        }
+        assert {weight.dtype for weight in listed} == {torch.float32}
+        assert len(gradients(family, velocity)) == len({id(weight) for weight in listed}) > 0
+
+    @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+    def test_gradient_checkpointing_changes_no_gradient(
+        self,
+        load: Load,
+        velocity: Velocity,
+        options: Options,
+        disturb: Disturb,
+        rank: int | None,
+        autocast: torch.dtype | None,
+    ) -> None:
+        found, passes = [], []
+        for checkpointing in (False, True):
+            family = load()
+            family.prepare_training(options(rank, checkpointing=checkpointing, autocast=autocast), seed=0)
+            disturb(family)
+            calls: list[int] = []
+            family.transformer.transformer_blocks[0].attn.register_forward_hook(
+                lambda *inputs, calls=calls: calls.append(1)
+            )
+            found.append(gradients(family, velocity))
+            passes.append(len(calls))
+        assert same(*found)
+        assert passes == [1, 2]
+
+    def test_the_trained_state_goes_into_a_new_model(
+        self, load: Load, velocity: Velocity, options: Options, disturb: Disturb, rank: int | None
+    ) -> None:
+        first, second = load(), load()
+        for family in (first, second):
+            family.prepare_training(options(rank), seed=0)
+        disturb(first)
+        state = first.trainable_state()
+        assert sum(value.numel() for value in state.values()) == sum(
+            weight.numel() for weight in first.trainable_parameters()
+        )
+        assert not torch.equal(velocity(first), velocity(second))
+        second.load_trainable_state(state)
+        assert torch.equal(velocity(first), velocity(second))
+
+    def test_a_state_of_other_weights_is_refused(
+        self, load: Load, options: Options, disturb: Disturb, rank: int | None
+    ) -> None:
+        family = load()
+        family.prepare_training(options(rank), seed=0)
+        own = {name: value.clone() for name, value in family.trainable_state().items()}
+        disturb(family)
+        before = {name: value.clone() for name, value in family.trainable_state().items()}
+        name = sorted(own)[-1]
+        smaller = {key: value for key, value in own.items() if key != name}
+        for wrong, shape in (
+            (smaller, "None"),
+            (own | {name: torch.ones(3)}, r"\[3\]"),
+            (own | {"x": torch.ones(3)}, r"\[3\]"),
+        ):
+            with pytest.raises(DataError, match=rf"({name}|x): must have the shape .*, got {shape}"):
+                family.load_trainable_state(wrong)
+        after = family.trainable_state()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+    def test_prepared_once(self, load: Load, options: Options, rank: int | None) -> None:
+        family = load()
+        family.prepare_training(options(rank), seed=0)
+        for again in (None, 2):
+            with pytest.raises(ValueError, match="prepared already"):
+                family.prepare_training(options(again), seed=0)
+
+    def test_a_wrapped_network_is_run_in_place_of_the_transformer(
+        self, load: Load, velocity: Velocity, options: Options, rank: int | None
+    ) -> None:
+        family = load()
+        family.prepare_training(options(rank), seed=0)
+        expected, names = velocity(family), list(family.trainable_state())
+        wrapper = Wrapper(family.transformer)
+        family.use_network(wrapper)
+        assert torch.equal(velocity(family), expected)
+        assert wrapper.calls == 1
+        assert gradients(family, velocity)
+        assert wrapper.calls == 2
+        assert list(family.trainable_state()) == names
+        family.use_network(family.transformer)
+        assert torch.equal(velocity(family), expected)
+        assert wrapper.calls == 2
+
+    def test_another_network_is_refused(self, load: Load, options: Options, rank: int | None) -> None:
+        family, other = load(), load()
+        family.prepare_training(options(rank), seed=0)
+        with pytest.raises(ValueError, match="must be inside the network, got another Wrapper"):
+            family.use_network(Wrapper(other.transformer))
