@@ -118,7 +118,8 @@ class Family(VelocityModel, Protocol):
 
         Args:
             options: What is trained.
-            seed: Of an adapter's start; the same seed gives the same bytes. Full training draws nothing.
+            seed: Of an adapter's start, from 0 to 2**63 - 1, as `derive_seed` makes of a training seed. The same seed
+                gives the same bytes. Training all weights draws nothing.
 
         Raises:
             ConfigError: Rank, alpha or targets are wrong; the message lists targets that are there.

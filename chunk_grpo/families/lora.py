@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.seeding import derive_seed
 
 WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
 """The file of an adapter folder."""
@@ -38,6 +37,8 @@ def has_lora(network: nn.Module) -> bool:
 def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
     """Freeze the network and add a trainable float32 adapter that changes nothing yet (B = 0).
 
+    Freezing is peft's part.
+
     Args:
         network: A diffusers transformer, changed in place; its own weights keep their type.
         options: Rank, alpha and targets.
@@ -51,7 +52,6 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
     if not options.lora_alpha > 0:
         raise ConfigError(f"lora_alpha: must be above 0, got {options.lora_alpha}")
     _check_targets(network, options.lora_targets)
-    network.requires_grad_(False)
     # peft writes alpha as an int, takes any number, and divides it by the rank.
     config = LoraConfig(
         r=options.lora_rank,
@@ -60,11 +60,9 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
     )
     # peft draws from torch's global CPU generator; torch.manual_seed would also seed the GPUs', which stay as they are.
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed("lora", seed))
+        torch.default_generator.manual_seed(seed)
         network.add_adapter(config, adapter_name=_ADAPTER)
     _widen(network)
-    for parameter in lora_parameters(network):
-        parameter.requires_grad_(True)
 
 
 def _check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
