@@ -168,7 +168,8 @@ class Family(VelocityModel, Protocol):
     def with_transformer(self, folder: Path) -> Family:
         """A second, frozen model with the velocity network that `save_transformer` wrote, the other parts shared.
 
-        From an adapter it shares this model's frozen weights too, so do not train those afterwards.
+        From an adapter it shares this model's frozen weights too, so do not train those afterwards. It runs in the
+        weights' own type: velocities are those of the saved policy to the bit, unless that one ran under autocast.
 
         Raises:
             DataError: The folder holds neither a transformer nor an adapter, or one of another model.

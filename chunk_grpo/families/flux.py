@@ -263,7 +263,8 @@ class _WithoutLora:
     def __init__(self, family: FluxFamily) -> None:
         self._family = family
 
-    # Without gradient: a checkpointed pass would be computed again with the adapter on.
+    # Without gradient, or DistributedDataParallel would make ready for a backward pass of this one, and a checkpointed
+    # pass would be computed again with the adapter on.
     @torch.no_grad()
     def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity of the untrained policy, through the network that the family uses now."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ class TestStart:
     def test_the_seed_alone_decides(self, load: Load, options: Options) -> None:
         states = []
         for seed in (4, 4, 5):
-            torch.randn(states.__len__() + 1)
+            torch.randn(len(states) + 1)
             before = torch.get_rng_state()
             family = load()
             family.prepare_training(options(rank=3), seed)
@@ -153,14 +154,23 @@ class TestReference:
             found.append([weight.grad for weight in family.trainable_parameters()])
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
-    def test_it_runs_through_the_wrapped_network(self, adapted: FluxFamily, velocity: Velocity) -> None:
+    def test_it_runs_through_the_wrapped_network_without_gradient(
+        self, adapted: FluxFamily, velocity: Velocity
+    ) -> None:
+        class Wrapper(nn.Module):
+            def __init__(self, module: nn.Module) -> None:
+                super().__init__()
+                self.module, self.with_gradient = module, []
+
+            def forward(self, **inputs: Any) -> Any:
+                self.with_gradient.append(torch.is_grad_enabled())
+                return self.module(**inputs)
+
         reference = adapted.reference()
-        expected, calls = velocity(reference, like=adapted), []
-        wrapper = nn.Sequential(adapted.transformer)
-        wrapper.forward = lambda **inputs: (calls.append(1), adapted.transformer(**inputs))[1]  # type: ignore[method-assign]
+        expected, wrapper = velocity(reference, like=adapted), Wrapper(adapted.transformer)
         adapted.use_network(wrapper)
         assert torch.equal(velocity(reference, like=adapted), expected)
-        assert calls == [1]
+        assert wrapper.with_gradient == [False]
 
 
 class TestFiles:
@@ -207,7 +217,7 @@ class TestFiles:
         if base.transformer.dtype == torch.float32:
             assert torch.equal(found, expected)
         else:
-            assert (found - expected).norm() < 0.02 * expected.norm() < 0.2 * (expected - start).norm()
+            assert (found - expected).norm() < 0.02 * (expected - start).norm()
 
     def test_plain_diffusers_draws_the_same_pictures(
         self, options: Options, disturb: Disturb, tmp_path: Path
