@@ -23,10 +23,9 @@ from chunk_grpo.config import Params
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.registry import Reward
-from chunk_grpo.training.checkpoint import CheckpointStore
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
-from chunk_grpo.training.trainer import Task, Trainer
+from chunk_grpo.training.trainer import Places, Task, Trainer
 from stages._inputs import load_model, read_prompts
 from stages._stage import STOP, argument, run_stage
 
@@ -35,6 +34,9 @@ TIMED = ("seconds_", "rate_")
 
 CHECKPOINTS = Path(".ckpt")
 """Outside DVC's outputs, which are deleted before a run; a folder here goes away when its stage succeeds."""
+
+LOGS = Path("logs")
+"""Of the trackers, to look at; outside DVC's outputs, because they hold clock times."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def read_task(params: Params, arguments: Arguments) -> Task:
     return Task(
         prompts=read_prompts(*files, ("train",)),
         heldout=heldout.rows(range(min(params.train.heldout.num_prompts, len(heldout)))),
-        reward=Reward(params.rewards),
+        reward=Reward(params.rewards, params.train.reward_attempts, params.train.reward_wait),
     )
 
 
@@ -124,10 +126,11 @@ def main(params: Params, arguments: Arguments) -> None:
     with output_dir(arguments.out) as draft, STOP.deferred():
         for seed in params.train.seeds:
             family = load_model(params, ("transformer",), (params.model.height, params.model.width))
-            checkpoints = CheckpointStore(folder / f"seed-{seed}", key, params.train.checkpoints_kept)
-            trainer = Trainer(family, task, method, params.train, seed, checkpoints)
+            name = f"{arguments.variant}/seed-{seed}"
+            places = Places(folder / f"seed-{seed}", key, LOGS, name, params.trackers)
+            trainer = Trainer(family, task, method, params.train, seed, places)
             rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
-            family.save_transformer(draft / f"seed-{seed}" / "transformer")
+            trainer.save_policies(draft / f"seed-{seed}")
         timed = [str(row["metric"]).startswith(TIMED) for row in rows]
         seconds = [row for row, is_time in zip(rows, timed, strict=True) if is_time]
         table = table_from_rows(

@@ -10,7 +10,6 @@ from chunk_grpo.config.models import (
     EqualPlan,
     GenerateParams,
     GuidedPlan,
-    HeldoutParams,
     ListedPlan,
     ModelParams,
     Params,
@@ -21,8 +20,8 @@ from chunk_grpo.config.models import (
     SamplingParams,
     SinglePlan,
     StepPlan,
-    TrainParams,
 )
+from chunk_grpo.config.training import HeldoutParams, LoraParams, TrainParams
 from chunk_grpo.config.variants import BranchingParams, Noise, VariantParams, WindowParams
 
 __all__ = [
@@ -37,6 +36,7 @@ __all__ = [
     "GuidedPlan",
     "HeldoutParams",
     "ListedPlan",
+    "LoraParams",
     "ModelParams",
     "Noise",
     "Params",

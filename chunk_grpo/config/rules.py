@@ -19,9 +19,9 @@ from chunk_grpo.config.models import (
     PromptsParams,
     ReportParams,
     SamplingParams,
-    TrainParams,
 )
 from chunk_grpo.config.problems import Problem, nearest, show
+from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
     branches_fit_the_group,
     fixed_plans_where_needed,

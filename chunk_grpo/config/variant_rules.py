@@ -14,9 +14,9 @@ from chunk_grpo.config.models import (
     PlanParams,
     SamplingParams,
     StepPlan,
-    TrainParams,
 )
 from chunk_grpo.config.problems import Problem, nearest, show
+from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variants import VariantParams
 
 Variants: TypeAlias = Mapping[str, VariantParams]

@@ -89,3 +89,9 @@ class Monitor:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on with what `state` told."""
         self.best = BestScore.from_state(state)
+
+
+def as_pictures(images: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """[N, H, W, 3] of images [N, 3, H, W] in [0, 1]."""
+    pictures: NDArray[np.uint8] = (images.transpose(0, 2, 3, 1) * 255).round().astype(np.uint8)
+    return pictures

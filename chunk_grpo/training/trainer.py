@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,12 +14,14 @@ import torch
 from chunk_grpo.config import TrainParams
 from chunk_grpo.core.dynamics import relative_l1
 from chunk_grpo.errors import DataError, TransientError
-from chunk_grpo.families.base import Family
+from chunk_grpo.families.base import Family, TuningOptions
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.seeding import derive_seed
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.credit import advantages_of
+from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.halfway import Halfway
 from chunk_grpo.training.learner import Learner, Lesson
 from chunk_grpo.training.method import Method
@@ -29,11 +33,15 @@ from chunk_grpo.training.metrics import (
     update_metrics,
     warn_of_poor_fidelity,
 )
-from chunk_grpo.training.monitor import Monitor
+from chunk_grpo.training.monitor import Monitor, as_pictures
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
 from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.trackers import TrackerName, Trackers
 from chunk_grpo.training.update import Policies
+
+PICTURES_SHOWN = 16
+"""Of the held-out pictures, how many the trackers get."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,25 @@ class Task:
     reward: Reward
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where a run keeps its state, and whom it tells how it goes.
+
+    Attributes:
+        checkpoints: Folder of this run alone.
+        identity: Names the computation; only its own checkpoints are resumed.
+        logs: Folder of the trackers.
+        name: Of the run, for the trackers.
+        trackers: Which ones.
+    """
+
+    checkpoints: Path
+    identity: str
+    logs: Path
+    name: str
+    trackers: tuple[TrackerName, ...] = ()
+
+
 class _StopError(Exception):
     """Somebody wants the process to end: work in hand is given up."""
 
@@ -53,13 +80,7 @@ class Trainer:
     """Trains the family's transformer in place with one method and one seed."""
 
     def __init__(
-        self,
-        family: Family,
-        task: Task,
-        method: Method,
-        settings: TrainParams,
-        seed: int,
-        checkpoints: CheckpointStore,
+        self, family: Family, task: Task, method: Method, settings: TrainParams, seed: int, places: Places
     ) -> None:
         """Prepare, and resume from the newest checkpoint when there is one.
 
@@ -69,29 +90,36 @@ class Trainer:
             method: The variant.
             settings: The `train` section of params.yaml.
             seed: Of every random stream.
-            checkpoints: Where state is kept as training goes on.
+            places: Where state is kept as training goes on.
 
         Raises:
+            ConfigError: The adapters' settings do not fit the model, or a tracker cannot be opened.
             DataError: There are checkpoints, and none of them can be used.
         """
         self._family, self._task, self._method, self._settings = family, task, method, settings
-        self._seed, self._checkpoints = seed, checkpoints
-        self._processes = Processes()
-        reference = family.frozen_copy() if method.kl_coef > 0 else None
-        family.transformer.requires_grad_(True)
+        self._seed, self._processes = seed, Processes()
+        self._checkpoints = CheckpointStore(places.checkpoints, places.identity, settings.checkpoints_kept)
+        self._best = CheckpointStore(places.checkpoints / "best", places.identity, keep=1)
+        family.prepare_training(_tuning(settings), derive_seed("adapter", seed))
+        reference = family.reference().velocity if method.kl_coef > 0 else None
+        parameters = list(family.trainable_parameters())
         self._learner = Learner(
-            Policies(family.velocity, reference.velocity if reference is not None else None),
-            list(family.trainable_parameters()),
-            method,
-            settings,
-            self._processes,
-            seed,
+            Policies(family.velocity, reference), parameters, method, settings, self._processes, seed
         )
+        self._average = (
+            None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
+        )
+        family.use_network(self._processes.wrap(family.transformer))
         self._monitor = Monitor(task.heldout, task.reward, settings.heldout, settings.micro_batch_size)
         self._rows: list[MetricRow] = []
         self._done = 0
         self._halfway: Halfway | None = None
         self._resume()
+        config = {
+            "variant": method.settings.model_dump(mode="json"),
+            "train": settings.model_dump(mode="json"),
+        }
+        self._trackers = Trackers(places.trackers, places.logs, places.name, config, start_step=self._done)
 
     def run(self, should_stop: Callable[[], bool]) -> list[MetricRow]:
         """Train to the last iteration, or until the held-out score stops getting better, and return all metrics.
@@ -121,7 +149,21 @@ class Trainer:
         except DataError as error:
             last = self._checkpoints.newest_path()
             raise DataError(f"{error} The last good checkpoint is {last or 'the base model'}.") from error
+        finally:
+            self._trackers.close()
         return self._rows
+
+    def save_policies(self, folder: Path) -> None:
+        """Write the trained policy to `folder`/transformer and, if it is kept, the best one to `folder`/best.
+
+        The family holds the best one's weights after that.
+        """
+        with self._averaged():
+            self._family.save_transformer(folder / "transformer")
+        best = self._best.latest() if self._settings.heldout.keep_best else None
+        if best is not None:
+            self._family.load_trainable_state(best.network)
+            self._family.save_transformer(folder / "best")
 
     def _iterate(self, iteration: int) -> None:
         """Rollout and reward, advantage, update, log."""
@@ -195,6 +237,8 @@ class Trainer:
         updates = self._learner.prepare(halfway.lesson, self._check, fresh=not halfway.updates)
         for number in range(len(halfway.updates), len(updates)):
             halfway.updates.append(self._learner.step(updates[number], halfway.lesson, number, self._check))
+            if self._average is not None:
+                self._average.update()
             halfway.seconds += time.perf_counter() - start
             start = time.perf_counter()
 
@@ -209,6 +253,7 @@ class Trainer:
         seconds = seconds_metrics({**experience.seconds, "update": halfway.seconds}, len(experience.prompts))
         metrics = {**halfway.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
         self._rows += [(iteration, name, value) for name, value in metrics.items()]
+        self._trackers.log(iteration, metrics)
 
     def _reward_so_far(self) -> str:
         """The last iteration's reward, to be shown."""
@@ -221,8 +266,17 @@ class Trainer:
         due = iteration % every == 0 or iteration == self._settings.iterations
         if not due or any(row[:2] == (iteration, "heldout_reward") for row in self._rows):
             return
-        measured = self._monitor.measure(self._family, self._method.grid.times, iteration, self._check)
+        with self._averaged():
+            measured = self._monitor.measure(self._family, self._method.grid.times, iteration, self._check)
+            if measured.is_best and self._settings.heldout.keep_best and self._processes.is_main:
+                self._best.save(TrainingState(iteration, self._family.trainable_state(), {}, []))
         self._rows += [(iteration, name, value) for name, value in measured.metrics.items()]
+        self._trackers.log(iteration, measured.metrics)
+        self._trackers.log_images(iteration, "heldout", as_pictures(measured.images[:PICTURES_SHOWN]))
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Inside, the policy has its averaged weights where an average is kept."""
+        return nullcontext() if self._average is None else self._average.averaged()
 
     def _check(self) -> None:
         """Give up what is being done when somebody wants the process to end."""
@@ -234,7 +288,9 @@ class Trainer:
         state = self._checkpoints.latest()
         if state is None:
             return
-        self._family.transformer.load_state_dict(state.network)
+        self._family.load_trainable_state(state.network)
+        if self._average is not None:
+            self._average.load_state(state.extra["average"])
         self._learner.load_state(state.optimizer, state.extra["chunks"])
         self._monitor.load_state(state.extra["monitor"])
         self._rows, self._done = [(i, n, v) for i, n, v in state.rows], state.iteration
@@ -254,15 +310,28 @@ class Trainer:
         extra = {
             "chunks": self._learner.chunks.state(),
             "monitor": self._monitor.state(),
+            "average": None if self._average is None else self._average.state(),
             "halfway": None if self._halfway is None else self._halfway.state(),
         }
         if self._processes.is_main:
             self._checkpoints.save(
                 TrainingState(
                     iteration=self._done,
-                    network=self._family.transformer.state_dict(),
+                    network=self._family.trainable_state(),
                     optimizer=self._learner.optimizer.state_dict(),
                     rows=self._rows,
                     extra=extra,
                 )
             )
+
+
+def _tuning(settings: TrainParams) -> TuningOptions:
+    """What of the model is trained, in the family's words."""
+    lora = settings.lora
+    return TuningOptions(
+        lora_rank=None if lora is None else lora.rank,
+        lora_alpha=1.0 if lora is None else lora.alpha,
+        lora_targets=() if lora is None else lora.targets,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        autocast=None,
+    )

@@ -16,10 +16,9 @@ from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.shapes.prompts import all_prompts
-from chunk_grpo.training.checkpoint import CheckpointStore
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
-from chunk_grpo.training.trainer import Task, Trainer
+from chunk_grpo.training.trainer import Places, Task, Trainer
 from stages.chunk_boundaries import build_plan
 
 ROOT = Path(__file__).parents[2]
@@ -113,8 +112,8 @@ def train(policy: Callable[[], FluxFamily], task: Task) -> Callable[..., Outcome
         **changes: Any,
     ) -> Outcome:
         family, params = policy(), small_params(variant, **changes)
-        checkpoints = CheckpointStore(folder, "test", params.train.checkpoints_kept)
-        trainer = Trainer(family, task, method_of(params), params.train, seed, checkpoints)
+        places = Places(folder, "test", folder / "logs", "it")
+        trainer = Trainer(family, task, method_of(params), params.train, seed, places)
         asked = itertools.count(1)
         rows = trainer.run(lambda: next(asked) == stop_at)
         return Outcome(rows, {name: value.clone() for name, value in family.transformer.state_dict().items()})
