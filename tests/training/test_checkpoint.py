@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -168,6 +167,15 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         assert latest_iteration(store) == iteration
         store.save(trained_state(9))
         assert names(folder) == ["iteration-000009.pt"]
+
+
+def test_names_are_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    folder = tmp_path / "new" / "seed-0"
+    (path,) = saved(folder, 7)
+    # The folder's name, that of the one above, the content of the file, its name.
+    assert synced == [entry.stat().st_ino for entry in (folder.parent, tmp_path, path, folder)]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
@@ -388,4 +396,3 @@ def test_remove_tells_what_it_cannot(tmp_path: Path) -> None:
     path.mkdir()
     with pytest.raises(DataError, match=r"iteration-000005.pt: cannot be removed \(.*\); remove it by hand"):
         store_in(tmp_path).remove()
-    shutil.rmtree(path)
