@@ -123,7 +123,7 @@ def test_the_means_stand_under_their_names() -> None:
 @pytest.mark.parametrize("statistic", [*STATISTICS, lambda images: group_diversity(images, 2)])
 def test_images_of_another_shape_or_range_are_refused(statistic) -> None:  # type: ignore[no-untyped-def]
     pair = np.stack([BLACK, WHITE])
-    for wrong in (pair[0], pair.transpose(0, 2, 3, 1), pair[:0], pair[..., :0]):
+    for wrong in (pair[0], pair[..., None], pair.transpose(0, 2, 3, 1), pair[:0], pair[..., :0]):
         with pytest.raises(ValueError, match=r"images: must have shape \[B, 3, H, W\]"):
             statistic(wrong)
     for value in (-0.001, 1.001, 255, np.nan, np.inf):

@@ -15,6 +15,8 @@ from accelerate import PartialState
 from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
+from torch.utils.tensorboard import SummaryWriter
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.training.trackers import Trackers, check_trackers
@@ -24,8 +26,10 @@ TensorBoard = Callable[..., Trackers]
 
 
 @pytest.fixture
-def tensorboard(tmp_path: Path) -> TensorBoard:
+def tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorBoard:
     """Opens a run in TensorBoard, at step 0 or later."""
+    # Files of one second and process are told apart by a counter, and read in the order of text: 10 before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     return lambda start_step=0: Trackers(["tensorboard"], tmp_path, "chunk/seed-0", CONFIG, start_step)
 
 
@@ -50,10 +54,18 @@ def test_numbers_are_read_back_as_they_were(tensorboard: TensorBoard, tmp_path: 
     assert scalars(tmp_path, "trained_steps") == [(1, 7.0)]
 
 
-def test_what_was_logged_survives_a_kill(tensorboard: TensorBoard, tmp_path: Path) -> None:
+def test_what_was_logged_survives_a_kill(
+    tensorboard: TensorBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush waits for the writer's thread, and for the buffers of stores that are no local disk."""
+    flush, flushed = SummaryWriter.flush, []
+    monkeypatch.setattr(SummaryWriter, "flush", lambda writer: (flush(writer), flushed.append(writer)))
     trackers = tensorboard()
+    at_start = len(flushed)
     trackers.log(1, {"kl": 0.5})
+    assert len(flushed) == at_start + 1
     trackers.log_images(1, "heldout", np.zeros((1, 4, 4, 3), dtype=np.uint8))
+    assert len(flushed) == at_start + 2
     assert scalars(tmp_path, "kl") == [(1, 0.5)]
     assert len(read(tmp_path).Images("heldout")) == 1
     trackers.close()
