@@ -120,6 +120,8 @@ class Trainer:
             "train": settings.model_dump(mode="json"),
         }
         self._trackers = Trackers(places.trackers, places.logs, places.name, config, start_step=self._done)
+        # What they had of the last iteration is hidden by the new start.
+        self._trackers.log(self._done, {name: value for i, name, value in self._rows if i == self._done})
 
     def run(self, should_stop: Callable[[], bool]) -> list[MetricRow]:
         """Train to the last iteration, or until the held-out score stops getting better, and return all metrics.

@@ -1,0 +1,221 @@
+"""Which chunks an update trains: the draw and its weights are those of each method, whatever the batch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from chunk_grpo.core.chunk_sampling import chunk_weights, inclusion_probabilities, select_chunks
+from chunk_grpo.core.chunking import ChunkPlan, listed_plan, step_plan
+from chunk_grpo.core.dynamics import profile_drift
+from chunk_grpo.core.general_objective import assigned_coefficients
+from chunk_grpo.core.step_weights import noise_weights
+from chunk_grpo.seeding import generator
+from chunk_grpo.training.chunks import Chunks, Draw, TrainedChunks
+from chunk_grpo.training.rollouts import Drawn
+
+from .conftest import CHUNK_WS, PROFILE, method_of, small_params
+
+B, N = 6, len(PROFILE)
+WEIGHTS = chunk_weights(PROFILE, listed_plan((1, 3), N))
+
+
+def drawn(noisy: torch.Tensor | None = None, seed: int = 0) -> Drawn:
+    stream = torch.Generator().manual_seed(seed)
+    states = torch.randn(B, N + 2, 2, 3, generator=stream)
+    return Drawn(
+        states=states,
+        first_step=torch.zeros(B, dtype=torch.int64),
+        noisy=torch.ones(B, N, dtype=torch.bool) if noisy is None else noisy,
+        log_probs=torch.zeros(B, N),
+        means=None,
+        finals=states[:, -1],
+    )
+
+
+def draw(iteration: int = 1, rows: range = range(B), total: int = B) -> Draw:
+    return Draw(seed=3, iteration=iteration, iterations=5, update=1, rows=rows, total=total)
+
+
+def chunks_of(variant: dict[str, Any]) -> Chunks:
+    return Chunks(method_of(small_params(variant)))
+
+
+def select(variant: dict[str, Any], where: Draw | None = None, what: Drawn | None = None) -> TrainedChunks:
+    return chunks_of(variant).select(what or drawn(), where or draw())
+
+
+def test_weighted_chunks_are_drawn_by_equation_16() -> None:
+    made = select(CHUNK_WS)
+    wanted = select_chunks(WEIGHTS.expand(B, -1), 0.5, generator("chunks", 3, 1, 1))
+    assert torch.equal(made.selected, wanted)
+    assert made.weights is None
+    assert made.assignment.chunk.tolist() == [[0, 1, 1, 1]] * B
+
+
+def test_draws_differ_between_updates_iterations_and_seeds() -> None:
+    one = Draw(seed=3, iteration=1, iterations=9, update=0, rows=range(B), total=B)
+    others = [
+        Draw(seed=4, iteration=1, iterations=9, update=0, rows=range(B), total=B),
+        Draw(seed=3, iteration=2, iterations=9, update=0, rows=range(B), total=B),
+        Draw(seed=3, iteration=1, iterations=9, update=1, rows=range(B), total=B),
+    ]
+    step = {"objective": "step", "plan": "step"}
+    made = [select(step, where).selected.flatten().tolist() for where in (one, *others, one)]
+    assert made[0] == made[-1]
+    assert len({tuple(each) for each in made}) == 4
+
+
+@pytest.mark.parametrize("plan", ["listed", "step", "adaptive"])
+def test_a_processs_rows_are_drawn_as_those_of_one_process(plan: str) -> None:
+    """The draw of rows 2 to 4 is the same, whether this process has them alone or all six."""
+    variant = {"objective": "chunk", "plan": plan}
+    whole = select(variant)
+    part = drawn()
+    rows = slice(2, 4)
+    cut = Drawn(
+        part.states[rows],
+        part.first_step[rows],
+        part.noisy[rows],
+        part.log_probs[rows],
+        None,
+        part.finals[rows],
+    )
+    mine = select(variant, draw(rows=range(2, 4), total=B), cut)
+    kept = mine.selected.shape[1]
+    assert torch.equal(mine.selected, whole.selected[rows, :kept])
+    assert not whole.selected[rows, kept:].any()
+    assert torch.equal(mine.assignment.chunk, whole.assignment.chunk[rows])
+
+
+def test_unbiased_selection_is_weighted_selection_with_importance_weights() -> None:
+    made, weighted = select({**CHUNK_WS, "selection": "unbiased"}), select(CHUNK_WS)
+    assert torch.equal(made.selected, weighted.selected)
+    assert made.weights is not None
+    # One of two chunks is drawn, so a chunk's chance is its share of the weights, and the factor 1 / (2 share).
+    share = WEIGHTS / WEIGHTS.sum()
+    assert torch.allclose(made.weights, (1 / (2 * share)).expand(B, -1))
+    assert torch.allclose(inclusion_probabilities(WEIGHTS, 1), share)
+
+
+def test_annealed_selection_begins_weighted_and_ends_uniform() -> None:
+    annealed = {**CHUNK_WS, "selection": "annealed"}
+    uniform = {"objective": "chunk", "plan": "listed"}
+    first, last = (Draw(seed=3, iteration=i, iterations=3, update=1, rows=range(B), total=B) for i in (1, 3))
+    assert torch.equal(select(annealed, first).selected, select(CHUNK_WS, first).selected)
+    assert torch.equal(select(annealed, last).selected, select(uniform, last).selected)
+    assert not torch.equal(select(CHUNK_WS, last).selected, select(uniform, last).selected)
+
+
+def test_only_the_given_chunks_are_trained() -> None:
+    made = select({"objective": "chunk", "plan": "step", "train_chunks": [1, 3]})
+    assert made.selected.sum(dim=1).tolist() == [1] * B  # half of two
+    assert not made.selected[:, [0, 2]].any()
+    assert made.selected.any(dim=0).tolist() == [False, True, False, True]
+    corrected = select(
+        {"objective": "chunk", "plan": "step", "train_chunks": [1, 3], "selection": "unbiased"}
+    )
+    assert corrected.weights is not None
+    pair = torch.tensor(PROFILE, dtype=torch.float64)[[1, 3]]
+    assert corrected.weights[0].tolist() == pytest.approx(
+        [0, float(pair.sum() / (2 * pair[0])), 0, float(pair.sum() / (2 * pair[1]))]
+    )
+
+
+def test_an_adaptive_plan_is_each_trajectorys_own() -> None:
+    made = select({"objective": "chunk", "plan": "adaptive"})
+    assert len({tuple(row) for row in made.assignment.chunk.tolist()}) > 1
+    assert int(made.assignment.sizes.max()) <= 2
+    assert bool((made.selected.sum(dim=1) == made.assignment.num_chunks // 2).all())
+    assert not (made.selected & ~made.assignment.exists).any()
+
+
+def test_noise_weights_are_those_of_the_steps_that_are_trained() -> None:
+    variant = {"objective": "step", "plan": "step", "step_weights": "noise"}
+    grid = method_of(small_params(variant)).grid
+    by_step = noise_weights(grid.transition_stds())
+    made = select(variant)
+    assert made.weights is not None
+    assert torch.allclose(made.weights, by_step.expand(B, -1))
+    noisy = torch.zeros(B, N, dtype=torch.bool)
+    noisy[torch.arange(B), torch.arange(B) % N] = True  # a branch each
+    branch = {**variant, "branching": {"points": 2, "children": 3}, "fraction": 1.0}
+    one = select(branch, what=drawn(noisy))
+    assert one.assignment.max_chunks == 1
+    assert one.selected.all()
+    assert one.weights is not None
+    assert torch.allclose(one.weights[:, 0], by_step[torch.arange(B) % N])
+
+
+def test_a_window_trains_its_steps_alone() -> None:
+    noisy = torch.zeros(B, N, dtype=torch.bool)
+    noisy[:, 1:3] = True
+    variant = {"objective": "step", "plan": "step", "window": {"size": 2, "stride": 1, "every": 1}}
+    made = select({**variant, "fraction": 1.0}, what=drawn(noisy))
+    assert made.assignment.chunk.tolist() == [[-1, 0, 1, -1]] * B
+    assert made.selected.all()
+    half = select({**variant, "fraction": 0.5}, what=drawn(noisy))
+    assert half.selected.sum(dim=1).tolist() == [1] * B
+
+
+def test_the_control_has_the_gradient_of_the_chunk_objective_at_the_first_update() -> None:
+    """Same draw, same advantages, all ratios 1: the coefficients of every step agree to rounding."""
+    control = select({"objective": "step", "plan": "listed", "step_weights": "chunk-size"})
+    chunk = select({"objective": "chunk", "plan": "listed"})
+    log_probs = torch.randn(B, N, dtype=torch.float64)
+    advantages = torch.randn(B, dtype=torch.float64)
+
+    def coefficients(made: TrainedChunks) -> torch.Tensor:
+        by_log_prob, _ = assigned_coefficients(
+            log_probs, log_probs, advantages, 0.1, made.assignment, 0.0, made.weights, made.selected
+        )
+        return by_log_prob
+
+    assert torch.allclose(coefficients(control), coefficients(chunk), rtol=1e-14, atol=0)
+    assert torch.equal(control.assignment.chunk, torch.tensor([step_plan(N).chunk_of_step()] * B))
+
+
+EARLY = (1.0, 0.5, 0.4, 0.39, 0.38, 0.37)
+"""Two lines in log scale: steps 0 and 1, and steps 2 to 5."""
+LATE = (1.0, 0.99, 0.98, 0.97, 0.4, 0.2)
+"""Two lines: steps 0 to 3, and steps 4 and 5."""
+
+
+def dynamic() -> Chunks:
+    method = method_of(small_params({"objective": "chunk", "plan": "guided", "replan_every": 2}))
+    return Chunks(replace(method, plan=ChunkPlan((2, 4)), chunk_weights=torch.ones(2)))
+
+
+def test_a_dynamic_plan_follows_the_policy_every_so_many_iterations() -> None:
+    chunks = dynamic()
+    told = [
+        chunks.follow(EARLY, 1),
+        chunks.follow(LATE, 2),
+        chunks.follow(LATE, 3),
+        chunks.follow(EARLY, 4),
+        chunks.follow(EARLY, 5),
+    ]
+    assert [each["chunk_size/0"] for each in told] == [2, 2, 4, 4, 2]
+    assert [each["boundary_shift"] for each in told] == [0, 0, 2, 2, 0]
+    drift = profile_drift(LATE, EARLY)
+    assert [each["profile_drift"] for each in told] == [0, drift, drift, 0, 0]
+
+
+def test_the_weights_of_a_dynamic_plan_are_those_of_its_new_chunks() -> None:
+    chunks = dynamic()
+    chunks.follow(LATE, 3)
+    assert torch.equal(chunks.state()["weights"], chunk_weights(LATE, ChunkPlan((4, 2))))
+
+
+def test_a_resumed_run_goes_on_with_its_plan() -> None:
+    chunks, resumed = dynamic(), dynamic()
+    chunks.follow(EARLY, 1)
+    chunks.follow(LATE, 3)
+    resumed.load_state(chunks.state())
+    assert resumed.plan == chunks.plan == ChunkPlan((4, 2))
+    assert resumed.follow(EARLY, 4) == chunks.follow(EARLY, 4)
+
+
+def test_a_plan_that_stays_says_nothing() -> None:
+    assert chunks_of(CHUNK_WS).follow(PROFILE, 1) == {}
