@@ -42,7 +42,7 @@ def score_rows(
                 prompts=[p["prompt"] for p in known],
                 metadata=[json.loads(p["metadata"]) for p in known],
             )
-            scores = check_scores(scorer, scorer.score(batch), len(records))
+            scores = check_scores(scorer, scorer.score(batch), batch.prompts)
             for row, record in enumerate(records):
                 key = {name: record[name] for name in ("policy", "mode", "train_seed", "prompt_id", "sample")}
                 for metric, values in {"score": scores.values, **scores.details}.items():

@@ -67,12 +67,13 @@ def spec_hash(scorer: Scorer) -> str:
     return hashlib.sha256(json.dumps([scorer.name, scorer.version]).encode()).hexdigest()[:16]
 
 
-def check_scores(scorer: Scorer, scores: Scores, size: int) -> Scores:
+def check_scores(scorer: Scorer, scores: Scores, prompts: Sequence[str]) -> Scores:
     """Refuse short or non-finite answers: a failed score is an error, never a reward of 0.
 
     Raises:
         DataError: A value or a detail is missing, NaN or infinite.
     """
+    size = len(prompts)
     if scores.values.shape != (size,):
         raise DataError(
             f"scorer {scorer.name}: needs one value for each of {size} images, got {scores.values.shape}"
@@ -80,7 +81,8 @@ def check_scores(scorer: Scorer, scores: Scores, size: int) -> Scores:
     bad = np.flatnonzero(~np.isfinite(scores.values))
     if bad.size:
         raise DataError(
-            f"scorer {scorer.name}: image {bad[0]} of the batch got {scores.values[bad[0]]}; scores must be finite"
+            f"scorer {scorer.name}: image {bad[0]} of the batch ({prompts[bad[0]]!r}) got {scores.values[bad[0]]}; "
+            "scores must be finite."
         )
     for name, detail in scores.details.items():
         if detail.shape != (size,) or not np.isfinite(detail).all():

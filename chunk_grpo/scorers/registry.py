@@ -82,5 +82,5 @@ class Reward:
         details = {}
         for name, scorer in self._scorers.items():
             scores = score_with_retries(scorer, batch, self._attempts, self._wait_seconds)
-            details[name] = check_scores(scorer, scores, len(batch.prompts)).values
+            details[name] = check_scores(scorer, scores, batch.prompts).values
         return Scores(mix(details, self._weights), details)

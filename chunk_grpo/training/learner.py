@@ -99,12 +99,11 @@ class Learner:
         """
         self.optimizer.zero_grad()
         stats = update.accumulate_gradient(self._processes, on_policy=number == 0, check=check)
-        where = f"iteration {lesson.iteration}, update {number}, process {self._processes.index}"
         if not bool(torch.isfinite(stats.ratios).all()):
-            raise DataError(f"{where}: an importance ratio is not finite. {_REMEDY}")
+            raise DataError(f"update {number}: an importance ratio is not finite. {_REMEDY}")
         norm = self._processes.clip_gradient(self._parameters, self._settings.max_grad_norm)
         if not math.isfinite(norm):
-            raise DataError(f"{where}: the gradient is not finite. {_REMEDY}")
+            raise DataError(f"update {number}: the gradient is not finite. {_REMEDY}")
         self.optimizer.step()
         return stats, norm
 

@@ -145,7 +145,7 @@ def gather(
         for drawn in sampler.branches(branching) if branching else sampler.trajectories():
             span = range(judge.count, judge.count + len(drawn.finals))
             part = rows.rows(span)
-            require_finite(drawn.finals, part, f"iteration {iteration.number}", DIVERGED)
+            require_finite(drawn.finals, part, "rollout", DIVERGED)
             batches.append(drawn)
             judge.submit(drawn.finals, part)
             check()
@@ -244,6 +244,11 @@ class _Sampling:
             self._number, self._method.grid.num_sde_steps, window.size, window.stride, window.every
         )
 
+    @property
+    def _starts_alike(self) -> bool:
+        """Whether the images of a prompt start from one noise, so that their first evaluation is one."""
+        return self._settings.same_noise_in_group
+
     def _starts(self, names: Sequence[int]) -> Tensor:
         noise = sample_noise(
             (len(names), *self._family.latent_shape),
@@ -255,7 +260,7 @@ class _Sampling:
         """The policy for rows of these prompts, in order; rows that start alike share their first evaluation."""
         conditioning = self._prompts.conditioning
         everywhere = velocity_function(self._family, conditioning.rows(prompts))
-        if not self._settings.same_noise_in_group:
+        if not self._starts_alike:
             return everywhere
         distinct = sorted(set(prompts))
         alike = velocity_function(self._family, conditioning.rows(distinct))

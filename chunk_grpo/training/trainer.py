@@ -149,8 +149,9 @@ class Trainer:
                 f"stopped after iteration {self._done} of {total}; run again to go on"
             ) from None
         except DataError as error:
-            last = self._checkpoints.newest_path()
-            raise DataError(f"{error} The last good checkpoint is {last or 'the base model'}.") from error
+            where = f"iteration {self._done + 1}, process {self._processes.index}"
+            last = self._checkpoints.newest_path() or "the base model"
+            raise DataError(f"{where}: {error} The last good checkpoint is {last}.") from error
         finally:
             self._trackers.close()
         return self._rows

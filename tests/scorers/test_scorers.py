@@ -96,22 +96,22 @@ def test_the_reward_is_the_weighted_sum() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_score_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(DataError) as caught:
-        check_scores(make_scorer("shapes-exact"), Scores(np.array([0.0, value])), 2)
+        check_scores(make_scorer("shapes-exact"), Scores(np.array([0.0, value])), ["a", "b"])
     assert str(caught.value) == (
-        f"scorer shapes-exact: image 1 of the batch got {value}; scores must be finite"
+        f"scorer shapes-exact: image 1 of the batch ('b') got {value}; scores must be finite."
     )
 
 
 @pytest.mark.parametrize("values", [np.zeros(2), np.zeros(4), np.zeros((3, 1))])
 def test_a_short_answer_is_refused(values: NDArray[np.float64]) -> None:
     with pytest.raises(DataError, match=r"scorer shapes-exact: needs one value for each of 3 images, got \("):
-        check_scores(make_scorer("shapes-exact"), Scores(values), 3)
+        check_scores(make_scorer("shapes-exact"), Scores(values), ["a", "b", "c"])
 
 
 def test_a_detail_that_is_not_finite_or_short_is_refused() -> None:
     for detail in (np.array([0.0, np.nan]), np.zeros(1)):
         with pytest.raises(DataError, match=r"scorer shapes-exact: detail 'detections'"):
-            check_scores(make_scorer("shapes-exact"), Scores(np.zeros(2), {"detections": detail}), 2)
+            check_scores(make_scorer("shapes-exact"), Scores(np.zeros(2), {"detections": detail}), ["a", "b"])
 
 
 @pytest.mark.parametrize(

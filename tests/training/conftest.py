@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -86,7 +86,8 @@ def task(prompts: PromptSet) -> Task:
 def small_params(variant: dict[str, Any], **changes: Any) -> Params:
     """params.yaml made small: five sampling steps, the plans above, the variant "it" alone."""
     raw = load_params(ROOT / "params.yaml").model_dump()
-    heldout = {**raw["train"]["heldout"], "every": 1, "num_prompts": 2, "images_per_prompt": 2}
+    small = {"every": 1, "num_prompts": 2, "images_per_prompt": 2, **changes.pop("heldout", {})}
+    heldout = {**raw["train"]["heldout"], **small}
     raw["train"] = {**raw["train"], **SMALL, "heldout": heldout, **changes}
     raw["sampling"]["num_steps"] = len(PROFILE) + 1
     raw["chunks"] = {"plans": PLANS}
@@ -109,13 +110,19 @@ def train(policy: Callable[[], FluxFamily], task: Task) -> Callable[..., Outcome
         seed: int = 0,
         stop_at: int | None = None,
         variant: dict[str, Any] = CHUNK_WS,
+        on: Task | None = None,
+        trackers: tuple[Literal["tensorboard"], ...] = (),
+        save: bool = False,
         **changes: Any,
     ) -> Outcome:
         family, params = policy(), small_params(variant, **changes)
-        places = Places(folder, "test", folder / "logs", "it")
-        trainer = Trainer(family, task, method_of(params), params.train, seed, places)
+        places = Places(folder, "test", folder / "logs", "it", trackers)
+        trainer = Trainer(family, on or task, method_of(params), params.train, seed, places)
         asked = itertools.count(1)
         rows = trainer.run(lambda: next(asked) == stop_at)
-        return Outcome(rows, {name: value.clone() for name, value in family.transformer.state_dict().items()})
+        weights = {name: value.clone() for name, value in family.transformer.state_dict().items()}
+        if save:
+            trainer.save_policies(folder / "saved")
+        return Outcome(rows, weights)
 
     return run

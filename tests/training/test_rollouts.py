@@ -126,7 +126,7 @@ def test_latents_that_are_not_finite_are_an_error(value: float, family: FluxFami
     with broken(family, value), pytest.raises(DataError) as caught:
         experience(family, task, iteration=12)
     assert str(caught.value).startswith(
-        f"iteration 12: the latents of prompt {task.prompts.texts[1]!r} are not finite. The policy has diverged: "
+        f"rollout: the latents of prompt {task.prompts.texts[1]!r} are not finite. The policy has diverged: "
         "lower train.learning_rate"
     )
 
@@ -154,6 +154,6 @@ def test_a_reward_that_is_not_a_number_is_an_error(
     monkeypatch.setitem(SCORERS, "broken", NotANumber)
     broken = replace(task, reward=Reward({"broken": 1.0}))
     with pytest.raises(
-        DataError, match=r"scorer broken: image 1 of the batch got nan; scores must be finite"
+        DataError, match=r"scorer broken: image 1 of the batch \(.*\) got nan; scores must be finite"
     ):
         experience(family, broken, background=background)

@@ -122,7 +122,7 @@ def test_weights_move_by_about_the_learning_rate(
 def test_a_gradient_that_is_not_finite_ends_the_run_with_a_message(train: Train, tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
-        match=r"iteration 1, update 1, process 0: .* is not finite\. Lower train.learning_rate .*"
+        match=r"iteration 1, process 0: update 1: .* is not finite\. Lower train.learning_rate .*"
         r"The last good checkpoint is the base model\.",
     ):
         train(tmp_path / "a", iterations=1, learning_rate=1e30)

@@ -1,0 +1,63 @@
+"""Advantages of a variant: of one reward or several, of the group or all, of the trajectory or each chunk."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from chunk_grpo.training.credit import advantages_of
+from chunk_grpo.training.rollouts import Experience
+
+from .conftest import CHUNK_WS, method_of, small_params
+
+GRADED = np.array([0.0, 1.0, 2.0, 4.0, 4.0, 4.0])
+VIVID = np.array([1.0, 0.0, 0.5, 0.0, 1.0, 2.0])
+
+
+def advantages(**changes: Any) -> torch.Tensor:
+    """Of two groups of three; the second one's first reward is the same for all."""
+    parts = {"shapes-graded": GRADED, "shapes-vivid": VIVID}
+    rewards = torch.from_numpy(GRADED + 0.6 * VIVID).view(2, 3)
+    made = Experience(None, None, rewards, parts, {})  # type: ignore[arg-type]  # neither is looked at
+    return advantages_of(made, method_of(small_params({**CHUNK_WS, **changes})))
+
+
+def standard(values: np.ndarray, std: float | None = None, eps: float = 1e-8) -> np.ndarray:
+    return (values - values.mean()) / ((values.std(ddof=1) if std is None else std) + eps)
+
+
+def test_the_weighted_sum_of_rewards_is_standardised_within_the_group() -> None:
+    total = (GRADED + 0.6 * VIVID).reshape(2, 3)
+    assert advantages().tolist() == pytest.approx(np.concatenate([standard(row) for row in total]))
+
+
+def test_the_global_standard_deviation_is_that_of_all_images() -> None:
+    total = (GRADED + 0.6 * VIVID).reshape(2, 3)
+    wanted = np.concatenate([standard(row, total.std(), 1e-4) for row in total])
+    assert advantages(advantage_std="global").tolist() == pytest.approx(wanted)
+
+
+def test_combined_advantages_are_those_of_each_reward_in_the_rewards_shares() -> None:
+    """A group in which one reward is the same for all learns from the other alone."""
+    graded = np.concatenate([standard(GRADED[:3]), np.zeros(3)])
+    vivid = np.concatenate([standard(VIVID[:3]), standard(VIVID[3:])])
+    wanted = (graded + 0.6 * vivid) / 1.6
+    assert advantages(combine="advantages").tolist() == pytest.approx(wanted)
+
+
+def test_each_chunk_may_have_rewards_of_its_own() -> None:
+    mixes = ({"shapes-graded": 1.0}, {"shapes-vivid": 2.0, "shapes-graded": 1.0})
+    made = advantages(chunk_rewards=mixes)
+    both = (GRADED + 2 * VIVID).reshape(2, 3)
+    assert made.shape == (6, 2)
+    assert made[:, 0].tolist() == pytest.approx([*standard(GRADED[:3]), 0, 0, 0])
+    assert made[:, 1].tolist() == pytest.approx(np.concatenate([standard(row) for row in both]))
+
+
+def test_a_group_of_equal_rewards_teaches_nothing_and_is_no_nan() -> None:
+    parts = {"shapes-graded": np.ones(3), "shapes-vivid": np.full(3, 0.3)}
+    made = Experience(None, None, torch.ones(1, 3), parts, {})  # type: ignore[arg-type]
+    for changes in ({}, {"advantage_std": "global"}, {"combine": "advantages"}):
+        method = method_of(small_params({**CHUNK_WS, **changes}))
+        assert advantages_of(made, method).tolist() == [0, 0, 0]

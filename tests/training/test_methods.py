@@ -1,0 +1,149 @@
+"""Every method on the toy checkpoint: it trains, goes on from halfway to the same bytes, does what sets it apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chunk_grpo.errors import TransientError
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
+from chunk_grpo.training.trainer import Task
+
+from .conftest import CHUNK_WS, PROFILE, Outcome, method_of, small_params
+
+Train = Callable[..., Outcome]
+STEP: dict[str, Any] = {"objective": "step", "plan": "step"}
+CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
+BRANCHING: dict[str, Any] = {**STEP, "branching": {"points": 2, "children": 3}, "fraction": 1.0}
+WINDOW: dict[str, Any] = {**STEP, "window": {"size": 2, "stride": 1, "every": 1}, "fraction": 1.0}
+METHODS: dict[str, dict[str, Any]] = {
+    "dance-grpo": {**STEP, "sde": "dance", "eta": 0.3},
+    "flow-grpo": {**STEP, "advantage_std": "global", "kl_coef": 0.01},
+    "single": {"objective": "chunk", "plan": "single", "fraction": 1.0},
+    "dynamic": {"objective": "chunk", "plan": "guided", "replan_every": 1},
+    "adaptive": {"objective": "chunk", "plan": "adaptive"},
+    "unbiased": {**CHUNK, "selection": "unbiased"},
+    "annealed": {**CHUNK, "selection": "annealed"},
+    "first-chunk": {**CHUNK, "train_chunks": (0,), "fraction": 1.0},
+    "control": {"objective": "step", "plan": "listed", "step_weights": "chunk-size"},
+    "clip-ranges": {**CHUNK, "clip_ranges": (5e-5, 2e-4)},
+    "chunk-rewards": {**CHUNK, "chunk_rewards": ({"shapes-graded": 1.0}, {"shapes-vivid": 1.0})},
+    "advantages": {**CHUNK, "combine": "advantages"},
+    "tempflow": {**BRANCHING, "step_weights": "noise"},
+    "noise-weights": {**STEP, "step_weights": "noise"},
+    "mixgrpo": WINDOW,
+    "cps": {**CHUNK, "sde": "cps", "eta": 0.7},
+    "guard": {**STEP, "ratio_norm": "guard", "clip_range": 4e-6},
+    "guard-branching": {**BRANCHING, "ratio_norm": "guard"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_and_goes_on_from_halfway(name: str, train: Train, tmp_path: Path) -> None:
+    run = {"variant": METHODS[name], "iterations": 2, "checkpoint_every": 2}
+    whole = train(tmp_path / "whole", **run)
+    of = {(iteration, metric): value for iteration, metric, value in whole.rows}
+    assert of[1, "grad_norm"] > 0
+    assert of[1, "ratio_max"] - of[1, "ratio_min"] > 1e-8  # the second update is off policy
+    with pytest.raises(TransientError, match="run again to go on"):
+        train(tmp_path / "stopped", stop_at=6, **run)
+    resumed = train(tmp_path / "stopped", **run)
+    assert resumed.without_times() == whole.without_times()
+    assert all(torch.equal(resumed.weights[key], whole.weights[key]) for key in whole.weights)
+
+
+def test_methods_differ_and_settings_that_change_nothing_do_not(train: Train, tmp_path: Path) -> None:
+    """K = T - 1 is the step level; a group's images from one noise are another experience."""
+    made = {
+        name: train(tmp_path / name, variant=variant, iterations=1, **changes)
+        for name, variant, changes in (
+            ("step", STEP, {}),
+            ("chunks of one step", {"objective": "chunk", "plan": "step"}, {}),
+            ("foreground", STEP, {"reward_in_background": False}),
+            ("chunk", CHUNK, {}),
+            ("one noise", STEP, {"same_noise_in_group": True}),
+        )
+    }
+
+    def same(a: str, b: str) -> bool:
+        return all(torch.equal(made[a].weights[key], made[b].weights[key]) for key in made[a].weights)
+
+    assert same("step", "chunks of one step")
+    assert same("step", "foreground")
+    assert not same("step", "chunk")
+    assert not same("step", "one noise")
+
+
+def experience(
+    policy: Callable[[], FluxFamily], task: Task, variant: dict[str, Any], **changes: Any
+) -> Experience:
+    params = small_params(variant, **changes)
+    train = params.train
+    settings = RolloutSettings(train.group_size, 4, train.same_noise_in_group, True, seed=0)
+    where = Iteration(2, task.prompts.rows([1, 3]), [0, 1])
+    return gather(policy(), method_of(params), where, task.reward, settings)
+
+
+def test_a_branch_has_its_noise_in_one_step(policy: Callable[[], FluxFamily], task: Task) -> None:
+    """Two prompts, two runs each (six images by three children), two branch points."""
+    made = experience(policy, task, BRANCHING, group_size=6)
+    drawn = made.drawn
+    rows = 2 * 2 * 2 * 3
+    assert drawn.states.shape[:2] == (rows, 2)
+    assert made.rewards.shape == (8, 3)  # compared with the other children of the same run and point
+    assert made.prompts.ids == ["p1"] * 12 + ["p3"] * 12
+    assert drawn.noisy.sum(dim=1).tolist() == [1] * rows
+    assert torch.equal(drawn.noisy.int().argmax(dim=1), drawn.first_step)
+    points = drawn.first_step.view(4, 2, 3)
+    assert len(set(points[0, :, 0].tolist())) == 2
+    assert torch.equal(points, points[:1, :, :1].expand_as(points))
+    before = drawn.states[:, 0].view(8, 3, -1)
+    assert torch.equal(before, before[:, :1].expand_as(before))  # children share where they come from
+    after = drawn.states[:, 1].view(8, 3, -1)
+    assert float((after[:, 0] - after[:, 1]).abs().min(dim=1).values.max()) > 0
+    trained = drawn.log_probs[drawn.noisy]
+    assert bool((trained != 0).all())
+    assert bool((drawn.log_probs[~drawn.noisy] == 0).all())
+
+
+def test_a_branch_that_is_evaluated_alone_has_the_same_children(
+    policy: Callable[[], FluxFamily], task: Task
+) -> None:
+    """The second prompt alone, in another batch: its noise is named by its place."""
+    both = experience(policy, task, BRANCHING, group_size=3)
+    params = small_params(BRANCHING, group_size=3)
+    settings = RolloutSettings(3, 100, False, False, seed=0)
+    alone = gather(
+        policy(), method_of(params), Iteration(2, task.prompts.rows([3]), [1]), task.reward, settings
+    )
+    half = both.drawn.states[len(both.drawn.states) // 2 :]
+    assert torch.allclose(alone.drawn.states, half, rtol=0, atol=1e-4)
+
+
+def test_a_window_moves_and_the_rest_is_the_ode(policy: Callable[[], FluxFamily], task: Task) -> None:
+    made = experience(policy, task, WINDOW)  # the second iteration
+    assert made.drawn.noisy.tolist() == [[False, True, True, False]] * 6
+    assert bool((made.drawn.log_probs[:, [0, 3]] == 0).all())
+
+
+def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
+    policy: Callable[[], FluxFamily], task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    velocity = FluxFamily.velocity
+
+    def counting(self: FluxFamily, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        evaluated.append(len(x))
+        return velocity(self, x, *rest)
+
+    monkeypatch.setattr(FluxFamily, "velocity", counting)
+    made = experience(policy, task, CHUNK_WS, same_noise_in_group=True, group_size=4)
+    steps = len(PROFILE) + 1
+    assert evaluated == ([1] + [4] * (steps - 1)) * 2
+    monkeypatch.setattr("chunk_grpo.training.rollouts._Sampling._starts_alike", property(lambda self: False))
+    plain = experience(policy, task, CHUNK_WS, same_noise_in_group=True, group_size=4)
+    assert torch.allclose(made.drawn.states, plain.drawn.states, rtol=0, atol=1e-4)
+    assert torch.equal(made.drawn.states[:, 0], plain.drawn.states[:, 0])

@@ -1,0 +1,208 @@
+"""What is seen of a run while it goes on, what ends it early, and what is kept of it."""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.registry import SCORERS, Reward
+from chunk_grpo.training.checkpoint import CheckpointStore
+from chunk_grpo.training.metrics import fidelity_metrics, warn_of_poor_fidelity
+from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.update import UpdateStats
+
+from .conftest import Outcome
+
+Train = Callable[..., Outcome]
+LORA = {"rank": 4, "alpha": 8.0, "targets": ("to_q", "to_v")}
+
+
+def series(made: Outcome, metric: str) -> dict[int, float]:
+    return {iteration: value for iteration, name, value in made.rows if name == metric}
+
+
+def test_held_out_images_are_scored_by_what_is_not_trained_on_and_described(
+    train: Train, tmp_path: Path
+) -> None:
+    made = train(tmp_path, iterations=1)
+    for metric in ("heldout/shapes-exact", "heldout/shapes-graded", "heldout_reward"):
+        assert set(series(made, metric)) == {0, 1}
+    for statistic in ("saturation", "edge_density", "colour_entropy", "diversity"):
+        assert set(series(made, f"heldout_images/{statistic}")) == {0, 1}
+
+
+class Falling:
+    """A scorer whose measurements get worse from call to call but for one."""
+
+    name, version = "shapes-exact", 1
+
+    def __init__(self) -> None:
+        self._left = iter([0.5, 0.4, 0.9, 0.3, 0.2, 0.1])
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        return Scores(np.full(len(batch.prompts), next(self._left)))
+
+
+@pytest.fixture
+def falling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the place of the scorer that nobody trains on."""
+    monkeypatch.setitem(SCORERS, "shapes-exact", Falling)
+
+
+@pytest.mark.usefixtures("falling")
+def test_patience_ends_training_and_the_best_policy_is_kept_beside_the_last(
+    train: Train, policy: Callable[[], FluxFamily], tmp_path: Path
+) -> None:
+    """Measured before training and after each iteration: the third one is the best, the fifth ends it."""
+    made = train(tmp_path / "a", iterations=9, save=True, heldout={"patience": 2, "keep_best": True})
+    assert list(series(made, "heldout/shapes-exact").values()) == [0.5, 0.4, 0.9, 0.3, 0.2]
+    assert max(series(made, "reward_mean")) == 4
+    last, best = (
+        policy().with_transformer(tmp_path / "a" / "saved" / name) for name in ("transformer", "best")
+    )
+    assert all(torch.equal(made.weights[n], value) for n, value in last.transformer.state_dict().items())
+    after_two = {name: value.clone() for name, value in best.transformer.state_dict().items()}
+    SCORERS["shapes-exact"] = Falling
+    two = train(tmp_path / "b", iterations=2)
+    assert all(torch.equal(two.weights[n], value) for n, value in after_two.items())
+
+
+def test_an_average_of_the_weights_is_watched_and_kept(
+    train: Train, policy: Callable[[], FluxFamily], tmp_path: Path
+) -> None:
+    plain = train(tmp_path / "plain", iterations=1, updates_per_iteration=1)
+    averaged = train(tmp_path / "a", iterations=1, updates_per_iteration=1, ema_decay=0.75, save=True)
+    assert all(torch.equal(plain.weights[n], averaged.weights[n]) for n in plain.weights)  # training goes on
+    kept = policy().with_transformer(tmp_path / "a" / "saved" / "transformer").transformer.state_dict()
+    base = policy().transformer.state_dict()
+    for name, value in kept.items():
+        assert torch.allclose(value, 0.75 * base[name] + 0.25 * plain.weights[name], rtol=0, atol=1e-7)
+    assert series(plain, "heldout_reward")[1] != series(averaged, "heldout_reward")[1]
+
+
+def test_an_adapter_is_trained_and_goes_on_from_halfway(
+    train: Train, policy: Callable[[], FluxFamily], tmp_path: Path
+) -> None:
+    run: dict[str, Any] = {
+        "iterations": 2,
+        "lora": LORA,
+        "ema_decay": 0.5,
+        "save": True,
+        "checkpoint_every": 2,
+    }
+    run |= {"heldout": {"keep_best": True}, "old_log_probs": "training", "gradient_checkpointing": True}
+    whole = train(tmp_path / "whole", **run)
+    with pytest.raises(TransientError):
+        train(tmp_path / "stopped", stop_at=8, **run)
+    resumed = train(tmp_path / "stopped", **run)
+    assert resumed.without_times() == whole.without_times()
+    for name in ("transformer", "best"):
+        files = [sorted((tmp_path / folder / "saved" / name).iterdir()) for folder in ("whole", "stopped")]
+        assert [path.name for path in files[0]] == [path.name for path in files[1]]
+        assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
+        assert sum(path.stat().st_size for path in files[0]) < 400_000  # the adapter alone
+    tuned = policy().with_transformer(tmp_path / "whole" / "saved" / "transformer")
+    assert tuned.latent_shape == policy().latent_shape
+    network = CheckpointStore(tmp_path / "whole", "test", 1).latest()
+    assert network is not None and all("lora" in name for name in network.network)
+
+
+def test_trackers_are_told_every_iteration_once_also_after_a_stop(train: Train, tmp_path: Path) -> None:
+    run: dict[str, Any] = {"iterations": 3, "trackers": ("tensorboard",), "checkpoint_every": 3}
+    with pytest.raises(TransientError):
+        train(tmp_path, stop_at=14, **run)
+    made = train(tmp_path, **run)
+    seen = EventAccumulator(str(tmp_path / "logs" / "it")).Reload()
+    for metric in ("reward_mean", "heldout_reward", "grad_norm"):
+        told = {event.step: event.value for event in seen.Scalars(metric)}
+        assert told == pytest.approx(series(made, metric), rel=1e-6)
+        assert len(seen.Scalars(metric)) == len(told)
+    assert [event.step for event in seen.Images("heldout")] == [0, 1, 2, 3]
+
+
+class Away:
+    """A reward model that does not answer, and then does."""
+
+    name, version = "away", 1
+    answers = False
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        if not self.answers:
+            raise ConnectionError("nobody there")
+        return Scores(np.linspace(0, 1, len(batch.prompts)))
+
+
+def test_a_reward_that_does_not_answer_stops_training_which_goes_on_later(
+    train: Train, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Away()
+    for name in ("shapes-graded", "shapes-vivid"):
+        monkeypatch.setitem(SCORERS, name, lambda: away)
+    monkeypatch.setattr(Away, "name", property(lambda self: "shapes-graded"))
+    on = replace(task, reward=Reward({"shapes-graded": 1.0}, attempts=2, wait_seconds=0.0))
+    variant = {"objective": "chunk", "plan": "listed", "chunk_rewards": ({"shapes-graded": 1.0},) * 2}
+    with pytest.raises(TransientError, match=r"scorer shapes-graded: .*nobody there"):
+        train(tmp_path, on=on, variant=variant, iterations=1)
+    away.answers = True
+    assert set(series(train(tmp_path, on=on, variant=variant, iterations=1), "reward_mean")) == {1}
+
+
+def stats(change: list[float], steps: list[int]) -> UpdateStats:
+    one = torch.ones(1)
+    return UpdateStats(one, one.long(), one.bool(), 0.0, torch.tensor(steps), torch.tensor(change))
+
+
+def test_ratio_fidelity_is_told_for_each_step() -> None:
+    told = fidelity_metrics(stats([1e-6, -3e-6, 0.0, 2e-6], [0, 0, 2, 2]), 3)
+    assert told["fidelity_mean/0"] == pytest.approx(2e-6)
+    assert told["fidelity_mean/2"] == pytest.approx(1e-6)
+    assert told["fidelity_p99/0"] == pytest.approx(1e-6 + 0.99 * 2e-6)
+    assert "fidelity_mean/1" not in told  # no such step was trained
+    assert told["fidelity_p99"] == pytest.approx(3e-6 - 0.03 * 1e-6)
+
+
+@pytest.mark.parametrize(("clip_range", "warned"), [(1e-4, False), (1e-5, True)])
+def test_rounding_near_the_clip_range_is_warned_of(
+    clip_range: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = fidelity_metrics(stats([2e-6] * 4, [0] * 4), 1)
+    with caplog.at_level(logging.WARNING):
+        warn_of_poor_fidelity(told, clip_range)
+        warn_of_poor_fidelity(told, torch.tensor([0.5, clip_range]))
+    assert ["20 % of the clip range 1e-05" in text for text in caplog.messages] == [True] * 2 * warned
+
+
+def test_a_float32_run_is_faithful(train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = train(tmp_path, iterations=2)
+    assert max(series(made, "fidelity_p99").values()) < 1e-5
+    assert not caplog.messages
+
+
+class NotANumber:
+    """A reward model that has gone wrong."""
+
+    name, version = "shapes-graded", 1
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        return Scores(np.full(len(batch.prompts), np.nan))
+
+
+def test_an_error_names_the_last_good_checkpoint(
+    train: Train, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, iterations=1)
+    monkeypatch.setitem(SCORERS, "shapes-graded", NotANumber)
+    broken = replace(task, reward=Reward({"shapes-graded": 1.0}))
+    last = f"The last good checkpoint is {tmp_path / 'iteration-000001.pt'}."
+    with pytest.raises(DataError, match=rf"got nan; scores must be finite\. {re.escape(last)}$"):
+        train(tmp_path, on=broken, iterations=2)
