@@ -9,7 +9,7 @@ from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.general_objective import assigned_objective
 from chunk_grpo.core.objective import chunk_objective, gradient_coefficients
 from chunk_grpo.core.sde import diffusion_coefs, transition_std
-from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights
+from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights, selected_chunk_size_weights
 
 PLAN = listed_plan([2, 3, 4, 7], 16)
 
@@ -100,3 +100,27 @@ def test_off_policy_the_two_gradients_part(seeded):
     by_step = gradient_coefficients(new, old, advantage, 0.9, step_plan(16)) * chunk_size_weights(PLAN)
     by_chunk = gradient_coefficients(new, old, advantage, 0.9, PLAN)
     assert (by_step / by_chunk - 1).abs().max() > 1e-3
+
+
+def test_selected_chunk_size_weights_by_hand():
+    """Chunks of 2, 3, 4, 7 steps; the first row trains the first two: 5 steps in 2 chunks."""
+    chunks = ChunkAssignment.shared(PLAN, 2)
+    selected = torch.tensor([[True, True, False, False], [False, False, False, True]])
+    weights = selected_chunk_size_weights(chunks, selected)
+    assert weights[0].tolist() == pytest.approx([5 / 4] * 2 + [5 / 6] * 3 + [0.0] * 11)
+    assert weights[1].tolist() == [0.0] * 9 + [1.0] * 7
+
+
+def test_all_chunks_selected_are_the_weights_of_the_plan():
+    everything = torch.ones(3, PLAN.num_chunks, dtype=torch.bool)
+    weights = selected_chunk_size_weights(ChunkAssignment.shared(PLAN, 3), everything)
+    torch.testing.assert_close(weights, chunk_size_weights(PLAN).expand(3, -1), rtol=1e-15, atol=0)
+
+
+def test_trajectories_of_their_own_chunks_are_weighed_by_them():
+    chunks = ChunkAssignment(torch.tensor([[0, 0, 1, -1], [0, 1, 2, 2]]))
+    selected = torch.tensor([[True, True, False], [True, False, True]])
+    assert selected_chunk_size_weights(chunks, selected).tolist() == [
+        [0.75, 0.75, 1.5, 0.0],
+        [1.5, 0.0, 0.75, 0.75],
+    ]
