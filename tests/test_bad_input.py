@@ -11,6 +11,7 @@ loading the model, which comes first in all long work, would tell that one.
 | sum of chunk sizes wrong | test_configuration[sum of chunk sizes] | tests/test_config.py |
 | fraction out of range | test_configuration[fraction] | tests/test_config.py |
 | group size 1 | test_configuration[group size] | tests/test_config.py |
+| settings of a variant that do not fit | test_configuration[variant] | tests/test_variants_config.py |
 | a variant name used twice | test_a_variant_name_used_twice | tests/test_config.py |
 | unknown scorer | test_configuration[scorer], test_scorer_option | tests/test_config.py, tests/scorers |
 | empty prompt file | test_prompt_file[empty] |  |
@@ -111,6 +112,12 @@ LISTED = "chunks.plans.listed.sizes: must sum to sampling.num_steps - 1 = 16 (th
             "rewards.shapes-grade: unknown scorer 'shapes-grade'; did you mean 'shapes-graded'? "
             "known: shapes-exact, shapes-graded, shapes-vivid",
             id="scorer",
+        ),
+        pytest.param(
+            edits(variants__dance__window={"size": 17, "stride": 1, "every": 25}),
+            "variants.dance.window.size: must be <= sampling.num_steps - 1 = 16 (the last step carries no noise), "
+            "got 17",
+            id="variant",
         ),
     ],
 )

@@ -42,13 +42,19 @@ def test_flux_dev_is_valid_but_for_the_scorers_that_are_awaited(tmp_path: Path) 
     with pytest.raises(ConfigError) as caught:
         load("flux-dev", tmp_path)
     lines = str(caught.value).splitlines()[1:-1]
-    assert [line.split(":")[0].strip() for line in lines] == ["rewards.hpsv3", "scorers[0]", "scorers[1]"]
+    awaited = ["rewards.hpsv3", "scorers[0]", "scorers[1]", "train.heldout.scorers[0]"]
+    assert [line.split(":")[0].strip() for line in lines] == awaited
     assert all("is not part of this version yet" in line for line in lines)
 
 
 def test_flux_dev_holds_the_values_of_table_6(tmp_path: Path) -> None:
     """With the toy scorers in place of the awaited ones, everything else is accepted as it stands."""
-    toy = ("~rewards.hpsv3", "+rewards.shapes-exact=1.0", "scorers=[shapes-exact]")
+    toy = (
+        "~rewards.hpsv3",
+        "+rewards.shapes-exact=1.0",
+        "scorers=[shapes-exact]",
+        "train.heldout.scorers=[]",
+    )
     params = load_params(compose("flux-dev", tmp_path, *toy))
     train, gpus, batch_size, accumulation = params.train, 8, 2, 12
     assert (train.learning_rate, train.weight_decay, train.max_grad_norm) == (1e-5, 1e-4, 0.01)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from chunk_grpo.config.models import (
     AWAITED_SCORERS,
     KNOWN_SCORERS,
+    AdaptivePlan,
     ChunksParams,
     EqualPlan,
     GenerateParams,
@@ -30,6 +31,7 @@ from chunk_grpo.config.variant_rules import (
     objectives_fit_plans,
     per_chunk_settings_fit_the_objective,
     replanning_has_a_rule,
+    selection_has_a_choice,
     variant_names_are_free,
     variant_plans_exist,
     variant_rewards_are_trained_on,
@@ -67,6 +69,8 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
             )
         if isinstance(plan, EqualPlan) and plan.size > steps:
             yield Problem((*path, "size"), f"must be <= {noisy}, got {plan.size}")
+        if isinstance(plan, AdaptivePlan) and plan.max_size > steps:
+            yield Problem((*path, "max_size"), f"must be <= {noisy}, got {plan.max_size}")
         if isinstance(plan, GuidedPlan) and MIN_GUIDED_CHUNK * plan.num_chunks > steps:
             most = steps // MIN_GUIDED_CHUNK
             yield Problem(
@@ -89,6 +93,25 @@ def scorers_are_known(rewards: Mapping[str, float], scorers: tuple[str, ...]) ->
                 ("rewards", name),
                 f"must also stand in scorers, so that the report can compare the training reward, got {list(scorers)}",
             )
+
+
+def heldout_scorers_are_unseen(train: TrainParams, rewards: Mapping[str, float]) -> Iterator[Problem]:
+    """What tells whether a reward is hacked is not itself a reward."""
+    path = ("train", "heldout", "scorers")
+    for position, name in enumerate(train.heldout.scorers):
+        if name in rewards:
+            yield Problem(
+                (*path, position),
+                f"must not be trained on (the parts of the reward are measured anyway), got {name!r}; remove it",
+            )
+        else:
+            yield from _known((*path, position), name)
+    yield from _unique(path, train.heldout.scorers)
+
+
+def trackers_are_told_once(trackers: tuple[str, ...]) -> Iterator[Problem]:
+    """A tracker that is named twice would get every number twice."""
+    yield from _unique(("trackers",), trackers)
 
 
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
@@ -145,9 +168,12 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (windows_fit_the_grid, ("variants", "chunks", "sampling")),
     (branches_fit_the_group, ("variants", "chunks", "sampling", "train")),
     (fraction_selects_a_chunk, ("variants", "chunks", "sampling", "train")),
+    (selection_has_a_choice, ("variants", "chunks", "sampling", "train")),
     (noise_is_possible, ("variants", "sampling")),
     (variant_rewards_are_trained_on, ("variants", "rewards")),
     (scorers_are_known, ("rewards", "scorers")),
+    (heldout_scorers_are_unseen, ("train", "rewards")),
+    (trackers_are_told_once, ("trackers",)),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
     (profile_prompts_exist, ("profile", "prompts")),

@@ -200,6 +200,24 @@ def fraction_selects_a_chunk(
             )
 
 
+def selection_has_a_choice(
+    variants: Variants, chunks: ChunksParams, sampling: SamplingParams, train: TrainParams
+) -> Iterator[Problem]:
+    """A weighted draw of all chunks is no draw; only train.fraction, which is set for all variants, may make it one."""
+    for name, variant, plan in _planned(variants, chunks):
+        if variant.selection == "uniform":
+            continue
+        count, among = _candidates(variant, plan, sampling.num_sde_steps)
+        fraction = train.fraction if variant.fraction is None else variant.fraction
+        if int(count * fraction) == count and (count == 1 or variant.fraction is not None):
+            yield _problem(
+                name,
+                "selection",
+                f"must be uniform where every chunk is trained: int({count} * {fraction:g}) = {count} with {among}",
+                variant.selection,
+            )
+
+
 def _candidates(variant: VariantParams, plan: PlanParams, num_sde_steps: int) -> tuple[int, str]:
     """How many chunks the fraction is taken of, at least, and where that number comes from."""
     if variant.branching is not None:
@@ -222,10 +240,12 @@ def noise_is_possible(variants: Variants, sampling: SamplingParams) -> Iterator[
 def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, float]) -> Iterator[Problem]:
     """A chunk's mix names rewards that are there; combining needs several."""
     for name, variant in variants.items():
-        if variant.combine == "advantages" and len(rewards) < 2:
-            yield _problem(
-                name, "combine", f"needs several rewards, of which {list(rewards)} is one", "advantages"
+        mixes: tuple[Mapping[str, float], ...] = variant.chunk_rewards or (rewards,)
+        if variant.combine == "advantages" and all(len(mix) < 2 for mix in mixes):
+            there = (
+                "each chunk has only one" if variant.chunk_rewards else f"there is only {', '.join(rewards)}"
             )
+            yield _problem(name, "combine", f"needs several rewards, and {there}", "advantages")
         for chunk, mix in enumerate(variant.chunk_rewards or ()):
             path = ("variants", name, "chunk_rewards", chunk)
             if not mix:

@@ -1,0 +1,397 @@
+"""Every setting of a variant: what may stand in it, what fits together, and the message when it does not."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from chunk_grpo.config import VariantParams, parse_params
+from tests.params_edits import FUZZ, RAW, Edit, drop, paths, problems, put
+
+PLANS = "step, listed, guided, equal-4, single, adaptive"
+ADAPTIVE: Edit = put("chunks.plans.adaptive", {"kind": "adaptive", "max_size": 4})
+SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise)"
+WINDOW = {"size": 4, "stride": 1, "every": 25}
+BRANCHING = {"points": 4, "children": 4}
+
+CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
+STEP: dict[str, Any] = {"objective": "step", "plan": "step"}
+CONTROL: dict[str, Any] = {"objective": "step", "plan": "listed", "step_weights": "chunk-size"}
+WINDOWED: dict[str, Any] = {**STEP, "window": WINDOW}
+BRANCHED: dict[str, Any] = {**STEP, "branching": BRANCHING, "fraction": 1.0}
+
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "chunks": {
+        "objective": "chunk",
+        "plan": "guided",
+        "selection": "unbiased",
+        "fraction": 0.7,
+        "train_chunks": [0, 1, 3],
+        "replan_every": 2,
+        "clip_ranges": [1e-4, 2e-4, 3e-4, 4e-4],
+        "kl_coef": 0.01,
+        "ratio_norm": "guard",
+        "sde": "cps",
+        "eta": 0.9,
+        "advantage_std": "global",
+        "combine": "advantages",
+        "chunk_rewards": [{"shapes-graded": 1.0, "shapes-vivid": 0.5}] + 3 * [{"shapes-vivid": 1.0}],
+    },
+    "window": {**WINDOWED, "step_weights": "noise", "clip_range": 1e-5, "sde": "dance"},
+    "branches": {**BRANCHED, "step_weights": "noise", "ratio_norm": "guard"},
+}
+"""Variants that are accepted and between them use every setting."""
+
+
+def said_of(settings: dict[str, Any], *edits: Edit) -> list[str]:
+    """The problems of params.yaml with one more variant, `it`."""
+    return problems(ADAPTIVE, put("variants.it", settings), *edits)
+
+
+def test_every_setting_can_be_used() -> None:
+    assert {key for settings in EVERYTHING.values() for key in settings} == set(VariantParams.model_fields)
+    for settings in EVERYTHING.values():
+        assert said_of(settings) == []
+
+
+def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
+    variant = VariantParams(objective="chunk", plan="listed")
+    assert variant.model_dump() == {
+        "objective": "chunk",
+        "plan": "listed",
+        "selection": "uniform",
+        "fraction": None,
+        "train_chunks": None,
+        "replan_every": None,
+        "step_weights": "uniform",
+        "clip_range": None,
+        "clip_ranges": None,
+        "kl_coef": None,
+        "ratio_norm": "none",
+        "sde": None,
+        "eta": None,
+        "window": None,
+        "branching": None,
+        "advantage_std": "group",
+        "combine": "rewards",
+        "chunk_rewards": None,
+    }
+
+
+def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
+    raw = copy.deepcopy(RAW)
+    raw["variants"]["own"] = {**CHUNK, "fraction": 1.0, "kl_coef": 0.25, "sde": "cps", "eta": 0.9}
+    raw["variants"]["half"] = {**CHUNK, "sde": "dance"}
+    params = parse_params(raw)
+    assert (params.variant_fraction("own"), params.variant_fraction("chunk")) == (1.0, 0.5)
+    assert (params.variant_kl_coef("own"), params.variant_kl_coef("chunk")) == (0.25, params.train.kl_coef)
+    assert params.variant_noise("own") == ("cps", 0.9)
+    assert params.variant_noise("half") == ("dance", params.sampling.eta)
+    assert params.variant_noise("chunk") == (params.sampling.sde, params.sampling.eta)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("objective", "chunks", ": must be one of 'step' or 'chunk', got 'chunks'"),
+        ("plan", None, ": must be text, got null"),
+        ("selection", True, ": must be one of 'uniform', 'weighted', 'unbiased' or 'annealed', got true"),
+        ("fraction", 0, ": must be > 0, got 0"),
+        ("train_chunks", [], ": must not be empty"),
+        ("train_chunks", 1, ": must be a list, got 1"),
+        ("train_chunks", [0, -1], "[1]: must be >= 0, got -1"),
+        ("train_chunks", [0, 1.0], "[1]: must be a whole number, got 1.0"),
+        ("replan_every", 0, ": must be > 0, got 0"),
+        ("step_weights", "none", ": must be one of 'uniform', 'noise' or 'chunk-size', got 'none'"),
+        ("clip_range", 1, ": must be < 1, got 1"),
+        ("clip_ranges", [], ": must not be empty"),
+        ("clip_ranges", [1e-4, "1e-4", 1e-4, 1e-4], "[1]: must be a number, got '1e-4'"),
+        ("clip_ranges", [1e-4, 1e-4, 0, 1e-4], "[2]: must be > 0, got 0"),
+        ("clip_ranges", [[1e-4]], "[0]: must be a number, got [0.0001]"),
+        ("kl_coef", -0.1, ": must be >= 0, got -0.1"),
+        ("ratio_norm", None, ": must be one of 'none' or 'guard', got null"),
+        ("sde", "ddim", ": must be one of 'flow', 'dance' or 'cps', got 'ddim'"),
+        ("eta", 0, ": must be > 0, got 0"),
+        ("eta", 0.0, ": must be > 0, got 0.0"),
+        ("window", 4, ": must be a mapping, got 4"),
+        ("window", {}, ".size: required, but missing"),
+        ("window", {**WINDOW, "stride": 0}, ".stride: must be > 0, got 0"),
+        ("window", {**WINDOW, "every": "25"}, ".every: must be a whole number, got '25'"),
+        ("branching", [4, 4], ": must be a mapping, got [4, 4]"),
+        ("branching", {**BRANCHING, "points": 0}, ".points: must be > 0, got 0"),
+        ("branching", {**BRANCHING, "children": 1}, ".children: must be >= 2, got 1"),
+        ("advantage_std", "batch", ": must be one of 'group' or 'global', got 'batch'"),
+        ("combine", "sum", ": must be one of 'rewards' or 'advantages', got 'sum'"),
+        ("chunk_rewards", [], ": must not be empty"),
+        ("chunk_rewards", {"shapes-vivid": 1.0}, ": must be a list, got {'shapes-vivid': 1.0}"),
+        ("chunk_rewards", ["shapes-vivid"], "[0]: must be a mapping of names, got 'shapes-vivid'"),
+        ("chunk_rewards", [{"shapes-vivid": "1"}], "[0].shapes-vivid: must be a number, got '1'"),
+        ("chunk_rewards", [{"shapes-vivid": 0}], "[0].shapes-vivid: must be > 0, got 0"),
+        ("chunk_rewards", [{1: 2.0}], "[0][1]: must be text, got 1"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_or_out_of_range_is_named(key: str, value: object, message: str) -> None:
+    assert said_of({**CHUNK, key: value})[0] == f"variants.it.{key}{message}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({**CHUNK, "weighted": True}, "variants.it.weighted: unknown key; did you mean 'step_weights'?"),
+        ({**CHUNK, "selecton": "weighted"}, "variants.it.selecton: unknown key; did you mean 'selection'?"),
+        (
+            {**STEP, "window": {"size": 4, "strid": 1, "every": 25}},
+            "variants.it.window.strid: unknown key; did you mean 'stride'?",
+        ),
+        (
+            {**STEP, "window": {**WINDOW, "xyz": 1}},
+            "variants.it.window.xyz: unknown key; known here: every, size, stride",
+        ),
+        (
+            {**STEP, "branching": {"points": 4, "childs": 4}},
+            "variants.it.branching.childs: unknown key; did you mean 'children'?",
+        ),
+    ],
+)
+def test_a_misspelt_setting_is_told_once_with_the_nearest_valid_one(
+    settings: dict[str, Any], message: str
+) -> None:
+    assert said_of(settings) == [message]
+
+
+def test_a_misspelt_setting_of_an_adapter_is_told_too() -> None:
+    lora = {"rank": 4, "alpha": 4.0, "target": ["to_q"]}
+    assert problems(put("train.lora", lora)) == ["train.lora.target: unknown key; did you mean 'targets'?"]
+    assert problems(put("train.lora", {"rank": 4, "alpha": 4.0})) == [
+        "train.lora.targets: required, but missing"
+    ]
+
+
+CHOICE = "must be uniform where every chunk is trained"
+NUMBERS = "must be numbers from 0 to 3, each once"
+SINGLE_STEPS = "needs objective: step and a plan of kind: step, got"
+ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        # Plans.
+        (
+            {**CHUNK, "plan": "lited"},
+            f"plan: must be a name in chunks.plans, got 'lited'; did you mean 'listed'? there: {PLANS}",
+        ),
+        (
+            {**STEP, "plan": "listed"},
+            "plan: objective: step needs a plan of kind: step, got 'listed' (listed); "
+            "or set step_weights: chunk-size",
+        ),
+        (
+            {**CONTROL, "plan": "step"},
+            "plan: step_weights: chunk-size needs the chunks that set the weights, got 'step' (step)",
+        ),
+        (
+            {**CHUNK, "step_weights": "noise"},
+            "step_weights: needs objective: step, whose terms it weighs, got 'noise'",
+        ),
+        (
+            {**CONTROL, "objective": "chunk"},
+            "step_weights: needs objective: step, whose terms it weighs, got 'chunk-size'",
+        ),
+        (
+            {**CHUNK, "replan_every": 5},
+            "replan_every: needs a plan of kind: guided, which follows the profile; 'listed' is listed, got 5",
+        ),
+        # The share that is trained.
+        (
+            {**CHUNK, "plan": "single"},
+            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 with plan 'single'; "
+            "raise train.fraction, or set variants.it.fraction",
+        ),
+        (
+            {**CHUNK, "fraction": 0.2},
+            "fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 with plan 'listed'; raise it",
+        ),
+        (
+            {**CHUNK, "plan": "adaptive", "fraction": 0.2},  # 16 steps make 4 chunks of 4 at least
+            "fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 with plan 'adaptive'; raise it",
+        ),
+        (
+            {**CHUNK, "train_chunks": [3]},
+            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 with train_chunks; "
+            "raise train.fraction, or set variants.it.fraction",
+        ),
+        (
+            {**WINDOWED, "window": {**WINDOW, "size": 1}},
+            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 with window.size; "
+            "raise train.fraction, or set variants.it.fraction",
+        ),
+        (
+            {**BRANCHED, "fraction": 0.9},
+            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.9) = 0 "
+            "with branching (each image trains the step it branched at); raise it",
+        ),
+        # How it is drawn.
+        (
+            {**CHUNK, "selection": "weighted", "fraction": 1.0},
+            f"selection: {CHOICE}: int(4 * 1) = 4 with plan 'listed', got 'weighted'",
+        ),
+        (
+            {**CHUNK, "selection": "unbiased", "train_chunks": [2], "fraction": 1.0},
+            f"selection: {CHOICE}: int(1 * 1) = 1 with train_chunks, got 'unbiased'",
+        ),
+        (
+            {**CHUNK, "plan": "adaptive", "selection": "weighted"},
+            "selection: needs a plan for all trajectories; 'adaptive' is adaptive, got 'weighted'",
+        ),
+        ({**WINDOWED, "selection": "annealed"}, f"selection: {ALL_NOISY}, got 'annealed'"),
+        # What is set for single chunks.
+        ({**CHUNK, "train_chunks": [0, 4]}, f"train_chunks: {NUMBERS}, got [0, 4]"),
+        ({**CHUNK, "train_chunks": [1, 1]}, f"train_chunks: {NUMBERS}, got [1, 1]"),
+        (
+            {**CHUNK, "plan": "adaptive", "train_chunks": [0, 1]},
+            "train_chunks: needs a plan for all trajectories; 'adaptive' is adaptive, got [0, 1]",
+        ),
+        (
+            {**CHUNK, "clip_ranges": [1e-4, 1e-4]},
+            "clip_ranges: must have one entry for each of the 4 chunks of 'listed', got [0.0001, 0.0001]",
+        ),
+        (
+            {**CHUNK, "clip_ranges": [1e-4] * 4, "clip_range": 1e-4},
+            "clip_ranges: stands in place of clip_range; set one, got [0.0001, 0.0001, 0.0001, 0.0001]",
+        ),
+        (
+            {**CONTROL, "clip_ranges": [1e-4] * 4},
+            "clip_ranges: needs ratios of the plan's chunks; chunk-size weighs single steps, "
+            "got [0.0001, 0.0001, 0.0001, 0.0001]",
+        ),
+        ({**BRANCHED, "clip_ranges": [1e-4]}, f"clip_ranges: {ALL_NOISY}, got [0.0001]"),
+        (
+            {**CHUNK, "chunk_rewards": [{"shapes-vivid": 1.0}]},
+            "chunk_rewards: must have one entry for each of the 4 chunks of 'listed', got [{'shapes-vivid': 1.0}]",
+        ),
+        (
+            {**WINDOWED, "chunk_rewards": [{"shapes-vivid": 1.0}]},
+            f"chunk_rewards: {ALL_NOISY}, got [{{'shapes-vivid': 1.0}}]",
+        ),
+        (
+            {**CONTROL, "plan": "equal-4", "chunk_rewards": [{"shapes-vivid": 1}] * 4},
+            "chunk_rewards: needs ratios of the plan's chunks; chunk-size weighs single steps, "
+            "got [{'shapes-vivid': 1.0}, {'shapes-vivid': 1.0}, {'shapes-vivid': 1.0}, {'shape...",
+        ),
+        (
+            {**CHUNK, "chunk_rewards": [{"shapes-exact": 1.0}] + [{"shapes-vivid": 1.0}] * 3},
+            "chunk_rewards[0].shapes-exact: must also stand in rewards, got 'shapes-exact'; "
+            "there: shapes-graded, shapes-vivid",
+        ),
+        (
+            {**CHUNK, "chunk_rewards": [{"shapes-vivid": 1.0}] * 3 + [{}]},
+            "chunk_rewards[3]: must name at least one reward, got none",
+        ),
+        (
+            {**CHUNK, "chunk_rewards": [{"shapes-vivid": 1.0}] * 4, "combine": "advantages"},
+            "combine: needs several rewards, and each chunk has only one, got 'advantages'",
+        ),
+        # Noise.
+        ({**CHUNK, "sde": "cps", "eta": 1.5}, "eta: must be <= 1 with sde: cps, got 1.5"),
+        ({**WINDOWED, "window": {**WINDOW, "size": 17}}, f"window.size: must be <= {SIXTEEN}, got 17"),
+        (
+            {**WINDOWED, "window": {**WINDOW, "stride": 5}},
+            "window.stride: must be <= size = 4, or steps are left out, got 5",
+        ),
+        ({**CHUNK, "window": WINDOW}, f"window: {SINGLE_STEPS} chunk and 'listed' (listed)"),
+        ({**CONTROL, "window": WINDOW}, f"window: {SINGLE_STEPS} step and 'listed' (listed)"),
+        (
+            {**BRANCHED, "branching": {**BRANCHING, "points": 17}},
+            f"branching.points: must be <= {SIXTEEN}, got 17",
+        ),
+        (
+            {**BRANCHED, "branching": {**BRANCHING, "children": 3}},
+            "branching.children: must divide train.group_size = 8, got 3",
+        ),
+        (
+            {**BRANCHED, "branching": {**BRANCHING, "children": 16}},
+            "branching.children: must divide train.group_size = 8, got 16",
+        ),
+        ({**BRANCHED, "objective": "chunk"}, f"branching: {SINGLE_STEPS} chunk and 'step' (step)"),
+        (
+            {**BRANCHED, "window": WINDOW},
+            "branching: cannot stand beside window: a branch has one noisy step; remove one of them",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_named(settings: dict[str, Any], message: str) -> None:
+    assert said_of(settings) == [f"variants.it.{message}"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "edit", "message"),
+    [
+        (
+            {**CHUNK, "combine": "advantages"},
+            put("rewards", {"shapes-vivid": 1.0}),
+            "combine: needs several rewards, and there is only shapes-vivid, got 'advantages'",
+        ),
+        ({**CHUNK, "sde": "cps"}, put("sampling.eta", 1.2), "eta: must be <= 1 with sde: cps, got 1.2"),
+        (BRANCHED, put("train.group_size", 6), "branching.children: must divide train.group_size = 6, got 4"),
+        (
+            WINDOWED,
+            put("train.fraction", 0.2),
+            "fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 with window.size; "
+            "raise train.fraction, or set variants.it.fraction",
+        ),
+        (
+            {**CHUNK, "plan": "single", "selection": "weighted"},
+            put("train.fraction", 1.0),
+            f"selection: {CHOICE}: int(1 * 1) = 1 with plan 'single', got 'weighted'",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_rest_are_named(
+    settings: dict[str, Any], edit: Edit, message: str
+) -> None:
+    alone = (put("variants", {}), put("variants.it", settings))
+    assert problems(ADAPTIVE, *alone, edit) == [f"variants.it.{message}"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**CHUNK, "sde": "dance", "eta": 1.5},
+        {**CHUNK, "sde": "cps", "eta": 1.0},
+        {**CONTROL, "plan": "adaptive", "fraction": 0.25},
+        {**CONTROL, "plan": "guided", "replan_every": 1, "selection": "weighted"},
+        {**STEP, "clip_ranges": [1e-4] * 16, "train_chunks": list(range(0, 16, 2))},
+        {**WINDOWED, "window": {"size": 16, "stride": 16, "every": 1}},
+        {**BRANCHED, "branching": {"points": 16, "children": 8}},
+    ],
+)
+def test_settings_at_the_edge_of_what_fits_are_accepted(settings: dict[str, Any]) -> None:
+    assert said_of(settings) == []
+
+
+def test_a_range_of_fractions_may_end_with_all_chunks() -> None:
+    assert said_of({**CHUNK, "selection": "weighted"}, put("train.fraction", 1.0)) == []
+
+
+def test_a_variant_has_a_name_of_its_own() -> None:
+    assert problems(put("variants.base", CHUNK)) == [
+        "variants.base: this name means the untrained policy; choose another"
+    ]
+
+
+def test_a_setting_that_is_needed_is_missed() -> None:
+    assert said_of(CHUNK, drop("variants.it.plan")) == ["variants.it.plan: required, but missing"]
+
+
+@pytest.mark.parametrize("value", FUZZ, ids=repr)
+def test_whatever_stands_in_a_place_the_answer_is_a_message(value: object) -> None:
+    """As in test_config.py, for variants with all settings, and for what is null in params.yaml."""
+    lora = {"rank": 4, "alpha": 4.0, "targets": ["to_q"]}
+    more = (put("variants", EVERYTHING), put("train.lora", lora))
+    everywhere = [f"variants.{path}" for path in paths(EVERYTHING)]
+    everywhere += [f"train.lora.{path}" for path in paths(lora)]
+    for path in everywhere:
+        assert all(": " in line for line in problems(*more, put(path, value)))
+        if not path.split(".")[-1].isdecimal():
+            assert all(": " in line for line in problems(*more, put(f"{path}x", value)))
