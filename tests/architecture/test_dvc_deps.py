@@ -108,7 +108,8 @@ METHODS = functions("chunk_grpo/config/models.py")
 def read_paths(file: str, name: str, subject: str = "params") -> Iterator[str]:
     """The dotted paths that function `name` of `file` reads of `subject`, through the functions it hands it to.
 
-    `params.variants[NAME]` is the path `variants.*`; `*` alone is everything.
+    `params.variants[NAME]` is the path `variants.*`, `params.chunks.plans[NAME]` is `chunks.plans.*`; `*` alone is
+    everything.
     """
     function = functions(file)[name]
     parent = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
@@ -140,13 +141,15 @@ def attribute_paths(node: ast.Attribute, parent: dict[ast.AST, ast.AST]) -> Iter
     if isinstance(above, ast.Subscript) and above.value is node:
         yield f"{node.attr}.*"
     elif isinstance(above, ast.Attribute):
-        yield f"{node.attr}.{above.attr}"
+        chosen = parent[above]
+        one_of_many = isinstance(chosen, ast.Subscript) and chosen.value is above
+        yield f"{node.attr}.{above.attr}" + (".*" if one_of_many else "")
     else:
         yield node.attr
 
 
 def declared_paths(stage: str) -> list[str]:
-    return [path.replace("${key}", "*") for path in STAGES[stage].get("params", [])]
+    return [re.sub(r"\$\{[^}]*\}", "*", path) for path in STAGES[stage].get("params", [])]
 
 
 def within(path: str, declared: str) -> bool:
@@ -155,8 +158,8 @@ def within(path: str, declared: str) -> bool:
 
 NOT_REALLY = {
     # The checkpoint's key holds whole sections, all of them among the stage's params; the names of the variants
-    # are read for an error message.
-    "train": {"*", "variants"},
+    # are read for an error message; trackers are told what comes out and change nothing of it.
+    "train": {"*", "variants", "trackers"},
     "generate_base": {"train.seeds"},  # behind `--trained`, which this stage is not given
 }
 """Reads in the source that change no result of the stage."""
