@@ -63,7 +63,7 @@ def keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[str]:
 def value_at(key: str) -> Any:
     value = YAML(typ="safe").load(ROOT / "params.yaml")
     for part in key.split("."):
-        value = value[part]
+        value = None if value is None else value[part]  # an optional section that is null has no keys
     return value
 
 
@@ -95,6 +95,18 @@ def test_every_parameter_is_described_and_no_other_is() -> None:
 def test_the_default_is_that_of_tiny(key: str) -> None:
     cell = PARAMETER_ROWS[key][4].strip("`")
     assert YAML(typ="safe").load(cell) == value_at(key), f"docs/parameters.md, {key}: column tiny"
+
+
+def test_the_variants_of_every_method_are_those_of_the_preset() -> None:
+    """docs/methods.md, third column: what a reader copies is what runs."""
+    lines = (DOCS / "methods.md").read_text("utf-8").splitlines()
+    cells = [line.strip("|").split("|")[2] for line in lines if line.startswith("|")]
+    spans = [span for cell in cells for span in re.findall(r"`([^`]+)`", cell)]
+    described: dict[str, Any] = {}
+    for span in spans:
+        described |= YAML(typ="safe").load(span)
+    assert described == YAML(typ="safe").load(ROOT / "conf" / "variants" / "methods.yaml")["variants"]
+    assert len(spans) == len(described)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
