@@ -10,7 +10,9 @@ for each field of the dataclass.
 """
 
 import argparse
+import atexit
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -120,6 +122,8 @@ class StopSignal:
         """The signal handler."""
         del number, frame
         self.requested = True
+        # At its end Python looks through all objects once more, which takes seconds with torch loaded.
+        atexit.register(gc.freeze)
         if not self._deferred:
             self.leave()
 
