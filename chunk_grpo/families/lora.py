@@ -48,9 +48,9 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
         ConfigError: Rank, alpha or targets are wrong.
     """
     if options.lora_rank is None or options.lora_rank < 1:
-        raise ConfigError(f"lora_rank: must be at least 1, got {options.lora_rank}")
+        raise ConfigError(f"train.lora.rank: must be at least 1, got {options.lora_rank}")
     if not options.lora_alpha > 0:
-        raise ConfigError(f"lora_alpha: must be above 0, got {options.lora_alpha}")
+        raise ConfigError(f"train.lora.alpha: must be above 0, got {options.lora_alpha}")
     _check_targets(network, options.lora_targets)
     # peft writes alpha as an int, takes any number, and divides it by the rank.
     config = LoraConfig(
@@ -71,12 +71,12 @@ def _check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     there = ", ".join(sorted({_short(name) for name in linear}))
     if not targets:
-        raise ConfigError(f"lora_targets: must name linear layers, got none. There are {there}")
+        raise ConfigError(f"train.lora.targets: must name linear layers, got none. There are {there}")
     for target in targets:
         named = [m for name, m in modules.items() if name == target or name.endswith(f".{target}")]
         if not named or not all(isinstance(module, nn.Linear) for module in named):
             raise ConfigError(
-                f"lora_targets: must name linear layers of {type(network).__name__}, got {target!r}. "
+                f"train.lora.targets: must name linear layers of {type(network).__name__}, got {target!r}. "
                 f"There are {there}"
             )
 

@@ -125,7 +125,7 @@ class Chunks:
         weights = corrections
         if self._settings.step_weights == "noise":
             by_step = noise_weights(self._method.grid.transition_stds()).expand(len(selected), -1)
-            weights = chunks.means(by_step)
+            weights = chunks.means(by_step) if corrections is None else chunks.means(by_step) * corrections
         return TrainedChunks(chunks, selected, weights)
 
     def _chunks_of(self, drawn: Drawn) -> ChunkAssignment:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chunk_grpo.config import HeldoutParams
+from chunk_grpo.config import TrainParams
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.scorers.registry import Reward
@@ -37,18 +37,19 @@ class Measurement:
 class Monitor:
     """Scores and statistics of the same held-out images, from policy to policy."""
 
-    def __init__(self, prompts: PromptSet, reward: Reward, settings: HeldoutParams, batch_size: int) -> None:
+    def __init__(self, prompts: PromptSet, reward: Reward, train: TrainParams) -> None:
         """Prepare.
 
         Args:
             prompts: Held-out prompts.
             reward: The training reward.
-            settings: The `train.heldout` section.
-            batch_size: Images in one forward pass.
+            train: The `train` section of params.yaml.
         """
+        settings = train.heldout
         self._prompts, self._reward, self._settings = prompts, reward, settings
-        self._unseen = Reward(dict.fromkeys(settings.scorers, 1.0)) if settings.scorers else None
-        self._drawing = HeldoutSettings(settings.images_per_prompt, settings.seed, batch_size)
+        unseen = dict.fromkeys(settings.scorers, 1.0)
+        self._unseen = Reward(unseen, train.reward_attempts, train.reward_wait) if unseen else None
+        self._drawing = HeldoutSettings(settings.images_per_prompt, settings.seed, train.micro_batch_size)
         self.best = BestScore()
 
     def measure(

@@ -110,7 +110,7 @@ class Trainer:
             None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
         )
         family.use_network(self._processes.wrap(family.transformer))
-        self._monitor = Monitor(task.heldout, task.reward, settings.heldout, settings.micro_batch_size)
+        self._monitor = Monitor(task.heldout, task.reward, settings)
         self._rows: list[MetricRow] = []
         self._done = 0
         self._halfway: Halfway | None = None

@@ -148,6 +148,15 @@ def test_noise_weights_are_those_of_the_steps_that_are_trained() -> None:
     assert torch.allclose(one.weights[:, 0], by_step[torch.arange(B) % N])
 
 
+def test_noise_weights_and_importance_weights_multiply() -> None:
+    by_noise = {"objective": "step", "plan": "step", "step_weights": "noise"}
+    made = select({**by_noise, "selection": "unbiased"})
+    unbiased = select({"objective": "step", "plan": "step", "selection": "unbiased"})
+    noisy = select(by_noise)
+    assert made.weights is not None and unbiased.weights is not None and noisy.weights is not None
+    assert torch.equal(made.weights, noisy.weights * unbiased.weights)
+
+
 def test_a_window_trains_its_steps_alone() -> None:
     noisy = torch.zeros(B, N, dtype=torch.bool)
     noisy[:, 1:3] = True
