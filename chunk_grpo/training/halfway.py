@@ -67,5 +67,6 @@ class Halfway:
 
 
 def _plain(values: Drawn | UpdateStats) -> dict[str, Any]:
-    """A dataclass of tensors as a mapping."""
-    return {each.name: getattr(values, each.name) for each in fields(values)}
+    """A dataclass of tensors as a mapping; tensors on the CPU, because processes send them to each other."""
+    found = {each.name: getattr(values, each.name) for each in fields(values)}
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in found.items()}

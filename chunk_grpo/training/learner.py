@@ -99,10 +99,11 @@ class Learner:
         """
         self.optimizer.zero_grad()
         stats = update.accumulate_gradient(self._processes, on_policy=number == 0, check=check)
-        if not bool(torch.isfinite(stats.ratios).all()):
+        # Asked of all, or the others would wait for one that has left.
+        if self._processes.any(not bool(torch.isfinite(stats.ratios).all())):
             raise DataError(f"update {number}: an importance ratio is not finite. {_REMEDY}")
         norm = self._processes.clip_gradient(self._parameters, self._settings.max_grad_norm)
-        if not math.isfinite(norm):
+        if self._processes.any(not math.isfinite(norm)):
             raise DataError(f"update {number}: the gradient is not finite. {_REMEDY}")
         self.optimizer.step()
         return stats, norm

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.core.dynamics import relative_l1
-from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.families.base import Family, TuningOptions
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.progress import Meter
@@ -38,7 +39,7 @@ from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
 from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.trackers import TrackerName, Trackers
-from chunk_grpo.training.update import Policies
+from chunk_grpo.training.update import Policies, UpdateStats
 
 PICTURES_SHOWN = 16
 """Of the held-out pictures, how many the trackers get."""
@@ -93,11 +94,13 @@ class Trainer:
             places: Where state is kept as training goes on.
 
         Raises:
-            ConfigError: The adapters' settings do not fit the model, or a tracker cannot be opened.
+            ConfigError: The adapters' settings do not fit the model, prompts cannot be shared out evenly to the
+                processes, or a tracker cannot be opened.
             DataError: There are checkpoints, and none of them can be used.
         """
         self._family, self._task, self._method, self._settings = family, task, method, settings
         self._seed, self._processes = seed, Processes()
+        self._shares_of_prompts()
         self._checkpoints = CheckpointStore(places.checkpoints, places.identity, settings.checkpoints_kept)
         self._best = CheckpointStore(places.checkpoints / "best", places.identity, keep=1)
         family.prepare_training(_tuning(settings), derive_seed("adapter", seed))
@@ -138,7 +141,7 @@ class Trainer:
         try:
             with Meter(f"training, seed {self._seed}", total, self._done) as meter:
                 self._watch_if_due()
-                while self._done < total and not self._monitor.should_stop():
+                while self._done < total and not self._processes.any(self._monitor.should_stop()):
                     self._iterate(self._done + 1)
                     self._watch_if_due()
                     meter.advance(note=self._reward_so_far())
@@ -206,13 +209,17 @@ class Trainer:
 
     def _prompts_of(self, iteration: int) -> tuple[PromptSet, list[int]]:
         """This process's prompts of an iteration, those of each update in a row, and their places among all."""
-        settings = self._settings
-        count, updates = settings.prompts_per_iteration, settings.updates_per_iteration
+        count = self._settings.prompts_per_iteration
         picked = prompts_of_iteration(iteration - 1, count, len(self._task.prompts), self._seed)
-        share = count // updates
-        mine = self._processes.share_of(share, "train.prompts_per_iteration / train.updates_per_iteration")
-        places = [update * share + place for update in range(updates) for place in mine]
+        places = self._shares_of_prompts()
         return self._task.prompts.rows([picked[place] for place in places]), places
+
+    def _shares_of_prompts(self) -> list[int]:
+        """The places of this process's prompts among an iteration's: a part of each update's share."""
+        updates = self._settings.updates_per_iteration
+        share = self._settings.prompts_per_iteration // updates
+        mine = self._processes.share_of(share, "train.prompts_per_iteration / train.updates_per_iteration")
+        return [update * share + place for update in range(updates) for place in mine]
 
     def _of_all_processes(self, experience: Experience) -> Experience:
         """The same with what the images of all processes earned, those of the first process first."""
@@ -249,8 +256,8 @@ class Trainer:
         """Keep the numbers of an iteration."""
         iteration, experience = halfway.lesson.iteration, halfway.lesson.experience
         own, norms = zip(*halfway.updates, strict=True)
-        stats = self._processes.gather(list(own))
-        fidelity = fidelity_metrics(own[0], self._method.grid.num_sde_steps)
+        stats = [UpdateStats.of_all(parts) for parts in zip(*self._processes.gather([own]), strict=True)]
+        fidelity = fidelity_metrics(stats[0], self._method.grid.num_sde_steps)
         if iteration == 1:
             warn_of_poor_fidelity(fidelity, self._method.clip_range)
         seconds = seconds_metrics({**experience.seconds, "update": halfway.seconds}, len(experience.prompts))
@@ -298,9 +305,22 @@ class Trainer:
         self._monitor.load_state(state.extra["monitor"])
         self._rows, self._done = [(i, n, v) for i, n, v in state.rows], state.iteration
         if state.extra["halfway"] is not None:
-            prompts, _ = self._prompts_of(state.iteration + 1)
-            device = prompts.conditioning.prompt_embeds.device
-            self._halfway = Halfway.from_state(state.extra["halfway"], prompts, device)
+            self._resume_halfway(state.extra["halfway"], state.iteration + 1)
+
+    def _resume_halfway(self, states: list[dict[str, Any]], iteration: int) -> None:
+        """Go on within an iteration, each process with its own trajectories.
+
+        Raises:
+            ConfigError: They are those of another number of processes.
+        """
+        if len(states) != self._processes.count:
+            raise ConfigError(
+                f"the run was stopped within iteration {iteration} with {len(states)} processes, and now has "
+                f"{self._processes.count}: start as many as before, or delete {self._checkpoints.newest_path()}"
+            )
+        prompts, _ = self._prompts_of(iteration)
+        device = prompts.conditioning.prompt_embeds.device
+        self._halfway = Halfway.from_state(states[self._processes.index], prompts, device)
 
     def _save_if_due(self) -> None:
         if self._done % self._settings.checkpoint_every == 0 or self._done == self._settings.iterations:
@@ -310,11 +330,12 @@ class Trainer:
 
     def _save(self) -> None:
         """Keep all that a resumed run needs: random streams are functions of the iteration and need no state."""
+        halfway = None if self._halfway is None else self._processes.gather([self._halfway.state()])
         extra = {
             "chunks": self._learner.chunks.state(),
             "monitor": self._monitor.state(),
             "average": None if self._average is None else self._average.state(),
-            "halfway": None if self._halfway is None else self._halfway.state(),
+            "halfway": halfway,
         }
         if self._processes.is_main:
             self._checkpoints.save(

@@ -8,7 +8,7 @@ left out. Both passes must be the same computation: same dtype, no dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -91,6 +91,18 @@ class UpdateStats:
     kl_sum: float
     steps: Tensor
     log_prob_change: Tensor
+
+    @classmethod
+    def of_all(cls, parts: Sequence[UpdateStats]) -> UpdateStats:
+        """What all processes saw of one update."""
+        return cls(
+            ratios=torch.cat([part.ratios for part in parts]),
+            chunk=torch.cat([part.chunk for part in parts]),
+            clipped=torch.cat([part.clipped for part in parts]),
+            kl_sum=sum(part.kl_sum for part in parts),
+            steps=torch.cat([part.steps for part in parts]),
+            log_prob_change=torch.cat([part.log_prob_change for part in parts]),
+        )
 
 
 @dataclass(frozen=True)
@@ -248,11 +260,12 @@ class Update:
         clipped = clipped_chunks(
             ratios, self._batch.advantages, self._objective.clip_range, chunks.assignment
         )
+        # On the CPU, because what is gathered comes back on the device of the process that sent it.
         return UpdateStats(
-            ratios=ratios[chunks.selected],
-            chunk=chunks.selected.nonzero()[:, 1],
-            clipped=clipped[chunks.selected],
+            ratios=ratios[chunks.selected].cpu(),
+            chunk=chunks.selected.nonzero()[:, 1].cpu(),
+            clipped=clipped[chunks.selected].cpu(),
             kl_sum=kl_sum,
-            steps=self._items[:, 1],
-            log_prob_change=changes,
+            steps=self._items[:, 1].cpu(),
+            log_prob_change=changes.cpu(),
         )

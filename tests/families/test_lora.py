@@ -92,11 +92,11 @@ class TestStart:
         family.prepare_training(options(rank=3), seed=0)
 
     def test_settings_out_of_range(self, tiny: Load, options: Options) -> None:
-        with pytest.raises(ConfigError, match="train.lora.rank: must be at least 1, got 0"):
+        with pytest.raises(ConfigError, match=r"train\.lora\.rank: must be at least 1, got 0"):
             tiny().prepare_training(options(rank=0), seed=0)
-        with pytest.raises(ConfigError, match=r"train.lora.alpha: must be above 0, got 0\.0"):
+        with pytest.raises(ConfigError, match=r"train\.lora\.alpha: must be above 0, got 0\.0"):
             tiny().prepare_training(TuningOptions(2, 0.0, ("to_q",), False, None), seed=0)
-        with pytest.raises(ConfigError, match="train.lora.targets: must name linear layers, got none"):
+        with pytest.raises(ConfigError, match=r"train\.lora\.targets: must name linear layers, got none"):
             tiny().prepare_training(options(rank=2, targets=()), seed=0)
 
 
