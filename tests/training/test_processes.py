@@ -1,0 +1,222 @@
+"""Two processes on the CPU train as one does: the same gradient, the same metrics, one writer, resumable.
+
+Both processes are started once and do all jobs of this file, each with the variable environment of torchrun.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from chunk_grpo.families.prompts import PromptSet
+from tests.training.conftest import CHUNK_WS
+from tests.training.worker import Job, Seen, do, result
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, Any] = {
+    "iterations": 2,
+    "prompts_per_iteration": 4,
+    "group_size": 2,
+    "updates_per_iteration": 2,
+}
+THREES = {**SMALL, "micro_batch_size": 3}
+LORA = {
+    "lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")},
+    "ema_decay": 0.5,
+    "old_log_probs": "training",
+}
+BEST = {"every": 1, "num_prompts": 2, "images_per_prompt": 1, "seed": 0, "scorers": (), "patience": None}
+
+SAME_BATCHES = {
+    "following": Job({"objective": "chunk", "plan": "guided", "replan_every": 1}, SMALL),
+    "branching": Job(
+        {"objective": "step", "plan": "step", "fraction": 1.0, "branching": {"points": 2, "children": 2}},
+        SMALL,
+    ),
+}
+"""A process's share is one micro-batch, so that one process makes the same passes, one after the other."""
+
+OTHER_BATCHES = {
+    "weighted": Job(CHUNK_WS, SMALL),
+    "adaptive": Job({"objective": "chunk", "plan": "adaptive"}, THREES),
+    "global": Job({**CHUNK_WS, "advantage_std": "global"}, THREES),
+    "chunk-size": Job({"objective": "step", "plan": "listed", "step_weights": "chunk-size"}, THREES),
+    "lora": Job(CHUNK_WS, {**SMALL, **LORA}),
+    "sgd": Job(CHUNK_WS, {**SMALL, "iterations": 1, "updates_per_iteration": 1}, sgd=True),
+}
+"""The same items in other batches, whose rounding differs."""
+
+ALIKE = SAME_BATCHES | OTHER_BATCHES
+PAIR = {
+    **{name: replace(job, folder=name) for name, job in ALIKE.items()},
+    "writers": Job(CHUNK_WS, {**SMALL, "heldout": {**BEST, "keep_best": True}}, "writers", own_folder=True),
+    "odd": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2}, "odd"),
+    "stopped": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped", stop_at=5),
+    "resumed": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped"),
+}
+"""What two processes do, in this order."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two processes saw of all jobs."""
+
+    folder: Path
+
+    def __call__(self, name: str, rank: int = 0) -> Seen:
+        return result(self.folder, name, rank)
+
+
+Alone = Callable[[str], Seen]
+
+
+def environment(rank: int, port: int) -> dict[str, str]:
+    """What torchrun would tell one of two processes, and that they are to leave a GPU alone."""
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    return {
+        **os.environ,
+        **{name: str(value) for name, value in places.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+@pytest.fixture(scope="module")
+def pair(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Two processes that have done all jobs."""
+    folder = tmp_path_factory.mktemp("pair")
+    (folder / "jobs.json").write_text(json.dumps({name: asdict(job) for name, job in PAIR.items()}))
+    (folder / "prompts.pickle").write_bytes(pickle.dumps(prompts))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.training.worker", "jobs.json", "prompts.pickle", "."]
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command, cwd=folder, env=environment(rank, port), stderr=subprocess.PIPE, text=True
+                )
+            )
+            for rank in range(2)
+        ]
+        for process in running:
+            stack.callback(process.kill)
+        messages = [process.communicate(timeout=240)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], "\n".join(messages)
+    return Pair(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The same job by one process, once."""
+    folder = tmp_path_factory.mktemp("alone")
+    return cache(lambda name: do(PAIR[name], prompts, folder))
+
+
+def distance(a: Tensor | None, b: Tensor | None) -> float:
+    """Of a from b, relative to b."""
+    assert a is not None
+    assert b is not None
+    return float((a - b).norm() / b.norm())
+
+
+def alike(one: Seen, first: Seen) -> bool:
+    """Whether the metrics agree but for rounding, and for what measures rounding or time."""
+    kept = [row for row in one.rows if not row[1].startswith(("seconds", "rate", "fidelity"))]
+    found = {(iteration, metric): value for iteration, metric, value in first.rows}
+    return [value for _, _, value in kept] == pytest.approx(
+        [found[row[:2]] for row in kept], rel=1e-3, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_two_processes_find_the_gradient_of_one(name: str, pair: Pair, alone: Alone) -> None:
+    one, first, second = alone(name), pair(name, 0), pair(name, 1)
+    assert first.error == second.error == ""
+    assert distance(first.gradient, one.gradient) < 1e-5
+    assert distance(second.gradient, one.gradient) < 1e-5
+    assert [a + b for a, b in zip(first.items, second.items, strict=True)] == one.items
+    assert alike(one, first)
+    assert first.sizes == second.sizes == one.sizes
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_both_processes_end_with_the_same_weights(name: str, pair: Pair) -> None:
+    first, second = pair(name, 0), pair(name, 1)
+    assert all(torch.equal(first.weights[key], second.weights[key]) for key in first.weights)
+
+
+@pytest.mark.parametrize("name", [*SAME_BATCHES, "sgd"])
+def test_two_processes_move_the_weights_as_one(name: str, pair: Pair, alone: Alone) -> None:
+    """AdamW where the passes are the same; plain SGD where they round differently.
+
+    AdamW divides a gradient by its own size. Where it is near 0, its rounding moves a weight by the learning rate.
+    """
+    assert distance(pair(name).moved, alone(name).moved) < 1e-5
+
+
+def test_some_updates_leave_one_process_with_fewer_passes(pair: Pair) -> None:
+    """Or the passes that fill up would not be tested."""
+    uneven = [
+        name
+        for name in OTHER_BATCHES
+        for a, b in zip(pair(name, 0).items, pair(name, 1).items, strict=True)
+        if -(-a // 3) != -(-b // 3)
+    ]
+    assert {"adaptive", "chunk-size"} & set(uneven)
+
+
+def test_only_the_main_process_writes(pair: Pair) -> None:
+    assert pair("writers", 0).error == pair("writers", 1).error == ""
+    folder = pair.folder / "writers"
+    names = {path.relative_to(folder).parts[1] for path in folder.rglob("*") if path.is_file()}
+    assert {path.name for path in folder.iterdir()} == {"0"}
+    assert names >= {"best", "logs", "iteration-000002.pt"}
+
+
+def test_prompts_that_cannot_be_shared_out_are_refused_before_any_work(pair: Pair) -> None:
+    for rank in range(2):
+        assert pair("odd", rank).error == (
+            "ConfigError: train.prompts_per_iteration / train.updates_per_iteration: must be divisible by the "
+            "number of processes 2, got 1"
+        )
+        assert pair("odd", rank).items == []
+    assert not (pair.folder / "odd").exists()
+
+
+def test_a_stop_that_one_process_hears_of_stops_both_and_the_run_goes_on(pair: Pair) -> None:
+    for rank in range(2):
+        stopped, resumed, whole = pair("stopped", rank), pair("resumed", rank), pair("weighted", rank)
+        assert stopped.error == "TransientError: stopped after iteration 0 of 2; run again to go on"
+        assert len(stopped.items) == 2  # the second one was given up
+        assert resumed.error == ""
+        assert all(torch.equal(resumed.weights[key], whole.weights[key]) for key in whole.weights)
+    assert [row for row in pair("resumed").rows if not row[1].startswith(("seconds", "rate"))] == [
+        row for row in pair("weighted").rows if not row[1].startswith(("seconds", "rate"))
+    ]
+
+
+def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(
+    pair: Pair, prompts: PromptSet, tmp_path: Path
+) -> None:
+    shutil.copytree(pair.folder / "halfway", tmp_path / "stopped")
+    found = do(PAIR["resumed"], prompts, tmp_path)
+    assert found.error.startswith(
+        "ConfigError: the run was stopped within iteration 1 with 2 processes, and now has 1: start as many as before"
+    )

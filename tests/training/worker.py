@@ -1,0 +1,162 @@
+"""One of several processes that train together: runs the jobs of a file, and tells what it saw of each.
+
+Started as `python -m tests.training.worker JOBS PROMPTS FOLDER` with the environment of torchrun. It is also a library:
+`do` runs a job in the process of the test, which is the comparison.
+"""
+
+import itertools
+import json
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from chunk_grpo.errors import ChunkGrpoError
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.trainer import Places, Task, Trainer
+from chunk_grpo.training.update import Update
+from tests.training.conftest import CHUNK_WS, OPTIONS, method_of, small_params
+
+SGD_RATE = 100.0
+"""Learning rate with which SGD moves the toy checkpoint's weights by much more than their rounding."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of the trainer.
+
+    Attributes:
+        variant: Settings of the variant.
+        train: Changes to the `train` section.
+        folder: Of checkpoints and logs; jobs with the same one resume each other.
+        stop_at: Number of the look at the stop request that is answered with yes, by process 1.
+        own_folder: Whether each process gets a folder of its own below that.
+        sgd: Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding
+            error in a gradient near 0 moves a weight as far as any other.
+    """
+
+    variant: dict[str, Any] = field(default_factory=lambda: dict(CHUNK_WS))
+    train: dict[str, Any] = field(default_factory=dict)
+    folder: str = "job"
+    stop_at: int | None = None
+    own_folder: bool = False
+    sgd: bool = False
+
+
+@dataclass
+class Seen:
+    """What one process saw of a job.
+
+    Attributes:
+        error: The error that ended it, or "".
+        rows: Metrics.
+        gradient: Of the first update, before it is clipped.
+        moved: Weights at the end less those at the start; None with an adapter.
+        items: Of each update, how many items this process trained.
+        weights: At the end.
+        sizes: Of the plan at the end.
+    """
+
+    error: str = ""
+    rows: list[MetricRow] = field(default_factory=list)
+    gradient: Tensor | None = None
+    moved: Tensor | None = None
+    items: list[int] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+
+    def metric(self, name: str) -> list[float]:
+        """A metric's values, iteration after iteration."""
+        return [value for _, metric, value in self.rows if metric == name]
+
+
+def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
+    """Run a job in this process."""
+    params = small_params(job.variant, **job.train)
+    family = FluxFamily.load(OPTIONS, ("transformer", "vae"))
+    start = flat(family.transformer.state_dict())
+    task = Task(
+        prompts.rows(range(5)), prompts.rows([5, 6]), Reward({"shapes-graded": 1.0, "shapes-vivid": 0.6})
+    )
+    folder = root / job.folder / (str(rank) if job.own_folder else "")
+    places = Places(folder, "test", folder / "logs", "it", ("tensorboard",) if job.own_folder else ())
+    seen, asked = Seen(), itertools.count(1)
+    with watched(seen, job.sgd):
+        try:
+            trainer = Trainer(family, task, method_of(params), params.train, 0, places)
+            # Every process counts, and only the second one is told: all of them have to hear of it.
+            seen.rows = trainer.run(lambda: next(asked) == job.stop_at and rank == 1)
+            seen.sizes = list(trainer._learner.chunks.plan.sizes)
+        except ChunkGrpoError as error:
+            seen.error = f"{type(error).__name__}: {error}"
+    seen.weights = {name: value.clone() for name, value in family.transformer.state_dict().items()}
+    seen.moved = None if job.train.get("lora") else flat(seen.weights) - start
+    return seen
+
+
+def flat(weights: dict[str, Tensor]) -> Tensor:
+    """All weights in one vector, float64."""
+    return torch.cat([value.detach().double().flatten() for value in weights.values()])
+
+
+@contextmanager
+def watched(seen: Seen, sgd: bool) -> Iterator[None]:
+    """Inside, the first gradient and the number of items of each update are kept."""
+    clip, accumulate = Processes.clip_gradient, Update.accumulate_gradient
+
+    def clip_gradient(self: Processes, parameters: Any, max_norm: float) -> float:
+        if seen.gradient is None:
+            seen.gradient = torch.cat([each.grad.double().flatten() for each in parameters])
+        return clip(self, parameters, max_norm)
+
+    def accumulate_gradient(self: Update, *arguments: Any, **options: Any) -> Any:
+        seen.items.append(len(self._items))
+        return accumulate(self, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Processes, "clip_gradient", clip_gradient)
+        patch.setattr(Update, "accumulate_gradient", accumulate_gradient)
+        if sgd:
+            patch.setattr(torch.optim, "AdamW", plain_sgd)
+        yield
+
+
+def plain_sgd(parameters: list[Tensor], lr: float, weight_decay: float) -> torch.optim.SGD:
+    """In the place of AdamW, whose settings it is given and leaves aside."""
+    del lr, weight_decay
+    return torch.optim.SGD(parameters, lr=SGD_RATE)
+
+
+def main(jobs: str, prompts: str, folder: str) -> None:
+    rank = int(os.environ["RANK"])
+    given = pickle.loads(Path(prompts).read_bytes())
+    for name, job in json.loads(Path(jobs).read_text()).items():
+        seen = do(Job(**job), given, Path(folder), rank)
+        torch.save(asdict(seen), Path(folder) / f"{name}-{rank}.pt")
+        torch.distributed.barrier()
+        if job["stop_at"] is not None and rank == 0:
+            shutil.copytree(Path(folder, job["folder"]), Path(folder, "halfway"))
+        torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def result(folder: Path, name: str, rank: int) -> Seen:
+    """What a process has saved."""
+    return replace(Seen(), **torch.load(folder / f"{name}-{rank}.pt", weights_only=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
