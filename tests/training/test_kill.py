@@ -1,0 +1,189 @@
+"""A training stage that is killed again and again ends with the bytes of one that nobody touched.
+
+The stage runs as a process by its own command line. SIGKILL comes at seeded moments: while it loads, anywhere in
+training, and while a checkpoint is written. That training has begun is seen from its TensorBoard file, which every
+process opens anew just before its first iteration.
+"""
+
+import random
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from chunk_grpo.config import load_params
+from tests.conftest import ORDER, VARIANT, Workspace, new_workspace
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+Phase = Literal["loading", "training", "saving"]
+LOADING_SECONDS, TRAINING_ITERATIONS = 5.0, 6.0
+"""Kills come up to so long after the process's start, or after its training has begun, in an untouched run's time."""
+
+EVERYTHING: dict[str, Any] = {
+    "lora": {"rank": 2, "alpha": 4.0, "targets": ["to_q", "to_v"]},
+    "ema_decay": 0.5,
+    "kl_coef": 0.05,
+    "old_log_probs": "training",
+    "learning_rate": 1e-3,
+}
+"""Settings under which a checkpoint holds all that it ever holds; the plan follows the policy besides."""
+
+
+@dataclass
+class Story:
+    """What happened to a run.
+
+    Attributes:
+        died: How often it died in each phase.
+        resumed: Iterations of the checkpoints that training went on from.
+        finished: How often it came to its end.
+    """
+
+    died: Counter[Phase] = field(default_factory=Counter)
+    resumed: list[int] = field(default_factory=list)
+    finished: int = 0
+
+    def __str__(self) -> str:
+        return f"died in {dict(self.died)}; went on from iterations {self.resumed}; finished {self.finished} times"
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A workspace whose training is killed."""
+
+    workspace: Workspace
+    plan: str = "listed"
+
+    def start(self) -> "subprocess.Popen[str]":
+        return self.workspace.process("train", plan=f"artifacts/chunks/{self.plan}.parquet")
+
+    def outputs(self) -> dict[str, bytes]:
+        """Weights and metrics, without the measured seconds."""
+        files = self.workspace.files().items()
+        return {name: content for name, content in files if name.startswith(f"train/{VARIANT}/")}
+
+    def begun(self) -> int:
+        """How many processes have begun to train."""
+        return len(list((self.workspace.root / "logs").rglob("events.*")))
+
+    def newest(self) -> int:
+        """Iteration of the newest checkpoint; 0 when there is none."""
+        names = [path.stem for path in (self.workspace.root / ".ckpt").glob("*/seed-0/iteration-*.pt")]
+        return max((int(name.removeprefix("iteration-")) for name in names), default=0)
+
+    def partial(self) -> set[tuple[str, int]]:
+        """The checkpoints that are being written, or were when their process died."""
+        found = (self.workspace.root / ".ckpt").glob("*/seed-0/*.partial")
+        return {(path.name, path.stat().st_ino) for path in found}
+
+    def live(self, phase: Phase, delay: float, story: Story) -> None:
+        """One process, from its start to its violent death or its end."""
+        begun, newest, partial = self.begun(), self.newest(), self.partial()
+        with self.start() as process:
+            if phase != "loading":
+                _wait(process, lambda: self.begun() > begun)
+            time.sleep(delay)
+            if phase == "saving":
+                _wait(process, lambda: bool(self.partial() - partial))
+            process.kill()
+            _, errors = process.communicate()
+        if process.returncode == 0:
+            story.finished += 1
+            return
+        assert process.returncode == -9, errors
+        if self.begun() == begun:
+            story.died["loading"] += 1
+            return
+        story.died["saving" if self.partial() - partial else "training"] += 1
+        story.resumed += [newest] if newest else []
+
+
+def _wait(process: "subprocess.Popen[str]", happened: Callable[[], bool]) -> None:
+    """Until it has happened or the process is gone."""
+    deadline = time.monotonic() + 120
+    while process.poll() is None and not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace in which training is the next stage."""
+    made = new_workspace(tmp_path_factory.mktemp("planned"))
+    for stage in ORDER[: ORDER.index("train")]:
+        assert made.run(stage) == 0, stage
+    return made
+
+
+def victim(planned: Workspace, root: Path, variant: dict[str, Any], train: dict[str, Any]) -> Victim:
+    """A copy of the workspace with other settings."""
+    shutil.copytree(planned.root, root)
+    made = Workspace(root)
+    made.edit(lambda raw: raw["variants"][VARIANT].update(variant))
+    made.edit(lambda raw: raw["train"].update(train))
+    made.edit(lambda raw: raw["train"]["heldout"].update(keep_best=True))
+    return Victim(made, variant.get("plan", "listed"))
+
+
+PHASES: tuple[Phase, ...] = ("saving", "training", "training", "loading", "training", "training")
+"""In turn."""
+
+
+def ends_as_if_untouched(made: Victim, kills: int) -> Story:
+    """Kill it so often, and compare with an untouched run each time that it comes to its end."""
+    seconds = finish(made)
+    iterations = load_params(made.workspace.root / "params.yaml").train.iterations
+    longest = seconds / iterations * TRAINING_ITERATIONS
+    untouched, random_, story = made.outputs(), random.Random(0), Story()
+    assert untouched.keys() >= {f"train/{VARIANT}/metrics.parquet", f"train/{VARIANT}/metrics.csv"}
+    shutil.rmtree(made.workspace.artifacts / "train")
+    while (died := sum(story.died.values())) < kills:
+        finished, phase = story.finished, PHASES[died % len(PHASES)]
+        made.live(phase, random_.uniform(0, LOADING_SECONDS if phase == "loading" else longest), story)
+        if story.finished > finished:  # before the kill came: compare, and begin anew
+            assert made.outputs() == untouched
+            shutil.rmtree(made.workspace.artifacts / "train")
+    finish(made)
+    assert made.outputs() == untouched
+    return story
+
+
+def finish(made: Victim) -> float:
+    """Run to the end, which leaves no checkpoint; the seconds that training took."""
+    begun = made.begun()
+    with made.start() as process:
+        _wait(process, lambda: made.begun() > begun)
+        start = time.monotonic()
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert list((made.workspace.root / ".ckpt").iterdir()) == []
+    return time.monotonic() - start
+
+
+def test_25_kills_change_no_byte(planned: Workspace, tmp_path: Path) -> None:
+    settings = {"iterations": 24, "checkpoint_every": 2}
+    story = ends_as_if_untouched(victim(planned, tmp_path / "run", {}, settings), kills=25)
+    print(story)  # noqa: T201  (shown by pytest -rP)
+    assert story.died["training"] + story.died["saving"] >= 15, story
+    assert story.died["saving"] >= 3, story
+    assert len(story.resumed) >= 12, story
+    assert max(story.resumed) >= 8, story
+
+
+def test_kills_change_no_byte_where_a_checkpoint_holds_all_that_it_can(
+    planned: Workspace, tmp_path: Path
+) -> None:
+    """Adapter, averaged weights, best policy, reference, evaluated old log-probabilities, a plan made anew."""
+    variant = {"plan": "guided", "replan_every": 2}
+    settings = {"iterations": 8, "checkpoint_every": 1, **EVERYTHING}
+    story = ends_as_if_untouched(victim(planned, tmp_path / "run", variant, settings), kills=6)
+    print(story)  # noqa: T201  (shown by pytest -rP)
+    assert story.died["training"] + story.died["saving"] >= 4, story
+    assert len(story.resumed) >= 2, story
