@@ -24,6 +24,7 @@ from chunk_grpo.reporting.evidence import (
     ReportSettings,
     ScoreBook,
     Source,
+    TrainingSettings,
 )
 from chunk_grpo.reporting.gallery import Column, GridRow
 from chunk_grpo.reporting.series import Chunk, Curve
@@ -262,5 +263,15 @@ def _not_run(settings: ReportSettings, no_wise: bool, no_benchmark: bool) -> tup
         found.append("The WISE-like set: no prompt of the split wise was scored.")
     if settings.other_plans:
         found.append(f"Training with the chunk plans {', '.join(settings.other_plans)}.")
-    found.append("Training single chunks (the paper’s Fig. 6) and other rewards (its Table 4).")
+    found.extend(not_trained(settings.training))
     return tuple(found)
+
+
+def not_trained(training: TrainingSettings) -> list[str]:
+    """What of the paper's studies no variant trains."""
+    single, other = "single chunks (the paper’s Fig. 6)", "other rewards ({} Table 4)"
+    if not training.single_chunks and not training.chunk_rewards:
+        return [f"Training {single} and {other.format('its')}."]
+    if not training.single_chunks:
+        return [f"Training {single}."]
+    return [] if training.chunk_rewards else [f"Training with {other.format('the paper’s')}."]

@@ -25,6 +25,37 @@ Sample = tuple[str, int]
 
 
 @dataclass(frozen=True)
+class TrainingSettings:
+    """What the report needs to know of training.
+
+    Attributes:
+        iterations: Of a whole run.
+        images: Variant to images drawn in an iteration.
+        clip_ranges: Variant to epsilon of Eq. (13): one, or one for each chunk.
+        unseen: Scorers that held-out images are watched with and that the training reward does not hold.
+        decisive: The metric that tells which policy of a run is the best.
+        keeps_best: Whether that policy is kept beside the last one.
+        single_chunks: Whether a variant trains some of its chunks only.
+        chunk_rewards: Whether a variant has a reward for each chunk.
+    """
+
+    iterations: int
+    images: Mapping[str, int]
+    clip_ranges: Mapping[str, tuple[float, ...]]
+    unseen: tuple[str, ...]
+    decisive: str
+    keeps_best: bool
+    single_chunks: bool
+    chunk_rewards: bool
+
+    @property
+    def clip_range(self) -> float | None:
+        """The clip range that all variants train with, or None where they differ."""
+        found = {value for values in self.clip_ranges.values() for value in values}
+        return found.pop() if len(found) == 1 else None
+
+
+@dataclass(frozen=True)
 class ReportSettings:
     """The values of params.yaml that the report needs, and the file's text to show.
 
@@ -36,7 +67,7 @@ class ReportSettings:
         other_plans: Plans of params.yaml that no variant trains with.
         rewards: Weight of each scorer in the training reward.
         scorers: Names in the order of params.yaml.
-        clip_range: epsilon of Eq. (13).
+        training: How the variants were trained.
         num_steps: ODE steps of the evaluation images.
         base_steps: Of these, the last taken by the base model in the mode "hybrid".
         shown_plan: Plan whose chunks the profile is shaded with.
@@ -56,7 +87,7 @@ class ReportSettings:
     other_plans: tuple[str, ...]
     rewards: Mapping[str, float]
     scorers: tuple[str, ...]
-    clip_range: float
+    training: TrainingSettings
     num_steps: int
     base_steps: int
     shown_plan: str

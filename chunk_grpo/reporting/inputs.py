@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 import yaml
 
 from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
-from chunk_grpo.config import Params, VariantParams
-from chunk_grpo.reporting.evidence import BASE, Evidence, ReportSettings, Source
+from chunk_grpo.config import Params
+from chunk_grpo.reporting.evidence import BASE, Evidence, ReportSettings, Source, TrainingSettings
+from chunk_grpo.reporting.recipes import clip_ranges_of, images_of, recipe
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ def settings_from(params: Params) -> ReportSettings:
         title=params.report.title,
         preset=params.preset,
         variants=tuple(variants),
-        recipes={name: _recipe(variant) for name, variant in variants.items()},
+        recipes={name: recipe(variant) for name, variant in variants.items()},
         other_plans=tuple(name for name in params.chunks.plans if name not in trained),
         rewards=params.rewards,
         scorers=params.scorers,
-        clip_range=params.train.clip_range,
+        training=_training_settings(params),
         num_steps=params.generate.num_steps,
         base_steps=params.generate.base_steps,
         shown_plan=shown,
@@ -64,21 +65,18 @@ def settings_from(params: Params) -> ReportSettings:
     )
 
 
-def _recipe(variant: VariantParams) -> str:
-    """A variant in words: objective and plan, and what else it sets."""
-    own = variant.model_dump(mode="json", exclude={"objective", "plan"}, exclude_defaults=True)
-    told = [f"{variant.objective} objective, plan {variant.plan}"]
-    told += [f"{key.replace('_', ' ')} {_words(value)}" for key, value in own.items()]
-    return ", ".join(told)
-
-
-def _words(value: object) -> str:
-    """A setting's value without brackets and quotes, as far as they are not needed."""
-    if isinstance(value, dict):
-        return "(" + ", ".join(f"{key} {_words(inner)}" for key, inner in value.items()) + ")"
-    if isinstance(value, list):
-        return "[" + ", ".join(_words(inner) for inner in value) + "]"
-    return str(value)
+def _training_settings(params: Params) -> TrainingSettings:
+    heldout, variants = params.train.heldout, params.variants
+    return TrainingSettings(
+        iterations=params.train.iterations,
+        images={name: images_of(params, name) for name in variants},
+        clip_ranges={name: clip_ranges_of(params, name) for name in variants},
+        unseen=tuple(name for name in heldout.scorers if name not in params.rewards),
+        decisive=f"heldout/{heldout.scorers[0]}" if heldout.scorers else "heldout_reward",
+        keeps_best=heldout.keep_best,
+        single_chunks=any(variant.train_chunks is not None for variant in variants.values()),
+        chunk_rewards=any(variant.chunk_rewards is not None for variant in variants.values()),
+    )
 
 
 def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:

@@ -16,6 +16,7 @@ from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.gallery import grid_png
+from chunk_grpo.reporting.recipes import mix_text
 from chunk_grpo.reporting.series import Curve, csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
 
@@ -104,7 +105,7 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
         colours={v: f"var(--variant-{palette.variant_index(variants, v)})" for v in variants},
         light=palette.VARIANT_COLOURS,
         dark=palette.VARIANT_COLOURS_DARK,
-        reward=" + ".join(f"{weight:g} × {scorer}" for scorer, weight in content.settings.rewards.items()),
+        reward=mix_text(content.settings.rewards),
     )
 
 
@@ -141,7 +142,7 @@ def reward_panels(content: Content) -> list[Panel]:
 
 def training_panels(content: Content) -> list[Panel]:
     """Small multiples: ratios, clipping, gradient."""
-    variants, clip = content.settings.variants, content.settings.clip_range
+    variants, clip = content.settings.variants, content.settings.training.clip_range
     wanted = (
         ("max_ratio_distance", "largest |ratio − 1|", clip),
         ("clip_fraction", "share of clipped terms", None),

@@ -1,0 +1,90 @@
+"""Variants in words: what each one trains with, as far as it differs from the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chunk_grpo.config import Params, VariantParams
+
+_NOISE = {"flow": "Flow-SDE steps", "dance": "Dance-SDE steps", "cps": "CPS steps"}
+
+
+def recipe(variant: VariantParams) -> str:
+    """Objective and plan, and what else the variant sets itself."""
+    own = variant.model_dump(mode="json", exclude={"objective", "plan"}, exclude_defaults=True)
+    told = [f"{variant.objective} objective", f"plan {variant.plan}"]
+    return ", ".join(told + [_told(key, value) for key, value in own.items()])
+
+
+def clip_ranges_of(params: Params, variant: str) -> tuple[float, ...]:
+    """The clip ranges that a variant trains with: one, or one for each chunk."""
+    own = params.variants[variant]
+    if own.clip_ranges is not None:
+        return own.clip_ranges
+    return (params.train.clip_range if own.clip_range is None else own.clip_range,)
+
+
+def images_of(params: Params, variant: str) -> int:
+    """Images that a variant draws in an iteration; with branches a group at each branch point."""
+    branching = params.variants[variant].branching
+    of_prompt = params.train.group_size * (branching.points if branching else 1)
+    return params.train.prompts_per_iteration * of_prompt
+
+
+def mix_text(mix: Mapping[str, float]) -> str:
+    """A weighted sum of scorers."""
+    return " + ".join(f"{weight:g} × {scorer}" for scorer, weight in mix.items())
+
+
+def short(value: float) -> str:
+    """A setting's number as one would write it: 0.3, 5e-5."""
+    return f"{value:g}".replace("e-0", "e-")
+
+
+def _told(key: str, value: Any) -> str:
+    """One setting in words; one without a wording of its own by its name."""
+    match key:
+        case "sde":
+            return _NOISE[value]
+        case "train_chunks":
+            return f"only {_chunks(value)} trained"
+        case "replan_every":
+            return f"plan made anew {_every(value)}"
+        case "clip_ranges":
+            return f"clip ranges {_words(value)} by chunk"
+        case "kl_coef":
+            return f"KL coefficient {_words(value)}"
+        case "window":
+            moves = f"moves by {value['stride']} {_every(value['every'])}"
+            return f"noise in a window of {_steps(value['size'])} that {moves}"
+        case "branching":
+            return f"branches at {_steps(value['points'])} with {value['children']} children each"
+        case "advantage_std":
+            return f"{value} standard deviation of the rewards"
+        case "combine":
+            return f"rewards combined by {value}"
+        case "chunk_rewards":
+            mixes = "; ".join(f"chunk {chunk}: {mix_text(mix)}" for chunk, mix in enumerate(value))
+            return f"rewards by chunk ({mixes})"
+    return f"{key.replace('_', ' ')} {_words(value)}"
+
+
+def _words(value: object) -> str:
+    """A setting's value without quotes, as far as they are not needed."""
+    if isinstance(value, list):
+        return "[" + ", ".join(_words(inner) for inner in value) + "]"
+    return short(value) if isinstance(value, float) else str(value)
+
+
+def _every(iterations: int) -> str:
+    return "every iteration" if iterations == 1 else f"every {iterations} iterations"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _chunks(numbers: list[int]) -> str:
+    names = [str(number) for number in numbers]
+    return f"chunk {names[0]}" if len(names) == 1 else f"chunks {', '.join(names[:-1])} and {names[-1]}"
