@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import BASE, REWARD, PromptSet, ReportSettings, ScoreBook
-from chunk_grpo.reporting.statistics import Interval, crossed_interval
+from chunk_grpo.reporting.palette import MANY
+from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+_WORDS = {"above": "higher", "below": "lower", "none": "no difference shown", "unknown": "undecided"}
 
 
 @dataclass(frozen=True)
@@ -148,13 +150,35 @@ def prompts_text(interval: Interval) -> str:
 
 
 def effects_text(found: Sequence[Comparison]) -> str:
-    """What the intervals allow to say of policies against the base, variant by variant."""
+    """What the intervals allow to say of policies against the base: variant by variant, many of them summed up."""
+    if len(found) > MANY:
+        return _summed_up([(c.variant, c.difference) for c in found])
     return "; ".join(f"{c.variant} {_effect(c.difference)}" for c in found)
 
 
 def _effect(interval: Interval) -> str:
-    word = {"above": "higher", "below": "lower", "none": "no difference shown", "unknown": "undecided"}
-    return f"{word[interval.verdict]}, {signed(interval.mean)} ({interval_text(interval)})"
+    return f"{_WORDS[interval.verdict]}, {signed(interval.mean)} ({interval_text(interval)})"
+
+
+def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
+    """How many are higher and lower, with the least and the largest difference, and how many are neither."""
+    parts = []
+    for verdict in ("above", "below", "none", "unknown"):
+        those = sorted(
+            ((name, i.mean) for name, i in found if i.verdict == verdict), key=lambda one: abs(one[1])
+        )
+        if not those:
+            continue
+        count = f"all {len(found)}" if len(those) == len(found) else f"{len(those)} of {len(found)}"
+        text = f"{_WORDS[verdict]} for {count}"
+        if verdict in ("above", "below"):
+            ends = [
+                f"{signed(mean)} ({name})"
+                for name, mean in (those if len(those) == 1 else those[:: len(those) - 1])
+            ]
+            text += f", by {' to '.join(ends)}"
+        parts.append(text)
+    return "; ".join(parts)
 
 
 def headline(tuned: Sequence[Comparison]) -> tuple[str, str]:
@@ -176,12 +200,23 @@ def _answer(tuned: Sequence[Comparison]) -> str:
         return "Yes: the training reward rises."
     if len(lowered) == len(tuned):
         return "No: the training reward falls."
-    start = f"The training reward rises for {_listed(raised)}" if raised else "No improvement is shown"
-    return f"{start}; it falls for {_listed(lowered)}." if lowered else f"{start}."
+    start = f"The training reward rises for {_named(raised, tuned)}" if raised else "No improvement is shown"
+    return f"{start}; it falls for {_named(lowered, tuned)}." if lowered else f"{start}."
+
+
+def _named(names: Sequence[str], tuned: Sequence[Comparison]) -> str:
+    """The names, or how many of many variants they are."""
+    return f"{len(names)} of {len(tuned)} variants" if len(tuned) > MANY else _listed(names)
 
 
 def order_sentence(pairs: Sequence[PairComparison]) -> str:
-    """Which variants the intervals tell apart; no order is claimed where they do not."""
+    """Which variants the intervals tell apart; no order is claimed where they do not.
+
+    Of many variants only the first is compared with the others. It was chosen before there were numbers; a best
+    one, chosen for its numbers, would look better than it is.
+    """
+    if len(pairs) > len(list(combinations(range(MANY), 2))):
+        return _order_of_many(pairs)
     shown = [p for p in pairs if p.difference.verdict in ("above", "below")]
     if not pairs:
         return ""
@@ -194,6 +229,22 @@ def order_sentence(pairs: Sequence[PairComparison]) -> str:
         parts.append(f"{high} above {low} ({p.first} − {p.second}: {numbers})")
     rest = "" if len(shown) == len(pairs) else " For the other pairs no difference is shown."
     return f"Between the variants, tuned, on the training reward: {'; '.join(parts)}.{rest}"
+
+
+def with_first(pairs: Sequence[PairComparison]) -> list[PairComparison]:
+    """The pairs that have the first variant."""
+    return [p for p in pairs if p.second == pairs[0].second]
+
+
+def _order_of_many(pairs: Sequence[PairComparison]) -> str:
+    against = [(p.first, p.difference) for p in with_first(pairs)]
+    apart = sum(p.difference.verdict in ("above", "below") for p in pairs)
+    by_chance = round((1 - LEVEL) * len(pairs))
+    return (
+        f"Against {pairs[0].second}, the first variant, tuned, on the training reward: {_summed_up(against)}. "
+        f"Of all {len(pairs)} pairs of variants {apart} have an interval on one side of zero; if no two differed, "
+        f"about {by_chance} still would."
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

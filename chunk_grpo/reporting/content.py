@@ -12,6 +12,7 @@ from chunk_grpo.reporting import gallery, series, tables
 from chunk_grpo.reporting.comparisons import (
     Comparison,
     Comparisons,
+    PairComparison,
     effects_text,
     headline,
     order_sentence,
@@ -26,7 +27,7 @@ from chunk_grpo.reporting.evidence import (
     Source,
     TrainingSettings,
 )
-from chunk_grpo.reporting.gallery import Column, GridRow
+from chunk_grpo.reporting.gallery import Grid
 from chunk_grpo.reporting.series import Chunk, Curve
 from chunk_grpo.reporting.statistics import METHOD, Interval
 from chunk_grpo.reporting.tables import Table
@@ -71,13 +72,12 @@ class Content:
         comparisons: Every variant, mode and measure, in the tables' order.
         base: Mean of the base on every measure.
         overall: GenEval's overall of each (variant, mode, scorer) against the base.
-        grid_columns: Columns of the image grid.
-        grid: Its rows.
+        grids: The image grid, in parts where there are many variants.
         profile: The L1 profile.
         rewards: Metric to variant to curve, for `REWARD_METRICS`.
         training: Metric to variant to curve, for ratios, clipping and gradients.
         preference: Our table in the form of the paper's Table 1.
-        pairs: Variants against each other; None with one variant.
+        pairs: Variants against each other.
         categories: GenEval-style tables.
         wise: The WISE-like set, if scored.
         shown_chunks: Chunks of the plan in use.
@@ -96,13 +96,12 @@ class Content:
     comparisons: tuple[Comparison, ...]
     base: dict[str, Interval]
     overall: dict[tuple[str, str, str], Interval]
-    grid_columns: tuple[Column, ...]
-    grid: tuple[GridRow, ...]
+    grids: tuple[Grid, ...]
     profile: Profile
     rewards: dict[str, dict[str, Curve]]
     training: dict[str, dict[str, Curve]]
     preference: Table
-    pairs: Table | None
+    pairs: tuple[PairComparison, ...]
     categories: tuple[CategoryTable, ...]
     wise: Table | None
     shown_chunks: Table
@@ -132,7 +131,6 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
     wise = book.prompt_set(evidence.prompts, "wise")
     benchmarks = [s for s in settings.scorers if is_benchmark(s) and len(set(prompts.categories)) > 1]
     profile = _profile(evidence, settings)
-    columns = gallery.grid_columns(settings.variants)
     return Content(
         settings=settings,
         answer=answer,
@@ -144,8 +142,7 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         overall={
             key: main.overall_against_base(*key) for key in product(settings.variants, MODES, benchmarks)
         },
-        grid_columns=columns,
-        grid=tuple(_grid(evidence, settings, prompts, columns, book)),
+        grids=_grids(evidence, settings, prompts, book),
         profile=profile,
         rewards={m: _curves(evidence, settings, m) for m in REWARD_METRICS},
         training={
@@ -154,7 +151,7 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
             "grad_norm": _curves(evidence, settings, "grad_norm"),
         },
         preference=tables.policy_table(main, settings.variants, measures),
-        pairs=tables.pairs_table(pairs) if pairs else None,
+        pairs=tuple(pairs),
         categories=tuple(_category_table(main, settings, scorer) for scorer in benchmarks),
         wise=None if wise is None else _wise_table(Comparisons(book, wise, settings), settings),
         shown_chunks=tables.chunk_table(profile.shown),
@@ -196,17 +193,18 @@ def _profile(evidence: Evidence, settings: ReportSettings) -> Profile:
     )
 
 
-def _grid(
-    evidence: Evidence,
-    settings: ReportSettings,
-    prompts: PromptSet,
-    columns: Sequence[Column],
-    book: ScoreBook,
-) -> list[GridRow]:
+def _grids(
+    evidence: Evidence, settings: ReportSettings, prompts: PromptSet, book: ScoreBook
+) -> tuple[Grid, ...]:
     table = evidence.prompts.table
     texts = dict(zip(table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
-    return gallery.grid_rows(chosen, columns, evidence.images, texts, book, settings.scorers)
+    grids = []
+    for variants in gallery.grid_variants(settings.variants):
+        columns = gallery.grid_columns(variants)
+        rows = gallery.grid_rows(chosen, columns, evidence.images, texts, book, settings.scorers)
+        grids.append(Grid(variants, columns, tuple(rows)))
+    return tuple(grids)
 
 
 def _category_table(main: Comparisons, settings: ReportSettings, scorer: str) -> CategoryTable:

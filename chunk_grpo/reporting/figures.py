@@ -74,17 +74,20 @@ def svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
     return _for_the_page(out.getvalue(), name, label)
 
 
-def png(draws: Sequence[Draw], panel_size: tuple[float, float], legend: Draw | None = None) -> bytes:
+def png(
+    draws: Sequence[Draw], panel_size: tuple[float, float], legend: Draw | None = None, strip: float = 0.35
+) -> bytes:
     """A PNG of panels side by side, at twice the size of the screen.
 
     Args:
         draws: Draws each panel.
         panel_size: Width and height of a panel in inches.
         legend: Draws the legend into a strip above the panels.
+        strip: Height of that strip in inches.
     """
     out = io.BytesIO()
     width, height = panel_size
-    strip = 0.35 if legend else 0.0
+    strip = strip if legend else 0.0
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width * len(draws), height + strip), layout="constrained", facecolor="white")
         grid = figure.add_gridspec(

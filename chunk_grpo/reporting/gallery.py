@@ -17,9 +17,13 @@ from PIL import Image, ImageDraw, ImageFont
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import number
 from chunk_grpo.reporting.evidence import BASE, MODES, PromptSet, ScoreBook, Source
+from chunk_grpo.reporting.palette import is_crowded
 
 TINY = 128
 """Pixels; images up to this size are shown enlarged with sharp pixels, larger ones as thumbnails."""
+
+GRID_VARIANTS = 4
+"""Variants of one grid where they do not all fit: base and four in two modes are as wide as the page."""
 
 THUMBNAIL = 384
 TILE = 144
@@ -60,6 +64,21 @@ class GridRow:
     prompt: str
     seed: int
     pictures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The base and some variants beside each other."""
+
+    variants: tuple[str, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[GridRow, ...]
+
+
+def grid_variants(variants: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """The variants of each grid: all in one, or of many as many as fit the page's width."""
+    size = GRID_VARIANTS if is_crowded(variants) else len(variants)
+    return tuple(tuple(variants[first : first + size]) for first in range(0, len(variants), size))
 
 
 def grid_columns(variants: Sequence[str]) -> tuple[Column, ...]:

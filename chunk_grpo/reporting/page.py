@@ -11,17 +11,20 @@ from functools import partial
 import jinja2
 
 from chunk_grpo.reporting import figures, palette, paper, plots, tables
-from chunk_grpo.reporting.comparisons import prompts_text
+from chunk_grpo.reporting.comparisons import prompts_text, with_first
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
-from chunk_grpo.reporting.gallery import grid_png
+from chunk_grpo.reporting.gallery import Grid, grid_png
 from chunk_grpo.reporting.recipes import mix_text
 from chunk_grpo.reporting.series import Curve, csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
 
 WIDE, NARROW = (10.4, 3.7), (5.0, 3.5)
 HALF, THIRD = (4.8, 2.9), (3.7, 2.6)
+CROWDED_STRETCH = 1.4
+MARGINS, ROW = 0.7, 0.17
+"""Of the differences' panels, in inches: title and axis, and a row."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,26 @@ class Panel:
     label: str
 
 
+@dataclass(frozen=True)
+class PanelSizes:
+    """Width and height of panels in inches: half and a third of the page wide, and those of the differences."""
+
+    half: tuple[float, float]
+    third: tuple[float, float]
+    differences: tuple[float, float]
+
+
+def panel_sizes(content: Content) -> PanelSizes:
+    """Curves of many variants get more height, and each row of the differences its own."""
+    stretch = CROWDED_STRETCH if palette.is_crowded(content.settings.variants) else 1.0
+    rows = len(content.settings.variants) * len(MODES)
+    return PanelSizes(
+        half=(HALF[0], HALF[1] * stretch),
+        third=(THIRD[0], THIRD[1] * stretch),
+        differences=(HALF[0], max(HALF[1], MARGINS + ROW * rows)),
+    )
+
+
 def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:
     """All files of the report, by path below its folder; equal inputs give equal bytes.
 
@@ -51,19 +74,20 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
         reward_panels(content),
         training_panels(content),
     )
+    profile, sizes = profile_draw(content), panel_sizes(content)
+    strip = plots.legend_height(settings.variants)
     legend = partial(plots.draw_legend, variants=settings.variants)
-    profile = profile_draw(content)
     pictures = {
-        "differences.png": figures.png([p.draw for p in differences[:2]], HALF),
-        "grid.png": grid_png(content.grid, content.grid_columns),
+        "differences.png": figures.png([p.draw for p in differences[:2]], sizes.differences),
+        **grid_pictures(content),
         "profile.png": figures.png([profile], WIDE),
-        "curves.png": figures.png([p.draw for p in rewards], HALF, legend),
-        "training.png": figures.png([p.draw for p in training], THIRD, legend),
+        "curves.png": figures.png([p.draw for p in rewards], sizes.half, legend, strip),
+        "training.png": figures.png([p.draw for p in training], sizes.third, legend, strip),
     }
     svgs = {
-        "differences": _svgs(differences, HALF),
-        "rewards": _svgs(rewards, HALF),
-        "training": _svgs(training, THIRD),
+        "differences": _svgs(differences, sizes.differences),
+        "rewards": _svgs(rewards, sizes.half),
+        "training": _svgs(training, sizes.third),
         "profile_wide": figures.svg(profile, "profile-wide", PROFILE_LABEL, WIDE),
         "profile_narrow": figures.svg(profile, "profile-narrow", PROFILE_LABEL, NARROW),
     }
@@ -92,10 +116,13 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals["chip_class"] = partial(_chip_class, content.settings.variants)
     environment.filters["markdown"] = tables.to_markdown
     environment.filters["paper"] = tables.paper_table
     environment.filters["duration"] = tables.duration
     environment.filters["prompts_text"] = prompts_text
+    environment.filters["pairs"] = tables.pairs_table
+    environment.filters["with_first"] = with_first
     variants = content.settings.variants
     return environment.get_template(template).render(
         c=content,
@@ -105,8 +132,24 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
         colours={v: f"var(--variant-{palette.variant_index(variants, v)})" for v in variants},
         light=palette.VARIANT_COLOURS,
         dark=palette.VARIANT_COLOURS_DARK,
+        dashes=[palette.dash_gradient(dash, 0.22) for dash in palette.DASHES[1:]],
+        crowded=palette.is_crowded(variants),
+        grids=named_grids(content),
         reward=mix_text(content.settings.rewards),
     )
+
+
+def grid_pictures(content: Content) -> dict[str, bytes]:
+    """The image grid for the Markdown; of many variants one picture a part."""
+    return {name: grid_png(grid.rows, grid.columns) for name, grid in named_grids(content)}
+
+
+def named_grids(content: Content) -> list[tuple[str, Grid]]:
+    """The parts of the image grid with their files."""
+    return [
+        ("grid.png" if number == 1 else f"grid-{number}.png", grid)
+        for number, grid in enumerate(content.grids, start=1)
+    ]
 
 
 def profile_draw(content: Content) -> Draw:
@@ -196,6 +239,9 @@ def plot_files(content: Content) -> dict[str, str]:
         "plots/l1_profile.csv": csv_text(("sampler", "step", "t", *band), l1),
         "plots/reward_curves.csv": csv_text(by_iteration, _rows(content.rewards)),
         "plots/training.csv": csv_text(by_iteration, _rows(content.training)),
+        "plots/pairs.csv": csv_text(
+            ("first", "second", "difference", "low", "high"), tables.flat_pairs(content.pairs)
+        ),
         "plots/differences.csv": csv_text(
             ("variant", "mode", "measure", "mean", "difference", "low", "high"),
             tables.flat_differences(content.comparisons),
@@ -214,6 +260,13 @@ def _rows(curves: dict[str, dict[str, Curve]]) -> list[tuple[object, ...]]:
 
 def _svgs(panels: Sequence[Panel], size: tuple[float, float]) -> list[str]:
     return [figures.svg(panel.draw, panel.name, panel.label, size) for panel in panels]
+
+
+def _chip_class(variants: Sequence[str], variant: str) -> str:
+    """A square of the variant's colour, or where colours repeat a piece of its line."""
+    if not palette.is_crowded(variants):
+        return "chip"
+    return f"chip line dash-{palette.variant_dash(variants, variant)}"
 
 
 def _key(measure: str) -> str:

@@ -1,5 +1,8 @@
 """Colours: one for each variant by its place in params.yaml, from Okabe and Ito's colour-blind-safe set.
 
+More variants than colours are told apart by the dashes of their lines as well: each round through the colours has
+a pattern of its own.
+
 Plots are drawn in the light colours. In the page they become CSS variables of the same role, so that one SVG
 serves the light and the dark scheme.
 """
@@ -7,6 +10,7 @@ serves the light and the dark scheme.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 INK = "#1b1f24"
 MUTED = "#69707a"
@@ -18,6 +22,19 @@ BASE_COLOUR = "#70757d"
 
 VARIANT_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b4528f", "#c18700", "#3a9fd6")
 VARIANT_COLOURS_DARK = ("#4fb0ea", "#ff8b45", "#35c99b", "#e08fc4", "#eeb93c", "#8fd0f7")
+
+DASHES: tuple[tuple[float, ...], ...] = (
+    (),
+    (6, 2),
+    (1.1, 1.5),
+    (6, 1.8, 1.1, 1.8),
+    (6, 1.5, 1.1, 1.5, 1.1, 1.5),
+    (2.6, 1.2),
+)
+"""Dash and gap in widths of the line, for each round through the colours; the first is solid."""
+
+MANY = len(VARIANT_COLOURS)
+"""With more variants than this, colours repeat and the page sums up where it would list each of them."""
 
 ROLES = {
     INK: "--ink",
@@ -40,3 +57,35 @@ def variant_index(variants: Sequence[str], variant: str) -> int:
 def variant_colour(variants: Sequence[str], variant: str) -> str:
     """The light colour of a variant."""
     return VARIANT_COLOURS[variant_index(variants, variant)]
+
+
+def variant_dash(variants: Sequence[str], variant: str) -> int:
+    """Which of `DASHES` a variant's line has; after the last they start again."""
+    return list(variants).index(variant) // len(VARIANT_COLOURS) % len(DASHES)
+
+
+def line_style(variants: Sequence[str], variant: str) -> Literal["-"] | tuple[float, tuple[float, ...]]:
+    """The same as matplotlib takes it."""
+    dash = DASHES[variant_dash(variants, variant)]
+    return (0.0, dash) if dash else "-"
+
+
+def dash_gradient(dash: Sequence[float], unit: float) -> str:
+    """Colour stops of a repeating CSS gradient that looks like the line, in the colour --c.
+
+    Args:
+        dash: One of `DASHES`, not the solid one.
+        unit: Width of the line in ems.
+    """
+    stops, at = [], 0.0
+    for index, length in enumerate(dash):
+        colour = "transparent" if index % 2 else "var(--c)"
+        end = at + unit * length
+        stops.append(f"{colour} {at:.2f}em {end:.2f}em")
+        at = end
+    return ", ".join(stops)
+
+
+def is_crowded(variants: Sequence[str]) -> bool:
+    """Whether there are more variants than the page can show one by one."""
+    return len(variants) > MANY

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -11,11 +13,14 @@ from matplotlib.ticker import MaxNLocator
 from chunk_grpo.reporting.comparisons import Comparison
 from chunk_grpo.reporting.palette import (
     BASE_COLOUR,
+    GRID,
     INK,
     MUTED,
     PAPER,
     SHADE_EVEN,
     SHADE_ODD,
+    is_crowded,
+    line_style,
     variant_colour,
 )
 from chunk_grpo.reporting.series import Chunk, Curve
@@ -80,7 +85,7 @@ def _draw_ticks(axes: Axes, guided: Sequence[Chunk], bottom: float) -> None:
 def draw_curves(
     axes: Axes, curves: Mapping[str, Curve], variants: Sequence[str], title: str, limit: float | None = None
 ) -> None:
-    """A training metric by iteration: one line a variant with its band over the training seeds.
+    """A training metric by iteration: one line a variant with its band over the training seeds, if there is room.
 
     Args:
         axes: Where to draw.
@@ -90,7 +95,11 @@ def draw_curves(
         limit: A horizontal line to compare with.
     """
     for variant, curve in curves.items():
-        colour = variant_colour(variants, variant)
+        colour, style = variant_colour(variants, variant), line_style(variants, variant)
+        if is_crowded(variants):  # bands and dots over each other would hide the lines
+            dot = "." if len(curve.x) == 1 else ""
+            axes.plot(curve.x, curve.mean, color=colour, linestyle=style, linewidth=1.4, marker=dot)
+            continue
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=BAND_ALPHA, linewidth=0)
         few = len(curve.x) <= 12
         axes.plot(curve.x, curve.mean, color=colour, marker="o" if few else "", markersize=3.2)
@@ -120,7 +129,18 @@ def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[
             markerfacecolor=PAPER if hollow else colour,
         )  # fmt: skip
     axes.axvline(0, color=MUTED, linewidth=1.2)
-    axes.set_yticks(range(len(rows)), [f"{row.variant}, {row.mode}" for row in rows])
+    if is_crowded(variants):  # a variant's two rows share a label
+        axes.set_yticks([place + 0.5 for place in range(0, len(rows), 2)], [row.variant for row in rows[::2]])
+        axes.hlines(
+            np.arange(1.64, len(rows) - 1, 2),
+            0,
+            1,
+            transform=axes.get_yaxis_transform(),
+            color=GRID,
+            linewidth=0.8,
+        )
+    else:
+        axes.set_yticks(range(len(rows)), [f"{row.variant}, {row.mode}" for row in rows])
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(visible=True, axis="x")
@@ -130,7 +150,22 @@ def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[
     axes.set_title(title)
 
 
+LEGEND_COLUMNS = 5
+
+
 def draw_legend(axes: Axes, variants: Sequence[str]) -> None:
-    """The variants' colours, for the figures of the Markdown; the page has its own."""
-    handles = [Line2D([], [], color=variant_colour(variants, v), linewidth=3, label=v) for v in variants]
-    axes.legend(handles=handles, loc="center left", ncols=len(handles), borderaxespad=0)
+    """The variants' lines, for the figures of the Markdown; the page has its own."""
+    handles = [
+        Line2D(
+            [], [], color=variant_colour(variants, v), linestyle=line_style(variants, v), linewidth=3, label=v
+        )
+        for v in variants
+    ]
+    columns = LEGEND_COLUMNS if is_crowded(variants) else len(handles)
+    length = {"handlelength": 4.0} if is_crowded(variants) else {}
+    axes.legend(handles=handles, loc="center left", ncols=columns, borderaxespad=0, **length)
+
+
+def legend_height(variants: Sequence[str]) -> float:
+    """Inches that the legend takes."""
+    return 0.15 + 0.2 * math.ceil(len(variants) / LEGEND_COLUMNS) if is_crowded(variants) else 0.35

@@ -209,3 +209,8 @@ def flat_differences(found: Sequence[Comparison]) -> list[tuple[object, ...]]:
         (c.variant, c.mode, c.measure, c.mean, c.difference.mean, c.difference.low, c.difference.high)
         for c in found
     ]
+
+
+def flat_pairs(pairs: Sequence[PairComparison]) -> list[tuple[object, ...]]:
+    """Rows of plots/pairs.csv."""
+    return [(p.first, p.second, p.difference.mean, p.difference.low, p.difference.high) for p in pairs]

@@ -40,13 +40,14 @@ class Run:
         ]
 
 
-def policies() -> Iterator[tuple[str, str, int]]:
-    """(policy, mode, train_seed) of all images."""
-    yield "base", "base", -1
-    for variant in VARIANTS:
-        for mode in ("tuned", "hybrid"):
-            for seed in SEEDS:
-                yield variant, mode, seed
+def images_of(policy: str) -> Iterator[tuple[str, int]]:
+    """(mode, train_seed) of a policy's images."""
+    if policy == "base":
+        yield "base", -1
+        return
+    for mode in ("tuned", "hybrid"):
+        for seed in SEEDS:
+            yield mode, seed
 
 
 def prompt_rows(per_category: int) -> list[dict[str, object]]:
@@ -79,15 +80,12 @@ def prompt_rows(per_category: int) -> list[dict[str, object]]:
 
 
 def score_rows(
-    policy: str, scorer: str, prompts: list[dict[str, object]], samples: int
+    policy: str, place: int, scorer: str, prompts: list[dict[str, object]], samples: int
 ) -> list[dict[str, object]]:
     """An effect of each variant, a scatter of seeds, and one of prompts that the base shares."""
     rows = []
-    for row_policy, mode, seed in policies():
-        if row_policy != policy:
-            continue
-        lift = 0.0 if policy == "base" else LIFT[policy] * (0.6 if mode == "hybrid" else 1.0)
-        place = (*VARIANTS, "base").index(policy)
+    for mode, seed in images_of(policy):
+        lift = LIFT.get(policy, 0.0) * (0.6 if mode == "hybrid" else 1.0)
         of_seed = np.random.default_rng([seed + 1, place]).normal(0, 0.008)
         for index, prompt in enumerate(prompts):
             for sample in range(samples):
@@ -126,15 +124,14 @@ def picture(prompt: str, jitter: int, size: int) -> bytes:
 def image_rows(policy: str, prompts: list[dict[str, object]], size: int) -> list[dict[str, object]]:
     return [
         {
-            "policy": row_policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"],
+            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"],
             "sample": 0, "seed": 2000 + index,
             "image": {
                 "bytes": picture(str(prompt["prompt"]), (seed + 1 + len(mode) + len(policy)) % 4, size),
                 "path": f"{prompt['prompt_id']}-0.png",
             },
         }
-        for row_policy, mode, seed in policies()
-        if row_policy == policy
+        for mode, seed in images_of(policy)
         for index, prompt in enumerate(prompts)
     ]  # fmt: skip
 
@@ -173,12 +170,12 @@ def plan_rows(plan: str, sizes: tuple[int, ...]) -> list[dict[str, object]]:
     ]
 
 
-def metric_rows(variant: str) -> list[dict[str, object]]:
+def metric_rows(variant: str, place: int) -> list[dict[str, object]]:
     rows = []
     for seed in SEEDS:
-        scatter = np.random.default_rng([seed, VARIANTS.index(variant)])
+        scatter = np.random.default_rng([seed, place])
         for iteration in range(31):
-            rise = LIFT[variant] * iteration / 30
+            rise = LIFT.get(variant, 0.0) * iteration / 30
             values: Mapping[str, float] = {
                 "reward_mean": 0.85 + rise + scatter.normal(0, 0.03),
                 "ratio_min": 1 - abs(scatter.normal(8e-5, 2e-5)),
@@ -210,8 +207,14 @@ def manifest(stage: str, minute: int, seconds: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def write_run(root: Path, per_category: int = 8, samples: int = 2, image_size: int = 48) -> Run:
-    """Write a synthetic run below `root`."""
+def write_run(
+    root: Path,
+    per_category: int = 8,
+    samples: int = 2,
+    image_size: int = 48,
+    variants: tuple[str, ...] = VARIANTS,
+) -> Run:
+    """Write a synthetic run below `root`; variants other than `VARIANTS` train like the first of them."""
     prompts = prompt_rows(per_category)
     write_table(table_from_rows(prompts, "prompts"), root / "prompts.parquet", "prompts")
     write_table(table_from_rows(profile_rows(), "l1_profile"), root / "l1_profile.parquet", "l1_profile")
@@ -221,14 +224,14 @@ def write_run(root: Path, per_category: int = 8, samples: int = 2, image_size: i
             root / "chunks" / f"{plan}.parquet",
             "chunk_plan",
         )
-    for variant in VARIANTS:
-        table = table_from_rows(metric_rows(variant), "train_metrics")
+    for place, variant in enumerate(variants):
+        table = table_from_rows(metric_rows(variant, place), "train_metrics")
         write_table(table, root / "train" / variant / "metrics.parquet", "train_metrics")
-    for policy in ("base", *VARIANTS):
+    for place, policy in enumerate((*variants, "base")):
         table = table_from_rows(image_rows(policy, prompts, image_size), "images")
         write_table(table, root / "images" / policy / "images.parquet", "images")
         for scorer in SCORERS:
-            table = table_from_rows(score_rows(policy, scorer, prompts, samples), "scores")
+            table = table_from_rows(score_rows(policy, place, scorer, prompts, samples), "scores")
             write_table(table, root / "scores" / policy / f"{scorer}.parquet", "scores")
     stages = (
         "prepare_prompts",
@@ -246,6 +249,7 @@ def write_run(root: Path, per_category: int = 8, samples: int = 2, image_size: i
         "bootstrap_samples": 500,
         "grid_prompts": 4,
     }
+    params["variants"] = {v: params["variants"].get(v, params["variants"]["dance"]) for v in variants}
     (root / "params.yaml").write_text(json.dumps(params))
     return Run(root)
 

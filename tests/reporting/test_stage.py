@@ -16,7 +16,7 @@ from stages._stage import run_stage
 FILES = {
     *("index.html", "report.md", "summary.json"),
     *("differences.png", "grid.png", "profile.png", "curves.png", "training.png"),
-    *(f"plots/{name}.csv" for name in ("differences", "l1_profile", "reward_curves", "training")),
+    *(f"plots/{name}.csv" for name in ("differences", "l1_profile", "pairs", "reward_curves", "training")),
 }
 
 

@@ -1,0 +1,132 @@
+"""More variants than colours: told apart by dashes, summed up in sentences, shown in parts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from chunk_grpo.reporting import palette, plots, tables
+from chunk_grpo.reporting.comparisons import (
+    Comparison,
+    PairComparison,
+    effects_text,
+    headline,
+    order_sentence,
+    with_first,
+)
+from chunk_grpo.reporting.evidence import REWARD
+from chunk_grpo.reporting.gallery import grid_columns, grid_variants
+from chunk_grpo.reporting.series import Curve, csv_text
+from chunk_grpo.reporting.statistics import Interval
+
+NAMES = tuple(f"v{i}" for i in range(27))
+
+
+def interval(mean: float, half: float) -> Interval:
+    return Interval(mean, mean - half, mean + half, half / 2, 9.0, 1, 48, 48)
+
+
+def comparisons(means: Sequence[float]) -> list[Comparison]:
+    return [
+        Comparison(name, "tuned", REWARD, 1.0, interval(mean, 0.1), (mean,))
+        for name, mean in zip(NAMES, means, strict=False)
+    ]
+
+
+def pairs(count: int) -> list[PairComparison]:
+    """Of `count` variants: number i is 0.05 x (i - j) above number j, give or take 0.1."""
+    names = NAMES[:count]
+    return [
+        PairComparison(names[i], names[j], interval(0.05 * (i - j), 0.1))
+        for j in range(count)
+        for i in range(j + 1, count)
+    ]
+
+
+def curve(*values: float) -> Curve:
+    found = np.array(values)
+    return Curve(np.arange(len(found)), found, found - 1, found + 1)
+
+
+def axes() -> Axes:
+    return Figure().add_subplot()
+
+
+def test_colour_and_dash_tell_36_variants_apart() -> None:
+    names = [str(i) for i in range(37)]
+    looks = [(palette.variant_colour(names, n), palette.line_style(names, n)) for n in names]
+    assert len(set(looks)) == 36
+    assert looks[36] == looks[0]
+    assert {style for _, style in looks[:6]} == {"-"}
+
+
+def test_a_chip_is_drawn_like_its_line() -> None:
+    # 4 on, 1 off, 2 on, 1 off, at half an em.
+    assert palette.dash_gradient((4, 1, 2, 1), 0.5) == (
+        "var(--c) 0.00em 2.00em, transparent 2.00em 2.50em, var(--c) 2.50em 3.50em, transparent 3.50em 4.00em"
+    )
+
+
+def test_many_curves_have_dashes_and_no_bands() -> None:
+    crowded, few = axes(), axes()
+    curves = {name: curve(1.0, 2.0) for name in NAMES}
+    plots.draw_curves(crowded, curves, NAMES, "title")
+    plots.draw_curves(few, {name: curves[name] for name in NAMES[:6]}, NAMES[:6], "title")
+    assert (len(crowded.lines), len(crowded.collections)) == (27, 0)
+    assert (len(few.lines), len(few.collections)) == (6, 6)
+    assert crowded.lines[5].get_linestyle() == "-"
+    assert crowded.lines[6].get_linestyle() == "--"  # matplotlib's word for any pattern
+
+
+def test_differences_of_many_label_a_variant_once() -> None:
+    rows = [c for c in comparisons([0.1] * 8) for _ in ("tuned", "hybrid")]
+    found = axes()
+    plots.draw_differences(found, rows, NAMES[:8], "title")
+    assert [label.get_text() for label in found.get_yticklabels()] == list(NAMES[:8])
+    assert found.get_yticks().tolist() == [0.5, 2.5, 4.5, 6.5, 8.5, 10.5, 12.5, 14.5]
+
+
+def test_legend_grows_with_its_rows() -> None:
+    assert plots.legend_height(NAMES[:6]) == 0.35
+    assert plots.legend_height(NAMES) == pytest.approx(0.15 + 0.2 * 6)  # 27 in rows of 5
+
+
+def test_grids_of_many_take_four_variants_each() -> None:
+    assert grid_variants(NAMES[:6]) == (NAMES[:6],)
+    found = grid_variants(NAMES)
+    assert [len(part) for part in found] == [4, 4, 4, 4, 4, 4, 3]
+    assert tuple(name for part in found for name in part) == NAMES
+    assert len(grid_columns(found[0])) == 9
+
+
+def test_many_effects_are_counted() -> None:
+    found = comparisons([0.3, 0.2, 0.05, -0.2, -0.05, 0.0, 0.5])
+    assert effects_text(found) == (
+        "higher for 3 of 7, by +0.200 (v1) to +0.500 (v6); lower for 1 of 7, by −0.200 (v3); "
+        "no difference shown for 3 of 7"
+    )
+    assert effects_text(comparisons([0.2] * 7)) == "higher for all 7, by +0.200 (v0) to +0.200 (v6)"
+    assert (
+        headline(found)[0] == "The training reward rises for 3 of 7 variants; it falls for 1 of 7 variants."
+    )
+
+
+def test_of_many_pairs_those_with_the_first_variant_are_told() -> None:
+    found = pairs(7)
+    assert [p.first for p in with_first(found)] == list(NAMES[1:7])
+    # Above zero from a distance of 3 on: 4 + 3 + 2 + 1 pairs; 5 % of 21 is 1.
+    assert order_sentence(found) == (
+        "Against v0, the first variant, tuned, on the training reward: higher for 4 of 6, by +0.150 (v3) to "
+        "+0.300 (v6); no difference shown for 2 of 6. Of all 21 pairs of variants 10 have an interval on one side "
+        "of zero; if no two differed, about 1 still would."
+    )
+    assert order_sentence(pairs(6)).startswith(
+        "Between the variants, tuned, on the training reward: v3 above v0"
+    )
+
+
+def test_pairs_are_kept_in_a_csv() -> None:
+    text = csv_text(("first", "second", "difference", "low", "high"), tables.flat_pairs(pairs(2)))
+    assert text == "first,second,difference,low,high\nv1,v0,0.05,-0.05,0.15\n"
