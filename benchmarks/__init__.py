@@ -1,0 +1,1 @@
+"""What training costs: a plain reference trainer, ours, and each optimisation switched off. Not part of the tests."""

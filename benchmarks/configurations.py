@@ -1,0 +1,165 @@
+"""What is measured: the shipped checkpoint at the toy preset's sizes, and a model whose time is arithmetic."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel
+
+from chunk_grpo.config import Params, load_params, parse_params
+from chunk_grpo.core.chunk_sampling import chunk_weights
+from chunk_grpo.core.chunking import listed_plan
+from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.shapes.prompts import all_prompts
+from chunk_grpo.training.method import Method, method_from
+from chunk_grpo.training.trainer import Task
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "assets" / "tiny-flux"
+TEXT_TOKENS = 8
+SIZES = (2, 3, 4, 7)
+VARIANT = "chunk-ws"
+PROFILE = (
+    0.749,
+    0.772,
+    0.538,
+    0.455,
+    0.408,
+    0.373,
+    0.36,
+    0.344,
+    0.346,
+    0.343,
+    0.345,
+    0.355,
+    0.363,
+    0.369,
+    0.378,
+    0.383,
+)
+"""Relative L1 distance of the shipped checkpoint's 16 noisy steps, for the weights of Eq. (16)."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One thing to measure.
+
+    Attributes:
+        name: For the tables.
+        checkpoint: Folder of a FluxPipeline.
+        side: Pixels of an image's side.
+        prompts: P of an iteration.
+        group: G, images of a prompt.
+        micro_batch: Trajectories or items in one pass of our trainer.
+        repetitions: How often each row is measured.
+    """
+
+    name: str
+    checkpoint: Path
+    side: int
+    prompts: int
+    group: int
+    micro_batch: int
+    repetitions: int
+
+    @property
+    def images(self) -> int:
+        """B, images of an iteration."""
+        return self.prompts * self.group
+
+    def family(self) -> FluxFamily:
+        """The policy, loaded anew."""
+        return FluxFamily.load(self._options(), ("transformer", "vae"))
+
+    def params(self) -> Params:
+        """params.yaml with this configuration's sizes and the method "Chunk-GRPO w/ ws" alone."""
+        raw: dict[str, Any] = load_params(ROOT / "params.yaml").model_dump()
+        raw["sampling"] |= {"num_steps": len(PROFILE) + 1, "shift": 3.0, "sde": "flow", "eta": 0.7}
+        raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
+        raw["chunks"] = {"plans": {"listed": {"kind": "listed", "sizes": SIZES}}}
+        raw["variants"] = {VARIANT: {"objective": "chunk", "plan": "listed", "selection": "weighted"}}
+        raw["train"] |= {
+            "prompts_per_iteration": self.prompts,
+            "group_size": self.group,
+            "updates_per_iteration": 2,
+            "micro_batch_size": self.micro_batch,
+            "fraction": 0.5,
+            "clip_range": 1e-4,
+            "kl_coef": 0.0,
+            "learning_rate": 1.5e-4,
+            "weight_decay": 1e-4,
+            "max_grad_norm": 1.0,
+            "same_noise_in_group": False,
+            "reward_in_background": True,
+            "old_log_probs": "rollout",
+            "lora": None,
+            "gradient_checkpointing": False,
+            "ema_decay": None,
+        }
+        return parse_params(raw)
+
+    def method(self) -> Method:
+        """The method, with the listed plan and its Eq. (16) weights."""
+        plan = listed_plan(SIZES, len(PROFILE))
+        return method_from(self.params(), VARIANT, plan, chunk_weights(PROFILE, plan))
+
+    def task(self) -> Task:
+        """As many prompts as an iteration takes, spread over the categories, and the toy reward."""
+        specs = all_prompts()[:: len(all_prompts()) // self.prompts][: self.prompts]
+        encoded = FluxFamily.load(self._options(), ("text",)).encode([spec.prompt for spec in specs])
+        prompts = PromptSet(
+            [f"p{number}" for number in range(len(specs))],
+            [spec.prompt for spec in specs],
+            [spec.metadata() for spec in specs],
+            encoded,
+        )
+        return Task(prompts, prompts, Reward(self.params().rewards))
+
+    def quick(self) -> Configuration:
+        """The same with few images and one repetition, to see that it works."""
+        return replace(self, prompts=2, group=2, repetitions=1)
+
+    def _options(self) -> LoadOptions:
+        return LoadOptions(
+            str(self.checkpoint), height=self.side, width=self.side, max_sequence_length=TEXT_TOKENS
+        )
+
+
+@contextmanager
+def configurations() -> Iterator[dict[str, Configuration]]:
+    """The two configurations by name; the second one's checkpoint is there as long as the context."""
+    with TemporaryDirectory(prefix="compute-bound-") as scratch:
+        yield {
+            "shipped": Configuration("shipped", TINY, 32, 8, 8, 64, 5),
+            "compute-bound": Configuration(
+                "compute-bound", _wide_checkpoint(Path(scratch) / "flux"), 128, 2, 4, 8, 3
+            ),
+        }
+
+
+def _wide_checkpoint(folder: Path) -> Path:
+    """The shipped checkpoint with a random velocity network of width 512; 128 x 128 pixels are 256 tokens."""
+    shutil.copytree(TINY, folder)
+    torch.manual_seed(0)
+    FluxTransformer2DModel(
+        in_channels=32,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=64,
+        num_attention_heads=8,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
+        guidance_embeds=True,
+        axes_dims_rope=(16, 24, 24),
+    ).save_pretrained(folder / "transformer")
+    return folder

@@ -1,0 +1,41 @@
+"""The chunk update with all activations of a chunk held: what our update is without its two passes."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.reference import Trajectories, chunk_surrogate
+from chunk_grpo.core.chunking import ChunkPlan
+from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.update import Check, Update, UpdateStats
+
+
+def held_gradient(update: Update, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
+    """Stands in for `Update.accumulate_gradient`: plain autograd, a micro-batch of trajectories and a chunk at a time.
+
+    It takes one forward and one backward pass an item, also off policy, and the memory of all steps of a chunk. For
+    one plan for all trajectories, without divergence; the statistics that it returns are those of ratios 1.
+    """
+    batch, chunks = update._batch, update._batch.chunks
+    plan = ChunkPlan(tuple(chunks.assignment.sizes[0].tolist()))
+    counts = chunks.selected.sum(dim=1)
+    for chunk, (first, size) in enumerate(zip(plan.first_steps, plan.sizes, strict=True)):
+        rows = chunks.selected[:, chunk].nonzero().flatten()
+        for part in rows.split(update._micro_batch_size):
+            check()
+            if len(part) == 0:
+                continue
+            surrogate = chunk_surrogate(
+                update._policy,
+                update._grid,
+                update._objective.clip_range,
+                Trajectories(
+                    batch.states[part],
+                    batch.old_log_probs[part],
+                    batch.conditioning.rows(part),
+                    batch.advantages[part],
+                ),
+                range(first, first + size),
+            )
+            processes.backward(-(surrogate / (len(counts) * counts[part])).sum())
+    return update._statistics(update._old, 0.0, torch.zeros(len(update._items)))

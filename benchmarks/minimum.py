@@ -1,0 +1,69 @@
+"""How often the model must run in an iteration, counted by hand.
+
+With B images of P prompts, S sampling steps and n_u items, the (sample, step) pairs of the chunks that update u
+trains:
+
+    rollout     B S forwards; one start noise a group makes the G first ones of a prompt the same: B - P fewer
+    update u    n_u forwards and n_u backwards
+    ratios      n_u forwards more in each update but the first: off policy, a coefficient needs the whole chunk's
+                ratio before the first backward pass, unless all activations of the chunk are held
+
+Clipped chunks are counted too: whether one is clipped is known only after its ratio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.configurations import Configuration
+from benchmarks.rows import ITERATION, SEED
+from chunk_grpo.training.chunks import Chunks, Draw
+from chunk_grpo.training.rollouts import Drawn
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Evaluations of an iteration.
+
+    Attributes:
+        rollout: Forwards of the rollout.
+        items: Items of each update, n_u.
+    """
+
+    rollout: int
+    items: tuple[int, ...]
+
+    @property
+    def forwards(self) -> int:
+        """States whose velocity must be computed."""
+        return self.rollout + sum(self.items) + sum(self.items[1:])
+
+    @property
+    def backwards(self) -> int:
+        """States that must be gone back through."""
+        return sum(self.items)
+
+
+def counted_minimum(configuration: Configuration, same_noise: bool) -> Minimum:
+    """The counts above for one configuration; which chunks are trained follows from the seed alone."""
+    params, method = configuration.params(), configuration.method()
+    B, S, N = configuration.images, params.sampling.num_steps, method.grid.num_sde_steps
+    shared = B - configuration.prompts if same_noise else 0
+    chunks, updates = Chunks(method), params.train.updates_per_iteration
+    size = B // updates
+    rows = Drawn(
+        states=torch.zeros(size, S + 1, 1, 1),
+        first_step=torch.zeros(size, dtype=torch.int64),
+        noisy=torch.ones(size, N, dtype=torch.bool),
+        log_probs=torch.zeros(size, N),
+        means=None,
+        finals=torch.zeros(size, 1, 1),
+    )
+    items = []
+    for update in range(updates):
+        draw = Draw(SEED, ITERATION, params.train.iterations, update, range(size), size)
+        trained = chunks.select(rows, draw)
+        items.append(int((trained.selected * trained.assignment.sizes).sum()))
+    return Minimum(B * S - shared, tuple(items))

@@ -1,0 +1,197 @@
+"""The rows of the table: the reference, ours, and ours with one optimisation switched off.
+
+Most are switched off by a setting that users have. For the others a function of the library is replaced while the
+row runs: nobody but a benchmark wants them off.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from benchmarks.accounts import Account, accounting
+from benchmarks.configurations import Configuration
+from benchmarks.held import held_gradient
+from benchmarks.reference import ReferenceTrainer
+from chunk_grpo.config import TrainParams
+from chunk_grpo.core.types import Velocity
+from chunk_grpo.families.base import velocity_function
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.training import rollouts
+from chunk_grpo.training.method import Method
+from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.trainer import Places, Task, Trainer
+from chunk_grpo.training.update import Check, Update, UpdateStats
+
+SEED, ITERATION = 0, 1
+REFERENCE, OURS = "reference", "ours"
+
+
+@contextmanager
+def both_passes_always() -> Iterator[None]:
+    """Inside, the pass for the ratios is made also on policy, where every ratio is known to be 1."""
+    shipped = Update.accumulate_gradient
+
+    def gradient(update: Update, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
+        return shipped(update, processes, on_policy=False, check=check)
+
+    with patch.object(Update, "accumulate_gradient", gradient):
+        yield
+
+
+@contextmanager
+def activations_held() -> Iterator[None]:
+    """Inside, the update is plain autograd over chunks."""
+    with patch.object(Update, "accumulate_gradient", held_gradient):
+        yield
+
+
+@contextmanager
+def first_evaluations_apart() -> Iterator[None]:
+    """Inside, rows that start from one noise are evaluated one by one also at the first step."""
+
+    def velocity(sampling: rollouts._Sampling, prompts: Sequence[int]) -> Velocity:
+        return velocity_function(sampling._family, sampling._prompts.conditioning.rows(prompts))
+
+    with patch.object(rollouts._Sampling, "_velocity", velocity):
+        yield
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        name: What is switched off.
+        rollout_batch: Trajectories in one pass of the rollout; None is the configuration's.
+        update_batch: Items in one pass of the update; None is the configuration's.
+        settings: Keys of `train` that differ.
+        replaced: What of the library is replaced.
+    """
+
+    name: str
+    rollout_batch: int | None = None
+    update_batch: int | None = None
+    settings: Mapping[str, bool] = field(default_factory=dict)
+    replaced: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+ROWS = (
+    Row(REFERENCE),
+    Row(OURS),
+    Row("rollouts one by one", rollout_batch=1),
+    Row("update items one by one", update_batch=1),
+    Row("first pass also on policy", replaced=both_passes_always),
+    Row("reward not in background", settings={"reward_in_background": False}),
+    Row("activations of chunks held", replaced=activations_held),
+    Row("ours, one start noise a group", settings={"same_noise_in_group": True}),
+    Row(
+        "- first evaluation not shared",
+        settings={"same_noise_in_group": True},
+        replaced=first_evaluations_apart,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one iteration cost.
+
+    Attributes:
+        seconds: Of the iteration.
+        rollout: Of these, drawing trajectories.
+        reward: Decoding and scoring on the main thread, and waiting for those in the background.
+        update: The updates.
+        model: In forward and backward passes of the velocity network; part of rollout and update.
+        forward_states: States whose velocity was computed, and in how many calls.
+        forward_calls: See there.
+        backward_states: Of these states, those gone back through.
+        backward_calls: Calls of backward.
+    """
+
+    seconds: float
+    rollout: float
+    reward: float
+    update: float
+    model: float
+    forward_states: int
+    forward_calls: int
+    backward_states: int
+    backward_calls: int
+
+    @property
+    def outside(self) -> float:
+        """Share of the time that is neither the model's nor decoding's nor the reward's."""
+        return (self.seconds - self.model - self.reward) / self.seconds
+
+
+class OneIteration(Trainer):
+    """Our trainer, an iteration at a time, without held-out measurements and checkpoints between them."""
+
+    def __init__(
+        self,
+        family: FluxFamily,
+        task: Task,
+        method: Method,
+        settings: TrainParams,
+        folder: Path,
+        rollout_batch: int,
+    ) -> None:
+        """Prepare; `settings.micro_batch_size` is that of the update."""
+        super().__init__(
+            family, task, method, settings, SEED, Places(folder, "benchmark", folder, "benchmark")
+        )
+        # The learner has its settings by now; what is left to read the size is the rollout.
+        self._settings = settings.model_copy(update={"micro_batch_size": rollout_batch})
+        self._should_stop = lambda: False
+
+    def iterate(self, iteration: int) -> dict[str, float]:
+        """Seconds of "rollout", "waiting_for_reward" and "update", by the trainer's own clocks."""
+        self._iterate(iteration)
+        prefix = "seconds_"
+        return {name[len(prefix) :]: value for _, name, value in self._rows if name.startswith(prefix)}
+
+
+def measure(row: Row, configuration: Configuration, task: Task) -> Measurement:
+    """One iteration of the row, from the base policy and always the same one: times differ by the machine alone."""
+    with TemporaryDirectory() as folder, accounting() as account, row.replaced():
+        trainer = make_trainer(row, configuration, task, Path(folder))
+        gc.collect()
+        start = time.perf_counter()
+        parts = trainer.iterate(ITERATION)
+        return _measurement(time.perf_counter() - start, parts, account)
+
+
+def make_trainer(
+    row: Row, configuration: Configuration, task: Task, folder: Path
+) -> ReferenceTrainer | OneIteration:
+    """The row's trainer with a policy of its own."""
+    family, method = configuration.family(), configuration.method()
+    settings = configuration.params().train.model_copy(update=dict(row.settings))
+    if row.name == REFERENCE:
+        return ReferenceTrainer(family, task.prompts, task.reward, method, settings, SEED)
+    rollout_batch = row.rollout_batch or settings.micro_batch_size
+    if row.update_batch is not None:
+        settings = settings.model_copy(update={"micro_batch_size": row.update_batch})
+    return OneIteration(family, task, method, settings, folder, rollout_batch)
+
+
+def _measurement(seconds: float, parts: Mapping[str, float], account: Account) -> Measurement:
+    spent = account.seconds
+    return Measurement(
+        seconds=seconds,
+        rollout=parts["rollout"] - spent["reward"],
+        reward=spent["reward"] + parts.get("waiting_for_reward", 0.0),
+        update=parts["update"],
+        model=spent["velocity"] + spent["backward"],
+        forward_states=account.forward_states,
+        forward_calls=account.forward_calls,
+        backward_states=account.backward_states,
+        backward_calls=account.backward_calls,
+    )

@@ -1,0 +1,137 @@
+"""The reference trainer and ours are one method: same trajectories, rewards and gradients, but for rounding."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.configurations import TINY, Configuration
+from benchmarks.reference import ReferenceTrainer, Sample
+from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.training.credit import advantages_of
+from chunk_grpo.training.learner import Learner, Lesson
+from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
+from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.update import Policies, UpdateStats
+
+SEED, ITERATION = 3, 1
+CLIP_RANGE = 1e-4
+"""Of these draws it clips some chunks and leaves others alone; none lies within rounding of it."""
+CONFIGURATION = Configuration("small", TINY, 32, 2, 3, 4, 1)
+
+
+def check() -> None:
+    """Nobody wants to stop."""
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    """Two prompts and a reward without thresholds, which rounding could cross."""
+    return replace(CONFIGURATION.task(), reward=Reward({"shapes-vivid": 1.0}))
+
+
+def moved(family: FluxFamily) -> FluxFamily:
+    """The family after a seeded random step of its weights, as an update would make one."""
+    stream = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for weight in family.trainable_parameters():
+            weight += 5e-3 * torch.randn(weight.shape, generator=stream)
+    return family
+
+
+def gradients(family: FluxFamily) -> list[Tensor]:
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in family.trainable_parameters()]
+
+
+def relative_difference(a: list[Tensor], b: list[Tensor]) -> float:
+    """Norm of the difference over that of `b`."""
+    flat = torch.cat([value.flatten().double() for value in a]), torch.cat([v.flatten().double() for v in b])
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one trainer made of the iteration."""
+
+    rewards: Tensor
+    advantages: Tensor
+    states: Tensor
+    log_probs: Tensor
+    first: list[Tensor]
+    second: list[Tensor]
+    stats: UpdateStats | None = None
+
+
+def ours(task: Task, same_noise: bool) -> Side:
+    family, params, processes = CONFIGURATION.family(), CONFIGURATION.params(), Processes()
+    method = replace(CONFIGURATION.method(), clip_range=CLIP_RANGE, rewards={"shapes-vivid": 1.0})
+    family.prepare_training(TuningOptions(None, 1.0, (), False, None), 0)
+    learner = Learner(
+        Policies(family.velocity), list(family.trainable_parameters()), method, params.train, processes, SEED
+    )
+    picked = prompts_of_iteration(ITERATION - 1, 2, 2, SEED)
+    experience: Experience = gather(
+        family,
+        method,
+        Iteration(ITERATION, task.prompts.rows(picked), range(2)),
+        task.reward,
+        RolloutSettings(3, 4, same_noise, background=False, seed=SEED),
+    )
+    lesson = Lesson(ITERATION, experience, advantages_of(experience, method))
+    updates = learner.prepare(lesson, check, fresh=True)
+    updates[0].accumulate_gradient(processes, on_policy=True, check=check)
+    first = gradients(family)
+    learner.optimizer.zero_grad()
+    moved(family)
+    stats = updates[1].accumulate_gradient(processes, on_policy=False, check=check)
+    drawn = experience.drawn
+    return Side(
+        experience.rewards.flatten(),
+        lesson.advantages,
+        drawn.states,
+        drawn.log_probs,
+        first,
+        gradients(family),
+        stats,
+    )
+
+
+def plain(task: Task, same_noise: bool) -> Side:
+    family = CONFIGURATION.family()
+    settings = CONFIGURATION.params().train.model_copy(update={"same_noise_in_group": same_noise})
+    method = replace(CONFIGURATION.method(), clip_range=CLIP_RANGE)
+    trainer = ReferenceTrainer(family, task.prompts, task.reward, method, settings, SEED)
+    samples: list[Sample] = trainer.roll_out(ITERATION)
+    advantages = trainer.advantages(samples)
+    trainer.accumulate_gradient(ITERATION, 0, samples, advantages)
+    first = gradients(family)
+    moved(family)
+    trainer.accumulate_gradient(ITERATION, 1, samples, advantages)
+    return Side(
+        torch.tensor([sample.reward for sample in samples], dtype=torch.float64),
+        advantages,
+        torch.stack([sample.states for sample in samples]),
+        torch.stack([sample.log_probs for sample in samples]),
+        first,
+        gradients(family),
+    )
+
+
+@pytest.mark.parametrize("same_noise", [False, True])
+def test_both_trainers_draw_earn_and_learn_the_same(task: Task, same_noise: bool) -> None:
+    found, expected = ours(task, same_noise), plain(task, same_noise)
+    assert torch.allclose(found.states, expected.states, rtol=0, atol=1e-4)
+    assert torch.allclose(found.log_probs, expected.log_probs, rtol=0, atol=1e-5)
+    assert torch.allclose(found.rewards, expected.rewards, rtol=0, atol=1e-5)
+    assert torch.allclose(found.advantages.float(), expected.advantages, rtol=0, atol=1e-3)
+    stats = found.stats
+    assert stats is not None
+    assert 0 < stats.clipped.double().mean() < 1  # else clipping is not compared
+    assert ((stats.ratios - 1).abs() - CLIP_RANGE).abs().min() > 1e-5  # nor decided by rounding
+    assert relative_difference(found.first, expected.first) < 1e-4
+    assert relative_difference(found.second, expected.second) < 1e-4
