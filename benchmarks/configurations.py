@@ -27,7 +27,6 @@ from chunk_grpo.training.trainer import Task
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "assets" / "tiny-flux"
 TEXT_TOKENS = 8
-SIZES = (2, 3, 4, 7)
 VARIANT = "chunk-ws"
 PROFILE = (
     0.749,
@@ -62,6 +61,7 @@ class Configuration:
         group: G, images of a prompt.
         micro_batch: Trajectories or items in one pass of our trainer.
         repetitions: How often each row is measured.
+        sizes: The chunk plan.
     """
 
     name: str
@@ -71,6 +71,12 @@ class Configuration:
     group: int
     micro_batch: int
     repetitions: int
+    sizes: tuple[int, ...] = (2, 3, 4, 7)
+
+    @property
+    def num_sde_steps(self) -> int:
+        """N, the steps that the plan covers."""
+        return sum(self.sizes)
 
     @property
     def images(self) -> int:
@@ -84,9 +90,9 @@ class Configuration:
     def params(self) -> Params:
         """params.yaml with this configuration's sizes and the method "Chunk-GRPO w/ ws" alone."""
         raw: dict[str, Any] = load_params(ROOT / "params.yaml").model_dump()
-        raw["sampling"] |= {"num_steps": len(PROFILE) + 1, "shift": 3.0, "sde": "flow", "eta": 0.7}
+        raw["sampling"] |= {"num_steps": self.num_sde_steps + 1, "shift": 3.0, "sde": "flow", "eta": 0.7}
         raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
-        raw["chunks"] = {"plans": {"listed": {"kind": "listed", "sizes": SIZES}}}
+        raw["chunks"] = {"plans": {"listed": {"kind": "listed", "sizes": self.sizes}}}
         raw["variants"] = {VARIANT: {"objective": "chunk", "plan": "listed", "selection": "weighted"}}
         raw["train"] |= {
             "prompts_per_iteration": self.prompts,
@@ -110,8 +116,9 @@ class Configuration:
 
     def method(self) -> Method:
         """The method, with the listed plan and its Eq. (16) weights."""
-        plan = listed_plan(SIZES, len(PROFILE))
-        return method_from(self.params(), VARIANT, plan, chunk_weights(PROFILE, plan))
+        plan = listed_plan(self.sizes, self.num_sde_steps)
+        weights = chunk_weights(PROFILE[: self.num_sde_steps], plan)
+        return method_from(self.params(), VARIANT, plan, weights)
 
     def task(self) -> Task:
         """As many prompts as an iteration takes, spread over the categories, and the toy reward."""
@@ -126,8 +133,8 @@ class Configuration:
         return Task(prompts, prompts, Reward(self.params().rewards))
 
     def quick(self) -> Configuration:
-        """The same with few images and one repetition, to see that it works."""
-        return replace(self, prompts=2, group=2, repetitions=1)
+        """A small one with the same model and one repetition, to see that it works."""
+        return replace(self, side=min(self.side, 64), prompts=2, group=2, sizes=(1, 3), repetitions=1)
 
     def _options(self) -> LoadOptions:
         return LoadOptions(
