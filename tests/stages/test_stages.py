@@ -211,6 +211,22 @@ def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace
     assert list((workspace.root / ".ckpt").iterdir()) == []
 
 
+def test_an_adapter_is_trained_drawn_and_scored(workspace: Workspace) -> None:
+    """The trained policy is the base with an adapter of a few kilobytes; images come from both together."""
+    lora = {"rank": 2, "alpha": 400.0, "targets": ["to_q", "to_k", "to_v"]}
+    workspace.edit(lambda raw: raw["train"].update(lora=lora, learning_rate=0.01))
+    for stage in ("train", "generate", "score"):
+        assert workspace.run(stage) == 0
+    folder = workspace.artifacts / "train" / VARIANT / "seed-0" / "transformer"
+    assert [path.name for path in folder.iterdir()] == ["pytorch_lora_weights.safetensors"]
+    images = {"base": rows(workspace, "images/base/images.parquet", "images")}
+    for row in rows(workspace, f"images/{VARIANT}/images.parquet", "images"):
+        images.setdefault(row["mode"], []).append(row)
+    pictures = {mode: [row["image"]["bytes"] for row in found] for mode, found in images.items()}
+    assert all(a != b for a, b in zip(pictures["tuned"], pictures["base"], strict=True))
+    assert all(a != b for a, b in zip(pictures["hybrid"], pictures["tuned"], strict=True))
+
+
 def test_a_checkpoint_belongs_to_its_base_policy(workspace: Workspace) -> None:
     """Another base policy of the same name must not be resumed with the weights of the first."""
     copy = workspace.root / "model"
