@@ -18,7 +18,7 @@ import signal
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import FrameType
@@ -61,24 +61,46 @@ def run_stage(
         The exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or
         no answer from a store). Any other exception is a bug and leaves with its traceback.
     """
-    _mark_as_run()
-    _die_with_parent()
+    begin()
+    writes = is_main_process()
     parser = _parser(main, arguments)
     options = vars(parser.parse_args(argv))
-    params_path, manifest = options.pop("params"), options.pop("manifest")
+    params, manifest = options.pop("params"), options.pop("manifest")
     try:
-        with stop_on_sigterm(), measured_run(Path(manifest).stem, manifest):
-            parameters = load_params(params_path)
+        with stop_on_sigterm(), measured_run(Path(manifest).stem, manifest) if writes else nullcontext():
+            parameters = load_params(params)
             outputs = [options[field.name] for field in fields(arguments) if field.metadata.get("writes")]
-            for location in (manifest, *outputs):
+            for location in (manifest, *outputs) if writes else ():
                 check_writable(location)
             main(parameters, arguments(**options))
     except ChunkGrpoError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"error: {error}", style="bold red", markup=False, highlight=False
-        )
-        return error.exit_code
+        return report_error(error)
     return 0
+
+
+def begin() -> None:
+    """A stage's first act: say that it really runs, and ask for SIGTERM when the process that started it ends."""
+    if is_main_process():
+        _mark_as_run()
+    _die_with_parent()
+
+
+def is_main_process() -> bool:
+    """Whether this process writes; the others of a stage in several processes only compute."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def report_error(error: ChunkGrpoError) -> int:
+    """Tell an error that is not a bug; its exit code."""
+    Console(stderr=True, soft_wrap=True).print(
+        f"error: {error}", style="bold red", markup=False, highlight=False
+    )
+    return error.exit_code
+
+
+def params_path(main: Callable[..., None], arguments: type[Arguments]) -> str:
+    """The parameter file that the command line names."""
+    return str(_parser(main, arguments).parse_args().params)
 
 
 def argument(help_text: str, writes: bool = False) -> dict[str, Any]:

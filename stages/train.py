@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,9 +26,11 @@ from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.trainer import Places, Task, Trainer
 from stages._inputs import load_model, read_prompts
-from stages._stage import STOP, argument, run_stage
+from stages._launch import run_processes
+from stages._stage import STOP, argument
 
 TIMED = ("seconds_", "rate_")
 """Metrics that a clock gave: they differ from run to run and are kept apart."""
@@ -113,37 +116,59 @@ def main(params: Params, arguments: Arguments) -> None:
     """Train every seed; a run that was stopped goes on from its checkpoint.
 
     Raises:
-        ConfigError: There is no such variant.
+        ConfigError: There is no such variant, or the processes are not set up to train together.
     """
     if arguments.variant not in params.variants:
         raise ConfigError(
             f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
         )
+    writes = Processes().is_main  # before anything is loaded: it chooses this process's GPU
     key = checkpoint_key(params, arguments)
     folder = CHECKPOINTS / key
     method, task = read_method(params, arguments), read_task(params, arguments)
     rows: list[dict[str, str | int | float]] = []
-    with output_dir(arguments.out) as draft, STOP.deferred():
+    with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
         for seed in params.train.seeds:
             family = load_model(params, ("transformer",), (params.model.height, params.model.width))
             name = f"{arguments.variant}/seed-{seed}"
             places = Places(folder / f"seed-{seed}", key, LOGS, name, params.trackers)
             trainer = Trainer(family, task, method, params.train, seed, places)
             rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
-            trainer.save_policies(draft / f"seed-{seed}")
-        timed = [str(row["metric"]).startswith(TIMED) for row in rows]
-        seconds = [row for row, is_time in zip(rows, timed, strict=True) if is_time]
-        table = table_from_rows(
-            (row for row, is_time in zip(rows, timed, strict=True) if not is_time), "train_metrics"
-        )
-        write_table(table, str(draft / "metrics.parquet"), "train_metrics")
-        write_table(table_from_rows(seconds, "train_metrics"), arguments.timings, "train_metrics")
-        curves = table.filter(
-            [value in ("reward_mean", "heldout_reward") for value in table["metric"].to_pylist()]
-        )
-        write_csv(curves, str(draft / "metrics.csv"))
+            if writes:
+                trainer.save_policies(draft / f"seed-{seed}")
+        if writes:
+            write_metrics(rows, draft, arguments.timings)
+    if writes:
+        forget(folder)
+
+
+def write_metrics(rows: list[dict[str, str | int | float]], draft: Path, timings: str) -> None:
+    """The metrics and their curves to the folder `draft`, what a clock gave to `timings`."""
+    seconds = [row for row in rows if str(row["metric"]).startswith(TIMED)]
+    others = [row for row in rows if not str(row["metric"]).startswith(TIMED)]
+    table = table_from_rows(others, "train_metrics")
+    write_table(table, str(draft / "metrics.parquet"), "train_metrics")
+    write_table(table_from_rows(seconds, "train_metrics"), timings, "train_metrics")
+    curves = table.filter(
+        [value in ("reward_mean", "heldout_reward") for value in table["metric"].to_pylist()]
+    )
+    write_csv(curves, str(draft / "metrics.csv"))
+
+
+def forget(folder: Path) -> None:
+    """Remove the checkpoints of a run that is done.
+
+    The best policies go last: a run that is killed in here and finds its last checkpoint needs them too.
+    """
+    for path in sorted(folder.glob("seed-*/iteration-*.pt")):
+        path.unlink()
     shutil.rmtree(folder)
 
 
+def prompts_of_update(params: Params) -> int:
+    """What the processes share out evenly."""
+    return params.train.prompts_per_iteration // params.train.updates_per_iteration
+
+
 if __name__ == "__main__":
-    sys.exit(run_stage(main, Arguments))
+    sys.exit(run_processes(main, Arguments, divisible=prompts_of_update))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,8 +19,19 @@ class Processes:
     """What the trainer asks of the other processes; each call that gathers must be made by all of them."""
 
     def __init__(self) -> None:
+        """Join the other processes and take this one's GPU.
+
+        Raises:
+            ConfigError: There are others, but accelerate does not see them.
+        """
         self._accelerator = Accelerator()
         self._network: nn.Module | None = None
+        if self.count != (started := int(os.environ.get("WORLD_SIZE", "1"))):
+            # Each of them would train on its own, and all would write the same files.
+            raise ConfigError(
+                f"{started} processes were started, but accelerate sees {self.count}: without GPUs it needs "
+                "`accelerate launch --cpu` or ACCELERATE_USE_CPU=true"
+            )
 
     @property
     def count(self) -> int:

@@ -21,7 +21,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.training.processes import Processes
 from tests.training.conftest import CHUNK_WS
 from tests.training.worker import Job, Seen, do, result
 
@@ -220,3 +222,10 @@ def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(
     assert found.error.startswith(
         "ConfigError: the run was stopped within iteration 1 with 2 processes, and now has 1: start as many as before"
     )
+
+
+def test_processes_that_accelerate_does_not_see_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would train for itself and write the same files."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes were started, but accelerate sees 1: without GPUs"):
+        Processes()

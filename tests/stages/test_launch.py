@@ -1,0 +1,223 @@
+"""A stage in several processes: one command line, one exit code, one that writes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.artifacts import read_manifest, read_table
+from stages import _launch
+from stages._launch import PROCESSES, STOP_SECONDS, run_processes
+from tests.conftest import ROOT, VARIANT, Workspace
+
+STAGE = '''"""A stage for tests, in two processes."""
+import os, sys, time
+from dataclasses import dataclass, field
+from pathlib import Path
+from chunk_grpo.errors import DataError, TransientError
+from stages._launch import run_processes
+from stages._stage import STOP, argument
+
+@dataclass(frozen=True)
+class Arguments:
+    work: str = field(metadata=argument("what to do"))
+    out: str = field(metadata=argument("where each process leaves a file", writes=True))
+
+def main(params, arguments):
+    rank = os.environ["RANK"]
+    Path(arguments.out, rank).write_text(" ".join([os.environ["WORLD_SIZE"], os.environ["ACCELERATE_USE_CPU"]]))
+    if arguments.work == "all fail":
+        raise DataError("all of us")
+    if arguments.work == "the second fails" and rank == "1":
+        raise KeyError("the second")
+    if arguments.work in ("wait", "the second fails"):
+        with STOP.deferred():
+            while not STOP.requested:
+                time.sleep(0.01)
+            time.sleep(float(rank == "0"))  # saves a checkpoint
+            Path(arguments.out, rank).write_text("saved")
+
+if __name__ == "__main__":
+    sys.exit(run_processes(main, Arguments, lambda params: 4))
+'''
+
+
+class Started:
+    """A stage for tests as a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "stage.py").write_text(STAGE)
+        (folder / "out").mkdir()
+
+    def start(self, work: str, **variables: str) -> "subprocess.Popen[str]":
+        options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(self.folder / "run.json")]
+        return subprocess.Popen(
+            [sys.executable, str(self.folder / "stage.py"), *options, "--work", work, "--out", "out"],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT), PROCESSES: "2"} | variables,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def says(self, rank: int) -> str:
+        path = self.folder / "out" / str(rank)
+        return path.read_text() if path.exists() else ""
+
+    def both(self) -> bool:
+        return bool(self.says(0) and self.says(1))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Started:
+    return Started(tmp_path)
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_all_processes_run_and_the_first_one_writes_what_a_stage_writes(
+    started: Started, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    with started.start("nothing", STAGE_RUN_MARKER=str(marker)) as process:
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert started.says(0) == started.says(1) == "2 true"
+    assert marker.exists()
+    assert read_manifest(tmp_path / "run.json").stage == "run"
+
+
+def test_an_error_of_all_is_told_once(started: Started) -> None:
+    with started.start("all fail") as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert errors.startswith("error: all of us\n") or errors.endswith("error: all of us\n")
+    assert not (started.folder / "run.json").exists()
+
+
+def test_the_failure_of_one_ends_all_with_its_message(started: Started) -> None:
+    with started.start("the second fails") as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "process 1 of 2 ended with exit code 1:\n" in errors
+    assert errors.splitlines()[-1] == "KeyError: 'the second'"
+    assert started.says(0) == "2 true"  # it waited, and was ended
+
+
+def test_sigterm_reaches_all_and_each_may_save(started: Started) -> None:
+    with started.start("wait") as process:
+        wait_until(started.both)
+        time.sleep(0.2)
+        start = time.monotonic()
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert started.says(0) == started.says(1) == "saved"
+    assert "Traceback" not in errors
+    assert time.monotonic() - start < STOP_SECONDS
+
+
+def test_processes_end_with_the_one_that_started_them(started: Started) -> None:
+    with started.start("wait") as process:
+        wait_until(started.both)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: started.says(0) == started.says(1) == "saved")
+
+
+@pytest.mark.parametrize("value", ["0", "two", "-1", "1.5"])
+def test_a_number_of_processes_that_is_none_is_refused(value: str, started: Started) -> None:
+    with started.start("nothing", **{PROCESSES: value}) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors == f"error: {PROCESSES}: must be a number of at least 1, got '{value}'\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "share", "count"), [(0, 4, 1), (1, 4, 1), (2, 4, 2), (3, 4, 2), (8, 4, 4), (4, 5, 1)]
+)
+def test_there_are_as_many_processes_as_gpus_can_share_the_prompts(gpus: int, share: int, count: int) -> None:
+    assert _launch._fitting(gpus, lambda: share) == count
+
+
+def test_processes_that_somebody_else_started_start_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv(PROCESSES, "4")
+    monkeypatch.setattr(_launch, "run_stage", lambda main, arguments: 42)
+    assert run_processes(lambda params, arguments: None, object, lambda params: 4) == 42  # type: ignore[type-var]
+
+
+@pytest.fixture
+def shared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace whose prompts two processes can share, with training still to do."""
+    monkeypatch.setenv(PROCESSES, "2")
+    workspace.edit(lambda raw: raw["train"].update(prompts_per_iteration=4, iterations=4))
+    (workspace.artifacts / "train" / VARIANT).rename(workspace.root / "older")
+    (workspace.artifacts / "runs" / f"train@{VARIANT}.json").unlink()
+    return workspace
+
+
+def finish(workspace: Workspace) -> dict[str, bytes]:
+    """Train to the end; weights and metrics."""
+    with workspace.process("train") as process:
+        _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert list((workspace.root / ".ckpt").iterdir()) == []
+    return {name: content for name, content in workspace.files().items() if name.startswith("train/")}
+
+
+@pytest.mark.slow
+def test_training_in_two_processes_is_stopped_goes_on_and_ends_the_same(shared: Workspace) -> None:
+    whole = finish(shared)
+    metrics = read_table(
+        shared.artifacts / "train" / VARIANT / "metrics.parquet", "train_metrics"
+    ).to_pylist()
+    assert max(row["iteration"] for row in metrics) == 4
+    assert read_manifest(shared.artifacts / "runs" / f"train@{VARIANT}.json").stage == f"train@{VARIANT}"
+    (shared.artifacts / "train" / VARIANT).rename(shared.root / "whole")
+    with shared.process("train") as process:
+        wait_until(lambda: any((shared.root / ".ckpt").glob("*/seed-0/iteration-*.pt")), 120)
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "Traceback" not in errors
+    assert not (shared.artifacts / "train" / VARIANT).exists()
+    assert finish(shared) == whole
+
+
+@pytest.mark.slow
+def test_training_runs_under_accelerate_launch(shared: Workspace) -> None:
+    module, options = shared.options("train")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    done = subprocess.run(
+        [
+            *command,
+            "--num_machines",
+            "1",
+            "--mixed_precision",
+            "no",
+            "--dynamo_backend",
+            "no",
+            "-m",
+            module,
+            *options,
+        ],
+        cwd=shared.root,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (shared.artifacts / "train" / VARIANT / "metrics.parquet").exists()
