@@ -8,7 +8,7 @@ from itertools import product
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting import gallery, series, tables
+from chunk_grpo.reporting import gallery, series, tables, watching
 from chunk_grpo.reporting.comparisons import (
     Comparison,
     Comparisons,
@@ -31,6 +31,15 @@ from chunk_grpo.reporting.gallery import Grid
 from chunk_grpo.reporting.series import Chunk, Curve
 from chunk_grpo.reporting.statistics import METHOD, Interval
 from chunk_grpo.reporting.tables import Table
+from chunk_grpo.reporting.trained import (
+    ChunkUse,
+    PlanMoment,
+    Trained,
+    chunk_uses,
+    plan_moments,
+    trained_in_numbers,
+)
+from chunk_grpo.reporting.watching import Ending
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
 REWARD_METRICS = {
@@ -76,6 +85,11 @@ class Content:
         profile: The L1 profile.
         rewards: Metric to variant to curve, for `REWARD_METRICS`.
         training: Metric to variant to curve, for ratios, clipping and gradients.
+        watched: Metric to variant to curve, for what tells whether the reward is hacked; may lack any.
+        trained: How the variants trained, in numbers.
+        uses: Variant to its chunks' draws; empty where they were not recorded.
+        moments: Variant to its plan over the run, for plans that follow the policy.
+        endings: Where runs ended, if not all at the last iteration.
         preference: Our table in the form of the paper's Table 1.
         pairs: Variants against each other.
         categories: GenEval-style tables.
@@ -100,6 +114,11 @@ class Content:
     profile: Profile
     rewards: dict[str, dict[str, Curve]]
     training: dict[str, dict[str, Curve]]
+    watched: dict[str, dict[str, Curve]]
+    trained: tuple[Trained, ...]
+    uses: dict[str, tuple[ChunkUse, ...]]
+    moments: dict[str, tuple[PlanMoment, ...]]
+    endings: tuple[Ending, ...]
     preference: Table
     pairs: tuple[PairComparison, ...]
     categories: tuple[CategoryTable, ...]
@@ -150,6 +169,11 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
             "clip_fraction": _curves(evidence, settings, "clip_fraction"),
             "grad_norm": _curves(evidence, settings, "grad_norm"),
         },
+        watched=watching.watched_curves(evidence.metrics, settings.training),
+        trained=trained_in_numbers(evidence.metrics, settings.training, evidence.runs),
+        uses={v: chunk_uses(source) for v, source in evidence.metrics.items()},
+        moments={v: plan_moments(source) for v, source in evidence.metrics.items()},
+        endings=watching.endings(evidence.metrics, settings.training),
         preference=tables.policy_table(main, settings.variants, measures),
         pairs=tuple(pairs),
         categories=tuple(_category_table(main, settings, scorer) for scorer in benchmarks),

@@ -75,7 +75,11 @@ def svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
 
 
 def png(
-    draws: Sequence[Draw], panel_size: tuple[float, float], legend: Draw | None = None, strip: float = 0.35
+    draws: Sequence[Draw],
+    panel_size: tuple[float, float],
+    legend: Draw | None = None,
+    strip: float = 0.35,
+    columns: int | None = None,
 ) -> bytes:
     """A PNG of panels side by side, at twice the size of the screen.
 
@@ -84,21 +88,23 @@ def png(
         panel_size: Width and height of a panel in inches.
         legend: Draws the legend into a strip above the panels.
         strip: Height of that strip in inches.
+        columns: Panels in a row; None puts all into one.
     """
     out = io.BytesIO()
     width, height = panel_size
-    strip = strip if legend else 0.0
+    columns = columns or len(draws)
+    rows = -(-len(draws) // columns)
+    heights = [*([strip] if legend else []), *[height] * rows]
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width * len(draws), height + strip), layout="constrained", facecolor="white")
-        grid = figure.add_gridspec(
-            2 if legend else 1, len(draws), height_ratios=[strip, height] if legend else None
-        )
+        figure = Figure(figsize=(width * columns, sum(heights)), layout="constrained", facecolor="white")
+        grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
         if legend:
             top = figure.add_subplot(grid[0, :])
             top.set_axis_off()
             legend(top)
-        for column, draw in enumerate(draws):
-            draw(figure.add_subplot(grid[-1, column]))
+        for place, draw in enumerate(draws):
+            row = len(heights) - rows + place // columns
+            draw(figure.add_subplot(grid[row, place % columns]))
         figure.savefig(out, format="png", dpi=PNG_DPI, metadata={"Software": None})
     return out.getvalue()
 

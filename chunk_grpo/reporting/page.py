@@ -10,7 +10,7 @@ from functools import partial
 
 import jinja2
 
-from chunk_grpo.reporting import figures, palette, paper, plots, tables
+from chunk_grpo.reporting import figures, palette, paper, plots, tables, training_tables
 from chunk_grpo.reporting.comparisons import prompts_text, with_first
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
@@ -19,6 +19,7 @@ from chunk_grpo.reporting.gallery import Grid, grid_png
 from chunk_grpo.reporting.recipes import mix_text
 from chunk_grpo.reporting.series import Curve, csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
+from chunk_grpo.reporting.watching import watched
 
 WIDE, NARROW = (10.4, 3.7), (5.0, 3.5)
 HALF, THIRD = (4.8, 2.9), (3.7, 2.6)
@@ -69,11 +70,8 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
         DataError: something that the report needs is missing; the message names file and key.
     """
     content = collect(evidence, settings)
-    differences, rewards, training = (
-        difference_panels(content),
-        reward_panels(content),
-        training_panels(content),
-    )
+    differences, rewards = difference_panels(content), reward_panels(content)
+    training, watching = training_panels(content), watched_panels(content)
     profile, sizes = profile_draw(content), panel_sizes(content)
     strip = plots.legend_height(settings.variants)
     legend = partial(plots.draw_legend, variants=settings.variants)
@@ -84,10 +82,14 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
         "curves.png": figures.png([p.draw for p in rewards], sizes.half, legend, strip),
         "training.png": figures.png([p.draw for p in training], sizes.third, legend, strip),
     }
+    if watching:
+        draws = [p.draw for p in watching]
+        pictures["watched.png"] = figures.png(draws, sizes.third, legend, strip, columns=min(3, len(draws)))
     svgs = {
         "differences": _svgs(differences, sizes.differences),
         "rewards": _svgs(rewards, sizes.half),
         "training": _svgs(training, sizes.third),
+        "watched": _svgs(watching, sizes.third),
         "profile_wide": figures.svg(profile, "profile-wide", PROFILE_LABEL, WIDE),
         "profile_narrow": figures.svg(profile, "profile-narrow", PROFILE_LABEL, NARROW),
     }
@@ -135,6 +137,7 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
         dashes=[palette.dash_gradient(dash, 0.22) for dash in palette.DASHES[1:]],
         crowded=palette.is_crowded(variants),
         grids=named_grids(content),
+        how=training_story(content),
         reward=mix_text(content.settings.rewards),
     )
 
@@ -150,6 +153,17 @@ def named_grids(content: Content) -> list[tuple[str, Grid]]:
         ("grid.png" if number == 1 else f"grid-{number}.png", grid)
         for number, grid in enumerate(content.grids, start=1)
     ]
+
+
+def training_story(content: Content) -> dict[str, tables.Table | None]:
+    """The tables about training; None for what the artifacts do not tell."""
+    return {
+        "trained": training_tables.trained_table(content.trained),
+        "draws": training_tables.draws_table(content.uses),
+        "clipping": training_tables.clipping_table(content.uses),
+        "plans": training_tables.plan_table(content.moments),
+        "endings": training_tables.endings_table(content.endings, content.settings.training),
+    }
 
 
 def profile_draw(content: Content) -> Draw:
@@ -203,6 +217,19 @@ def training_panels(content: Content) -> list[Panel]:
     ]
 
 
+def watched_panels(content: Content) -> list[Panel]:
+    """Small multiples of held-out images: scorers that are not trained on, and what the images look like."""
+    variants, titles = content.settings.variants, watched(content.settings.training)
+    return [
+        Panel(
+            f"watched-{index}",
+            partial(plots.draw_curves, curves=curves, variants=variants, title=titles[metric]),
+            f"Line chart by iteration, held-out images: {titles[metric]}; one line a variant.",
+        )
+        for index, (metric, curves) in enumerate(content.watched.items())
+    ]
+
+
 def summary(content: Content) -> dict[str, object]:
     """Nested numbers for `dvc metrics`: base, then variant, mode, measure."""
     reach = content.comparisons[0].difference
@@ -239,6 +266,13 @@ def plot_files(content: Content) -> dict[str, str]:
         "plots/l1_profile.csv": csv_text(("sampler", "step", "t", *band), l1),
         "plots/reward_curves.csv": csv_text(by_iteration, _rows(content.rewards)),
         "plots/training.csv": csv_text(by_iteration, _rows(content.training)),
+        "plots/watched.csv": csv_text(by_iteration, _rows(content.watched)),
+        "plots/how_trained.csv": csv_text(
+            training_tables.TRAINED_HEADER, training_tables.flat_trained(content.trained)
+        ),
+        "plots/chunk_draws.csv": csv_text(
+            ("variant", "chunk", "draws", "share", "clip_fraction"), training_tables.flat_uses(content.uses)
+        ),
         "plots/pairs.csv": csv_text(
             ("first", "second", "difference", "low", "high"), tables.flat_pairs(content.pairs)
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,6 +107,28 @@ def metric_curve(source: Source, metric: str) -> Curve:
         np.array([v.min() for v in values]),
         np.array([v.max() for v in values]),
     )
+
+
+MetricValues = dict[str, dict[tuple[int, int], float]]
+"""Metric to (training seed, iteration) to value."""
+
+
+def metric_values(source: Source) -> MetricValues:
+    """All metrics of one variant (schema train_metrics)."""
+    names = ("metric", "train_seed", "iteration", "value")
+    found: MetricValues = {}
+    for metric, *key, value in zip(*(source.table.column(name).to_pylist() for name in names), strict=True):
+        found.setdefault(metric, {})[key[0], key[1]] = value
+    return found
+
+
+def optional_curves(sources: Mapping[str, Source], metric: str) -> dict[str, Curve]:
+    """`metric_curve` of each variant that has the metric: artifacts of earlier versions lack some."""
+    return {
+        variant: metric_curve(source, metric)
+        for variant, source in sources.items()
+        if metric in source.table.column("metric").unique().to_pylist()
+    }
 
 
 def ratio_curve(source: Source) -> Curve:

@@ -37,13 +37,17 @@ class Cell:
         text: The value.
         difference: A difference to the base, on a second line.
         interval: Its interval, on a third.
-        verdict: Which side of zero the interval lies on; colours the difference. Empty where there is none.
+        verdict: Which side of zero the interval lies on, or "warn"; colours the cell. Empty where there is none.
+        note: A second line that is no difference.
+        heat: Strength of the cell's background, in [0, 1].
     """
 
     text: str
     difference: str = ""
     interval: str = ""
     verdict: str = ""
+    note: str = ""
+    heat: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Row:
         head: Its name.
         cells: One for each value column.
         variant: Whose colour the row carries, if any.
-        mode: base, tuned or hybrid, where it applies.
+        mode: base, tuned or hybrid, or what else tells rows of a variant apart.
     """
 
     head: str
@@ -191,7 +195,8 @@ def duration(seconds: float) -> str:
 
 def to_markdown(table: Table) -> str:
     """A GitHub-style table; a cell's difference and interval follow its value."""
-    lines = ["| " + " | ".join(table.columns) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
+    heads = (head.replace("|", "\\|") for head in table.columns)
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
     for row in table.rows:
         lines.append("| " + " | ".join([row.head, *(_flat(cell) for cell in row.cells)]) + " |")
     return "\n".join(lines)
@@ -199,7 +204,8 @@ def to_markdown(table: Table) -> str:
 
 def _flat(cell: Cell) -> str:
     if not cell.difference:
-        return cell.text.replace("|", "\\|")
+        text = cell.text.replace("|", "\\|")
+        return f"{text}<br>{cell.note}" if cell.note else text
     return f"{cell.text}<br>{cell.difference} ({cell.interval})"
 
 

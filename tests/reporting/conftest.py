@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -249,6 +249,7 @@ def write_run(
         "bootstrap_samples": 500,
         "grid_prompts": 4,
     }
+    params["train"]["iterations"] = 30
     params["variants"] = {v: params["variants"].get(v, params["variants"]["dance"]) for v in variants}
     (root / "params.yaml").write_text(json.dumps(params))
     return Run(root)
@@ -257,3 +258,9 @@ def write_run(
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return write_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Run]:
+    """Writes a small run of the variants given."""
+    return lambda variants: write_run(tmp_path_factory.mktemp("crowd"), 2, 1, 16, variants)

@@ -16,7 +16,8 @@ from stages._stage import run_stage
 FILES = {
     *("index.html", "report.md", "summary.json"),
     *("differences.png", "grid.png", "profile.png", "curves.png", "training.png"),
-    *(f"plots/{name}.csv" for name in ("differences", "l1_profile", "pairs", "reward_curves", "training")),
+    *(f"plots/{name}.csv" for name in ("chunk_draws", "differences", "how_trained", "l1_profile", "pairs")),
+    *(f"plots/{name}.csv" for name in ("reward_curves", "training", "watched")),
 }
 
 
@@ -161,3 +162,21 @@ def test_unscored_prompt_of_the_base_is_named(run: Run, capsys: pytest.CaptureFi
     write_table(table.filter(pc.not_equal(table["prompt_id"], "eval-005")), path, "scores")
     assert run_stage(report.main, report.Arguments, run.options) == 3
     assert "prompt_id=eval-005 (split eval)" in capsys.readouterr().err
+
+
+def test_missing_required_metric_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.root / "train" / "chunk" / "metrics.parquet"
+    table = read_table(path, "train_metrics")
+    write_table(table.filter(pc.not_equal(table["metric"], "grad_norm")), path, "train_metrics")
+    assert run_stage(report.main, report.Arguments, run.options) == 3
+    assert "train/chunk/metrics.parquet: no row with metric=grad_norm" in capsys.readouterr().err
+
+
+def test_artifacts_of_earlier_versions_lack_what_is_optional(run: Run) -> None:
+    files = build(run)  # these metrics are what the first version wrote
+    html = files["index.html"].decode()
+    assert "How they trained" in html
+    assert not any(
+        text in html for text in ("being hacked", "drawn and clipped", "Plans that follow", ">KL<")
+    )
+    assert files["plots/chunk_draws.csv"].decode() == "variant,chunk,draws,share,clip_fraction\n"

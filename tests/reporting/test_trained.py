@@ -1,0 +1,189 @@
+"""How the variants trained: numbers by hand from a few metrics, and what is left out where metrics are missing."""
+
+import dataclasses
+
+import pytest
+
+from chunk_grpo.artifacts import RunManifest, table_from_rows
+from chunk_grpo.reporting.evidence import Source, TrainingSettings
+from chunk_grpo.reporting.series import csv_text
+from chunk_grpo.reporting.tables import Table, to_markdown
+from chunk_grpo.reporting.trained import (
+    FIDELITY_LIMIT,
+    ChunkUse,
+    PlanMoment,
+    Trained,
+    chunk_uses,
+    plan_moments,
+    trained_in_numbers,
+)
+from chunk_grpo.reporting.training_tables import (
+    TRAINED_HEADER,
+    clipping_table,
+    draws_table,
+    flat_trained,
+    flat_uses,
+    plan_table,
+    small,
+    trained_table,
+)
+from chunk_grpo.training import metrics as trainer
+
+SETTINGS = TrainingSettings(
+    iterations=2,
+    images={"v": 32},
+    clip_ranges={"v": (1e-4, 4e-4)},
+    unseen=(),
+    decisive="heldout_reward",
+    keeps_best=False,
+    single_chunks=False,
+    chunk_rewards=False,
+)
+LINE = Trained("v", 32, (1e-4,), 128.0, 0.25, 3.1e-4, 0.0, 0.5, 1.5, 0.05, 2.5)
+
+
+def source(*rows: tuple[int, int, str, float]) -> Source:
+    names = ("train_seed", "iteration", "metric", "value")
+    table = table_from_rows(
+        [{"variant": "v", **dict(zip(names, row, strict=True))} for row in rows], "train_metrics"
+    )
+    return Source("train/v/metrics.parquet", table)
+
+
+def manifest(stage: str, seconds: float) -> RunManifest:
+    return RunManifest(
+        1, stage, "2001-01-01T10:00:00+00:00", seconds, 1.0, "3", {}, "", "", 2, None, None, {}
+    )
+
+
+def texts(table: Table | None) -> list[list[str]]:
+    assert table is not None
+    return [[row.head, *(cell.text for cell in row.cells)] for row in table.rows]
+
+
+def test_means_over_seeds_and_iterations_by_hand() -> None:
+    rows = [
+        (0, 0, "clip_fraction", 9.0),  # the base was not trained: iteration 0 counts nowhere
+        *((seed, i, "clip_fraction", 0.1 * i + 0.2 * seed) for seed in (0, 1) for i in (1, 2)),
+        *((seed, i, "trained_steps", 100.0 * i) for seed in (0, 1) for i in (1, 2)),
+        *((0, i, "ratio_min", 1 - 0.1 * i) for i in (1, 2)),  # 0.9, 0.8
+        *((0, i, "ratio_max", 1.15) for i in (1, 2)),
+        *((0, i, "kl", 0.5 * i) for i in (1, 2)),
+        *((0, i, "grad_norm", 2.0) for i in (1, 2)),
+        *((0, i, "degenerate_groups", 1.0 * i) for i in (1, 2)),
+        *((0, i, "fidelity_p99", 2e-5 * i) for i in (1, 2)),
+    ]
+    (found,) = trained_in_numbers(
+        {"v": source(*rows)}, SETTINGS, [manifest("train@v", 10.0), manifest("x", 9.0)]
+    )
+    assert found.clip_fraction == pytest.approx(0.25)  # 0.1, 0.2, 0.3, 0.4
+    assert found.items == 150
+    assert found.ratio_distance == pytest.approx((0.15 + 0.2) / 2)
+    assert found.kl == 0.75
+    assert found.grad_norm == 2.0
+    assert found.degenerate_groups == 1.5
+    assert found.fidelity == pytest.approx(0.3)  # mean 3e-5 over the smallest clip range 1e-4
+    assert found.seconds == 2.5  # 10 s over two iterations of two seeds
+    assert found.images == 32
+
+
+def test_what_was_not_recorded_is_none_and_its_column_is_left_out() -> None:
+    (found,) = trained_in_numbers({"v": source((0, 1, "grad_norm", 2.0))}, SETTINGS, [])
+    nothing = ("items", "clip_fraction", "ratio_distance", "kl", "degenerate_groups", "fidelity", "seconds")
+    assert all(getattr(found, name) is None for name in nothing)
+    assert trained_table([found]).columns == ("variant", "images an iteration", "clip range", "gradient norm")
+    beside = trained_table([found, dataclasses.replace(LINE, variant="w")])
+    assert len(beside.columns) == 11
+    assert texts(beside)[0] == ["v", "32", "–", "0.0001 to 0.0004", "–", "–", "–", "2", "–", "–", "–"]
+    assert csv_text(TRAINED_HEADER, flat_trained([found])).splitlines()[1] == "v,32,,0.0001,0.0004,,,,2,,,"
+
+
+def test_poor_fidelity_is_marked_above_ten_percent() -> None:
+    at, above = (dataclasses.replace(LINE, fidelity=share) for share in (FIDELITY_LIMIT, 0.11))
+    cells = [row.cells[8] for row in trained_table([at, above]).rows]
+    assert [(cell.text, cell.verdict) for cell in cells] == [("10.0%", ""), ("⚠ 11%", "warn")]
+    assert trainer.FIDELITY_LIMIT == FIDELITY_LIMIT  # the trainer warns from the same share on
+
+
+def test_a_row_reads_well() -> None:
+    assert texts(trained_table([LINE])) == [
+        ["v", "32", "128", "0.0001", "25.0%", "0.00031", "0", "0.5", "1.5", "5.0%", "2.5 s"]
+    ]
+    assert "largest \\|ratio\xa0−\xa01\\|" in to_markdown(trained_table([LINE]))
+    assert small(5.23e-5) == "5.2e-5"
+
+
+DRAWS = source(
+    (0, 1, "chunk_draws/0", 3.0),
+    (0, 2, "chunk_draws/0", 1.0),
+    (0, 1, "chunk_clip_fraction/0", 1 / 3),
+    (0, 2, "chunk_clip_fraction/0", 1.0),
+    (0, 1, "chunk_draws/1", 0.0),
+    (0, 1, "chunk_draws/10", 12.0),
+    (0, 1, "chunk_clip_fraction/10", 0.25),
+)
+
+
+def test_draws_and_clipping_of_a_chunk_by_hand() -> None:
+    first, never, last = chunk_uses(DRAWS)
+    assert (first.chunk, first.draws, first.share) == (0, 4, 0.25)
+    assert first.clip_fraction == pytest.approx(0.5)  # 1 of 3 and 1 of 1
+    assert never == ChunkUse(1, 0, 0.0, None)
+    assert last == ChunkUse(10, 12, 0.75, 0.25)
+    rows = csv_text(("v", "c", "d", "s", "f"), flat_uses({"v": chunk_uses(DRAWS)})).splitlines()[1:]
+    assert rows == ["v,0,4,0.25,0.5", "v,1,0,0,", "v,10,12,0.75,0.25"]
+    assert chunk_uses(source((0, 1, "clip_fraction", 0.5))) == ()
+
+
+def uses(count: int) -> tuple[ChunkUse, ...]:
+    return tuple(ChunkUse(chunk, 1, 1 / count, chunk / count) for chunk in range(count))
+
+
+def test_few_chunks_have_draws_and_more_have_clipping_alone() -> None:
+    many = {"two": uses(2), "eight": uses(8), "sixteen": uses(16), "long": uses(25), "old": ()}
+    few, more = draws_table(many), clipping_table(many)
+    assert few is not None
+    assert [row.head for row in few.rows] == ["two", "eight"]
+    assert few.columns[1:] == tuple(f"chunk {i}" for i in range(8))
+    cell = few.rows[0].cells[1]
+    assert (cell.text, cell.note, cell.heat) == ("50%", "clipped 50%", 0.5)
+    assert [cell.text for cell in few.rows[0].cells[2:]] == [""] * 6
+    assert texts(more)[0][:5] == ["sixteen", "0%", "6%", "12%", "19%"]
+    assert more is not None
+    assert more.rows[0].cells[-1].heat == 1.0  # the largest of the table
+    assert draws_table({"old": ()}) is None
+    assert clipping_table({"two": uses(2)}) is None
+
+
+def moment_rows(seed: int, sizes: dict[int, tuple[int, int]]) -> list[tuple[int, int, str, float]]:
+    rows: list[tuple[int, int, str, float]] = []
+    for iteration, plan in sizes.items():
+        rows += [(seed, iteration, f"chunk_size/{k}", float(size)) for k, size in enumerate(plan)]
+        rows.append((seed, iteration, "profile_drift", 0.1 * (iteration - 1) + 0.2 * seed))
+        rows.append((seed, iteration, "boundary_shift", float(abs(plan[0] - 2))))
+    return rows
+
+
+def test_a_plan_that_moves_at_first_middle_and_last_iteration() -> None:
+    rows = moment_rows(0, dict.fromkeys(range(1, 5), (2, 6))) + moment_rows(
+        1, {1: (2, 6), 2: (2, 6), 3: (3, 5), 4: (4, 4)}
+    )
+    found = plan_moments(source(*rows))
+    assert [m.iteration for m in found] == [1, 2, 4]
+    assert [m.plans for m in found] == [((2, 6),), ((2, 6),), ((2, 6), (4, 4))]
+    assert [m.profile_drift for m in found] == pytest.approx([0.1, 0.2, 0.4])
+    assert [m.boundary_shift for m in found] == [0.0, 0.0, 1.0]
+    assert texts(plan_table({"v": found, "fixed": ()}))[-1] == [
+        "v, iteration 4", "[2, 6] or [4, 4]", "0.400", "1.00"
+    ]  # fmt: skip
+
+
+def test_a_plan_that_stays_has_no_table() -> None:
+    assert plan_moments(source((0, 1, "kl", 0.0))) == ()
+    assert plan_table({"v": ()}) is None
+
+
+def test_one_iteration_and_no_sizes() -> None:
+    (found,) = plan_moments(source((0, 1, "profile_drift", 0.0)))
+    assert found == PlanMoment(1, ((),), 0.0, None)
+    assert texts(plan_table({"v": (found,)})) == [["v, iteration 1", "–", "0.000", "–"]]

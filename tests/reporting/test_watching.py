@@ -1,0 +1,70 @@
+"""Watching for a hacked reward: which curves there are, and where runs ended and were best."""
+
+import dataclasses
+
+from chunk_grpo.artifacts import table_from_rows
+from chunk_grpo.reporting.evidence import Source, TrainingSettings
+from chunk_grpo.reporting.training_tables import endings_table
+from chunk_grpo.reporting.watching import Ending, endings, watched, watched_curves
+
+SETTINGS = TrainingSettings(
+    iterations=10,
+    images={"v": 32, "w": 32},
+    clip_ranges={"v": (1e-4,), "w": (1e-4,)},
+    unseen=("exact",),
+    decisive="heldout/exact",
+    keeps_best=False,
+    single_chunks=False,
+    chunk_rewards=False,
+)
+
+
+def source(rows: list[tuple[int, int, str, float]]) -> Source:
+    names = ("train_seed", "iteration", "metric", "value")
+    table = table_from_rows(
+        [{"variant": "v", **dict(zip(names, row, strict=True))} for row in rows], "train_metrics"
+    )
+    return Source("train/v/metrics.parquet", table)
+
+
+def run(seed: int, scores: dict[int, float], last: int) -> list[tuple[int, int, str, float]]:
+    return [(seed, at, "heldout/exact", value) for at, value in scores.items()] + [(seed, last, "kl", 0.0)]
+
+
+def test_scorers_outside_the_reward_and_what_images_look_like() -> None:
+    assert list(watched(SETTINGS)) == [
+        "heldout/exact",
+        *(f"heldout_images/{name}" for name in ("saturation", "edge_density", "colour_entropy", "diversity")),
+    ]
+
+
+def test_curves_of_those_that_have_the_metric() -> None:
+    new = source([(0, 0, "heldout/exact", 0.5), (0, 5, "heldout/exact", 0.75), (0, 0, "heldout/graded", 1.0)])
+    old = source([(0, 1, "kl", 0.0)])
+    found = watched_curves({"v": new, "w": old}, SETTINGS)
+    assert list(found) == ["heldout/exact"]
+    assert list(found["heldout/exact"]) == ["v"]
+    assert found["heldout/exact"]["v"].mean.tolist() == [0.5, 0.75]
+    assert watched_curves({"w": old}, SETTINGS) == {}
+
+
+def test_a_run_that_ended_early_and_its_best_policy() -> None:
+    early = run(0, {0: 0.1, 2: 0.9, 4: 0.9, 6: 0.3}, 6)  # the earliest of equal scores is the best
+    whole = run(1, {0: 0.5, 5: 0.2, 10: 0.4}, 10)
+    sources = {"v": source(early + whole), "w": source([(0, 10, "kl", 0.0)])}
+    found = endings(sources, SETTINGS)
+    assert found == (Ending("v", (6, 10), (2, 0)), Ending("w", (10,), (None,)))
+    table = endings_table(found, SETTINGS)
+    assert table is not None
+    assert table.columns == ("variant", "last iteration, of 10", "best by heldout/exact")
+    assert [[cell.text for cell in row.cells] for row in table.rows] == [["6, 10", "2, 0"], ["10", "–"]]
+
+
+def test_nothing_to_tell_where_all_runs_are_whole_unless_the_best_is_kept() -> None:
+    sources = {"v": source(run(0, {0: 0.1, 10: 0.2}, 10))}
+    assert endings(sources, SETTINGS) == ()
+    assert endings_table((), SETTINGS) is None
+    keeping = dataclasses.replace(SETTINGS, keeps_best=True)
+    table = endings_table(endings(sources, keeping), keeping)
+    assert table is not None
+    assert table.columns[2] == "best by heldout/exact, kept"
