@@ -1,0 +1,106 @@
+"""What a run of the benchmark found: kept as JSON, summed up in medians, held against the targets."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.rows import OURS, REFERENCE
+
+SPEED_TARGETS = {"shipped": 3.5, "compute-bound": 1.5}
+MEMORY_TARGET = 1 / 4
+OUTSIDE_TARGET = 0.10
+
+Results = Mapping[str, Any]
+"""What `python -m benchmarks.train` writes: "machine", and "configurations" by name, each with "minimum" by kind of
+start noise, "rows" (name to one record of `rows.Measurement` a repetition) and "memory" (records of
+`memory.Peaks`)."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One of the targets of the benchmark.
+
+    Attributes:
+        text: What is asked for.
+        found: What was measured.
+        met: Whether that is enough.
+    """
+
+    text: str
+    found: str
+    met: bool
+
+
+def machine() -> dict[str, str | int]:
+    """What the numbers were taken on and from."""
+    return {
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _commit(),
+    }
+
+
+def medians(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Median of each column over the repetitions, and the least and the largest seconds."""
+    found = {name: statistics.median(record[name] for record in records) for name in records[0]}
+    seconds = [record["seconds"] for record in records]
+    outside = statistics.median(
+        (record["seconds"] - record["model"] - record["reward"]) / record["seconds"] for record in records
+    )
+    return {**found, "least": min(seconds), "largest": max(seconds), "outside": outside}
+
+
+def targets(results: Results) -> list[Target]:
+    """The targets, for what was measured."""
+    found = []
+    for name, part in results["configurations"].items():
+        rows = part["rows"]
+        if REFERENCE in rows and OURS in rows and name in SPEED_TARGETS:
+            wanted = SPEED_TARGETS[name]
+            speed = medians(rows[REFERENCE])["seconds"] / medians(rows[OURS])["seconds"]
+            text = f"{name}: at least {wanted:g} times the reference in seconds an iteration"
+            found.append(Target(text, f"{speed:.2f} times", speed >= wanted))
+        if OURS in rows:
+            share = medians(rows[OURS])["outside"]
+            text = f"{name}: at most {OUTSIDE_TARGET:.0%} of the time outside model, decoding and reward"
+            found.append(Target(text, f"{share:.1%}", share <= OUTSIDE_TARGET))
+        for peaks in part["memory"]:
+            share = peaks["ours"] / peaks["autograd"]
+            text = (
+                f"{name}: peak extra memory of a 7-step chunk's update at most {MEMORY_TARGET:.2f} of autograd's, "
+                f"{peaks['trajectories']} at once"
+            )
+            found.append(Target(text, f"{share:.2f}", share <= MEMORY_TARGET))
+    return found
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit, marked when there are changes; "unknown" outside a repository."""
+    root = Path(__file__).parent
+    told = [
+        subprocess.run(
+            ["git", *command], cwd=root, capture_output=True, text=True, check=False
+        ).stdout.strip()
+        for command in (("rev-parse", "--short=10", "HEAD"), ("status", "--porcelain"))
+    ]
+    return (told[0] + (" with changes" if told[1] else "")) or "unknown"

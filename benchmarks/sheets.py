@@ -1,0 +1,38 @@
+"""A small table, for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table.
+
+    Attributes:
+        title: Above it.
+        columns: Headings; the first column is text, the others are numbers.
+        rows: Cells, as many in each row as there are columns.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def for_terminal(self) -> Table:
+        """The table for rich."""
+        table = Table(title=self.title)
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if number else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def as_markdown(self) -> str:
+        """The table in Markdown."""
+        marks = ["---", *["---:"] * (len(self.columns) - 1)]
+        lines = [self.columns, marks, *self.rows]
+        return "\n".join([f"### {self.title}", "", *("| " + " | ".join(line) + " |" for line in lines)])
