@@ -17,7 +17,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params serve smoke lint types test test-slow docs bench clean
+.PHONY: help run params serve smoke lint types test test-slow docs bench bench-train clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ docs: $(STAMP) ## check that the documents fit the code: equation map and import
 
 bench: $(STAMP) ## what a call of the policy costs on this machine
 	$(BIN)/python -m infra.bench
+
+bench-train: $(STAMP) ## what an iteration costs against a plain trainer (half an hour)
+	$(BIN)/python -m benchmarks.train
 
 clean: ## remove what the tools keep; artifacts, the DVC cache and .venv stay
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache build dist

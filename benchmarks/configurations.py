@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
 
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
@@ -140,6 +142,12 @@ class Configuration:
         return LoadOptions(
             str(self.checkpoint), height=self.side, width=self.side, max_sequence_length=TEXT_TOKENS
         )
+
+
+def quiet() -> None:
+    """Keep the bars of loading checkpoints off the terminal, where this benchmark's own is."""
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.configurations import TEXT_TOKENS, Configuration
+from benchmarks.configurations import TEXT_TOKENS, Configuration, quiet
 from benchmarks.held import held_gradient
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.families.base import Conditioning, TuningOptions
@@ -58,7 +58,7 @@ def chunk_peaks(configuration: Configuration, trajectories: int) -> Peaks:
     ways: tuple[Way, ...] = ("autograd", "ours")
     for way in ways:
         # Not forked: torch's threads do not survive that.
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=quiet) as process:
             found[way] = process.submit(update_peak, whole, trajectories, way).result()
     return Peaks(trajectories, found["autograd"], found["ours"])
 

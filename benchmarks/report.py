@@ -28,6 +28,8 @@ def sheets(results: Results) -> list[Sheet]:
     for name, part in results["configurations"].items():
         made += [_times(name, part), _counts(name, part)]
     made.append(_memory(results))
+    if results["quick"]:
+        return made  # a few images say nothing on the targets
     met = [[target.text, target.found, "yes" if target.met else "NO"] for target in targets(results)]
     return [*made, Sheet("Targets", ("target", "found", "met"), met)]
 

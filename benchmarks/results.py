@@ -19,9 +19,11 @@ MEMORY_TARGET = 1 / 4
 OUTSIDE_TARGET = 0.10
 
 Results = Mapping[str, Any]
-"""What `python -m benchmarks.train` writes: "machine", and "configurations" by name, each with "minimum" by kind of
-start noise, "rows" (name to one record of `rows.Measurement` a repetition) and "memory" (records of
-`memory.Peaks`)."""
+"""What `python -m benchmarks.train` writes: "machine", "quick", and "configurations" by name.
+
+Each of these has "about", "rows" (name to one record of `rows.Measurement` a repetition), "minimum" by row, and "memory"
+(records of `memory.Peaks`).
+"""
 
 
 @dataclass(frozen=True)

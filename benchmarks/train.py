@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import logging as diffusers_logging
 from rich.console import Console
-from transformers.utils import logging as transformers_logging
 
-from benchmarks.configurations import Configuration, configurations
+from benchmarks.configurations import Configuration, configurations, quiet
 from benchmarks.memory import chunk_peaks
 from benchmarks.minimum import counted_minimum
 from benchmarks.report import about, sheets
@@ -40,9 +38,8 @@ def main(options: Sequence[str] | None = None) -> None:
         return
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    diffusers_logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
-    results: dict[str, Any] = {"machine": machine(), "configurations": {}}
+    quiet()
+    results: dict[str, Any] = {"machine": machine(), "quick": arguments.quick, "configurations": {}}
     with configurations() as known:
         for name in arguments.configurations:
             configuration = known[name].quick() if arguments.quick else known[name]
