@@ -69,6 +69,25 @@ class CategoryTable:
 
 
 @dataclass(frozen=True)
+class TrainingStory:
+    """What the metrics tell of training beside the curves that every run has.
+
+    Attributes:
+        watched: Metric to variant to curve, for what tells whether the reward is hacked; may lack any.
+        trained: How the variants trained, in numbers.
+        uses: Variant to its chunks' draws; empty where they were not recorded.
+        moments: Variant to its plan over the run, for plans that follow the policy.
+        endings: Where runs ended, if not all at the last iteration.
+    """
+
+    watched: dict[str, dict[str, Curve]]
+    trained: tuple[Trained, ...]
+    uses: dict[str, tuple[ChunkUse, ...]]
+    moments: dict[str, tuple[PlanMoment, ...]]
+    endings: tuple[Ending, ...]
+
+
+@dataclass(frozen=True)
 class Content:
     """What templates and plots take.
 
@@ -85,11 +104,7 @@ class Content:
         profile: The L1 profile.
         rewards: Metric to variant to curve, for `REWARD_METRICS`.
         training: Metric to variant to curve, for ratios, clipping and gradients.
-        watched: Metric to variant to curve, for what tells whether the reward is hacked; may lack any.
-        trained: How the variants trained, in numbers.
-        uses: Variant to its chunks' draws; empty where they were not recorded.
-        moments: Variant to its plan over the run, for plans that follow the policy.
-        endings: Where runs ended, if not all at the last iteration.
+        story: What else is known of training.
         preference: Our table in the form of the paper's Table 1.
         pairs: Variants against each other.
         categories: GenEval-style tables.
@@ -114,11 +129,7 @@ class Content:
     profile: Profile
     rewards: dict[str, dict[str, Curve]]
     training: dict[str, dict[str, Curve]]
-    watched: dict[str, dict[str, Curve]]
-    trained: tuple[Trained, ...]
-    uses: dict[str, tuple[ChunkUse, ...]]
-    moments: dict[str, tuple[PlanMoment, ...]]
-    endings: tuple[Ending, ...]
+    story: TrainingStory
     preference: Table
     pairs: tuple[PairComparison, ...]
     categories: tuple[CategoryTable, ...]
@@ -169,11 +180,7 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
             "clip_fraction": _curves(evidence, settings, "clip_fraction"),
             "grad_norm": _curves(evidence, settings, "grad_norm"),
         },
-        watched=watching.watched_curves(evidence.metrics, settings.training),
-        trained=trained_in_numbers(evidence.metrics, settings.training, evidence.runs),
-        uses={v: chunk_uses(source) for v, source in evidence.metrics.items()},
-        moments={v: plan_moments(source) for v, source in evidence.metrics.items()},
-        endings=watching.endings(evidence.metrics, settings.training),
+        story=_story(evidence, settings),
         preference=tables.policy_table(main, settings.variants, measures),
         pairs=tuple(pairs),
         categories=tuple(_category_table(main, settings, scorer) for scorer in benchmarks),
@@ -184,6 +191,17 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         total_seconds=sum(run.seconds for run in evidence.runs),
         machine=_machine(evidence.runs),
         not_run=_not_run(settings, wise is None, not benchmarks),
+    )
+
+
+def _story(evidence: Evidence, settings: ReportSettings) -> TrainingStory:
+    metrics, training = evidence.metrics, settings.training
+    return TrainingStory(
+        watched=watching.watched_curves(metrics, training),
+        trained=trained_in_numbers(metrics, training, evidence.runs),
+        uses={variant: chunk_uses(source) for variant, source in metrics.items()},
+        moments={variant: plan_moments(source) for variant, source in metrics.items()},
+        endings=watching.endings(metrics, training),
     )
 
 

@@ -158,11 +158,11 @@ def named_grids(content: Content) -> list[tuple[str, Grid]]:
 def training_story(content: Content) -> dict[str, tables.Table | None]:
     """The tables about training; None for what the artifacts do not tell."""
     return {
-        "trained": training_tables.trained_table(content.trained),
-        "draws": training_tables.draws_table(content.uses),
-        "clipping": training_tables.clipping_table(content.uses),
-        "plans": training_tables.plan_table(content.moments),
-        "endings": training_tables.endings_table(content.endings, content.settings.training),
+        "trained": training_tables.trained_table(content.story.trained),
+        "draws": training_tables.draws_table(content.story.uses),
+        "clipping": training_tables.clipping_table(content.story.uses),
+        "plans": training_tables.plan_table(content.story.moments),
+        "endings": training_tables.endings_table(content.story.endings, content.settings.training),
     }
 
 
@@ -226,7 +226,7 @@ def watched_panels(content: Content) -> list[Panel]:
             partial(plots.draw_curves, curves=curves, variants=variants, title=titles[metric]),
             f"Line chart by iteration, held-out images: {titles[metric]}; one line a variant.",
         )
-        for index, (metric, curves) in enumerate(content.watched.items())
+        for index, (metric, curves) in enumerate(content.story.watched.items())
     ]
 
 
@@ -266,12 +266,13 @@ def plot_files(content: Content) -> dict[str, str]:
         "plots/l1_profile.csv": csv_text(("sampler", "step", "t", *band), l1),
         "plots/reward_curves.csv": csv_text(by_iteration, _rows(content.rewards)),
         "plots/training.csv": csv_text(by_iteration, _rows(content.training)),
-        "plots/watched.csv": csv_text(by_iteration, _rows(content.watched)),
+        "plots/watched.csv": csv_text(by_iteration, _rows(content.story.watched)),
         "plots/how_trained.csv": csv_text(
-            training_tables.TRAINED_HEADER, training_tables.flat_trained(content.trained)
+            training_tables.TRAINED_HEADER, training_tables.flat_trained(content.story.trained)
         ),
         "plots/chunk_draws.csv": csv_text(
-            ("variant", "chunk", "draws", "share", "clip_fraction"), training_tables.flat_uses(content.uses)
+            ("variant", "chunk", "draws", "share", "clip_fraction"),
+            training_tables.flat_uses(content.story.uses),
         ),
         "plots/pairs.csv": csv_text(
             ("first", "second", "difference", "low", "high"), tables.flat_pairs(content.pairs)
