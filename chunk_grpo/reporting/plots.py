@@ -150,20 +150,32 @@ def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[
     axes.set_title(title)
 
 
-LEGEND_COLUMNS = 5
+LEGEND_COLUMNS = 4
+"""Of many variants: what two panels side by side have room for."""
 
 
 def draw_legend(axes: Axes, variants: Sequence[str]) -> None:
     """The variants' lines, for the figures of the Markdown; the page has its own."""
+    crowded = is_crowded(variants)
+    width = 1.8 if crowded else 3  # dashes grow with the line's width
     handles = [
         Line2D(
-            [], [], color=variant_colour(variants, v), linestyle=line_style(variants, v), linewidth=3, label=v
+            [],
+            [],
+            color=variant_colour(variants, v),
+            linestyle=line_style(variants, v),
+            linewidth=width,
+            label=v,
         )
         for v in variants
     ]
-    columns = LEGEND_COLUMNS if is_crowded(variants) else len(handles)
-    length = {"handlelength": 4.0} if is_crowded(variants) else {}
-    axes.legend(handles=handles, loc="center left", ncols=columns, borderaxespad=0, **length)
+    if not crowded:
+        axes.legend(handles=handles, loc="center left", ncols=len(handles), borderaxespad=0)
+        return
+    legend = axes.legend(
+        handles=handles, loc="center left", ncols=LEGEND_COLUMNS, borderaxespad=0, handlelength=3.4
+    )
+    legend.set_in_layout(False)  # long names must not squeeze the panels
 
 
 def legend_height(variants: Sequence[str]) -> float:
