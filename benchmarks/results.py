@@ -21,8 +21,8 @@ OUTSIDE_TARGET = 0.10
 Results = Mapping[str, Any]
 """What `python -m benchmarks.train` writes: "machine", "quick", and "configurations" by name.
 
-Each of these has "about", "rows" (name to one record of `rows.Measurement` a repetition), "minimum" by row, and "memory"
-(records of `memory.Peaks`).
+Each of these has "about", "rows" (name to one record of `rows.Measurement` a repetition), "minimum" by row, and
+"memory" (records of `memory.Peaks`).
 """
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.configurations import TINY, Configuration
+from benchmarks.held import held_gradient
 from benchmarks.reference import ReferenceTrainer, Sample
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.flux import FluxFamily
@@ -64,6 +65,7 @@ class Side:
     log_probs: Tensor
     first: list[Tensor]
     second: list[Tensor]
+    held: list[Tensor] | None = None
     stats: UpdateStats | None = None
 
 
@@ -89,6 +91,9 @@ def ours(task: Task, same_noise: bool) -> Side:
     learner.optimizer.zero_grad()
     moved(family)
     stats = updates[1].accumulate_gradient(processes, on_policy=False, check=check)
+    second = gradients(family)
+    learner.optimizer.zero_grad()
+    held_gradient(updates[1], processes, on_policy=False, check=check)
     drawn = experience.drawn
     return Side(
         experience.rewards.flatten(),
@@ -96,6 +101,7 @@ def ours(task: Task, same_noise: bool) -> Side:
         drawn.states,
         drawn.log_probs,
         first,
+        second,
         gradients(family),
         stats,
     )
@@ -135,3 +141,5 @@ def test_both_trainers_draw_earn_and_learn_the_same(task: Task, same_noise: bool
     assert ((stats.ratios - 1).abs() - CLIP_RANGE).abs().min() > 1e-5  # nor decided by rounding
     assert relative_difference(found.first, expected.first) < 1e-4
     assert relative_difference(found.second, expected.second) < 1e-4
+    assert found.held is not None
+    assert relative_difference(found.held, expected.second) < 1e-4
