@@ -201,7 +201,8 @@ def _answer(tuned: Sequence[Comparison]) -> str:
     if len(lowered) == len(tuned):
         return "No: the training reward falls."
     start = f"The training reward rises for {_named(raised, tuned)}" if raised else "No improvement is shown"
-    return f"{start}; it falls for {_named(lowered, tuned)}." if lowered else f"{start}."
+    falling = "it falls" if raised else "the training reward falls"
+    return f"{start}; {falling} for {_named(lowered, tuned)}." if lowered else f"{start}."
 
 
 def _named(names: Sequence[str], tuned: Sequence[Comparison]) -> str:

@@ -88,7 +88,7 @@ def test_foreign_rows_are_refused() -> None:
         ([("a", 0.1, 0.2), ("b", -0.1, 0.2)], "The training reward rises for a."),
         ([("a", 0.1, 0.2), ("b", -0.3, -0.2)], "The training reward rises for a; it falls for b."),
         ([("a", -0.1, 0.2), ("b", -0.1, 0.1)], "No improvement is shown."),
-        ([("a", -0.1, 0.2), ("b", -0.2, -0.1)], "No improvement is shown; it falls for b."),
+        ([("a", -0.1, 0.2), ("b", -0.2, -0.1)], "No improvement is shown; the training reward falls for b."),
         ([("a", -0.3, -0.2)], "No: the training reward falls."),
         ([("a", math.nan, math.nan)], "Too few prompts to tell."),
     ],
