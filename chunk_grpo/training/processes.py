@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import GradientAccumulationPlugin, gather_object
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError
@@ -21,10 +21,22 @@ class Processes:
     def __init__(self) -> None:
         """Join the other processes and take this one's GPU.
 
+        accelerate's environment names the processes and their devices. What would move results is not taken from it.
+
         Raises:
-            ConfigError: There are others, but accelerate does not see them.
+            ConfigError: There are others, but accelerate does not see them; or weights shall be spread over processes.
         """
-        self._accelerator = Accelerator()
+        if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+            # On GPUs the checkpoints would hold a part of the weights; on CPUs accelerate leaves FSDP out silently.
+            raise ConfigError(
+                "accelerate is set to FSDP, but every process has to hold all weights: run `accelerate config` again, "
+                "or take ACCELERATE_USE_FSDP out of the environment. LoRA (train.lora) needs less memory"
+            )
+        self._accelerator = Accelerator(
+            mixed_precision="no",
+            dynamo_backend="no",
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        )
         self._network: nn.Module | None = None
         if self.count != (started := int(os.environ.get("WORLD_SIZE", "1"))):
             # Each of them would train on its own, and all would write the same files.

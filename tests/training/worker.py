@@ -4,7 +4,6 @@ Started as `python -m tests.training.worker JOBS PROMPTS FOLDER` with the enviro
 `do` runs a job in the process of the test, which is the comparison.
 """
 
-import itertools
 import json
 import os
 import pickle
@@ -65,6 +64,7 @@ class Seen:
         rows: Metrics.
         gradient: Of the first update, before it is clipped.
         moved: Weights at the end less those at the start; None with an adapter.
+        looks: How often it looked at the stop request.
         items: Of each update, how many items this process trained.
         weights: At the end.
         sizes: Of the plan at the end.
@@ -74,6 +74,7 @@ class Seen:
     rows: list[MetricRow] = field(default_factory=list)
     gradient: Tensor | None = None
     moved: Tensor | None = None
+    looks: int = 0
     items: list[int] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
@@ -93,12 +94,17 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     )
     folder = root / job.folder / (str(rank) if job.own_folder else "")
     places = Places(folder, "test", folder / "logs", "it", ("tensorboard",) if job.own_folder else ())
-    seen, asked = Seen(), itertools.count(1)
+    seen = Seen()
+
+    def should_stop() -> bool:
+        """Every process counts, and only the second one is told: all of them have to hear of it."""
+        seen.looks += 1
+        return seen.looks == job.stop_at and rank == 1
+
     with watched(seen, job.sgd):
         try:
             trainer = Trainer(family, task, method_of(params), params.train, 0, places)
-            # Every process counts, and only the second one is told: all of them have to hear of it.
-            seen.rows = trainer.run(lambda: next(asked) == job.stop_at and rank == 1)
+            seen.rows = trainer.run(should_stop)
             seen.sizes = list(trainer._learner.chunks.plan.sizes)
         except ChunkGrpoError as error:
             seen.error = f"{type(error).__name__}: {error}"
