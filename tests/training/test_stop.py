@@ -96,7 +96,7 @@ def test_sigterm_is_answered_in_time_and_costs_nothing(where: str, workspace: Wo
     state = torch.load(newest, weights_only=True)["state"]
     halfway = state["extra"]["halfway"]
     assert state["iteration"] == moment.iteration
-    assert (None if halfway is None else len(halfway["updates"])) == moment.updates_done
+    assert (None if halfway is None else len(halfway[0]["updates"])) == moment.updates_done
     assert workspace.run("train") == 0
     assert {path.relative_to(target): path.read_bytes() for path in files(target)} == untouched
 
