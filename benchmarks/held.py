@@ -7,7 +7,8 @@ import torch
 from benchmarks.reference import Trajectories, chunk_surrogate
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.update import Check, Update, UpdateStats
+from chunk_grpo.training.stopping import Check
+from chunk_grpo.training.update import Update, UpdateStats
 
 
 def held_gradient(update: Update, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:

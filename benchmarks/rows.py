@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +20,13 @@ from benchmarks.configurations import Configuration
 from benchmarks.held import held_gradient
 from benchmarks.reference import ReferenceTrainer
 from chunk_grpo.config import TrainParams
-from chunk_grpo.core.types import Velocity
-from chunk_grpo.families.base import velocity_function
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training import rollouts
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.stopping import Check
 from chunk_grpo.training.trainer import Places, Task, Trainer
-from chunk_grpo.training.update import Check, Update, UpdateStats
+from chunk_grpo.training.update import Update, UpdateStats
 
 SEED, ITERATION = 0, 1
 REFERENCE, OURS = "reference", "ours"
@@ -55,11 +54,7 @@ def activations_held() -> Iterator[None]:
 @contextmanager
 def first_evaluations_apart() -> Iterator[None]:
     """Inside, rows that start from one noise are evaluated one by one also at the first step."""
-
-    def velocity(sampling: rollouts._Sampling, prompts: Sequence[int]) -> Velocity:
-        return velocity_function(sampling._family, sampling._prompts.conditioning.rows(prompts))
-
-    with patch.object(rollouts._Sampling, "_velocity", velocity):
+    with patch.object(rollouts._Sampling, "_starts_alike", False):
         yield
 
 

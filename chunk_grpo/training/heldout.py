@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.rollouts import DIVERGED
+from chunk_grpo.training.stopping import Check, Stoppable, never
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def heldout_images(
     times: Tensor,
     prompts: PromptSet,
     settings: HeldoutSettings,
-    check: Callable[[], None] = lambda: None,
+    check: Check = never,
 ) -> NDArray[np.float32]:
     """Images [P * images_per_prompt, 3, H, W] of the current policy, comparable between iterations.
 
@@ -48,7 +48,7 @@ def heldout_images(
         times: Time grid [S + 1].
         prompts: P prompts.
         settings: Sizes and the noise's seed.
-        check: Called before each batch; it may raise to give up.
+        check: Called before each evaluation of the policy; it may raise to give up.
 
     Raises:
         DataError: A latent is not finite; the message names the prompt.
@@ -57,13 +57,12 @@ def heldout_images(
     names = [f"{rows.ids[i]}/{i % settings.images_per_prompt}" for i in range(len(rows))]
     images = []
     for first in range(0, len(rows), settings.batch_size):
-        check()
         span = range(first, min(first + settings.batch_size, len(rows)))
         noise = sample_noise(
             (len(span), *family.latent_shape), [generator("heldout", settings.seed, names[i]) for i in span]
         )
         part = rows.rows(span)
-        velocity = velocity_function(family, part.conditioning)
+        velocity = velocity_function(Stoppable(family, check), part.conditioning)
         start = noise.to(part.conditioning.prompt_embeds.device)
         finals = rollout_ode(lambda _, v=velocity: v, start, times)[:, -1]  # type: ignore[misc]  # v bound early
         require_finite(finals, part, "held-out prompts", DIVERGED)

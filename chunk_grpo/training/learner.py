@@ -15,7 +15,8 @@ from chunk_grpo.training.chunks import Chunks, Draw
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience
-from chunk_grpo.training.update import Check, Objective, Policies, Update, UpdateBatch, UpdateStats
+from chunk_grpo.training.stopping import Check
+from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch, UpdateStats
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.training.early_stop import BestScore
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
 from chunk_grpo.training.image_statistics import image_statistics
+from chunk_grpo.training.stopping import Check
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,14 @@ class Monitor:
         self._drawing = HeldoutSettings(settings.images_per_prompt, settings.seed, train.micro_batch_size)
         self.best = BestScore()
 
-    def measure(
-        self, family: Family, times: Tensor, iteration: int, check: Callable[[], None]
-    ) -> Measurement:
+    def measure(self, family: Family, times: Tensor, iteration: int, check: Check) -> Measurement:
         """Draw, score and describe the policy's images.
 
         Args:
             family: The policy.
             times: Time grid [S + 1] to draw on.
             iteration: Iterations done.
-            check: Called before each batch; it may raise to give up.
+            check: Called before each evaluation of the policy; it may raise to give up.
 
         Raises:
             DataError: A latent or a score is not finite.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
+from chunk_grpo.training.stopping import Check, Stoppable, never
 
 DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad_norm."
 
@@ -119,7 +120,7 @@ def gather(
     iteration: Iteration,
     reward: Reward,
     settings: RolloutSettings,
-    check: Callable[[], None] = lambda: None,
+    check: Check = never,
 ) -> Experience:
     """Sample the groups of each prompt with the current policy, decode and score.
 
@@ -129,7 +130,7 @@ def gather(
         iteration: Prompts, and the names of their random streams.
         reward: What scores the images.
         settings: Sizes.
-        check: Called before each batch; it may raise to give up.
+        check: Called before each evaluation of the policy; it may raise to give up.
 
     Raises:
         DataError: A latent or a reward is not finite; the message names the prompt.
@@ -139,7 +140,7 @@ def gather(
     branching = method.settings.branching
     images = settings.group_size * (branching.points if branching else 1)
     rows = iteration.prompts.repeated(images)
-    sampler = _Sampling(family, method, iteration, settings)
+    sampler = _Sampling(family, method, iteration, settings, check)
     batches: list[Drawn] = []
     with _Judge(family, reward, settings.background) as judge:
         for drawn in sampler.branches(branching) if branching else sampler.trajectories():
@@ -148,7 +149,6 @@ def gather(
             require_finite(drawn.finals, part, "rollout", DIVERGED)
             batches.append(drawn)
             judge.submit(drawn.finals, part)
-            check()
         sampled = time.perf_counter()
         scores = judge.scores()
     members = branching.children if branching else settings.group_size
@@ -169,9 +169,10 @@ class _Sampling:
     """The sampler of one iteration; each row has its own streams, so batches and processes change nothing."""
 
     def __init__(
-        self, family: Family, method: Method, iteration: Iteration, settings: RolloutSettings
+        self, family: Family, method: Method, iteration: Iteration, settings: RolloutSettings, check: Check
     ) -> None:
-        self._family, self._method, self._settings = family, method, settings
+        self._policy, self._latent_shape = Stoppable(family, check), family.latent_shape
+        self._method, self._settings = method, settings
         self._prompts, self._places = iteration.prompts, iteration.places
         self._number = iteration.number
         self._stream = ("rollout", settings.seed, iteration.number)
@@ -219,7 +220,7 @@ class _Sampling:
             prompts = self._prompts.conditioning.rows([i // runs for i in span])
 
             def velocity(x: Tensor, t: Tensor, rows: Tensor, prompts: Conditioning = prompts) -> Tensor:
-                return self._family.velocity(x, t, prompts.rows(rows))
+                return self._policy.velocity(x, t, prompts.rows(rows))
 
             def stream(row: int, step: int, child: int, first: int = first) -> torch.Generator:
                 return generator(*self._stream, "branch", names[first + row], step, child)
@@ -251,7 +252,7 @@ class _Sampling:
 
     def _starts(self, names: Sequence[int]) -> Tensor:
         noise = sample_noise(
-            (len(names), *self._family.latent_shape),
+            (len(names), *self._latent_shape),
             [generator(*self._stream, "start", name) for name in names],
         )
         return noise.to(self._prompts.conditioning.prompt_embeds.device)
@@ -259,11 +260,11 @@ class _Sampling:
     def _velocity(self, prompts: Sequence[int]) -> Velocity:
         """The policy for rows of these prompts, in order; rows that start alike share their first evaluation."""
         conditioning = self._prompts.conditioning
-        everywhere = velocity_function(self._family, conditioning.rows(prompts))
+        everywhere = velocity_function(self._policy, conditioning.rows(prompts))
         if not self._starts_alike:
             return everywhere
         distinct = sorted(set(prompts))
-        alike = velocity_function(self._family, conditioning.rows(distinct))
+        alike = velocity_function(self._policy, conditioning.rows(distinct))
         where = torch.tensor([distinct.index(prompt) for prompt in prompts])
         leaders = torch.tensor([prompts.index(prompt) for prompt in distinct])
         start = float(self._method.grid.times[0])

@@ -122,9 +122,11 @@ class Trainer:
             "variant": method.settings.model_dump(mode="json"),
             "train": settings.model_dump(mode="json"),
         }
-        self._trackers = Trackers(places.trackers, places.logs, places.name, config, start_step=self._done)
-        # What they had of the last iteration is hidden by the new start.
-        self._trackers.log(self._done, {name: value for i, name, value in self._rows if i == self._done})
+        # They hide what they have of the step that is the first and of later ones.
+        first = self._done if self._is_watch_due() else self._done + 1
+        self._trackers = Trackers(places.trackers, places.logs, places.name, config, start_step=first)
+        if first == self._done:
+            self._trackers.log(first, {name: value for i, name, value in self._rows if i == first})
 
     def run(self, should_stop: Callable[[], bool]) -> list[MetricRow]:
         """Train to the last iteration, or until the held-out score stops getting better, and return all metrics.
@@ -270,12 +272,17 @@ class Trainer:
         last = {name: value for iteration, name, value in self._rows if iteration == self._done}
         return f"reward {last['reward_mean']:.3f} +- {last['reward_std']:.3f}"
 
-    def _watch_if_due(self) -> None:
-        """Measure the policy on held-out prompts, unless that was done before a stop."""
+    def _is_watch_due(self) -> bool:
+        """Whether the policy is to be measured now and was not, before a stop."""
         iteration, every = self._done, self._settings.heldout.every
         due = iteration % every == 0 or iteration == self._settings.iterations
-        if not due or any(row[:2] == (iteration, "heldout_reward") for row in self._rows):
+        return due and not any(row[:2] == (iteration, "heldout_reward") for row in self._rows)
+
+    def _watch_if_due(self) -> None:
+        """Measure the policy on held-out prompts when it is time to."""
+        if not self._is_watch_due():
             return
+        iteration = self._done
         with self._averaged():
             measured = self._monitor.measure(self._family, self._method.grid.times, iteration, self._check)
             if measured.is_best and self._settings.heldout.keep_best and self._processes.is_main:

@@ -23,15 +23,13 @@ from chunk_grpo.families.base import Conditioning
 from chunk_grpo.training.chunks import TrainedChunks
 from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.stopping import Check
 
 PolicyVelocity = Callable[[Tensor, Tensor, Conditioning], Tensor]
 """(x [N, L, D], t [N], conditioning of N prompts) -> velocity [N, L, D]."""
 
 ValueOfItems = Callable[[Transition, Tensor, Tensor], Tensor]
 """(transitions, rows [n], steps [n]) -> [n]."""
-
-Check = Callable[[], None]
-"""Called between micro-batches; it raises to have the work given up."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from chunk_grpo.artifacts import SchemaName, read_manifest, read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.image_files import decode_image
-from stages.train import Arguments, checkpoint_key
+from stages.train import Arguments, checkpoint_key, forget
 from tests.conftest import ORDER, SCORER, VARIANT, Workspace, new_workspace
 
 
@@ -225,6 +225,21 @@ def test_an_adapter_is_trained_drawn_and_scored(workspace: Workspace) -> None:
     pictures = {mode: [row["image"]["bytes"] for row in found] for mode, found in images.items()}
     assert all(a != b for a, b in zip(pictures["tuned"], pictures["base"], strict=True))
     assert all(a != b for a, b in zip(pictures["hybrid"], pictures["tuned"], strict=True))
+
+
+def test_the_best_policy_outlives_the_checkpoints_that_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed while it cleans up goes on from the last checkpoint, if there is one, and needs both."""
+    for name in ("iteration-000001.pt", "iteration-000002.pt", "best/iteration-000001.pt"):
+        (tmp_path / "seed-0" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "seed-0" / name).touch()
+    left: list[str] = []
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda folder: left.extend(p.parent.name for p in folder.rglob("*.pt"))
+    )
+    forget(tmp_path)
+    assert left == ["best"]
 
 
 def test_a_checkpoint_belongs_to_its_base_policy(workspace: Workspace) -> None:

@@ -66,7 +66,7 @@ PAIR = {
     **{name: replace(job, folder=name) for name, job in ALIKE.items()},
     "writers": Job(CHUNK_WS, {**SMALL, "heldout": {**BEST, "keep_best": True}}, "writers", own_folder=True),
     "odd": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2}, "odd"),
-    "stopped": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped", stop_at=5),
+    "stopped": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped", stop_at=13),
     "resumed": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped"),
 }
 """What two processes do, in this order."""

@@ -103,7 +103,7 @@ def test_an_adapter_is_trained_and_goes_on_from_halfway(
     run |= {"heldout": {"keep_best": True}, "old_log_probs": "training", "gradient_checkpointing": True}
     whole = train(tmp_path / "whole", **run)
     with pytest.raises(TransientError):
-        train(tmp_path / "stopped", stop_at=8, **run)
+        train(tmp_path / "stopped", stop_at=19, **run)
     resumed = train(tmp_path / "stopped", **run)
     assert resumed.without_times() == whole.without_times()
     for name in ("transformer", "best"):
@@ -120,7 +120,7 @@ def test_an_adapter_is_trained_and_goes_on_from_halfway(
 def test_trackers_are_told_every_iteration_once_also_after_a_stop(train: Train, tmp_path: Path) -> None:
     run: dict[str, Any] = {"iterations": 3, "trackers": ("tensorboard",), "checkpoint_every": 3}
     with pytest.raises(TransientError):
-        train(tmp_path, stop_at=14, **run)
+        train(tmp_path, stop_at=30, **run)
     made = train(tmp_path, **run)
     seen = EventAccumulator(str(tmp_path / "logs" / "it")).Reload()
     for metric in ("reward_mean", "heldout_reward", "grad_norm"):
