@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,15 +56,21 @@ class Started:
         (folder / "stage.py").write_text(STAGE)
         (folder / "out").mkdir()
 
-    def start(self, work: str, **variables: str) -> "subprocess.Popen[str]":
+    @contextmanager
+    def start(self, work: str, **variables: str) -> "Iterator[subprocess.Popen[str]]":
+        """Killed on leaving if it still runs, which ends its processes too."""
         options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(self.folder / "run.json")]
-        return subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, str(self.folder / "stage.py"), *options, "--work", work, "--out", "out"],
             cwd=self.folder,
             env=os.environ | {"PYTHONPATH": str(ROOT), PROCESSES: "2"} | variables,
             stderr=subprocess.PIPE,
             text=True,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def says(self, rank: int) -> str:
         path = self.folder / "out" / str(rank)
