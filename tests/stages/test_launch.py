@@ -56,14 +56,20 @@ class Started:
         (folder / "stage.py").write_text(STAGE)
         (folder / "out").mkdir()
 
+    def command(self, work: str) -> list[str]:
+        options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(self.folder / "run.json")]
+        return [sys.executable, str(self.folder / "stage.py"), *options, "--work", work, "--out", "out"]
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(ROOT), PROCESSES: "2"} | variables
+
     @contextmanager
     def start(self, work: str, **variables: str) -> "Iterator[subprocess.Popen[str]]":
         """Killed on leaving if it still runs, which ends its processes too."""
-        options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(self.folder / "run.json")]
         with subprocess.Popen(
-            [sys.executable, str(self.folder / "stage.py"), *options, "--work", work, "--out", "out"],
+            self.command(work),
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), PROCESSES: "2"} | variables,
+            env=self.environment(**variables),
             stderr=subprocess.PIPE,
             text=True,
         ) as process:
@@ -134,11 +140,27 @@ def test_sigterm_reaches_all_and_each_may_save(started: Started) -> None:
     assert time.monotonic() - start < STOP_SECONDS
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's own")
 def test_processes_end_with_the_one_that_started_them(started: Started) -> None:
     with started.start("wait") as process:
         wait_until(started.both)
         time.sleep(0.2)
         process.send_signal(signal.SIGKILL)
+    wait_until(lambda: started.says(0) == started.says(1) == "saved")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's own")
+def test_they_all_end_with_the_parent_of_that_one(started: Started) -> None:
+    starter = f"import subprocess; subprocess.run({started.command('wait')!r})"
+    with subprocess.Popen(
+        [sys.executable, "-c", starter],
+        cwd=started.folder,
+        env=started.environment(),
+        stderr=subprocess.DEVNULL,
+    ) as parent:
+        wait_until(started.both)
+        time.sleep(0.2)
+        parent.send_signal(signal.SIGKILL)
     wait_until(lambda: started.says(0) == started.says(1) == "saved")
 
 
@@ -161,6 +183,10 @@ def test_processes_that_somebody_else_started_start_no_more(monkeypatch: pytest.
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv(PROCESSES, "4")
     monkeypatch.setattr(_launch, "run_stage", lambda main, arguments: 42)
+    monkeypatch.setattr(_launch, "begin", lambda: None)
+    monkeypatch.setattr(
+        _launch, "launch", lambda *arguments, **options: 43
+    )  # or the test runner would start itself
     assert run_processes(lambda params, arguments: None, object, lambda params: 4) == 42  # type: ignore[type-var]
 
 
