@@ -22,7 +22,7 @@ WORDS = {
     "chunk-ws": "chunk objective, plan listed, selection weighted",
     "chunk-first": "chunk objective, plan listed, fraction 1, only chunk 0 trained",
     "control": "step objective, plan listed, step weights chunk-size",
-    "chunk-dynamic": "chunk objective, plan guided, plan made anew every 2 iterations",
+    "chunk-dynamic": "chunk objective, plan guided-3, plan made anew every 2 iterations",
     "chunk-clip": "chunk objective, plan listed, clip ranges [5e-5, 0.0001, 0.0002, 0.0004] by chunk",
     "chunk-rewards": "chunk objective, plan listed, rewards by chunk (chunk 0: 1 × shapes-graded; chunk 1: "
     "1 × shapes-graded; chunk 2: 1 × shapes-graded + 0.6 × shapes-vivid; chunk 3: 1 × shapes-vivid)",
