@@ -112,6 +112,7 @@ class Configuration:
             "old_log_probs": "rollout",
             "lora": None,
             "gradient_checkpointing": False,
+            "shard_weights": False,
             "ema_decay": None,
         }
         return parse_params(raw)

@@ -134,8 +134,7 @@ def main(params: Params, arguments: Arguments) -> None:
             places = Places(folder / f"seed-{seed}", key, LOGS, name, params.trackers)
             trainer = Trainer(family, task, method, params.train, seed, places)
             rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
-            if writes:
-                trainer.save_policies(draft / f"seed-{seed}")
+            trainer.save_policies(draft / f"seed-{seed}")
         if writes:
             write_metrics(rows, draft, arguments.timings)
     if writes:

@@ -68,6 +68,8 @@ class TrainParams(Section):
         reward_wait: seconds before the second attempt; twice as long before each further one.
         lora: train low-rank adapters instead of all weights; null trains all.
         gradient_checkpointing: whether activations are computed again in the backward pass instead of kept.
+        shard_weights: whether several processes keep a part each of the weights and of the optimiser's state, instead
+            of all of them.
         ema_decay: of the moving average of the weights, which is what is watched and kept; null keeps the last ones.
         checkpoint_every: iterations between two checkpoints of the optimiser and the weights.
         checkpoints_kept: how many of them are kept.
@@ -94,6 +96,7 @@ class TrainParams(Section):
     reward_wait: NonNegativeFloat
     lora: LoraParams | None
     gradient_checkpointing: bool
+    shard_weights: bool
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None
     checkpoint_every: PositiveInt
     checkpoints_kept: PositiveInt

@@ -132,7 +132,10 @@ class Family(VelocityModel, Protocol):
         ...
 
     def trainable_state(self) -> dict[str, Tensor]:
-        """The trained weights alone, by name. They are not copied: save them before the next optimiser step."""
+        """The trained weights alone, by name. They are not copied: save them before the next optimiser step.
+
+        Where they are spread over processes, all must call, and only the first one gets them.
+        """
         ...
 
     def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
@@ -153,11 +156,14 @@ class Family(VelocityModel, Protocol):
         """
         ...
 
-    def reference(self) -> VelocityModel:
+    def reference(self, spread: Callable[[nn.Module], None] | None = None) -> VelocityModel:
         """The policy that a KL divergence is measured from, run as the policy is run.
 
         With an adapter: the same weights with the adapter off, so the untrained policy at any time and at no cost of
         memory. Otherwise: a frozen copy of the weights as they are now, so call it before training starts.
+
+        Args:
+            spread: Given the copy's network, to spread its weights over processes.
         """
         ...
 
@@ -177,10 +183,14 @@ class Family(VelocityModel, Protocol):
         """
         ...
 
-    def save_transformer(self, folder: Path) -> None:
+    def save_transformer(self, state: Mapping[str, Tensor], folder: Path) -> None:
         """Save what was trained in the diffusers layout: the transformer, or the adapter alone.
 
         A transformer is saved in the checkpoint's type, an adapter in float32. Equal weights give equal bytes.
+
+        Args:
+            state: What `trainable_state` gave.
+            folder: Of the transformer or adapter.
         """
         ...
 

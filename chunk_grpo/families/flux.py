@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from chunk_grpo.families.lora import (
     save_lora,
     with_lora,
 )
+from chunk_grpo.families.sharding import gathered
 
 PIPELINE_CLASS = "FluxPipeline"
 
@@ -201,13 +202,17 @@ class FluxFamily:
         yield from lora_parameters(network) if has_lora(network) else network.parameters()
 
     def trainable_state(self) -> dict[str, Tensor]:
-        """The weights of `trainable_parameters` by name, not copied."""
-        network = self.transformer
-        return lora_state(network) if has_lora(network) else dict(network.state_dict())
+        """The weights of `trainable_parameters` by name; see `Family.trainable_state`."""
+        return {name: gathered(value) for name, value in self._held_state().items()}
 
     def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
         """Copy back what `trainable_state` gave; DataError when it is of other weights."""
-        load_exactly(self.trainable_state(), state)
+        load_exactly(self._held_state(), state)
+
+    def _held_state(self) -> dict[str, Tensor]:
+        """What of the trained weights this process holds."""
+        network = self.transformer
+        return lora_state(network) if has_lora(network) else dict(network.state_dict())
 
     def use_network(self, network: nn.Module) -> None:
         """Run `velocity` through `network`, a module around the transformer."""
@@ -217,9 +222,14 @@ class FluxFamily:
             )
         self._network = network
 
-    def reference(self) -> VelocityModel:
+    def reference(self, spread: Callable[[nn.Module], None] | None = None) -> VelocityModel:
         """The untrained policy: the adapter off, or a frozen copy of the weights as they are now."""
-        return _WithoutLora(self) if has_lora(self.transformer) else self.frozen_copy()
+        if has_lora(self.transformer):
+            return _WithoutLora(self)
+        copied = self.frozen_copy()
+        if spread is not None:
+            spread(copied.transformer)
+        return copied
 
     def frozen_copy(self) -> FluxFamily:
         """A second model with its own copy of the velocity network, the other parts shared."""
@@ -246,15 +256,18 @@ class FluxFamily:
         parts = {**self._pipeline.components, "transformer": network}
         return FluxFamily(FluxPipeline(**parts), self._options)
 
-    def save_transformer(self, folder: Path) -> None:
+    def save_transformer(self, state: Mapping[str, Tensor], folder: Path) -> None:
         """Save the adapter where there is one, else the transformer in the checkpoint's type."""
-        network = self.transformer
-        if has_lora(network):
-            save_lora(network, folder)
+        if has_lora(self.transformer):
+            save_lora(self.transformer, state, folder)
             return
-        if network.dtype != self._options.dtype:
-            network = _cast_copy(network, self._options.dtype)
-        network.save_pretrained(folder)
+        # Another network: one in training may have wider weights, or only a part of each.
+        with torch.device("meta"):
+            saved = FluxTransformer2DModel.from_config(self.transformer.config)
+        saved.load_state_dict(
+            {name: value.to(self._options.dtype) for name, value in state.items()}, assign=True
+        )
+        saved.save_pretrained(folder)
 
 
 class _WithoutLora:
@@ -270,13 +283,3 @@ class _WithoutLora:
         """Velocity of the untrained policy, through the network that the family uses now."""
         with lora_off(self._family.transformer):
             return self._family.velocity(x, t, conditioning)
-
-
-def _cast_copy(network: FluxTransformer2DModel, dtype: torch.dtype) -> FluxTransformer2DModel:
-    """The network in another type; memory is taken for that type alone."""
-    with torch.device("meta"):
-        empty = FluxTransformer2DModel.from_config(network.config)
-    empty.load_state_dict(
-        {name: value.to(dtype) for name, value in network.state_dict().items()}, assign=True
-    )
-    return empty

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.families.sharding import part_for
 
 WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
 """The file of an adapter folder."""
@@ -128,9 +129,10 @@ def lora_state(network: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def save_lora(network: Any, folder: Path) -> None:
+def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
     """Write the folder that diffusers' `load_lora_weights` reads: the adapter alone, float32.
 
+    The weights are those of `state`, which `lora_state` gave; the settings are those of the network's adapter.
     Equal weights give equal bytes, which diffusers' own writer does not promise: its metadata has two entries, which
     safetensors writes in any order, and holds a set. Only what differs from peft's defaults goes in, so that
     other versions of peft can read it.
@@ -142,7 +144,7 @@ def save_lora(network: Any, folder: Path) -> None:
         "target_modules": sorted(config.target_modules),
     }
     metadata = {f"{_PREFIX}{name}": value for name, value in settings.items()}
-    state = {f"{_PREFIX}{name}": value.contiguous() for name, value in lora_state(network).items()}
+    state = {f"{_PREFIX}{name}": value.contiguous() for name, value in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         state, folder / WEIGHTS, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(metadata, sort_keys=True)}
@@ -189,7 +191,7 @@ def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
 
 @torch.no_grad()
 def load_exactly(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Copy `given` into the tensors of `mine`.
+    """Copy `given`, whole tensors, into those of `mine`, which may be spread over processes.
 
     Raises:
         DataError: Names or shapes differ; the message names one. Nothing was changed.
@@ -201,4 +203,4 @@ def load_exactly(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
                 f"{name}: must have the shape {wanted}, got {found} (None: there is no such weight)"
             )
     for name, tensor in mine.items():
-        tensor.copy_(given[name])
+        tensor.copy_(part_for(tensor, given[name]))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from chunk_grpo.families.sharding import gathered, part_for
+
 
 class ExponentialMovingAverage:
     """average <- decay * average + (1 - decay) * weight, from the weights at the start."""
@@ -48,11 +50,13 @@ class ExponentialMovingAverage:
     def state(self) -> list[Tensor]:
         """The averages in the parameters' order. They are not copied: save them before the next update.
 
+        Where they are spread over processes, all must call, and only the first one gets them.
+
         Raises:
             ValueError: Inside `averaged`.
         """
         self._require_own_weights("state")
-        return list(self._averages)
+        return [gathered(average) for average in self._averages]
 
     def load_state(self, averages: Sequence[Tensor]) -> None:
         """Copy back what `state` gave.
@@ -65,7 +69,7 @@ class ExponentialMovingAverage:
         if found != wanted:
             raise ValueError(f"averages must have the shapes {wanted} of the parameters, got {found}")
         for mine, given in zip(self._averages, averages, strict=True):
-            mine.copy_(given)
+            mine.copy_(part_for(mine, given))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

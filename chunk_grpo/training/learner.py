@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.sharding import gathered, part_for
 from chunk_grpo.training.chunks import Chunks, Draw
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.processes import Processes
@@ -75,15 +77,23 @@ class Learner:
         updates = [self._update(lesson, number) for number in range(self._settings.updates_per_iteration)]
         if fresh and self._settings.old_log_probs == "training":
             kept = lesson.experience.drawn.log_probs.view(len(updates), -1, self._method.grid.num_sde_steps)
-            for number, update in enumerate(
-                updates[1:], 1
-            ):  # the first one's ratios are 1, whatever the old values
+            # The first one's ratios are 1, whatever the old values.
+            for number, update in enumerate(updates[1:], start=1):
                 kept[number] = update.reevaluate_old(self._processes, check)
         return updates
 
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimiser's own, whole. Where it is spread over processes, all must call, and only the first gets it."""
+        return _with_tensors(self.optimizer.state_dict(), lambda _, value: gathered(value))
+
     def load_state(self, optimizer: dict[str, Any], chunks: dict[str, Any]) -> None:
         """Go on with the state of the optimiser and of the chunks."""
-        self.optimizer.load_state_dict(optimizer)
+
+        def part(index: int, value: Tensor) -> Tensor:
+            parameter = self._parameters[index]
+            return part_for(parameter, value) if value.shape == parameter.shape else value
+
+        self.optimizer.load_state_dict(_with_tensors(optimizer, part))
         self.chunks.load_state(chunks)
 
     def step(self, update: Update, lesson: Lesson, number: int, check: Check) -> tuple[UpdateStats, float]:
@@ -137,6 +147,17 @@ class Learner:
     def _objective(self) -> Objective:
         method = self._method
         return Objective(method.clip_range, method.kl_coef, method.settings.ratio_norm)
+
+
+def _with_tensors(state: dict[str, Any], change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
+    """An optimiser's state with its tensors changed, given the number of the parameter that each belongs to."""
+    changed = {
+        index: {
+            name: change(index, value) if isinstance(value, Tensor) else value for name, value in held.items()
+        }
+        for index, held in state["state"].items()
+    }
+    return {**state, "state": changed}
 
 
 _REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."

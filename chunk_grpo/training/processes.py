@@ -11,39 +11,47 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin, gather_object
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.families.sharding import shard
 
 
 class Processes:
     """What the trainer asks of the other processes; each call that gathers must be made by all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shards_weights: bool = False) -> None:
         """Join the other processes and take this one's GPU.
 
         accelerate's environment names the processes and their devices. What would move results is not taken from it.
 
+        Args:
+            shards_weights: Whether weights are spread over the processes. Otherwise each holds all of them.
+
         Raises:
-            ConfigError: There are others, but accelerate does not see them; or weights shall be spread over processes.
+            ConfigError: There are others, but accelerate does not see them; or accelerate is set to FSDP.
         """
         if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-            # On GPUs the checkpoints would hold a part of the weights; on CPUs accelerate leaves FSDP out silently.
+            # accelerate leaves it out on CPUs without a word, and then nothing could be tested without GPUs.
             raise ConfigError(
-                "accelerate is set to FSDP, but every process has to hold all weights: run `accelerate config` again, "
-                "or take ACCELERATE_USE_FSDP out of the environment. LoRA (train.lora) needs less memory"
+                "accelerate is set to FSDP: set train.shard_weights to true instead, and run `accelerate config` again "
+                "or take ACCELERATE_USE_FSDP out of the environment"
             )
         self._accelerator = Accelerator(
             mixed_precision="no",
             dynamo_backend="no",
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         )
-        self._network: nn.Module | None = None
+        self._replica: nn.Module | None = None
         if self.count != (started := int(os.environ.get("WORLD_SIZE", "1"))):
             # Each of them would train on its own, and all would write the same files.
             raise ConfigError(
                 f"{started} processes were started, but accelerate sees {self.count}: without GPUs it needs "
                 "`accelerate launch --cpu` or ACCELERATE_USE_CPU=true"
             )
+        is_spread = shards_weights and self.count > 1
+        self._mesh = init_device_mesh(self._accelerator.device.type, (self.count,)) if is_spread else None
 
     @property
     def count(self) -> int:
@@ -60,12 +68,21 @@ class Processes:
         """Whether this is the one that writes."""
         return bool(self._accelerator.is_main_process)
 
+    def spread(self, network: nn.Module) -> None:
+        """Spread a network's weights over the processes where that is wanted; its parameters are other objects then."""
+        if self._mesh is not None:
+            shard(network, self._mesh)
+
     def wrap(self, network: nn.Module) -> nn.Module:
-        """The network whose gradients are averaged over the processes; itself when there is one."""
-        if self.count > 1:
-            self._network = self._accelerator.prepare(network)
-            return self._network
-        return network
+        """The network whose gradients are averaged over the processes; itself when there is one.
+
+        Parameters are to be asked for after this.
+        """
+        if self._mesh is not None or self.count == 1:
+            self.spread(network)
+            return network
+        self._replica = self._accelerator.prepare(network)
+        return self._replica
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
         """The optimiser as accelerate wants it."""
@@ -73,8 +90,11 @@ class Processes:
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:
-        """Around a forward and backward pass: gradients are averaged over the processes in the `last` one only."""
-        with nullcontext() if last or self._network is None else self._accelerator.no_sync(self._network):
+        """Around a forward and backward pass: gradients are averaged over the processes in the `last` one only.
+
+        Those of spread weights are averaged in each one: waiting would take the memory of whole gradients.
+        """
+        with nullcontext() if last or self._replica is None else self._accelerator.no_sync(self._replica):
             yield
 
     def backward(self, loss: Tensor) -> None:
@@ -83,7 +103,8 @@ class Processes:
 
     def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
         """Scale the gradient down to `max_norm` if it is longer; its norm before that."""
-        return float(self._accelerator.clip_grad_norm_(parameters, max_norm))
+        norm = self._accelerator.clip_grad_norm_(parameters, max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def largest(self, number: int) -> int:
         """The largest of the processes' numbers."""

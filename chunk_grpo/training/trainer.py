@@ -99,12 +99,13 @@ class Trainer:
             DataError: There are checkpoints, and none of them can be used.
         """
         self._family, self._task, self._method, self._settings = family, task, method, settings
-        self._seed, self._processes = seed, Processes()
+        self._seed, self._processes = seed, Processes(shards_weights=settings.shard_weights)
         self._shares_of_prompts()
         self._checkpoints = CheckpointStore(places.checkpoints, places.identity, settings.checkpoints_kept)
         self._best = CheckpointStore(places.checkpoints / "best", places.identity, keep=1)
         family.prepare_training(_tuning(settings), derive_seed("adapter", seed))
-        reference = family.reference().velocity if method.kl_coef > 0 else None
+        reference = family.reference(self._processes.spread).velocity if method.kl_coef > 0 else None
+        family.use_network(self._processes.wrap(family.transformer))
         parameters = list(family.trainable_parameters())
         self._learner = Learner(
             Policies(family.velocity, reference), parameters, method, settings, self._processes, seed
@@ -112,7 +113,6 @@ class Trainer:
         self._average = (
             None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
         )
-        family.use_network(self._processes.wrap(family.transformer))
         self._monitor = Monitor(task.heldout, task.reward, settings)
         self._rows: list[MetricRow] = []
         self._done = 0
@@ -164,14 +164,16 @@ class Trainer:
     def save_policies(self, folder: Path) -> None:
         """Write the trained policy to `folder`/transformer and, if it is kept, the best one to `folder`/best.
 
-        The family holds the best one's weights after that.
+        All processes call; the main one writes.
         """
         with self._averaged():
-            self._family.save_transformer(folder / "transformer")
-        best = self._best.latest() if self._settings.heldout.keep_best else None
-        if best is not None:
-            self._family.load_trainable_state(best.network)
-            self._family.save_transformer(folder / "best")
+            trained = self._family.trainable_state()
+            if self._processes.is_main:
+                self._family.save_transformer(trained, folder / "transformer")
+        if self._processes.is_main and self._settings.heldout.keep_best:
+            best = self._best.latest()
+            if best is not None:
+                self._family.save_transformer(best.network, folder / "best")
 
     def _iterate(self, iteration: int) -> None:
         """Rollout and reward, advantage, update, log."""
@@ -285,8 +287,10 @@ class Trainer:
         iteration = self._done
         with self._averaged():
             measured = self._monitor.measure(self._family, self._method.grid.times, iteration, self._check)
-            if measured.is_best and self._settings.heldout.keep_best and self._processes.is_main:
-                self._best.save(TrainingState(iteration, self._family.trainable_state(), {}, []))
+            if measured.is_best and self._settings.heldout.keep_best:
+                best = self._family.trainable_state()
+                if self._processes.is_main:
+                    self._best.save(TrainingState(iteration, best, {}, []))
         self._rows += [(iteration, name, value) for name, value in measured.metrics.items()]
         self._trackers.log(iteration, measured.metrics)
         self._trackers.log_images(iteration, "heldout", as_pictures(measured.images[:PICTURES_SHOWN]))
@@ -344,16 +348,15 @@ class Trainer:
             "average": None if self._average is None else self._average.state(),
             "halfway": halfway,
         }
+        state = TrainingState(
+            iteration=self._done,
+            network=self._family.trainable_state(),
+            optimizer=self._learner.optimizer_state(),
+            rows=self._rows,
+            extra=extra,
+        )
         if self._processes.is_main:
-            self._checkpoints.save(
-                TrainingState(
-                    iteration=self._done,
-                    network=self._family.trainable_state(),
-                    optimizer=self._learner.optimizer.state_dict(),
-                    rows=self._rows,
-                    extra=extra,
-                )
-            )
+            self._checkpoints.save(state)
 
 
 def _tuning(settings: TrainParams) -> TuningOptions:

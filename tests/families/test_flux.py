@@ -117,5 +117,5 @@ def test_transformer_survives_saving(tmp_path: Path) -> None:
     conditioning = family.encode(PROMPTS[:2])
     with torch.no_grad():
         before = family.velocity(x, t, conditioning)
-        family.save_transformer(tmp_path)
+        family.save_transformer(family.trainable_state(), tmp_path)
         assert torch.equal(family.with_transformer(tmp_path).velocity(x, t, conditioning), before)

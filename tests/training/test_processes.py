@@ -19,13 +19,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from tests.training.conftest import CHUNK_WS
-from tests.training.worker import Job, Seen, do, result
+from tests.training.worker import Job, Seen, do, flat, result
 
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {
@@ -42,12 +44,16 @@ LORA = {
 }
 BEST = {"every": 1, "num_prompts": 2, "images_per_prompt": 1, "seed": 0, "scorers": (), "patience": None}
 
+SHARDED = {**SMALL, "shard_weights": True, "ema_decay": 0.5, "heldout": {**BEST, "keep_best": True}}
+SHARDED_LORA = {**SMALL, **LORA, "shard_weights": True, "kl_coef": 0.5, "gradient_checkpointing": True}
+
 SAME_BATCHES = {
     "following": Job({"objective": "chunk", "plan": "guided", "replan_every": 1}, SMALL),
     "branching": Job(
         {"objective": "step", "plan": "step", "fraction": 1.0, "branching": {"points": 2, "children": 2}},
         SMALL,
     ),
+    "sharded-half": Job(CHUNK_WS, {**SHARDED_LORA, "old_log_probs": "rollout"}, dtype="bfloat16"),
 }
 """A process's share is one micro-batch, so that one process makes the same passes, one after the other."""
 
@@ -58,6 +64,12 @@ OTHER_BATCHES = {
     "chunk-size": Job({"objective": "step", "plan": "listed", "step_weights": "chunk-size"}, THREES),
     "lora": Job(CHUNK_WS, {**SMALL, **LORA}),
     "sgd": Job(CHUNK_WS, {**SMALL, "iterations": 1, "updates_per_iteration": 1}, sgd=True),
+    "sharded": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}),
+    "sharded-lora": Job(CHUNK_WS, SHARDED_LORA),
+    "sharded-uneven": Job({"objective": "chunk", "plan": "adaptive"}, {**SHARDED, **THREES}),
+    "sharded-sgd": Job(
+        CHUNK_WS, {**SHARDED, "kl_coef": 0.5, "iterations": 1, "updates_per_iteration": 1}, sgd=True
+    ),
 }
 """The same items in other batches, whose rounding differs."""
 
@@ -68,6 +80,8 @@ PAIR = {
     "odd": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2}, "odd"),
     "stopped": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped", stop_at=13),
     "resumed": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped"),
+    "sharded-stopped": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped", stop_at=21),
+    "sharded-resumed": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped"),
 }
 """What two processes do, in this order."""
 
@@ -82,7 +96,15 @@ class Pair:
         return result(self.folder, name, rank)
 
 
-Alone = Callable[[str], Seen]
+@dataclass(frozen=True)
+class Alone:
+    """What one process sees of a job, which it does once."""
+
+    folder: Path
+    do: Callable[[str], Seen]
+
+    def __call__(self, name: str) -> Seen:
+        return self.do(name)
 
 
 def environment(rank: int, port: int) -> dict[str, str]:
@@ -131,7 +153,7 @@ def pair(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def alone(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """The same job by one process, once."""
     folder = tmp_path_factory.mktemp("alone")
-    return cache(lambda name: do(PAIR[name], prompts, folder))
+    return Alone(folder, cache(lambda name: do(PAIR[name], prompts, folder)))
 
 
 def distance(a: Tensor | None, b: Tensor | None) -> float:
@@ -141,9 +163,14 @@ def distance(a: Tensor | None, b: Tensor | None) -> float:
     return float((a - b).norm() / b.norm())
 
 
+def untimed(seen: Seen) -> list[MetricRow]:
+    """The metrics but for those that a clock gave."""
+    return [row for row in seen.rows if not row[1].startswith(("seconds", "rate"))]
+
+
 def alike(one: Seen, first: Seen) -> bool:
     """Whether the metrics agree but for rounding, and for what measures rounding or time."""
-    kept = [row for row in one.rows if not row[1].startswith(("seconds", "rate", "fidelity"))]
+    kept = [row for row in untimed(one) if not row[1].startswith("fidelity")]
     found = {(iteration, metric): value for iteration, metric, value in first.rows}
     return [value for _, _, value in kept] == pytest.approx(
         [found[row[:2]] for row in kept], rel=1e-3, abs=1e-6
@@ -167,7 +194,7 @@ def test_both_processes_end_with_the_same_weights(name: str, pair: Pair) -> None
     assert all(torch.equal(first.weights[key], second.weights[key]) for key in first.weights)
 
 
-@pytest.mark.parametrize("name", [*SAME_BATCHES, "sgd"])
+@pytest.mark.parametrize("name", ["following", "branching", "sgd", "sharded-sgd"])
 def test_two_processes_move_the_weights_as_one(name: str, pair: Pair, alone: Alone) -> None:
     """AdamW where the passes are the same; plain SGD where they round differently.
 
@@ -211,19 +238,70 @@ def test_a_stop_that_one_process_hears_of_stops_both_and_the_run_goes_on(pair: P
         assert len(stopped.items) == 2  # the second one was given up
         assert resumed.error == ""
         assert all(torch.equal(resumed.weights[key], whole.weights[key]) for key in whole.weights)
-    assert [row for row in pair("resumed").rows if not row[1].startswith(("seconds", "rate"))] == [
-        row for row in pair("weighted").rows if not row[1].startswith(("seconds", "rate"))
-    ]
+    assert untimed(pair("resumed")) == untimed(pair("weighted"))
 
 
 def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(
     pair: Pair, prompts: PromptSet, tmp_path: Path
 ) -> None:
-    shutil.copytree(pair.folder / "halfway", tmp_path / "stopped")
+    shutil.copytree(pair.folder / "stopped-left", tmp_path / "stopped")
     found = do(PAIR["resumed"], prompts, tmp_path)
     assert found.error.startswith(
         "ConfigError: the run was stopped within iteration 1 with 2 processes, and now has 1: start as many as before"
     )
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_process_holds_all_weights_or_its_part_of_them(name: str, pair: Pair) -> None:
+    held = [pair(name, rank).held for rank in range(2)]
+    if PAIR[name].train.get("shard_weights"):
+        assert held == pytest.approx([0.5, 0.5], abs=0.02)
+        assert sum(held) == pytest.approx(1)
+    else:
+        assert held == [1, 1]
+
+
+def test_spread_weights_are_averaged_and_saved_whole(pair: Pair, alone: Alone) -> None:
+    """The average is half way to the weights, and SGD moves both by much more than their rounding.
+
+    The best policy is the base, so there is no rounding in it.
+    """
+    one, policies = alone("sharded-sgd"), Path("sharded-sgd/policies")
+    assert one.moved is not None
+    saved = load_file(pair.folder / policies / "transformer" / "diffusion_pytorch_model.safetensors")
+    moved = flat({name: saved[name] for name in one.weights}) - (flat(one.weights) - one.moved)
+    assert distance(moved, one.moved / 2) < 1e-5
+    best = [
+        folder / policies / "best/diffusion_pytorch_model.safetensors"
+        for folder in (pair.folder, alone.folder)
+    ]
+    assert best[0].read_bytes() == best[1].read_bytes()
+
+
+def test_spread_weights_are_stopped_and_resumed_to_the_same_bits(pair: Pair) -> None:
+    for rank in range(2):
+        stopped, resumed, undisturbed = (
+            pair(name, rank) for name in ("sharded-stopped", "sharded-resumed", "sharded")
+        )
+        assert stopped.error == "TransientError: stopped after iteration 1 of 2; run again to go on"
+        assert resumed.error == ""
+        assert all(torch.equal(resumed.weights[key], undisturbed.weights[key]) for key in resumed.weights)
+        assert untimed(resumed) == untimed(undisturbed)
+    files = [
+        sorted((pair.folder / name / "policies").rglob("*.*")) for name in ("sharded-stopped", "sharded")
+    ]
+    assert len(files[0]) == len(files[1]) == 4
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
+
+
+def test_a_checkpoint_of_spread_weights_is_resumed_by_one_process(
+    pair: Pair, alone: Alone, prompts: PromptSet, tmp_path: Path
+) -> None:
+    shutil.copytree(pair.folder / "sharded-stopped-left", tmp_path / "sharded-stopped")
+    found = do(PAIR["sharded-resumed"], prompts, tmp_path)
+    assert found.error == ""
+    assert len(found.items) == 2  # those of the second iteration
+    assert alike(alone("sharded"), found)
 
 
 def test_processes_that_accelerate_does_not_see_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +311,9 @@ def test_processes_that_accelerate_does_not_see_are_refused(monkeypatch: pytest.
         Processes()
 
 
-def test_weights_spread_over_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_of_accelerate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(
-        ConfigError, match="accelerate is set to FSDP, but every process has to hold all weights"
+        ConfigError, match=r"accelerate is set to FSDP: set train\.shard_weights to true instead"
     ):
         Processes()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.families.flux import FluxFamily
@@ -43,6 +44,7 @@ class Job:
         folder: Of checkpoints and logs; jobs with the same one resume each other.
         stop_at: Number of the look at the stop request that is answered with yes, by process 1.
         own_folder: Whether each process gets a folder of its own below that.
+        dtype: Floating-point type of the base weights.
         sgd: Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding
             error in a gradient near 0 moves a weight as far as any other.
     """
@@ -52,6 +54,7 @@ class Job:
     folder: str = "job"
     stop_at: int | None = None
     own_folder: bool = False
+    dtype: str = "float32"
     sgd: bool = False
 
 
@@ -64,6 +67,7 @@ class Seen:
         rows: Metrics.
         gradient: Of the first update, before it is clipped.
         moved: Weights at the end less those at the start; None with an adapter.
+        held: Of the trained weights and of a copy for reference, the share that this process holds.
         looks: How often it looked at the stop request.
         items: Of each update, how many items this process trained.
         weights: At the end.
@@ -74,6 +78,7 @@ class Seen:
     rows: list[MetricRow] = field(default_factory=list)
     gradient: Tensor | None = None
     moved: Tensor | None = None
+    held: float = 0.0
     looks: int = 0
     items: list[int] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -87,7 +92,7 @@ class Seen:
 def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     """Run a job in this process."""
     params = small_params(job.variant, **job.train)
-    family = FluxFamily.load(OPTIONS, ("transformer", "vae"))
+    family = FluxFamily.load(replace(OPTIONS, dtype=getattr(torch, job.dtype)), ("transformer", "vae"))
     start = flat(family.transformer.state_dict())
     task = Task(
         prompts.rows(range(5)), prompts.rows([5, 6]), Reward({"shapes-graded": 1.0, "shapes-vivid": 0.6})
@@ -106,11 +111,27 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
             trainer = Trainer(family, task, method_of(params), params.train, 0, places)
             seen.rows = trainer.run(should_stop)
             seen.sizes = list(trainer._learner.chunks.plan.sizes)
+            trainer.save_policies(folder / "policies")
+            seen.held = held(trainer)
         except ChunkGrpoError as error:
             seen.error = f"{type(error).__name__}: {error}"
-    seen.weights = {name: value.clone() for name, value in family.transformer.state_dict().items()}
+    seen.weights = {name: whole(value).clone() for name, value in family.transformer.state_dict().items()}
     seen.moved = None if job.train.get("lora") else flat(seen.weights) - start
     return seen
+
+
+def held(trainer: Trainer) -> float:
+    """See `Seen`."""
+    reference = getattr(trainer._learner._policies.reference, "__self__", None)
+    weights = list(trainer._family.trainable_parameters())
+    weights += reference.transformer.parameters() if isinstance(reference, FluxFamily) else []
+    parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    return sum(part.numel() for part in parts) / sum(weight.numel() for weight in weights)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be spread over processes."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def flat(weights: dict[str, Tensor]) -> Tensor:
@@ -125,7 +146,7 @@ def watched(seen: Seen, sgd: bool) -> Iterator[None]:
 
     def clip_gradient(self: Processes, parameters: Any, max_norm: float) -> float:
         if seen.gradient is None:
-            seen.gradient = torch.cat([each.grad.double().flatten() for each in parameters])
+            seen.gradient = torch.cat([whole(each.grad).double().flatten() for each in parameters])
         return clip(self, parameters, max_norm)
 
     def accumulate_gradient(self: Update, *arguments: Any, **options: Any) -> Any:
@@ -154,7 +175,7 @@ def main(jobs: str, prompts: str, folder: str) -> None:
         torch.save(asdict(seen), Path(folder) / f"{name}-{rank}.pt")
         torch.distributed.barrier()
         if job["stop_at"] is not None and rank == 0:
-            shutil.copytree(Path(folder, job["folder"]), Path(folder, "halfway"))
+            shutil.copytree(Path(folder, job["folder"]), Path(folder, f"{name}-left"))
         torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
