@@ -19,10 +19,11 @@ def held_gradient(update: Update, processes: Processes, *, on_policy: bool, chec
     """
     batch, chunks = update._batch, update._batch.chunks
     plan = ChunkPlan(tuple(chunks.assignment.sizes[0].tolist()))
+    at_once = max(len(part) for part in update._packing.all)
     counts = chunks.selected.sum(dim=1)
     for chunk, (first, size) in enumerate(zip(plan.first_steps, plan.sizes, strict=True)):
         rows = chunks.selected[:, chunk].nonzero().flatten()
-        for part in rows.split(update._micro_batch_size):
+        for part in rows.split(at_once):
             check()
             if len(part) == 0:
                 continue
@@ -39,4 +40,4 @@ def held_gradient(update: Update, processes: Processes, *, on_policy: bool, chec
                 range(first, first + size),
             )
             processes.backward(-(surrogate / (len(counts) * counts[part])).sum())
-    return update._statistics(update._old, 0.0, torch.zeros(len(update._items)))
+    return update._statistics(update._old, 0.0, torch.zeros(sum(len(part) for part in update._packing.all)))

@@ -5,10 +5,10 @@ trains:
 
     rollout     B S forwards; one start noise a group makes the G first ones of a prompt the same: B - P fewer
     update u    n_u forwards and n_u backwards
-    ratios      n_u forwards more in each update but the first: off policy, a coefficient needs the whole chunk's
-                ratio before the first backward pass, unless all activations of the chunk are held
 
-Clipped chunks are counted too: whether one is clipped is known only after its ratio.
+Off policy, a coefficient needs the ratio of the whole chunk before the first backward pass. Who holds all activations
+of a chunk has it then, and who has the memory of a part of it needs a forward more for each of its items; that is not
+counted. Clipped chunks are: whether one is clipped is known only after its ratio.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Minimum:
     @property
     def forwards(self) -> int:
         """States whose velocity must be computed."""
-        return self.rollout + sum(self.items) + sum(self.items[1:])
+        return self.rollout + sum(self.items)
 
     @property
     def backwards(self) -> int:

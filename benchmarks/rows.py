@@ -22,7 +22,10 @@ from benchmarks.reference import ReferenceTrainer
 from chunk_grpo.config import TrainParams
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training import rollouts
+from chunk_grpo.training import update as training_update
+from chunk_grpo.training.chunks import TrainedChunks
 from chunk_grpo.training.method import Method
+from chunk_grpo.training.packing import Packing, pack
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.stopping import Check
 from chunk_grpo.training.trainer import Places, Task, Trainer
@@ -33,14 +36,25 @@ REFERENCE, OURS = "reference", "ours"
 
 
 @contextmanager
-def both_passes_always() -> Iterator[None]:
-    """Inside, the pass for the ratios is made also on policy, where every ratio is known to be 1."""
+def first_pass_for_all_chunks() -> Iterator[None]:
+    """Inside, the ratios are found in a pass of their own also where a chunk fits into a micro-batch."""
+
+    def divided(chunks: TrainedChunks, size: int) -> Packing:
+        return Packing(pack(chunks, size).all, ())
+
+    with patch.object(training_update, "pack", divided):
+        yield
+
+
+@contextmanager
+def first_pass_always() -> Iterator[None]:
+    """Inside, that pass is made also on policy, where every ratio is known to be 1."""
     shipped = Update.accumulate_gradient
 
     def gradient(update: Update, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
         return shipped(update, processes, on_policy=False, check=check)
 
-    with patch.object(Update, "accumulate_gradient", gradient):
+    with first_pass_for_all_chunks(), patch.object(Update, "accumulate_gradient", gradient):
         yield
 
 
@@ -82,7 +96,8 @@ ROWS = (
     Row(OURS),
     Row("rollouts one by one", rollout_batch=1),
     Row("update items one by one", update_batch=1),
-    Row("first pass also on policy", replaced=both_passes_always),
+    Row("first pass for all chunks", replaced=first_pass_for_all_chunks),
+    Row("first pass also on policy", replaced=first_pass_always),
     Row("reward not in background", settings={"reward_in_background": False}),
     Row("activations of chunks held", replaced=activations_held),
     Row("ours, one start noise a group", settings={"same_noise_in_group": True}),

@@ -1,9 +1,10 @@
 """The exact gradient of the clipped chunk objective with the memory of single steps.
 
 The objective's gradient is a weighted sum of the gradients of single-step log-probabilities, whose weights need only
-the ratios. So a first pass without gradients finds the ratios, and a second pass back-propagates (sample, step) items
-one micro-batch at a time, in any packing. On the first update after a rollout every ratio is 1 and the first pass is
-left out. Both passes must be the same computation: same dtype, no dropout.
+the chunk's ratio. So a pass without gradients finds the ratios, and another one back-propagates (sample, step) items,
+one micro-batch at a time. Where a chunk fits into a micro-batch its ratio is known once that one has gone forward, and
+one pass is enough. On the first update after a rollout every ratio is 1, and nothing needs two. Both passes must be the
+same computation: same dtype, no dropout.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from chunk_grpo.core.types import Transition
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.training.chunks import TrainedChunks
 from chunk_grpo.training.method import StepGrid
+from chunk_grpo.training.packing import pack
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.stopping import Check
 
@@ -129,7 +131,7 @@ class Update:
             grid: The rollouts' sampling grid.
             batch: Trajectories, advantages and the chunks to train.
             objective: Clip range, KL weight and kind of ratio.
-            micro_batch_size: Items in one forward and backward pass.
+            micro_batch_size: Items in one forward and backward pass, at most.
 
         Raises:
             ValueError: A KL weight without a reference policy, or a normalised ratio without old means.
@@ -140,9 +142,7 @@ class Update:
             raise ValueError("ratio_norm guard needs the means of the old policy: roll out with keep_means")
         self._policy, self._grid, self._batch, self._objective = policies.policy, grid, batch, objective
         self._reference = policies.reference if objective.kl_coef > 0 else None
-        self._micro_batch_size = micro_batch_size
-        trained = batch.chunks.assignment.spread(batch.chunks.selected.to(torch.float64)) > 0
-        self._items = trained.nonzero()
+        self._packing = pack(batch.chunks, micro_batch_size)
         self._old = self._old_values()
 
     def accumulate_gradient(self, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
@@ -155,25 +155,20 @@ class Update:
             on_policy: True on the first update after a rollout: ratios are 1 and are not computed.
             check: Called before each micro-batch; it may raise to give up.
         """
-        rounds = processes.largest(-(-len(self._items) // self._micro_batch_size))
-        new = self._old if on_policy else self._evaluated(self._old, self._value, rounds, check)
-        chunks, objective = self._batch.chunks, self._objective
-        by_value, by_kl = assigned_coefficients(
-            new,
-            self._old,
-            self._batch.advantages,
-            objective.clip_range,
-            chunks.assignment,
-            objective.kl_coef,
-            chunks.weights,
-            chunks.selected,
-        )
+        new, packing = self._old, self._packing
+        if not on_policy:
+            new = self._evaluated(self._old, self._value, packing.divided, processes, check)
+        by_value, by_kl = self._coefficients(new)
         kl_sum, changes = 0.0, []
-        for number, (rows, steps, counts) in enumerate(self._micro_batches(rounds)):
+        rounds = list(self._rounds(packing.all, processes))
+        for number, (rows, steps, counts) in enumerate(rounds):
             check()
-            with processes.accumulating(last=number == rounds - 1):
+            with processes.accumulating(last=number == len(rounds) - 1):
                 transition = self._transition(self._policy, rows, steps)
                 value = self._value(transition, rows, steps)
+                if not on_policy and counts and number >= len(packing.divided):
+                    new[rows, steps] = value.detach()
+                    by_value, by_kl = self._coefficients(new)
                 loss = -(by_value[rows, steps] * value).sum()
                 if self._reference is not None:
                     kl = self._divergence(self._reference, transition, rows, steps)
@@ -190,8 +185,7 @@ class Update:
         Returns:
             [B, S - 1], the values that are used from now on.
         """
-        rounds = processes.largest(-(-len(self._items) // self._micro_batch_size))
-        old = self._evaluated(self._batch.old_log_probs, self._log_prob, rounds, check)
+        old = self._evaluated(self._batch.old_log_probs, self._log_prob, self._packing.all, processes, check)
         self._batch = replace(self._batch, old_log_probs=old)
         self._old = self._old_values()
         return old
@@ -202,24 +196,47 @@ class Update:
         return torch.zeros_like(old) if self._objective.ratio_norm == "guard" else old
 
     @torch.no_grad()
-    def _evaluated(self, otherwise: Tensor, value: ValueOfItems, rounds: int, check: Check) -> Tensor:
-        """[B, S - 1] under the current policy; steps that are not trained stay as they are in `otherwise`."""
+    def _evaluated(
+        self,
+        otherwise: Tensor,
+        value: ValueOfItems,
+        parts: Sequence[Tensor],
+        processes: Processes,
+        check: Check,
+    ) -> Tensor:
+        """[B, S - 1] under the current policy; steps that are not in `parts` stay as they are in `otherwise`."""
         values = otherwise.clone()
-        for rows, steps, _ in self._micro_batches(rounds):
+        for rows, steps, counts in self._rounds(parts, processes):
             check()
-            values[rows, steps] = value(self._transition(self._policy, rows, steps), rows, steps)
+            found = value(self._transition(self._policy, rows, steps), rows, steps)
+            if counts:
+                values[rows, steps] = found
         return values
 
-    def _micro_batches(self, rounds: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Rows and steps of the items, and whether they count.
+    def _rounds(self, parts: Sequence[Tensor], processes: Processes) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Rows and steps of each micro-batch, and whether they count.
 
-        A process with fewer items than another fills up with one that does not count: every pass of a network
+        A process with fewer of them than another fills up with an item that does not count: every pass of a network
         whose weights are spread over processes must be made by all of them.
         """
-        parts = self._items.split(self._micro_batch_size)
-        for number in range(rounds):
-            part = parts[number] if number < len(parts) else parts[0][:1]
-            yield part[:, 0], part[:, 1], number < len(parts)
+        for number in range(processes.largest(len(parts))):
+            counts = number < len(parts)
+            part = parts[number] if counts else self._packing.all[0][:1]
+            yield part[:, 0], part[:, 1], counts
+
+    def _coefficients(self, new: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective's derivatives [B, S - 1] by each value and each divergence; right where `new` is."""
+        chunks, objective = self._batch.chunks, self._objective
+        return assigned_coefficients(
+            new,
+            self._old,
+            self._batch.advantages,
+            objective.clip_range,
+            chunks.assignment,
+            objective.kl_coef,
+            chunks.weights,
+            chunks.selected,
+        )
 
     def _transition(self, policy: PolicyVelocity, rows: Tensor, steps: Tensor) -> Transition:
         """The Gaussian of each item's step."""
@@ -264,6 +281,6 @@ class Update:
             chunk=chunks.selected.nonzero()[:, 1].cpu(),
             clipped=clipped[chunks.selected].cpu(),
             kl_sum=kl_sum,
-            steps=self._items[:, 1].cpu(),
+            steps=torch.cat(self._packing.all)[:, 1].cpu(),
             log_prob_change=changes.cpu(),
         )

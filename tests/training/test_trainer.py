@@ -55,12 +55,12 @@ def test_a_stopped_run_ends_as_one_that_was_not(
 def test_a_run_that_is_stopped_again_and_again_gets_there(
     train: Train, whole: Outcome, tmp_path: Path
 ) -> None:
-    """Each attempt is stopped at the fourteenth look at the request; a rollout has ten, so it gets to the updates."""
+    """Each attempt is stopped at the twelfth look at the request; a rollout has ten, so it gets to the updates."""
     halfway, attempts = 0, 0
     while True:
         attempts += 1
         try:
-            made = train(tmp_path / "a", stop_at=14, checkpoint_every=3)
+            made = train(tmp_path / "a", stop_at=12, checkpoint_every=3)
             break
         except TransientError:
             state = checkpoint(tmp_path / "a")

@@ -251,9 +251,7 @@ def test_the_order_of_the_trajectories_does_not_matter() -> None:
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
 @pytest.mark.parametrize("ratio_norm", ["none", "guard"])
-def test_the_first_pass_may_be_left_out_on_policy(
-    kl_coef: float, ratio_norm: Literal["none", "guard"]
-) -> None:
+def test_ratios_need_not_be_computed_on_policy(kl_coef: float, ratio_norm: Literal["none", "guard"]) -> None:
     case = make_case(ASSIGNMENTS["listed"], moved=0.0)
     objective = Objective(1e-4, kl_coef, ratio_norm)
     case = replace(case, reference=case.policy.moved(0.02))
@@ -267,7 +265,27 @@ def test_the_first_pass_may_be_left_out_on_policy(
     assert short_stats.log_prob_change.abs().max() < 1e-12
 
 
-def test_off_policy_the_first_pass_is_needed() -> None:
+@pytest.mark.parametrize(
+    ("micro_batch_size", "divided"), [(1, {2, 5}), (2, {5}), (4, {5}), (5, set()), (99, set())]
+)
+def test_only_chunks_larger_than_a_micro_batch_need_two_passes(
+    micro_batch_size: int, divided: set[int]
+) -> None:
+    case = make_case(ASSIGNMENTS["listed"])
+    counts = {True: 0, False: 0}
+
+    def counted(x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        counts[torch.is_grad_enabled()] += len(x)
+        return case.policy(x, t, conditioning)
+
+    update = Update(Policies(counted), FLOW, case.batch, Objective(clip_range=2e-3), micro_batch_size)
+    stats = update.accumulate_gradient(Processes(), on_policy=False, check=nothing)
+    sizes = torch.tensor(LISTED.sizes)[stats.chunk].tolist()
+    assert counts[True] == sum(sizes)
+    assert counts[False] == sum(size for size in sizes if size in divided)
+
+
+def test_off_policy_the_ratios_are_needed() -> None:
     case, objective = make_case(ASSIGNMENTS["listed"]), Objective(clip_range=2e-3)
     short, _ = two_pass(case, objective, 4, on_policy=True)
     assert relative_error(short, two_pass(case, objective, 4)[0]) > 1e-2

@@ -104,6 +104,8 @@ def test_an_adapter_is_trained_and_goes_on_from_halfway(
     whole = train(tmp_path / "whole", **run)
     with pytest.raises(TransientError):
         train(tmp_path / "stopped", stop_at=19, **run)
+    left = CheckpointStore(tmp_path / "stopped", "test", 1).latest()
+    assert left is not None and len(left.extra["halfway"][0]["updates"]) == 1
     resumed = train(tmp_path / "stopped", **run)
     assert resumed.without_times() == whole.without_times()
     for name in ("transformer", "best"):

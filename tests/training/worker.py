@@ -150,7 +150,7 @@ def watched(seen: Seen, sgd: bool) -> Iterator[None]:
         return clip(self, parameters, max_norm)
 
     def accumulate_gradient(self: Update, *arguments: Any, **options: Any) -> Any:
-        seen.items.append(len(self._items))
+        seen.items.append(sum(len(part) for part in self._packing.all))
         return accumulate(self, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,52 @@
+"""Which items go through the network together."""
+
+import torch
+
+from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.chunking import ChunkPlan, listed_plan, step_plan
+from chunk_grpo.training.chunks import TrainedChunks
+from chunk_grpo.training.packing import pack
+
+
+def packed(chunks: TrainedChunks, size: int) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
+    found = pack(chunks, size)
+    return [part.tolist() for part in found.divided], [part.tolist() for part in found.whole]
+
+
+def test_packing_by_hand() -> None:
+    """Chunks of 3, 1 and 2 steps in row 0, of 4 and 2 in row 1; all but the chunk of 2 steps of row 0 are trained."""
+    assignment = ChunkAssignment.per_row([ChunkPlan((3, 1, 2)), ChunkPlan((4, 2))])
+    chunks = TrainedChunks(assignment, torch.tensor([[True, True, False], [True, True, False]]), None)
+    of_4, of_3 = [[1, 0], [1, 1], [1, 2], [1, 3]], [[0, 0], [0, 1], [0, 2]]
+    of_2, of_1 = [[1, 4], [1, 5]], [[0, 3]]
+    assert packed(chunks, 100) == ([], [[*of_4, *of_3, *of_2, *of_1]])
+    assert packed(chunks, 7) == ([], [[*of_4, *of_3], [*of_2, *of_1]])
+    assert packed(chunks, 4) == ([], [of_4, of_3, [*of_2, *of_1]])
+    assert packed(chunks, 3) == ([of_4[:3], of_4[3:]], [of_3, [*of_2, *of_1]])
+    assert packed(chunks, 2) == ([of_4[:2], of_4[2:], of_3[:2], of_3[2:]], [of_2, of_1])
+    assert packed(chunks, 1) == ([[item] for item in [*of_4, *of_3, *of_2]], [of_1])
+
+
+def test_single_steps_fill_micro_batches_in_their_order() -> None:
+    chunks = TrainedChunks(ChunkAssignment.shared(step_plan(5), 2), torch.ones(2, 5, dtype=torch.bool), None)
+    assert packed(chunks, 4)[1] == [
+        [[0, 0], [0, 1], [0, 2], [0, 3]],
+        [[0, 4], [1, 0], [1, 1], [1, 2]],
+        [[1, 3], [1, 4]],
+    ]
+
+
+def test_steps_of_no_chunk_are_left_out() -> None:
+    chunks = TrainedChunks(ChunkAssignment.only_steps((1, 3), 5, 1), torch.tensor([[True, True]]), None)
+    assert packed(chunks, 8) == ([], [[[0, 1], [0, 3]]])
+
+
+def test_every_item_is_in_one_micro_batch_of_at_most_its_size() -> None:
+    plan = listed_plan((2, 3, 4, 7), 16)
+    selected = torch.rand(20, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    chunks = TrainedChunks(ChunkAssignment.shared(plan, 20), selected, None)
+    trained = (chunks.assignment.spread(selected.double()) > 0).nonzero().tolist()
+    for size in (1, 2, 3, 5, 7, 8, 64, 1000):
+        found = pack(chunks, size).all
+        assert max(len(part) for part in found) <= size
+        assert sorted(torch.cat(found).tolist()) == trained
