@@ -166,7 +166,8 @@ class Update:
             with processes.accumulating(last=number == len(rounds) - 1):
                 transition = self._transition(self._policy, rows, steps)
                 value = self._value(transition, rows, steps)
-                if not on_policy and counts and number >= len(packing.divided):
+                if not on_policy and counts:
+                    # Of an item that had a first pass it is the same value again.
                     new[rows, steps] = value.detach()
                     by_value, by_kl = self._coefficients(new)
                 loss = -(by_value[rows, steps] * value).sum()
