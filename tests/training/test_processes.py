@@ -78,7 +78,7 @@ PAIR = {
     **{name: replace(job, folder=name) for name, job in ALIKE.items()},
     "writers": Job(CHUNK_WS, {**SMALL, "heldout": {**BEST, "keep_best": True}}, "writers", own_folder=True),
     "odd": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2}, "odd"),
-    "stopped": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped", stop_at=13),
+    "stopped": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped", stop_at=12),
     "resumed": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped"),
     "sharded-stopped": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped", stop_at=21),
     "sharded-resumed": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped"),
