@@ -9,6 +9,7 @@ import torch
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.trainer import Task
 
 from .conftest import Outcome
@@ -119,14 +120,32 @@ def test_weights_move_by_about_the_learning_rate(
     assert 0.5e-4 < moved < 1.2e-4
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_with_a_message(train: Train, tmp_path: Path) -> None:
+def test_a_ratio_that_is_not_finite_ends_the_run_with_a_message(train: Train, tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
-        match=r"iteration 1, process 0: update 1: .* is not finite\. Lower train.learning_rate .*"
+        match=r"iteration 1, process 0: update 1: an importance ratio is not finite\. Lower train.learning_rate .*"
         r"The last good checkpoint is the base model\.",
     ):
         train(tmp_path / "a", iterations=1, learning_rate=1e30)
     assert checkpoint(tmp_path / "a") is None
+
+
+@pytest.mark.parametrize("norm", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_changes_no_weights(
+    norm: float, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ratios of the first update are 1, so that they say nothing of its gradient."""
+
+    def no_step(self: torch.optim.AdamW) -> None:
+        raise AssertionError("the optimiser took a step")
+
+    monkeypatch.setattr(Processes, "clip_gradient", lambda *_: norm)
+    monkeypatch.setattr(torch.optim.AdamW, "step", no_step)
+    with pytest.raises(
+        DataError, match=r"iteration 1, process 0: update 0: the gradient is not finite\. Lower"
+    ):
+        train(tmp_path, iterations=1)
+    assert checkpoint(tmp_path) is None
 
 
 def test_a_longer_run_goes_on_from_a_shorter_one_s_state(train: Train, tmp_path: Path) -> None:
