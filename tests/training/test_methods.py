@@ -82,7 +82,9 @@ def experience(
 ) -> Experience:
     params = small_params(variant, **changes)
     train = params.train
-    settings = RolloutSettings(train.group_size, 4, train.same_noise_in_group, True, seed=0)
+    settings = RolloutSettings(
+        train.group_size, train.micro_batch_size, train.same_noise_in_group, True, seed=0
+    )
     where = Iteration(2, task.prompts.rows([1, 3]), [0, 1])
     return gather(policy(), method_of(params), where, task.reward, settings)
 
@@ -129,8 +131,15 @@ def test_a_window_moves_and_the_rest_is_the_ode(policy: Callable[[], FluxFamily]
     assert bool((made.drawn.log_probs[:, [0, 3]] == 0).all())
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "first_evaluations"), [(4, [1, 1]), (6, [2, 1])], ids=["a group", "across groups"]
+)
 def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
-    policy: Callable[[], FluxFamily], task: Task, monkeypatch: pytest.MonkeyPatch
+    batch_size: int,
+    first_evaluations: list[int],
+    policy: Callable[[], FluxFamily],
+    task: Task,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     evaluated: list[int] = []
     velocity = FluxFamily.velocity
@@ -140,10 +149,15 @@ def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
         return velocity(self, x, *rest)
 
     monkeypatch.setattr(FluxFamily, "velocity", counting)
-    made = experience(policy, task, CHUNK_WS, same_noise_in_group=True, group_size=4)
-    steps = len(PROFILE) + 1
-    assert evaluated == ([1] + [4] * (steps - 1)) * 2
+    run = {"same_noise_in_group": True, "group_size": 4, "micro_batch_size": batch_size}
+    made = experience(policy, task, CHUNK_WS, **run)
+    sizes = [batch_size, 8 - batch_size]
+    assert evaluated == [
+        count
+        for first, size in zip(first_evaluations, sizes, strict=True)
+        for count in [first, *[size] * len(PROFILE)]
+    ]
     monkeypatch.setattr("chunk_grpo.training.rollouts._Sampling._starts_alike", property(lambda self: False))
-    plain = experience(policy, task, CHUNK_WS, same_noise_in_group=True, group_size=4)
+    plain = experience(policy, task, CHUNK_WS, **run)
     assert torch.allclose(made.drawn.states, plain.drawn.states, rtol=0, atol=1e-4)
     assert torch.equal(made.drawn.states[:, 0], plain.drawn.states[:, 0])
