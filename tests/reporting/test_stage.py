@@ -146,30 +146,44 @@ def test_missing_file_is_named(run: Run, path: str, message: str, capsys: pytest
     assert not (run.root / "report").exists()
 
 
-def test_missing_training_seed_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run.root / "scores" / "chunk" / "shapes-vivid.parquet"
-    table = read_table(path, "scores")
-    write_table(table.filter(pc.not_equal(table["train_seed"], 1)), path, "scores")
+@pytest.mark.parametrize(
+    ("path", "column", "value", "messages"),
+    [
+        (
+            "scores/chunk/shapes-vivid.parquet",
+            "train_seed",
+            1,
+            ["shapes-vivid.parquet", "policy=chunk mode=tuned train_seed=1"],
+        ),
+        (
+            "scores/base/shapes-exact.parquet",
+            "prompt_id",
+            "eval-005",
+            ["prompt_id=eval-005 (split eval)"],
+        ),
+        (
+            "train/chunk/metrics.parquet",
+            "metric",
+            "grad_norm",
+            ["train/chunk/metrics.parquet: no row with metric=grad_norm"],
+        ),
+    ],
+    ids=["training seed", "unscored prompt of the base", "required metric"],
+)
+def test_missing_rows_are_named(
+    run: Run,
+    path: str,
+    column: str,
+    value: str | int,
+    messages: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schema = "train_metrics" if path.startswith("train/") else "scores"
+    table = read_table(run.root / path, schema)
+    write_table(table.filter(pc.not_equal(table[column], value)), run.root / path, schema)
     assert run_stage(report.main, report.Arguments, run.options) == 3
-    message = capsys.readouterr().err
-    assert "shapes-vivid.parquet" in message
-    assert "policy=chunk mode=tuned train_seed=1" in message
-
-
-def test_unscored_prompt_of_the_base_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run.root / "scores" / "base" / "shapes-exact.parquet"
-    table = read_table(path, "scores")
-    write_table(table.filter(pc.not_equal(table["prompt_id"], "eval-005")), path, "scores")
-    assert run_stage(report.main, report.Arguments, run.options) == 3
-    assert "prompt_id=eval-005 (split eval)" in capsys.readouterr().err
-
-
-def test_missing_required_metric_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run.root / "train" / "chunk" / "metrics.parquet"
-    table = read_table(path, "train_metrics")
-    write_table(table.filter(pc.not_equal(table["metric"], "grad_norm")), path, "train_metrics")
-    assert run_stage(report.main, report.Arguments, run.options) == 3
-    assert "train/chunk/metrics.parquet: no row with metric=grad_norm" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert all(message in told for message in messages)
 
 
 def test_artifacts_of_earlier_versions_lack_what_is_optional(run: Run) -> None:
