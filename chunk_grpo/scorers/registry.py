@@ -1,86 +1,41 @@
-"""Scorers by name, and the weighted sum of several that training maximises."""
+"""Scorers by the sections of params.yaml."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
 
-import numpy as np
+from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.external import External
 
-from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer, Scores, check_scores
-from chunk_grpo.scorers.retry import score_with_retries
-from chunk_grpo.scorers.shapes import ShapesExact, ShapesGraded, ShapesVivid
-
-SCORERS: dict[str, Callable[[], Scorer]] = {
-    "shapes-exact": ShapesExact,
-    "shapes-graded": ShapesGraded,
-    "shapes-vivid": ShapesVivid,
+BUILT_IN: dict[str, str] = {
+    "shapes-exact": "chunk_grpo.scorers.shapes:ShapesExact",
+    "shapes-graded": "chunk_grpo.scorers.shapes:ShapesGraded",
+    "shapes-vivid": "chunk_grpo.scorers.shapes:ShapesVivid",
 }
+"""Kind in params.yaml to the class, which is imported only when it is used."""
 
 
-def make_scorer(name: str) -> Scorer:
-    """The scorer of that name.
-
-    Raises:
-        ConfigError: Unknown name.
-    """
-    if name not in SCORERS:
-        raise ConfigError(f"scorers: unknown scorer {name!r}; known are {', '.join(sorted(SCORERS))}")
-    return SCORERS[name]()
-
-
-def mix(details: Mapping[str, FloatArray], weights: Mapping[str, float]) -> FloatArray:
-    """The weighted sum of named scorers' values, added in the order of `weights`.
+def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Scorer:
+    """The scorer of a section of params.yaml, in this process; no model is loaded yet.
 
     Args:
-        details: Scorer to its values [B]. Scorers without a weight do not count.
-        weights: Scorer to its weight; at least one.
-
-    Returns:
-        Rewards [B].
+        key: Its name in params.yaml, for messages.
+        settings: Its section.
+        device: Such as cuda:1; None: the first GPU, else the CPU.
 
     Raises:
-        DataError: A scorer with a weight has no values, or its values have another shape than the first one's.
-        ValueError: No weights.
+        ConfigError: A package is missing, or an external scorer cannot be found.
     """
-    if not weights:
-        raise ValueError("weights: at least one scorer is needed")
-    for name in weights:
-        if name not in details:
-            raise DataError(f"reward: no values of scorer {name!r}; there are {', '.join(details) or 'none'}")
-    shape = details[next(iter(weights))].shape
-    total = np.zeros(shape)
-    for name, weight in weights.items():
-        if details[name].shape != shape:
-            raise DataError(f"reward: scorer {name!r} has values {details[name].shape}, needs {shape}")
-        total += weight * details[name]
-    return total
-
-
-class Reward:
-    """The training reward: sum of weight * score over the configured scorers."""
-
-    def __init__(self, weights: Mapping[str, float], attempts: int = 3, wait_seconds: float = 2.0) -> None:
-        """Make one scorer for each name in `weights`.
-
-        Args:
-            weights: Scorer to its weight.
-            attempts: How often a scorer is asked before training stops, at least 1.
-            wait_seconds: Seconds before the second attempt; each further wait is twice as long.
-        """
-        self._weights = dict(weights)
-        self._scorers = {name: make_scorer(name) for name in weights}
-        self._attempts, self._wait_seconds = attempts, wait_seconds
-
-    def score(self, batch: ScoreBatch) -> Scores:
-        """Weighted sums as values; each scorer's own values as details.
-
-        Raises:
-            DataError: A batch cannot be judged, or a score is missing or not finite.
-            TransientError: A scorer gave no answer, however often it was asked.
-        """
-        details = {}
-        for name, scorer in self._scorers.items():
-            scores = score_with_retries(scorer, batch, self._attempts, self._wait_seconds)
-            details[name] = check_scores(scorer, scores, batch.prompts).values
-        return Scores(mix(details, self._weights), details)
+    if isinstance(settings, ExternalScorer):
+        return External(key, settings)
+    module, _, attribute = BUILT_IN[settings.kind].partition(":")
+    try:
+        scorer: Scorer = getattr(importlib.import_module(module), attribute)(key, settings, device)
+    except ImportError as error:
+        raise ConfigError(
+            f"scorers.{key}: kind {settings.kind} needs a package that is not installed ({error}); "
+            'pip install "chunk-grpo[scoring]"'
+        ) from error
+    return scorer

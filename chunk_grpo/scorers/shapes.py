@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chunk_grpo.config.scorers import ShapesScorer
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
+from chunk_grpo.scorers.configured import ConfiguredScorer
 from chunk_grpo.shapes.detect import MIN_CONFIDENCE, detect
 from chunk_grpo.shapes.judge import exact_score, graded_score, vividness
 from chunk_grpo.shapes.prompts import PromptSpec, parse_metadata
+
+
+class ShapesExact(ConfiguredScorer[ShapesScorer]):
+    """1 when every demand of the prompt is met, else 0, by the rules of GenEval's evaluator."""
+
+    version = 1
+    needs = frozenset({"prompt", "metadata"})
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """Exact scores, with the number of confident detections as a detail."""
+        found = [detect(image) for image in _floats(batch.images)]
+        specs = _specs(batch, self.name)
+        values = [float(exact_score(d, spec)) for d, spec in zip(found, specs, strict=True)]
+        confident = [float(sum(d.confidence >= MIN_CONFIDENCE for d in ds)) for ds in found]
+        return Scores(np.array(values), {"detections": np.array(confident)})
+
+
+class ShapesGraded(ConfiguredScorer[ShapesScorer]):
+    """How nearly the demands are met, in [0, 1]: smooth, so that every group of images has something to learn from."""
+
+    version = 1
+    needs = frozenset({"prompt", "metadata"})
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """Grades in [0, 1]."""
+        specs = _specs(batch, self.name)
+        images = _floats(batch.images)
+        grades = [graded_score(detect(image), spec) for image, spec in zip(images, specs, strict=True)]
+        return Scores(np.array(grades))
+
+
+class ShapesVivid(ConfiguredScorer[ShapesScorer]):
+    """Vividness in [0, 1], whatever the prompt: it plays the part of a preference model that can be hacked."""
+
+    version = 1
+    needs = frozenset()
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """Vividness in [0, 1]."""
+        return Scores(np.array([vividness(image) for image in _floats(batch.images)]))
+
+
+def _floats(images: Pictures) -> NDArray[np.float32]:
+    """[B, 3, H, W] in [0, 1]."""
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) / np.float32(255)
 
 
 def _specs(batch: ScoreBatch, scorer: str) -> list[PromptSpec]:
@@ -28,52 +75,3 @@ def _spec(prompt: str, record: Mapping[str, object], scorer: str) -> PromptSpec:
             f"scorer {scorer}: prompt {prompt!r}: {error}. This scorer judges prompts of the shapes world "
             "(prompts.source: shapes); choose other scorers for other prompts."
         ) from error
-
-
-class ShapesExact:
-    """1 when every demand of the prompt is met, else 0, by the rules of GenEval's evaluator."""
-
-    name = "shapes-exact"
-    version = 1
-
-    def score(self, batch: ScoreBatch) -> Scores:
-        """Exact scores, with the number of confident detections as a detail."""
-        found = [detect(image) for image in batch.images]
-        values = [
-            float(exact_score(d, spec)) for d, spec in zip(found, _specs(batch, self.name), strict=True)
-        ]
-        confident = [float(sum(d.confidence >= MIN_CONFIDENCE for d in ds)) for ds in found]
-        return Scores(np.array(values), {"detections": np.array(confident)})
-
-
-class ShapesGraded:
-    """How nearly the demands are met, in [0, 1]: smooth, so that every group of images has something to learn from."""
-
-    name = "shapes-graded"
-    version = 1
-
-    def score(self, batch: ScoreBatch) -> Scores:
-        """Grades in [0, 1]."""
-        specs = _specs(batch, self.name)
-        return Scores(
-            np.array(
-                [graded_score(detect(image), spec) for image, spec in zip(batch.images, specs, strict=True)]
-            )
-        )
-
-
-class ShapesVivid:
-    """Vividness in [0, 1], whatever the prompt: it plays the part of a preference model that can be hacked."""
-
-    name = "shapes-vivid"
-    version = 1
-
-    def score(self, batch: ScoreBatch) -> Scores:
-        """Vividness in [0, 1]."""
-        return Scores(_each(vividness, batch.images))
-
-
-def _each(
-    function: Callable[[NDArray[np.float32]], float], images: NDArray[np.float32]
-) -> NDArray[np.float64]:
-    return np.array([function(image) for image in images])

@@ -1,0 +1,229 @@
+"""The scorers of params.yaml: what each one needs, and where it runs.
+
+A scorer's settings move its results and identify what is measured; where it runs (`executors`) moves none.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from chunk_grpo.config.section import Fraction, Name, Section
+
+Text = Annotated[str, Field(min_length=1)]
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Weights(Section):
+    """Where the files of a model are.
+
+    Attributes:
+        checkpoint: a local folder, or a hub id.
+        revision: a hub commit; null for a local folder.
+    """
+
+    checkpoint: Text
+    revision: Text | None
+
+
+class ScorerSettings(Section):
+    """What every scorer has.
+
+    Attributes:
+        splits: of the prompts, those whose images are scored.
+        batch_size: images scored at a time; fewer where the device's memory is too small for them.
+    """
+
+    splits: Annotated[tuple[Name, ...], Field(min_length=1)]
+    batch_size: PositiveInt
+
+
+class ShapesScorer(ScorerSettings):
+    """A scorer of the toy world: exact rules, their smooth grade, or vividness."""
+
+    kind: Literal["shapes-exact", "shapes-graded", "shapes-vivid"]
+
+
+class ClipScorer(ScorerSettings):
+    """Similarity of image and prompt by a CLIP model.
+
+    Attributes:
+        model: a CLIPModel in the transformers layout.
+        processor: of images and texts; null: the model's own.
+        dtype: of the weights.
+        scale: `cosine` in [-1, 1], or `logit`, which is that times exp(logit_scale).
+    """
+
+    kind: Literal["clip"]
+    model: Weights
+    processor: Weights | None
+    dtype: Dtype
+    scale: Literal["cosine", "logit"]
+
+
+class PickScoreScorer(ScorerSettings):
+    """PickScore: a CLIP ViT-H/14 tuned on preferences.
+
+    Attributes:
+        model: PickScore_v1, or another CLIPModel.
+        processor: of images and texts; that of the CLIP it was tuned from.
+        dtype: of the weights.
+        scale: `logit` (about 22 for good images), `cosine` (about 0.22) or `logit/26` (about 0.85).
+    """
+
+    kind: Literal["pickscore"]
+    model: Weights
+    processor: Weights
+    dtype: Dtype
+    scale: Literal["logit", "cosine", "logit/26"]
+
+
+class ImageRewardScorer(ScorerSettings):
+    """ImageReward: BLIP with a regression head, standardised.
+
+    Attributes:
+        model: folder or repository with ImageReward.pt and med_config.json.
+        tokenizer: of bert-base-uncased.
+        dtype: of the weights.
+    """
+
+    kind: Literal["imagereward"]
+    model: Weights
+    tokenizer: Weights
+    dtype: Dtype
+
+
+class HPSv3Scorer(ScorerSettings):
+    """HPSv3: Qwen2-VL-7B with a head that reads the mean of a preference score at a special token.
+
+    Attributes:
+        model: folder or repository with HPSv3.safetensors.
+        backbone: configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct; its weights are not read.
+        dtype: of the backbone's weights; the head is float32.
+    """
+
+    kind: Literal["hpsv3"]
+    model: Weights
+    backbone: Weights
+    dtype: Dtype
+
+
+class GenEvalScorer(ScorerSettings):
+    """GenEval's rules on a Mask2Former's detections.
+
+    Attributes:
+        detector: a Mask2FormerForUniversalSegmentation trained on COCO's instances.
+        classifier: the CLIP model that names colours.
+        dtype: of the weights.
+        threshold: confidence above which a detection counts.
+        counting_threshold: the same where the prompt demands a number.
+        max_objects: detections kept of each class.
+        position_threshold: of the summed sides, by which offsets shrink.
+    """
+
+    kind: Literal["geneval"]
+    detector: Weights
+    classifier: Weights
+    dtype: Dtype
+    threshold: Fraction
+    counting_threshold: Fraction
+    max_objects: PositiveInt
+    position_threshold: NonNegativeFloat
+
+
+class WiseScorer(ScorerSettings):
+    """WISE: a vision-language model behind an OpenAI-compatible endpoint judges images of knowledge prompts.
+
+    Attributes:
+        protocol: `legacy`: consistency, realism and aesthetic quality, 0 to 2 each; `verified`: right or wrong.
+        judge: the model's id at the endpoint; part of the metric's name.
+        base_url: of the endpoint, up to and with /v1.
+        api_key_variable: environment variable with the key; null: the endpoint asks for none.
+        concurrency: requests under way at once.
+        attempts: of a request that fails or is answered in another form than asked for.
+        timeout_seconds: of one request.
+    """
+
+    kind: Literal["wise"]
+    protocol: Literal["legacy", "verified"]
+    judge: Text
+    base_url: Annotated[str, Field(pattern=r"^https?://\S+$")]
+    api_key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None
+    concurrency: PositiveInt
+    attempts: PositiveInt
+    timeout_seconds: PositiveFloat
+
+
+class ExternalScorer(ScorerSettings):
+    """A scorer from outside this package.
+
+    Attributes:
+        source: an entry point of the group chunk_grpo.scorers, or `module:attribute`, a class or a function.
+        version: raised by hand whenever its code scores the same image differently.
+        options: its keyword arguments.
+    """
+
+    kind: Literal["external"]
+    source: Text
+    version: PositiveInt
+    options: dict[str, Any]
+
+
+AnyScorer = Annotated[
+    ShapesScorer
+    | ClipScorer
+    | PickScoreScorer
+    | ImageRewardScorer
+    | HPSv3Scorer
+    | GenEvalScorer
+    | WiseScorer
+    | ExternalScorer,
+    Field(discriminator="kind"),
+]
+
+
+class InProcess(Section):
+    """In the process of the stage.
+
+    Attributes:
+        device: such as cuda:1; null: the first GPU, in training that of the process, else the CPU.
+    """
+
+    kind: Literal["in-process"]
+    device: Text | None
+
+
+class InSubprocess(Section):
+    """In a process of its own, which may be another Python with other packages.
+
+    Attributes:
+        python: interpreter; null: the one of the stage.
+        script: a worker that speaks the protocol by itself; null: this package's worker, which the interpreter must have.
+        device: as in InProcess.
+        start_seconds: until it must have loaded.
+        timeout_seconds: until it must have scored a batch.
+    """
+
+    kind: Literal["subprocess"]
+    python: Text | None
+    script: Text | None
+    device: Text | None
+    start_seconds: PositiveFloat
+    timeout_seconds: PositiveFloat
+
+
+class OverHttp(Section):
+    """At a server, started with `python -m chunk_grpo.scorers.serve NAME`.
+
+    Attributes:
+        url: of the server.
+        token_variable: environment variable with the server's token; null: it asks for none.
+        timeout_seconds: until it must have scored a batch.
+    """
+
+    kind: Literal["http"]
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")]
+    token_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None
+    timeout_seconds: PositiveFloat
+
+
+AnyExecutor = Annotated[InProcess | InSubprocess | OverHttp, Field(discriminator="kind")]

@@ -1,0 +1,88 @@
+"""Where a scorer's model files are: a local folder, or the hub's cache, into which they are downloaded."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+
+from chunk_grpo.config.scorers import Weights
+from chunk_grpo.errors import DataError
+
+
+def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
+    """The folder that holds a model's files; from the hub if `checkpoint` is no local folder.
+
+    Args:
+        key: Of params.yaml, such as scorers.hpsv3.model, for messages.
+        weights: Folder or hub id, with the revision.
+        patterns: Files that are needed, such as "config.json" or "*.safetensors"; each must match one at least.
+            Alternatives stand in one pattern, divided by |: "*.safetensors|pytorch_model.bin".
+
+    Returns:
+        The folder.
+
+    Raises:
+        DataError: The folder or a file is not there, or the hub cannot be reached; says how to get it.
+    """
+    folder = Path(weights.checkpoint)
+    if not folder.is_dir():
+        if _may_be_hub_id(weights.checkpoint):
+            folder = _download(key, weights, patterns)
+        else:
+            raise DataError(
+                f"{key}.checkpoint: the folder {weights.checkpoint} does not exist. {_how(weights)}"
+            )
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(name, part) for name in names for part in pattern.split("|")):
+            found = ", ".join(names[:8]) or "nothing"
+            raise DataError(
+                f"{key}: no file {pattern.replace('|', ' or ')} in {folder}, which holds {found}. {_how(weights)}"
+            )
+    return folder
+
+
+def _may_be_hub_id(checkpoint: str) -> bool:
+    return not checkpoint.startswith((".", "/", "~")) and len(Path(checkpoint).parts) <= 2
+
+
+def _download(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
+    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    every = [part for pattern in patterns for part in pattern.split("|")]
+    try:
+        try:
+            return Path(
+                snapshot_download(
+                    weights.checkpoint, revision=weights.revision, allow_patterns=every, local_files_only=True
+                )
+            )
+        except LocalEntryNotFoundError:
+            names = list_repo_files(weights.checkpoint, revision=weights.revision)
+            wanted = [_first_that_is_there(pattern, names) for pattern in patterns]
+            return Path(
+                snapshot_download(weights.checkpoint, revision=weights.revision, allow_patterns=wanted)
+            )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise DataError(
+            f"{key}: {weights.checkpoint} (revision {weights.revision or 'main'}) is no folder here, not in the hub's "
+            f"cache, and could not be downloaded ({type(error).__name__}: {str(error).splitlines()[0]}). {_how(weights)}"
+        ) from error
+
+
+def _first_that_is_there(pattern: str, names: Sequence[str]) -> str:
+    """Of alternatives such as safetensors and PyTorch files, only one is downloaded."""
+    parts = pattern.split("|")
+    return next((part for part in parts if fnmatch.filter(names, part)), parts[0])
+
+
+def _how(weights: Weights) -> str:
+    if not _may_be_hub_id(weights.checkpoint):
+        return "Give a folder that holds the model, or its hub id and revision."
+    revision = f" --revision {weights.revision}" if weights.revision else ""
+    return (
+        f"Where there is a network: `hf download {weights.checkpoint}{revision} --local-dir FOLDER`; then give FOLDER as "
+        "checkpoint, with revision null."
+    )

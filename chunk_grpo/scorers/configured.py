@@ -1,0 +1,163 @@
+"""What the scorers of this package share: settings, identity, lazy models, batches that fit into memory."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from chunk_grpo.config.scorers import ScorerSettings, Weights
+from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
+
+Settings = TypeVar("Settings", bound=ScorerSettings)
+Model = TypeVar("Model")
+
+_MOVES_NO_RESULT = {"splits", "batch_size"}
+"""Of a scorer's settings: they choose images and how many at a time."""
+
+
+class ConfiguredScorer(Generic[Settings]):
+    """Base of the built-in scorers: made from a section of params.yaml, without loading anything.
+
+    A subclass has `version`, sets `name` where its kind is not all of it, and writes `score_rows`.
+    """
+
+    version: ClassVar[int]
+    needs: ClassVar[frozenset[Need]] = frozenset({"prompt"})
+    groupwise: ClassVar[bool] = False
+
+    def __init__(self, key: str, settings: Settings, device: str | None = None) -> None:
+        """Keep what is needed to load later.
+
+        Args:
+            key: The scorer's name in params.yaml, for messages.
+            settings: Its section.
+            device: Such as cuda:1; None: the first GPU, else the CPU.
+        """
+        self.key, self.settings, self.device = key, settings, device
+
+    @property
+    def name(self) -> str:
+        """The kind; a subclass adds the model where several could measure it."""
+        return str(self.settings.kind)  # type: ignore[attr-defined]  # each kind of settings has one
+
+    def check(self) -> None:
+        """Find everything that scoring needs and load nothing.
+
+        Raises:
+            ConfigError: A package is not installed; names the extra.
+            DataError: A file is missing; says which, and how to get it.
+        """
+
+    def spec_hash(self) -> str:
+        """Identifies what is measured: name, version, settings, and the content of local model files."""
+        return spec_hash(self.name, self.version, self.settings)
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        """Score a batch of any size, `batch_size` images at a time.
+
+        Raises:
+            DataError: An input cannot be judged.
+        """
+        check_batch(batch)
+        return in_batches(batch, self.settings.batch_size, self.score_rows)
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """Score a batch that fits into memory."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is held; a subclass with a model releases it."""
+
+
+def spec_hash(name: str, version: int, settings: ScorerSettings) -> str:
+    """Sixteen hexadecimal digits that change when the same image could score differently.
+
+    A folder's files are read in whole; a hub id is pinned by its revision.
+    """
+    content: dict[str, Any] = settings.model_dump(mode="json", exclude=_MOVES_NO_RESULT)
+    files: dict[str, str] = {}
+    for field in type(settings).model_fields:
+        value = getattr(settings, field)
+        if isinstance(value, Weights) and Path(value.checkpoint).is_dir():
+            files[field] = _digest(Path(value.checkpoint))
+            del content[field]  # the same files elsewhere are the same model
+    identity = json.dumps([name, version, content, files], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        with path.open("rb") as stream:
+            while block := stream.read(2**24):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def in_batches(batch: ScoreBatch, batch_size: int, score_rows: Callable[[ScoreBatch], Scores]) -> Scores:
+    """Score `batch_size` images at a time; half as many whenever the device's memory is too small for them.
+
+    Args:
+        batch: Images of any number.
+        batch_size: The most at a time, at least 1.
+        score_rows: Scores a part; an image's score must not depend on the part.
+    """
+    parts: list[Scores] = []
+    first = 0
+    while first < len(batch) or not parts:
+        rows = range(first, min(first + batch_size, len(batch)))
+        try:
+            parts.append(score_rows(batch.rows(rows)))
+        except RuntimeError as error:
+            if not _out_of_memory(error) or batch_size == 1:
+                raise
+            batch_size = max(batch_size // 2, 1)
+            gc.collect()
+            continue
+        first = rows.stop
+    details = {name: np.concatenate([part.details[name] for part in parts]) for name in parts[0].details}
+    return Scores(np.concatenate([part.values for part in parts]), details)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return bool(should_reduce_batch_size(error))
+
+
+class SharedModels:
+    """Models that several scorers of a process use: loaded by the first, dropped when the last gives it back."""
+
+    def __init__(self) -> None:
+        self._models: dict[Hashable, Any] = {}
+        self._users: dict[Hashable, int] = {}
+
+    def take(self, key: Hashable, load: Callable[[], Model]) -> Model:
+        """The model that `key` identifies, loaded if no one has it."""
+        if key not in self._models:
+            self._models[key] = load()
+        self._users[key] = self._users.get(key, 0) + 1
+        model: Model = self._models[key]
+        return model
+
+    def give_back(self, key: Hashable) -> None:
+        """One user less."""
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key], self._models[key]
+            gc.collect()
+
+    def users(self) -> Mapping[Hashable, int]:
+        """How many scorers have each model."""
+        return dict(self._users)
+
+
+MODELS = SharedModels()
+"""The process's models."""

@@ -1,0 +1,84 @@
+"""The training reward: the weighted sum of several scorers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer, Scores, check_scores
+from chunk_grpo.scorers.retry import score_with_retries
+
+
+def mix(details: Mapping[str, FloatArray], weights: Mapping[str, float]) -> FloatArray:
+    """The weighted sum of named scorers' values, added in the order of `weights`.
+
+    Args:
+        details: Scorer to its values [B]. Scorers without a weight do not count.
+        weights: Scorer to its weight; at least one.
+
+    Returns:
+        Rewards [B].
+
+    Raises:
+        DataError: A scorer with a weight has no values, or its values have another shape than the first one's.
+        ValueError: No weights.
+    """
+    if not weights:
+        raise ValueError("weights: at least one scorer is needed")
+    for name in weights:
+        if name not in details:
+            raise DataError(f"reward: no values of scorer {name!r}; there are {', '.join(details) or 'none'}")
+    shape = details[next(iter(weights))].shape
+    total = np.zeros(shape)
+    for name, weight in weights.items():
+        if details[name].shape != shape:
+            raise DataError(f"reward: scorer {name!r} has values {details[name].shape}, needs {shape}")
+        total += weight * details[name]
+    return total
+
+
+class Reward:
+    """The training reward: sum of weight * score over the configured scorers."""
+
+    def __init__(
+        self,
+        scorers: Mapping[str, Scorer],
+        weights: Mapping[str, float],
+        attempts: int = 3,
+        wait_seconds: float = 2.0,
+    ) -> None:
+        """Take the scorers that have a weight.
+
+        Args:
+            scorers: Name in params.yaml to scorer.
+            weights: Scorer to its weight.
+            attempts: How often a scorer is asked before training stops, at least 1.
+            wait_seconds: Seconds before the second attempt; each further wait is twice as long.
+
+        Raises:
+            ConfigError: A scorer compares the images of a group; training scores parts of groups.
+        """
+        self._weights = dict(weights)
+        self._scorers = {name: scorers[name] for name in weights}
+        self._attempts, self._wait_seconds = attempts, wait_seconds
+        for name, scorer in self._scorers.items():
+            if scorer.groupwise:
+                raise ConfigError(
+                    f"rewards.{name}: this scorer compares the images of a prompt, and training scores them in batches "
+                    "that may hold a part of a group; choose a pointwise scorer"
+                )
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        """Weighted sums as values; each scorer's own values as details.
+
+        Raises:
+            DataError: A batch cannot be judged, or a score is missing or not finite.
+            TransientError: A scorer gave no answer, however often it was asked.
+        """
+        details = {}
+        for name, scorer in self._scorers.items():
+            scores = score_with_retries(name, scorer, batch, self._attempts, self._wait_seconds)
+            details[name] = check_scores(name, scores, batch.prompts).values
+        return Scores(mix(details, self._weights), details)
