@@ -16,7 +16,7 @@ from torch import Tensor
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.scorers.reward import Reward
 
 
 @dataclass

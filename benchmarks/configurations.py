@@ -21,7 +21,8 @@ from chunk_grpo.core.chunking import listed_plan
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.trainer import Task
@@ -133,7 +134,12 @@ class Configuration:
             [spec.metadata() for spec in specs],
             encoded,
         )
-        return Task(prompts, prompts, Reward(self.params().rewards))
+        params = self.params()
+        scorers = {key: make_scorer(key, settings) for key, settings in params.scorers.items()}
+        unseen = dict.fromkeys(params.train.heldout.scorers, 1.0)
+        return Task(
+            prompts, prompts, Reward(scorers, params.rewards), Reward(scorers, unseen) if unseen else None
+        )
 
     def quick(self) -> Configuration:
         """A small one with the same model and one repetition, to see that it works."""

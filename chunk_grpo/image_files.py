@@ -19,19 +19,24 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def decode_image(content: bytes, name: str) -> NDArray[np.float32]:
-    """An encoded image as [3, H, W] in [0, 1].
+def decode_image(content: bytes, name: str) -> NDArray[np.uint8]:
+    """An encoded image as a picture, RGB [H, W, 3].
 
     Raises:
         DataError: The bytes are no whole picture; the message has its `name`.
     """
     try:
-        picture = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.float32)
+        return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
         raise DataError(
             f"image {name}: not a readable picture ({error}). Run `dvc repro` to draw it again."
         ) from error
-    return np.ascontiguousarray(picture.transpose(2, 0, 1) / np.float32(255))
+
+
+def as_pictures(images: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """8-bit pictures [B, H, W, 3] of images [B, 3, H, W] in [0, 1]: what a PNG of them holds."""
+    pictures: NDArray[np.uint8] = (images.transpose(0, 2, 3, 1) * 255).round().astype(np.uint8)
+    return pictures
 
 
 def image_grid(pictures: Sequence[NDArray[np.uint8]], columns: int, gap: int = 2) -> NDArray[np.uint8]:

@@ -2,66 +2,115 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from chunk_grpo.artifacts import read_table, table_from_rows, write_table
+from chunk_grpo.artifacts import read_json, read_table, table_from_rows, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.placing import place_scorer
+from chunk_grpo.scorers.spec import ScorerSpec, require_same, spec_from
 from stages._stage import argument, run_stage
 
 BATCH = 256
-"""Images decoded at a time; a score does not depend on it."""
+"""About how many images are decoded at a time; a scorer takes as many of them at once as its settings say."""
+
+GROUP = ("mode", "train_seed", "prompt_id")
+"""What the images of a group share; they lie one after another in images/1."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    scorer: str = field(metadata=argument("name of the scorer"))
+    spec: str = field(metadata=argument("the scorer, JSON of the stage check_scorers"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     images: str = field(metadata=argument("images/1, Parquet"))
     out: str = field(metadata=argument("scores/1, Parquet", writes=True))
 
 
+def whole_groups(records: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    """Rows in order, about BATCH at a time, the images of a group always together."""
+    waiting: list[dict[str, Any]] = []
+    for part in records.to_batches(max_chunksize=BATCH):
+        for record in part.to_pylist():
+            if len(waiting) >= BATCH and any(record[name] != waiting[-1][name] for name in GROUP):
+                yield waiting
+                waiting = []
+            waiting.append(record)
+    if waiting:
+        yield waiting
+
+
+def batch_of(records: Sequence[Mapping[str, Any]], prompts: Mapping[str, Mapping[str, str]]) -> ScoreBatch:
+    """The images with what the prompts table knows of them."""
+    known = [prompts[record["prompt_id"]] for record in records]
+    numbers: dict[tuple[Any, ...], int] = {}
+    groups = [numbers.setdefault(tuple(r[name] for name in GROUP), len(numbers)) for r in records]
+    return ScoreBatch(
+        images=np.stack([decode_image(r["image"]["bytes"], r["image"]["path"]) for r in records]),
+        prompts=[p["prompt"] for p in known],
+        metadata=[json.loads(p["metadata"]) for p in known],
+        groups=groups,
+    )
+
+
 def score_rows(
-    scorer: Scorer, images: pa.Table, prompts: Mapping[str, Mapping[str, str]]
+    spec: ScorerSpec, scorer: Scorer, images: pa.Table, prompts: Mapping[str, Mapping[str, str]]
 ) -> Iterator[dict[str, str | int | float]]:
     """The scorer's value and details for every image, one row each."""
-    with Meter(f"scoring with {scorer.name}", images.num_rows) as meter:
-        for chunk in images.to_batches(max_chunksize=BATCH):
-            records = chunk.to_pylist()
-            known = [prompts[r["prompt_id"]] for r in records]
-            batch = ScoreBatch(
-                images=np.stack([decode_image(r["image"]["bytes"], r["image"]["path"]) for r in records]),
-                prompts=[p["prompt"] for p in known],
-                metadata=[json.loads(p["metadata"]) for p in known],
-            )
-            scores = check_scores(scorer, scorer.score(batch), batch.prompts)
+    with Meter(f"scoring with {spec.key}", images.num_rows) as meter:
+        for records in whole_groups(images):
+            batch = batch_of(records, prompts)
+            scores = check_scores(spec.key, scorer.score(batch), batch.prompts)
             for row, record in enumerate(records):
                 key = {name: record[name] for name in ("policy", "mode", "train_seed", "prompt_id", "sample")}
                 for metric, values in {"score": scores.values, **scores.details}.items():
-                    yield {**key, "scorer": scorer.name, "metric": metric, "value": float(values[row])}
+                    yield {**key, "scorer": spec.key, "metric": metric, "value": float(values[row])}
             meter.advance(len(records))
 
 
-def main(params: Params, arguments: Arguments) -> None:
-    """Write the scores table."""
-    del params  # everything that matters is in the arguments
-    scorer = make_scorer(arguments.scorer)
-    prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
+def images_to_score(
+    arguments: Arguments, spec: ScorerSpec, prompts: Mapping[str, Mapping[str, str]]
+) -> pa.Table:
+    """The images of the scorer's splits.
+
+    Raises:
+        DataError: A prompt is unknown, or there is no image of these splits.
+    """
     images = read_table(arguments.images, "images")
     for name in images["prompt_id"].unique().to_pylist():
         if name not in prompts:
             raise DataError(
                 f"{arguments.images}: prompt_id {name!r} is not in {arguments.prompts}; run `dvc repro`"
             )
-    write_table(table_from_rows(score_rows(scorer, images, prompts), "scores"), arguments.out, "scores")
+    splits = spec.settings.splits
+    chosen = images.filter(pa.array([prompts[n]["split"] in splits for n in images["prompt_id"].to_pylist()]))
+    if not chosen.num_rows:
+        raise DataError(
+            f"{arguments.images}: must hold images of prompts of the splits {', '.join(splits)} "
+            f"(scorers.{spec.key}.splits), got none"
+        )
+    return chosen
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    """Write the scores table, which carries the scorer's spec."""
+    spec = spec_from(read_json(arguments.spec), arguments.spec)
+    prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
+    images = images_to_score(arguments, spec, prompts)
+    scorer = place_scorer(spec.key, spec.settings, params.executors.get(spec.key))
+    try:
+        require_same(spec, scorer)
+        table = table_from_rows(score_rows(spec, scorer, images, prompts), "scores")
+    finally:
+        scorer.close()
+    write_table(table, arguments.out, "scores", {"chunk_grpo.scorer": json.dumps(spec.to_json())})
 
 
 if __name__ == "__main__":

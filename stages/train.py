@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ import chunk_grpo
 from chunk_grpo.artifacts import (
     input_file,
     output_dir,
+    read_json,
     read_table,
     table_from_rows,
     write_csv,
@@ -23,7 +24,10 @@ from chunk_grpo.artifacts import (
 from chunk_grpo.config import Params
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.placing import place_scorer
+from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.spec import require_same, spec_from
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
@@ -49,6 +53,7 @@ class Arguments:
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
     plan: str = field(metadata=argument("chunk_plan/1, Parquet: the variant's chunks"))
+    scorers: str = field(metadata=argument("the scorers that training uses, JSON of the stage check_scorers"))
     out: str = field(
         metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv", writes=True)
     )
@@ -72,7 +77,13 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
             with path.open("rb") as stream:
                 while block := stream.read(2**24):
                     digest.update(block)
-    for location in (arguments.prompts, arguments.index, arguments.tensors, arguments.plan):
+    for location in (
+        arguments.prompts,
+        arguments.index,
+        arguments.tensors,
+        arguments.plan,
+        arguments.scorers,
+    ):
         with input_file(location) as path:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
@@ -99,11 +110,32 @@ def read_task(params: Params, arguments: Arguments) -> Task:
     """Prompts with embeddings, and the reward."""
     files = (arguments.prompts, arguments.index, arguments.tensors)
     heldout = read_prompts(*files, ("eval",))
+    scorers, unseen = read_scorers(params, arguments.scorers), params.train.heldout.scorers
     return Task(
         prompts=read_prompts(*files, ("train",)),
         heldout=heldout.rows(range(min(params.train.heldout.num_prompts, len(heldout)))),
-        reward=Reward(params.rewards, params.train.reward_attempts, params.train.reward_wait),
+        reward=reward_of(params, scorers, params.rewards),
+        unseen=reward_of(params, scorers, dict.fromkeys(unseen, 1.0)) if unseen else None,
     )
+
+
+def read_scorers(params: Params, location: str) -> dict[str, Scorer]:
+    """The scorers that training uses, where params.yaml places them.
+
+    Raises:
+        DataError: They are not the ones that were checked.
+    """
+    scorers = {}
+    for key, record in read_json(location).items():
+        spec = spec_from(record, location)
+        scorers[key] = place_scorer(key, spec.settings, params.executors.get(key))
+        require_same(spec, scorers[key])
+    return scorers
+
+
+def reward_of(params: Params, scorers: Mapping[str, Scorer], weights: Mapping[str, float]) -> Reward:
+    """The weighted sum of these scorers."""
+    return Reward(scorers, weights, params.train.reward_attempts, params.train.reward_wait)
 
 
 def metric_rows(variant: str, seed: int, rows: Iterable[MetricRow]) -> list[dict[str, str | int | float]]:

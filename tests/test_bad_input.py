@@ -13,7 +13,7 @@ loading the model, which comes first in all long work, would tell that one.
 | group size 1 | test_configuration[group size] | tests/test_config.py |
 | settings of a variant that do not fit | test_configuration[variant] | tests/test_variants_config.py |
 | a variant name used twice | test_a_variant_name_used_twice | tests/test_config.py |
-| unknown scorer | test_configuration[scorer], test_scorer_option | tests/test_config.py, tests/scorers |
+| unknown scorer | test_configuration[scorer] | tests/test_config.py, tests/scorers |
 | empty prompt file | test_prompt_file[empty] |  |
 | non-UTF-8 prompts | test_prompt_file[not UTF-8] | tests/test_config.py for params.yaml |
 | missing or half-downloaded checkpoint | test_checkpoint[missing], [half] | tests/families/test_checkpoint.py |
@@ -109,8 +109,8 @@ LISTED = "chunks.plans.listed.sizes: must sum to sampling.num_steps - 1 = 16 (th
         pytest.param(edits(train__group_size=1), "train.group_size: must be >= 2, got 1", id="group size"),
         pytest.param(
             edits(rewards={"shapes-grade": 1.0}),
-            "rewards.shapes-grade: unknown scorer 'shapes-grade'; did you mean 'shapes-graded'? "
-            "known: shapes-exact, shapes-graded, shapes-vivid",
+            "rewards.shapes-grade: must be a name in scorers, got 'shapes-grade'; did you mean 'shapes-graded'? "
+            "there are: shapes-exact, shapes-graded, shapes-vivid",
             id="scorer",
         ),
         pytest.param(
@@ -137,12 +137,6 @@ def test_a_variant_name_used_twice(workspace: Workspace) -> None:
     assert refused(workspace, "prepare_prompts", CONFIGURATION) == (
         f"params.yaml, line {line}: the key 'chunk-ws' appears twice in one mapping; the second would silently "
         "replace the first. Rename or remove one."
-    )
-
-
-def test_scorer_option(workspace: Workspace) -> None:
-    assert refused(workspace, "score", CONFIGURATION, scorer="shapes-exakt") == (
-        "scorers: unknown scorer 'shapes-exakt'; known are shapes-exact, shapes-graded, shapes-vivid"
     )
 
 

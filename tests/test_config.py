@@ -1,14 +1,16 @@
 """Every rule of params.yaml, with the message that tells a user what broke it."""
 
 import re
+import typing
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from chunk_grpo.config import KNOWN_SCORERS, load_params
+from chunk_grpo.config import load_params
+from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.scorers.registry import SCORERS
+from chunk_grpo.scorers.registry import BUILT_IN
 from tests.params_edits import FUZZ, RAW, ROOT, Edit, drop, paths, problems, put
 
 
@@ -20,8 +22,21 @@ def test_the_committed_parameters_are_valid_and_frozen() -> None:
         params.train.group_size = 3  # type: ignore[misc]
 
 
-def test_the_known_scorers_are_those_of_the_registry() -> None:
-    assert set(KNOWN_SCORERS) == set(SCORERS)
+def only(kind: str) -> list[Edit]:
+    """One scorer of the toy world, of the eval split."""
+    return [
+        put("scorers", {kind: {"kind": kind, "splits": ["eval"], "batch_size": 8}}),
+        put("rewards", {kind: 1.0}),
+    ]
+
+
+ANY_PROMPT, GRADED = only("shapes-vivid"), only("shapes-graded")
+
+
+def test_every_kind_of_scorer_is_in_the_registry() -> None:
+    models = typing.get_args(typing.get_args(AnyScorer)[0])
+    kinds = {kind for model in models for kind in typing.get_args(model.model_fields["kind"].annotation)}
+    assert kinds - {"external"} == set(BUILT_IN)
 
 
 @pytest.mark.parametrize(
@@ -140,36 +155,44 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
         ),
         (
             [put("rewards", {"shapes-grade": 1.0})],
-            "rewards.shapes-grade: unknown scorer 'shapes-grade'; did you mean 'shapes-graded'? "
-            "known: shapes-exact, shapes-graded, shapes-vivid",
+            "rewards.shapes-grade: must be a name in scorers, got 'shapes-grade'; did you mean 'shapes-graded'? "
+            "there are: shapes-exact, shapes-graded, shapes-vivid",
         ),
         (
-            [put("scorers", ["shapes-exact", "clip"]), put("rewards", {"shapes-exact": 1.0})],
-            "scorers[1]: unknown scorer 'clip'; known: shapes-exact, shapes-graded, shapes-vivid",
+            [put("executors.hpsv3", {"kind": "in-process", "device": None})],
+            "executors.hpsv3: must be a name in scorers, got 'hpsv3'; "
+            "there are: shapes-exact, shapes-graded, shapes-vivid",
         ),
         (
-            [put("rewards", {"hpsv3": 1.0})],
-            "rewards.hpsv3: the scorer 'hpsv3' is not part of this version yet; "
-            "it has: shapes-exact, shapes-graded, shapes-vivid",
+            [put("scorers.shapes-exact.kind", "shapes-exakt")],
+            "scorers.shapes-exact.kind: must be one of 'shapes-exact', 'shapes-graded', 'shapes-vivid', 'clip', "
+            "'pickscore', 'imagereward', 'hpsv3', 'geneval', 'wise', 'external', got 'shapes-exakt'",
         ),
         (
-            [put("scorers", ["shapes-graded"])],
-            "rewards.shapes-vivid: must also stand in scorers, so that the report can compare the training reward, "
-            "got ['shapes-graded']",
+            [put("scorers.shapes-exact.splits", ["eval", "train"])],
+            "scorers.shapes-exact.splits[1]: must be a split with images: eval, wise, got 'train'",
         ),
         (
-            [put("scorers", ["shapes-exact"] * 2), put("rewards", {"shapes-exact": 1.0})],
-            "scorers: each value once, got 'shapes-exact' 2 times",
+            [
+                put("scorers.shapes-exact.splits", ["eval"]),
+                put("scorers.shapes-graded.splits", ["eval"]),
+                put("prompts.wise_count", 0),
+            ],
+            "scorers.shapes-vivid.splits[1]: must be a split with images: eval, got 'wise'",
+        ),
+        (
+            [put("scorers.shapes-exact.splits", ["eval", "eval"])],
+            "scorers.shapes-exact.splits: each value once, got 'eval' 2 times",
+        ),
+        (
+            [put("scorers.shapes-graded.splits", ["wise"])],
+            "scorers.shapes-graded.splits: must hold eval for a scorer that is trained on, so that the report can "
+            "compare the training reward, got ['wise']",
         ),
         (
             [put("train.heldout.scorers", ["shapes-exakt"])],
-            "train.heldout.scorers[0]: unknown scorer 'shapes-exakt'; did you mean 'shapes-exact'? "
-            "known: shapes-exact, shapes-graded, shapes-vivid",
-        ),
-        (
-            [put("train.heldout.scorers", ["shapes-exact", "imagereward"])],
-            "train.heldout.scorers[1]: the scorer 'imagereward' is not part of this version yet; "
-            "it has: shapes-exact, shapes-graded, shapes-vivid",
+            "train.heldout.scorers[0]: must be a name in scorers, got 'shapes-exakt'; did you mean 'shapes-exact'? "
+            "there are: shapes-exact, shapes-graded, shapes-vivid",
         ),
         (
             [put("train.heldout.scorers", ["shapes-exact"] * 2)],
@@ -201,15 +224,25 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
         ),
         ([put("report.grid_prompts", 97)], "report.grid_prompts: must be <= prompts.eval_count = 96, got 97"),
         (
-            [put("prompts.source", "file"), put("prompts.wise_count", 0)],
+            [put("prompts.source", "file"), put("prompts.wise_count", 0), *ANY_PROMPT],
             "prompts.path: required with source: file, got null",
+        ),
+        (
+            [
+                put("prompts.source", "file"),
+                put("prompts.path", "a.txt"),
+                put("prompts.wise_count", 0),
+                *GRADED,
+            ],
+            "scorers.shapes-graded.kind: judges prompts of the toy world only (prompts.source: shapes, got file), "
+            "got 'shapes-graded'; choose another scorer",
         ),
         (
             [put("prompts.path", "prompts.txt")],
             "prompts.path: must be null with source: shapes, got 'prompts.txt'",
         ),
         (
-            [put("prompts.source", "file"), put("prompts.path", "prompts.txt")],
+            [put("prompts.source", "file"), put("prompts.path", "prompts.txt"), *ANY_PROMPT],
             "prompts.wise_count: must be 0 with source: file, got 24",
         ),
     ],

@@ -8,7 +8,6 @@ from ruamel.yaml import YAML
 
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.models import ListedPlan
-from chunk_grpo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "preset").glob("*.yaml"))
@@ -33,29 +32,13 @@ def test_the_committed_parameters_are_the_composition_of_tiny(tmp_path: Path) ->
     assert committed.read_text() == composed.read_text()
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "flux-dev"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_valid_and_knows_its_name(preset: str, tmp_path: Path) -> None:
     assert load(preset, tmp_path).preset == preset
 
 
-def test_flux_dev_is_valid_but_for_the_scorers_that_are_awaited(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load("flux-dev", tmp_path)
-    lines = str(caught.value).splitlines()[1:-1]
-    awaited = ["rewards.hpsv3", "scorers[0]", "scorers[1]", "train.heldout.scorers[0]"]
-    assert [line.split(":")[0].strip() for line in lines] == awaited
-    assert all("is not part of this version yet" in line for line in lines)
-
-
 def test_flux_dev_holds_the_values_of_table_6(tmp_path: Path) -> None:
-    """With the toy scorers in place of the awaited ones, everything else is accepted as it stands."""
-    toy = (
-        "~rewards.hpsv3",
-        "+rewards.shapes-exact=1.0",
-        "scorers=[shapes-exact]",
-        "train.heldout.scorers=[]",
-    )
-    params = load_params(compose("flux-dev", tmp_path, *toy))
+    params = load("flux-dev", tmp_path)
     train, gpus, batch_size, accumulation = params.train, 8, 2, 12
     assert (train.learning_rate, train.weight_decay, train.max_grad_norm) == (1e-5, 1e-4, 0.01)
     assert (train.clip_range, train.fraction, train.iterations, train.group_size) == (5e-5, 0.5, 150, 12)

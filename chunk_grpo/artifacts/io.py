@@ -20,13 +20,16 @@ def table_from_rows(rows: Iterable[Mapping[str, Any]], schema_name: SchemaName) 
     return pa.Table.from_pylist(list(rows), schema=SCHEMAS[schema_name].columns)
 
 
-def write_table(table: pa.Table, location: Location, schema_name: SchemaName) -> None:
+def write_table(
+    table: pa.Table, location: Location, schema_name: SchemaName, about: Mapping[str, str] | None = None
+) -> None:
     """Write a table as Parquet, with the schema's name and version in its metadata.
 
     Args:
         table: columns in any order; types are cast where nothing is lost.
         location: local path or URL.
         schema_name: the schema it must have.
+        about: more to keep in the metadata, such as what made the table.
 
     Raises:
         DataError: the table does not fit the schema, or `location` cannot be written.
@@ -42,7 +45,8 @@ def write_table(table: pa.Table, location: Location, schema_name: SchemaName) ->
             f"{location}: does not fit the schema {schema.name}/{schema.version}: {error}"
         ) from error
     with output_file(location) as draft:
-        pq.write_table(fitting.replace_schema_metadata(schema.metadata), draft)
+        more = {key.encode(): value.encode() for key, value in (about or {}).items()}
+        pq.write_table(fitting.replace_schema_metadata({**schema.metadata, **more}), draft)
 
 
 def read_table(location: Location, schema_name: SchemaName) -> pa.Table:

@@ -2,8 +2,6 @@
 
 from chunk_grpo.config.load import load_params, parse_params
 from chunk_grpo.config.models import (
-    AWAITED_SCORERS,
-    KNOWN_SCORERS,
     AdaptivePlan,
     ChunksParams,
     EncodeParams,
@@ -25,8 +23,6 @@ from chunk_grpo.config.training import HeldoutParams, LoraParams, TrainParams
 from chunk_grpo.config.variants import BranchingParams, Noise, VariantParams, WindowParams
 
 __all__ = [
-    "AWAITED_SCORERS",
-    "KNOWN_SCORERS",
     "AdaptivePlan",
     "BranchingParams",
     "ChunksParams",

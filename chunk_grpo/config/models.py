@@ -9,15 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import Eight, Name, NumSteps, Section
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variants import Noise, VariantParams
-
-KNOWN_SCORERS: tuple[str, ...] = ("shapes-exact", "shapes-graded", "shapes-vivid")
-"""The scorers that this version holds; `rewards` and `scorers` take these names."""
-
-AWAITED_SCORERS: tuple[str, ...] = ("hpsv3", "imagereward")
-"""Scorers of the paper that presets may name but that this version does not hold yet."""
 
 
 class ModelParams(Section):
@@ -239,9 +234,10 @@ class Params(Section):
 
     Attributes:
         preset: the preset it was composed from; for the reader only.
-        rewards: scorer to its weight in the training reward.
+        rewards: name in `scorers` to its weight in the training reward.
         variants: variant name to variant.
-        scorers: what evaluation images are scored with.
+        scorers: scorer name to scorer; all of them score evaluation images.
+        executors: scorer name to where it runs; without an entry in the stage's process. No result depends on it.
         trackers: who is told the metrics while training goes on; no result depends on it.
     """
 
@@ -256,7 +252,8 @@ class Params(Section):
     train: TrainParams
     variants: Annotated[dict[Name, VariantParams], Field(min_length=1)]
     generate: GenerateParams
-    scorers: Annotated[tuple[str, ...], Field(min_length=1)]
+    scorers: Annotated[dict[Name, AnyScorer], Field(min_length=1)]
+    executors: dict[Name, AnyExecutor]
     report: ReportParams
     trackers: tuple[Literal["tensorboard", "wandb"], ...]
 

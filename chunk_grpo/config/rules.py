@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from chunk_grpo.config.models import (
-    AWAITED_SCORERS,
-    KNOWN_SCORERS,
     AdaptivePlan,
     ChunksParams,
     EqualPlan,
@@ -22,6 +20,7 @@ from chunk_grpo.config.models import (
     SamplingParams,
 )
 from chunk_grpo.config.problems import Problem, nearest, show
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
     branches_fit_the_group,
@@ -39,6 +38,7 @@ from chunk_grpo.config.variant_rules import (
 )
 
 Rule: TypeAlias = Callable[..., Iterator[Problem]]
+Scorers: TypeAlias = Mapping[str, AnyScorer]
 
 MIN_GUIDED_CHUNK = 2
 """The shortest chunk a guided plan may have, in steps (a line needs two points)."""
@@ -80,19 +80,18 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
             )
 
 
-def scorers_are_known(rewards: Mapping[str, float], scorers: tuple[str, ...]) -> Iterator[Problem]:
-    """Rewards and evaluation take scorers that this version holds."""
+def scorers_exist(
+    scorers: Scorers, rewards: Mapping[str, float], train: TrainParams, executors: Mapping[str, AnyExecutor]
+) -> Iterator[Problem]:
+    """Whatever names a scorer names one of `scorers`."""
     for name in rewards:
-        yield from _known(("rewards", name), name)
-    for position, name in enumerate(scorers):
-        yield from _known(("scorers", position), name)
-    yield from _unique(("scorers",), scorers)
-    for name in rewards:
-        if name in KNOWN_SCORERS and name not in scorers:
-            yield Problem(
-                ("rewards", name),
-                f"must also stand in scorers, so that the report can compare the training reward, got {list(scorers)}",
-            )
+        yield from _known(("rewards", name), name, scorers)
+    for name in executors:
+        yield from _known(("executors", name), name, scorers)
+    path = ("train", "heldout", "scorers")
+    for position, name in enumerate(train.heldout.scorers):
+        yield from _known((*path, position), name, scorers)
+    yield from _unique(path, train.heldout.scorers)
 
 
 def heldout_scorers_are_unseen(train: TrainParams, rewards: Mapping[str, float]) -> Iterator[Problem]:
@@ -104,9 +103,38 @@ def heldout_scorers_are_unseen(train: TrainParams, rewards: Mapping[str, float])
                 (*path, position),
                 f"must not be trained on (the parts of the reward are measured anyway), got {name!r}; remove it",
             )
-        else:
-            yield from _known((*path, position), name)
-    yield from _unique(path, train.heldout.scorers)
+
+
+def scorers_have_images(
+    scorers: Scorers, prompts: PromptsParams, rewards: Mapping[str, float]
+) -> Iterator[Problem]:
+    """A scorer's splits are drawn, and the report can compare the training reward on the eval split."""
+    drawn = ("eval", "wise") if prompts.wise_count else ("eval",)
+    for name, settings in scorers.items():
+        path = ("scorers", name, "splits")
+        yield from _unique(path, settings.splits)
+        for position, split in enumerate(settings.splits):
+            if split not in drawn:
+                yield Problem(
+                    (*path, position), f"must be a split with images: {', '.join(drawn)}, got {split!r}"
+                )
+        if name in rewards and "eval" not in settings.splits:
+            yield Problem(
+                path,
+                f"must hold eval for a scorer that is trained on, so that the report can compare the training "
+                f"reward, got {list(settings.splits)}",
+            )
+
+
+def scorers_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator[Problem]:
+    """Rules of the toy world need what its captions demand."""
+    for name, settings in scorers.items():
+        if settings.kind in ("shapes-exact", "shapes-graded") and prompts.source != "shapes":
+            yield Problem(
+                ("scorers", name, "kind"),
+                f"judges prompts of the toy world only (prompts.source: shapes, got {prompts.source}), "
+                f"got {settings.kind!r}; choose another scorer",
+            )
 
 
 def trackers_are_told_once(trackers: tuple[str, ...]) -> Iterator[Problem]:
@@ -171,8 +199,10 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (selection_has_a_choice, ("variants", "chunks", "sampling", "train")),
     (noise_is_possible, ("variants", "sampling")),
     (variant_rewards_are_trained_on, ("variants", "rewards")),
-    (scorers_are_known, ("rewards", "scorers")),
+    (scorers_exist, ("scorers", "rewards", "train", "executors")),
     (heldout_scorers_are_unseen, ("train", "rewards")),
+    (scorers_have_images, ("scorers", "prompts", "rewards")),
+    (scorers_fit_the_prompts, ("scorers", "prompts")),
     (trackers_are_told_once, ("trackers",)),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
@@ -206,14 +236,8 @@ def _unique(path: tuple[str | int, ...], values: tuple[object, ...]) -> Iterator
             yield Problem(path, f"each value once, got {value!r} {count} times")
 
 
-def _known(path: tuple[str | int, ...], name: str) -> Iterator[Problem]:
-    if name in KNOWN_SCORERS:
-        return
-    if name in AWAITED_SCORERS:
-        yield Problem(
-            path, f"the scorer {name!r} is not part of this version yet; it has: {', '.join(KNOWN_SCORERS)}"
-        )
-        return
-    guess = nearest(name, KNOWN_SCORERS)
-    hint = f"did you mean {guess!r}? " if guess else ""
-    yield Problem(path, f"unknown scorer {name!r}; {hint}known: {', '.join(KNOWN_SCORERS)}")
+def _known(path: tuple[str | int, ...], name: str, scorers: Scorers) -> Iterator[Problem]:
+    if name not in scorers:
+        guess = nearest(name, scorers)
+        hint = f"did you mean {guess!r}? " if guess else ""
+        yield Problem(path, f"must be a name in scorers, got {name!r}; {hint}there are: {', '.join(scorers)}")

@@ -197,7 +197,7 @@ class InSubprocess(Section):
 
     Attributes:
         python: interpreter; null: the one of the stage.
-        script: a worker that speaks the protocol by itself; null: this package's worker, which the interpreter must have.
+        script: a worker that speaks the protocol by itself; null: this package's, which the interpreter must have.
         device: as in InProcess.
         start_seconds: until it must have loaded.
         timeout_seconds: until it must have scored a batch.

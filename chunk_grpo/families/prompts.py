@@ -37,6 +37,11 @@ class PromptSet:
         """Each prompt `count` times in a row: one row for each image of a group."""
         return self.rows([i for i in range(len(self)) for _ in range(count)])
 
+    def groups(self) -> list[int]:
+        """A number for each row; rows of one prompt share theirs."""
+        numbers: dict[str, int] = {}
+        return [numbers.setdefault(name, len(numbers)) for name in self.ids]
+
 
 def require_finite(latents: Tensor, prompts: PromptSet, when: str, remedy: str) -> None:
     """Refuse latents that no picture can be made of: decoded, NaN would pass for a black picture.

@@ -50,7 +50,7 @@ def settings_from(params: Params) -> ReportSettings:
         recipes={name: recipe(variant) for name, variant in variants.items()},
         other_plans=tuple(name for name in params.chunks.plans if name not in trained),
         rewards=params.rewards,
-        scorers=params.scorers,
+        scorers=tuple(params.scorers),
         training=_training_settings(params),
         num_steps=params.generate.num_steps,
         base_steps=params.generate.base_steps,
@@ -61,7 +61,9 @@ def settings_from(params: Params) -> ReportSettings:
         seed=params.report.seed,
         train_seeds=params.train.seeds,
         image_seed=params.generate.seed,
-        parameters=yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+        parameters=yaml.safe_dump(
+            params.model_dump(mode="json", exclude={"executors"}), sort_keys=False, allow_unicode=True
+        ),
     )
 
 

@@ -68,7 +68,8 @@ def _download(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise DataError(
             f"{key}: {weights.checkpoint} (revision {weights.revision or 'main'}) is no folder here, not in the hub's "
-            f"cache, and could not be downloaded ({type(error).__name__}: {str(error).splitlines()[0]}). {_how(weights)}"
+            f"cache, and could not be downloaded ({type(error).__name__}: {str(error).splitlines()[0]}). "
+            f"{_how(weights)}"
         ) from error
 
 
@@ -83,6 +84,6 @@ def _how(weights: Weights) -> str:
         return "Give a folder that holds the model, or its hub id and revision."
     revision = f" --revision {weights.revision}" if weights.revision else ""
     return (
-        f"Where there is a network: `hf download {weights.checkpoint}{revision} --local-dir FOLDER`; then give FOLDER as "
-        "checkpoint, with revision null."
+        f"Where there is a network: `hf download {weights.checkpoint}{revision} --local-dir FOLDER`; then give FOLDER "
+        "as checkpoint, with revision null."
     )

@@ -17,6 +17,7 @@ _MAY_PASS = (TransientError, OSError)
 
 
 def score_with_retries(
+    name: str,
     scorer: Scorer,
     batch: ScoreBatch,
     attempts: int,
@@ -28,6 +29,7 @@ def score_with_retries(
     DataError, ConfigError and errors of the program are raised at once: another try would end like the first.
 
     Args:
+        name: The scorer's in params.yaml, for messages.
         scorer: What scores.
         batch: B images.
         attempts: How often to try in all, at least 1.
@@ -52,7 +54,7 @@ def score_with_retries(
             wait = wait_seconds * 2 ** (attempt - 1)
             _LOG.warning(
                 "scorer %s: attempt %d of %d failed (%s); the next follows in %g s",
-                scorer.name,
+                name,
                 attempt,
                 attempts,
                 _reason(error),
@@ -64,7 +66,7 @@ def score_with_retries(
     except _MAY_PASS as error:
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         raise TransientError(
-            f"scorer {scorer.name}: no answer after {tried}; the last failed with {_reason(error)}. "
+            f"scorer {name}: no answer after {tried}; the last failed with {_reason(error)}. "
             "No reward was made up. Run the same command again when the scorer answers: training goes on from its "
             "last checkpoint."
         ) from error

@@ -58,7 +58,8 @@ class ShapesVivid(ConfiguredScorer[ShapesScorer]):
 
 def _floats(images: Pictures) -> NDArray[np.float32]:
     """[B, 3, H, W] in [0, 1]."""
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) / np.float32(255)
+    floats: NDArray[np.float32] = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) / np.float32(255)
+    return floats
 
 
 def _specs(batch: ScoreBatch, scorer: str) -> list[PromptSpec]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from chunk_grpo.core.rollout import rollout_ode, sample_noise
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
+from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.rollouts import DIVERGED
 from chunk_grpo.training.stopping import Check, Stoppable, never
@@ -82,4 +83,4 @@ def heldout_scores(images: NDArray[np.float32], prompts: PromptSet, reward: Rewa
         DataError: A reward is not finite.
     """
     rows = prompts.repeated(len(images) // len(prompts))
-    return reward.score(ScoreBatch(images, rows.texts, rows.metadata))
+    return reward.score(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))

@@ -13,7 +13,7 @@ from torch import Tensor
 from chunk_grpo.config import TrainParams
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.early_stop import BestScore
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
 from chunk_grpo.training.image_statistics import image_statistics
@@ -38,18 +38,17 @@ class Measurement:
 class Monitor:
     """Scores and statistics of the same held-out images, from policy to policy."""
 
-    def __init__(self, prompts: PromptSet, reward: Reward, train: TrainParams) -> None:
+    def __init__(self, prompts: PromptSet, reward: Reward, unseen: Reward | None, train: TrainParams) -> None:
         """Prepare.
 
         Args:
             prompts: Held-out prompts.
             reward: The training reward.
+            unseen: Scorers that are not trained on, `train.heldout.scorers`; None where there are none.
             train: The `train` section of params.yaml.
         """
         settings = train.heldout
-        self._prompts, self._reward, self._settings = prompts, reward, settings
-        unseen = dict.fromkeys(settings.scorers, 1.0)
-        self._unseen = Reward(unseen, train.reward_attempts, train.reward_wait) if unseen else None
+        self._prompts, self._reward, self._unseen, self._settings = prompts, reward, unseen, settings
         self._drawing = HeldoutSettings(settings.images_per_prompt, settings.seed, train.micro_batch_size)
         self.best = BestScore()
 
@@ -89,9 +88,3 @@ class Monitor:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on with what `state` told."""
         self.best = BestScore.from_state(state)
-
-
-def as_pictures(images: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """[N, H, W, 3] of images [N, 3, H, W] in [0, 1]."""
-    pictures: NDArray[np.uint8] = (images.transpose(0, 2, 3, 1) * 255).round().astype(np.uint8)
-    return pictures

@@ -18,8 +18,9 @@ from chunk_grpo.core.types import Velocity
 from chunk_grpo.core.window import window_steps
 from chunk_grpo.families.base import Conditioning, Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
+from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.stopping import Check, Stoppable, never
@@ -360,4 +361,4 @@ def score_latents(
 ) -> Scores:
     """Decode final latents and score the pictures."""
     images = torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
-    return reward.score(ScoreBatch(images, rows.texts, rows.metadata))
+    return reward.score(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))

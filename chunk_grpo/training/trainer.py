@@ -17,8 +17,9 @@ from chunk_grpo.core.dynamics import relative_l1
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.families.base import Family, TuningOptions
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
-from chunk_grpo.scorers.registry import Reward
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import derive_seed
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.credit import advantages_of
@@ -34,7 +35,7 @@ from chunk_grpo.training.metrics import (
     update_metrics,
     warn_of_poor_fidelity,
 )
-from chunk_grpo.training.monitor import Monitor, as_pictures
+from chunk_grpo.training.monitor import Monitor
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
 from chunk_grpo.training.schedule import prompts_of_iteration
@@ -47,11 +48,19 @@ PICTURES_SHOWN = 16
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on, and on what it is watched: prompts, held-out prompts and reward."""
+    """What is trained on, and on what it is watched.
+
+    Attributes:
+        prompts: Trained on.
+        heldout: Watched with.
+        reward: What training maximises.
+        unseen: Scorers of held-out images that are not trained on; None where there are none.
+    """
 
     prompts: PromptSet
     heldout: PromptSet
     reward: Reward
+    unseen: Reward | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ class Trainer:
         self._average = (
             None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
         )
-        self._monitor = Monitor(task.heldout, task.reward, settings)
+        self._monitor = Monitor(task.heldout, task.reward, task.unseen, settings)
         self._rows: list[MetricRow] = []
         self._done = 0
         self._halfway: Halfway | None = None

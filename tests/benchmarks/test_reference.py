@@ -11,7 +11,6 @@ from benchmarks.held import held_gradient
 from benchmarks.reference import ReferenceTrainer, Sample
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.flux import FluxFamily
-from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.training.credit import advantages_of
 from chunk_grpo.training.learner import Learner, Lesson
 from chunk_grpo.training.processes import Processes
@@ -19,6 +18,7 @@ from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings,
 from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.trainer import Task
 from chunk_grpo.training.update import Policies, UpdateStats
+from tests.shapes_scorers import shapes_reward
 
 SEED, ITERATION = 3, 1
 CLIP_RANGE = 1e-4
@@ -33,7 +33,7 @@ def check() -> None:
 @pytest.fixture(scope="module")
 def task() -> Task:
     """Two prompts and a reward without thresholds, which rounding could cross."""
-    return replace(CONFIGURATION.task(), reward=Reward({"shapes-vivid": 1.0}))
+    return replace(CONFIGURATION.task(), reward=shapes_reward({"shapes-vivid": 1.0}))
 
 
 def moved(family: FluxFamily) -> FluxFamily:

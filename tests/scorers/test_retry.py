@@ -8,18 +8,16 @@ import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.registry import SCORERS, Reward, mix
 from chunk_grpo.scorers.retry import score_with_retries
+from chunk_grpo.scorers.reward import Reward, mix
+from tests.shapes_scorers import ScorerForTests
 
-BATCH = ScoreBatch(np.zeros((2, 3, 4, 4), dtype=np.float32), ["a", "b"], [{}, {}])
+BATCH = ScoreBatch(np.zeros((2, 4, 4, 3), dtype=np.uint8), ["a", "b"], [{}, {}], [0, 1])
 VALUES = np.array([0.25, 0.75])
 
 
-class Flaky:
+class Flaky(ScorerForTests):
     """Raises the given errors, one a call, and then answers."""
-
-    name = "flaky"
-    version = 1
 
     def __init__(self, errors: Iterable[BaseException] = (), values: np.ndarray = VALUES) -> None:
         self._errors, self._values, self.calls = list(errors), values, 0
@@ -45,14 +43,14 @@ class Flaky:
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
     waits: list[float] = []
     scorer = Flaky([error])
-    assert score_with_retries(scorer, BATCH, 2, 0.5, waits.append).values.tolist() == [0.25, 0.75]
+    assert score_with_retries("flaky", scorer, BATCH, 2, 0.5, waits.append).values.tolist() == [0.25, 0.75]
     assert (scorer.calls, waits) == (2, [0.5])
 
 
 def test_an_answer_at_once_costs_one_call_and_no_wait() -> None:
     waits: list[float] = []
     scorer = Flaky()
-    score_with_retries(scorer, BATCH, 3, 2.0, waits.append)
+    score_with_retries("flaky", scorer, BATCH, 3, 2.0, waits.append)
     assert (scorer.calls, waits) == (1, [])
 
 
@@ -60,14 +58,16 @@ def test_each_wait_is_twice_the_one_before_and_none_follows_the_last_attempt() -
     waits: list[float] = []
     scorer = Flaky([OSError("away")] * 9)
     with pytest.raises(TransientError):
-        score_with_retries(scorer, BATCH, 4, 1.5, waits.append)
+        score_with_retries("flaky", scorer, BATCH, 4, 1.5, waits.append)
     assert (scorer.calls, waits) == (4, [1.5, 3.0, 6.0])
 
 
 def test_the_end_says_who_how_often_why_and_what_next() -> None:
     last = ConnectionError("no route to scorer-host")
     with pytest.raises(TransientError) as caught:
-        score_with_retries(Flaky([OSError("first"), OSError("second"), last]), BATCH, 3, 0, lambda _: None)
+        score_with_retries(
+            "flaky", Flaky([OSError("first"), OSError("second"), last]), BATCH, 3, 0, lambda _: None
+        )
     assert str(caught.value) == (
         "scorer flaky: no answer after 3 attempts; the last failed with ConnectionError: no route to scorer-host. "
         "No reward was made up. Run the same command again when the scorer answers: training goes on from its last "
@@ -80,7 +80,7 @@ def test_the_end_says_who_how_often_why_and_what_next() -> None:
 def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     errors = [TransientError("busy"), TimeoutError(), OSError("away")]
     with caplog.at_level(logging.WARNING), pytest.raises(TransientError):
-        score_with_retries(Flaky(errors), BATCH, 3, 2.0, lambda _: None)
+        score_with_retries("flaky", Flaky(errors), BATCH, 3, 2.0, lambda _: None)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
             "WARNING",
@@ -105,7 +105,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) ->
     waits: list[float] = []
     scorer = Flaky([error] * 3)
     with pytest.raises(type(error)) as caught:
-        score_with_retries(scorer, BATCH, 3, 2.0, waits.append)
+        score_with_retries("flaky", scorer, BATCH, 3, 2.0, waits.append)
     assert caught.value is error
     assert (scorer.calls, waits) == (1, [])
 
@@ -113,31 +113,36 @@ def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) ->
 @pytest.mark.parametrize("attempts", [0, -1])
 def test_there_is_at_least_one_attempt(attempts: int) -> None:
     with pytest.raises(ValueError, match=f"attempts: must be at least 1, got {attempts}"):
-        score_with_retries(Flaky(), BATCH, attempts, 2.0)
+        score_with_retries("flaky", Flaky(), BATCH, attempts, 2.0)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, np.nan, np.inf])
 def test_a_wait_is_a_number_of_seconds(seconds: float) -> None:
     with pytest.raises(ValueError, match="wait_seconds: must be finite and at least 0"):
-        score_with_retries(Flaky(), BATCH, 1, seconds)
+        score_with_retries("flaky", Flaky(), BATCH, 1, seconds)
 
 
-def test_the_reward_asks_again_and_then_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_asks_again_and_then_stops() -> None:
     scorer = Flaky([OSError("away")] * 3)
-    monkeypatch.setitem(SCORERS, "flaky", lambda: scorer)
+    reward = Reward({"flaky": scorer}, {"flaky": 2.0}, attempts=2, wait_seconds=0)
     with pytest.raises(TransientError, match="scorer flaky: no answer after 2 attempts"):
-        Reward({"flaky": 2.0}, attempts=2, wait_seconds=0).score(BATCH)
+        reward.score(BATCH)
     assert scorer.calls == 2
-    assert Reward({"flaky": 2.0}, attempts=2, wait_seconds=0).score(BATCH).values.tolist() == [0.5, 1.5]
+    assert reward.score(BATCH).values.tolist() == [0.5, 1.5]
     assert scorer.calls == 4
 
 
-def test_a_reward_that_is_not_a_number_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_that_is_not_a_number_is_not_asked_for_again() -> None:
     scorer = Flaky(values=np.array([0.25, np.nan]))
-    monkeypatch.setitem(SCORERS, "flaky", lambda: scorer)
-    with pytest.raises(DataError, match=r"image 1 of the batch \(.*\) got nan"):
-        Reward({"flaky": 1.0}).score(BATCH)
+    with pytest.raises(DataError, match=r"scorer flaky: image 1 of the batch \(.*\) got nan"):
+        Reward({"flaky": scorer}, {"flaky": 1.0}).score(BATCH)
     assert scorer.calls == 1
+
+
+def test_a_scorer_that_compares_a_group_is_no_training_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flaky, "groupwise", True)
+    with pytest.raises(ConfigError, match=r"^rewards.flaky: this scorer compares the images of a prompt"):
+        Reward({"flaky": Flaky()}, {"flaky": 1.0})
 
 
 def test_mix_adds_in_the_order_of_the_weights_from_zero() -> None:

@@ -14,12 +14,12 @@ from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.trainer import Places, Task, Trainer
 from stages.chunk_boundaries import build_plan
+from tests.shapes_scorers import shapes_reward
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = LoadOptions(str(ROOT / "assets" / "tiny-flux"), height=32, width=32, max_sequence_length=8)
@@ -79,8 +79,9 @@ def prompts() -> PromptSet:
 @pytest.fixture(scope="session")
 def task(prompts: PromptSet) -> Task:
     """Five prompts to train on and two to watch."""
-    reward = Reward({"shapes-graded": 1.0, "shapes-vivid": 0.6})
-    return Task(prompts.rows(range(5)), prompts.rows([5, 6]), reward)
+    reward = shapes_reward({"shapes-graded": 1.0, "shapes-vivid": 0.6})
+    unseen = shapes_reward({"shapes-exact": 1.0})
+    return Task(prompts.rows(range(5)), prompts.rows([5, 6]), reward, unseen)
 
 
 def small_params(variant: dict[str, Any], **changes: Any) -> Params:

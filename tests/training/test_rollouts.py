@@ -13,10 +13,11 @@ from chunk_grpo.core.flow import time_grid
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.registry import SCORERS, Reward
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
 from chunk_grpo.training.trainer import Task
+from tests.shapes_scorers import ScorerForTests
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
 
@@ -137,10 +138,8 @@ def test_heldout_latents_that_are_not_finite_are_no_reward_of_0(family: FluxFami
         heldout(family, task)
 
 
-class NotANumber:
+class NotANumber(ScorerForTests):
     """A reward model that fails on one image."""
-
-    name, version = "broken", 1
 
     def score(self, batch: ScoreBatch) -> Scores:
         values = np.full(len(batch.prompts), 0.5)
@@ -149,11 +148,8 @@ class NotANumber:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_reward_that_is_not_a_number_is_an_error(
-    background: bool, family: FluxFamily, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SCORERS, "broken", NotANumber)
-    broken = replace(task, reward=Reward({"broken": 1.0}))
+def test_a_reward_that_is_not_a_number_is_an_error(background: bool, family: FluxFamily, task: Task) -> None:
+    broken = replace(task, reward=Reward({"broken": NotANumber()}, {"broken": 1.0}))
     with pytest.raises(
         DataError, match=r"scorer broken: image 1 of the batch \(.*\) got nan; scores must be finite"
     ):

@@ -15,11 +15,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.registry import SCORERS, Reward
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.checkpoint import CheckpointStore
 from chunk_grpo.training.metrics import fidelity_metrics, warn_of_poor_fidelity
 from chunk_grpo.training.trainer import Task
 from chunk_grpo.training.update import UpdateStats
+from tests.shapes_scorers import ScorerForTests
 
 from .conftest import Outcome
 
@@ -41,10 +42,8 @@ def test_held_out_images_are_scored_by_what_is_not_trained_on_and_described(
         assert set(series(made, f"heldout_images/{statistic}")) == {0, 1}
 
 
-class Falling:
+class Falling(ScorerForTests):
     """A scorer whose measurements get worse from call to call but for one."""
-
-    name, version = "shapes-exact", 1
 
     def __init__(self) -> None:
         self._left = iter([0.5, 0.4, 0.9, 0.3, 0.2, 0.1])
@@ -53,18 +52,17 @@ class Falling:
         return Scores(np.full(len(batch.prompts), next(self._left)))
 
 
-@pytest.fixture
-def falling(monkeypatch: pytest.MonkeyPatch) -> None:
+def falling(task: Task) -> Task:
     """It takes the place of the scorer that nobody trains on."""
-    monkeypatch.setitem(SCORERS, "shapes-exact", Falling)
+    return replace(task, unseen=Reward({"shapes-exact": Falling()}, {"shapes-exact": 1.0}))
 
 
-@pytest.mark.usefixtures("falling")
 def test_patience_ends_training_and_the_best_policy_is_kept_beside_the_last(
-    train: Train, policy: Callable[[], FluxFamily], tmp_path: Path
+    train: Train, task: Task, policy: Callable[[], FluxFamily], tmp_path: Path
 ) -> None:
     """Measured before training and after each iteration: the third one is the best, the fifth ends it."""
-    made = train(tmp_path / "a", iterations=9, save=True, heldout={"patience": 2, "keep_best": True})
+    kept = {"patience": 2, "keep_best": True}
+    made = train(tmp_path / "a", on=falling(task), iterations=9, save=True, heldout=kept)
     assert list(series(made, "heldout/shapes-exact").values()) == [0.5, 0.4, 0.9, 0.3, 0.2]
     assert max(series(made, "reward_mean")) == 4
     last, best = (
@@ -72,8 +70,7 @@ def test_patience_ends_training_and_the_best_policy_is_kept_beside_the_last(
     )
     assert all(torch.equal(made.weights[n], value) for n, value in last.transformer.state_dict().items())
     after_two = {name: value.clone() for name, value in best.transformer.state_dict().items()}
-    SCORERS["shapes-exact"] = Falling
-    two = train(tmp_path / "b", iterations=2)
+    two = train(tmp_path / "b", on=falling(task), iterations=2)
     assert all(torch.equal(two.weights[n], value) for n, value in after_two.items())
 
 
@@ -132,7 +129,7 @@ def test_trackers_are_told_every_iteration_once_also_after_a_stop(train: Train, 
     assert [event.step for event in seen.Images("heldout")] == [0, 1, 2, 3]
 
 
-class Away:
+class Away(ScorerForTests):
     """A reward model that does not answer, and then does."""
 
     name, version = "away", 1
@@ -145,13 +142,10 @@ class Away:
 
 
 def test_a_reward_that_does_not_answer_stops_training_which_goes_on_later(
-    train: Train, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, task: Task, tmp_path: Path
 ) -> None:
     away = Away()
-    for name in ("shapes-graded", "shapes-vivid"):
-        monkeypatch.setitem(SCORERS, name, lambda: away)
-    monkeypatch.setattr(Away, "name", property(lambda self: "shapes-graded"))
-    on = replace(task, reward=Reward({"shapes-graded": 1.0}, attempts=2, wait_seconds=0.0))
+    on = replace(task, reward=Reward({"shapes-graded": away}, {"shapes-graded": 1.0}, 2, 0.0))
     variant = {"objective": "chunk", "plan": "listed", "chunk_rewards": ({"shapes-graded": 1.0},) * 2}
     with pytest.raises(TransientError, match=r"scorer shapes-graded: .*nobody there"):
         train(tmp_path, on=on, variant=variant, iterations=1)
@@ -190,21 +184,16 @@ def test_a_float32_run_is_faithful(train: Train, tmp_path: Path, caplog: pytest.
     assert not caplog.messages
 
 
-class NotANumber:
+class NotANumber(ScorerForTests):
     """A reward model that has gone wrong."""
-
-    name, version = "shapes-graded", 1
 
     def score(self, batch: ScoreBatch) -> Scores:
         return Scores(np.full(len(batch.prompts), np.nan))
 
 
-def test_an_error_names_the_last_good_checkpoint(
-    train: Train, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_names_the_last_good_checkpoint(train: Train, task: Task, tmp_path: Path) -> None:
     train(tmp_path, iterations=1)
-    monkeypatch.setitem(SCORERS, "shapes-graded", NotANumber)
-    broken = replace(task, reward=Reward({"shapes-graded": 1.0}))
+    broken = replace(task, reward=Reward({"shapes-graded": NotANumber()}, {"shapes-graded": 1.0}))
     last = f"The last good checkpoint is {tmp_path / 'iteration-000001.pt'}."
     with pytest.raises(DataError, match=rf"got nan; scores must be finite\. {re.escape(last)}$"):
         train(tmp_path, on=broken, iterations=2)

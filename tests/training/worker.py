@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor
 from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.scorers.registry import Reward
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.trainer import Places, Task, Trainer
 from chunk_grpo.training.update import Update
+from tests.shapes_scorers import shapes_reward
 from tests.training.conftest import CHUNK_WS, OPTIONS, method_of, small_params
 
 SGD_RATE = 100.0
@@ -95,7 +95,10 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     family = FluxFamily.load(replace(OPTIONS, dtype=getattr(torch, job.dtype)), ("transformer", "vae"))
     start = flat(family.transformer.state_dict())
     task = Task(
-        prompts.rows(range(5)), prompts.rows([5, 6]), Reward({"shapes-graded": 1.0, "shapes-vivid": 0.6})
+        prompts.rows(range(5)),
+        prompts.rows([5, 6]),
+        shapes_reward({"shapes-graded": 1.0, "shapes-vivid": 0.6}),
+        shapes_reward({"shapes-exact": 1.0}),
     )
     folder = root / job.folder / (str(rank) if job.own_folder else "")
     places = Places(folder, "test", folder / "logs", "it", ("tensorboard",) if job.own_folder else ())

@@ -1,0 +1,52 @@
+"""Find every scorer's packages, files and servers before any long work, and write down which one it is."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from chunk_grpo.artifacts import join, output_dir, write_json
+from chunk_grpo.config import Params
+from chunk_grpo.progress import Meter
+from chunk_grpo.scorers.placing import place_scorer
+from chunk_grpo.scorers.spec import ScorerSpec, spec_of
+from stages._stage import argument, run_stage
+
+IN_TRAINING = ("train",)
+"""In place of a scorer's splits: training scores what it draws, so that a change of splits trains nothing anew."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    out: str = field(metadata=argument("folder for SCORER.json, one for each in scorers", writes=True))
+    training: str = field(metadata=argument("JSON: the scorers that training uses", writes=True))
+
+
+def check(params: Params) -> Iterator[ScorerSpec]:
+    """Each scorer of params.yaml, found and identified; model files are read, no model is loaded."""
+    with Meter("checking scorers", len(params.scorers)) as meter:
+        for key, settings in params.scorers.items():
+            scorer = place_scorer(key, settings, params.executors.get(key))
+            try:
+                scorer.check()
+                yield spec_of(key, settings, scorer)
+            finally:
+                scorer.close()
+            meter.advance(1)
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    """Write a file for each scorer, and one for those that training uses."""
+    specs = {spec.key: spec for spec in check(params)}
+    used = [*params.rewards, *params.train.heldout.scorers]
+    with output_dir(arguments.out) as draft:
+        for key, spec in specs.items():
+            write_json(spec.to_json(), join(str(draft), f"{key}.json"))
+    training = [
+        replace(spec, settings=spec.settings.model_copy(update={"splits": IN_TRAINING}))
+        for spec in map(specs.__getitem__, used)
+    ]
+    write_json({spec.key: spec.to_json() for spec in training}, arguments.training)
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(main, Arguments))
