@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunk_grpo.artifacts.schemas import SCHEMA_KEY, VERSION_KEY
-from tests.conftest import CHECKPOINT, Workspace
+from tests.conftest import CHECKPOINT, Workspace, any_prompt
 
 CONFIGURATION, DATA = 2, 3
 NO_MODEL = "nowhere/at/all"
@@ -146,7 +146,9 @@ def test_variant_option(workspace: Workspace) -> None:
     )
 
 
-FILE_SOURCE = edits(prompts__source="file", prompts__path="prompts.txt", prompts__wise_count=0)
+def from_file(raw: dict[str, Any]) -> None:
+    edits(prompts__source="file", prompts__path="prompts.txt", prompts__wise_count=0)(raw)
+    any_prompt(raw)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ FILE_SOURCE = edits(prompts__source="file", prompts__path="prompts.txt", prompts
     ],
 )
 def test_prompt_file(content: bytes | None, message: str, workspace: Workspace) -> None:
-    workspace.edit(FILE_SOURCE)
+    workspace.edit(from_file)
     if content is not None:
         (workspace.root / "prompts.txt").write_bytes(content)
     assert refused(workspace, "prepare_prompts", DATA) == message

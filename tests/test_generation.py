@@ -167,8 +167,8 @@ def test_latents_that_are_not_finite_are_no_black_picture(
 def test_a_picture_survives_png() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     again = decode_image(encode_png(picture), "a.png")
-    assert (again.shape, again.dtype) == ((3, 5, 7), np.float32)
-    assert np.array_equal(np.rint(again * 255).astype(np.uint8).transpose(1, 2, 0), picture)
+    assert again.dtype == np.uint8
+    assert np.array_equal(again, picture)
     assert encode_png(picture) == encode_png(picture.copy())
 
 

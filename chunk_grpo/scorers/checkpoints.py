@@ -33,14 +33,23 @@ def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path
             raise DataError(
                 f"{key}.checkpoint: the folder {weights.checkpoint} does not exist. {_how(weights)}"
             )
-    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    for pattern in patterns:
-        if not any(fnmatch.fnmatch(name, part) for name in names for part in pattern.split("|")):
-            found = ", ".join(names[:8]) or "nothing"
-            raise DataError(
-                f"{key}: no file {pattern.replace('|', ' or ')} in {folder}, which holds {found}. {_how(weights)}"
-            )
+    missing = _missing(folder, patterns)
+    if missing:
+        found = ", ".join(_names(folder)[:8]) or "nothing"
+        raise DataError(
+            f"{key}: no file {missing[0].replace('|', ' or ')} in {folder}, which holds {found}. {_how(weights)}"
+        )
     return folder
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _missing(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """The patterns of which no alternative matches a file."""
+    names = _names(folder)
+    return [p for p in patterns if not any(fnmatch.filter(names, part) for part in p.split("|"))]
 
 
 def _may_be_hub_id(checkpoint: str) -> bool:
@@ -52,19 +61,19 @@ def _download(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     every = [part for pattern in patterns for part in pattern.split("|")]
+    repository, revision = weights.checkpoint, weights.revision
     try:
-        try:
-            return Path(
-                snapshot_download(
-                    weights.checkpoint, revision=weights.revision, allow_patterns=every, local_files_only=True
-                )
-            )
-        except LocalEntryNotFoundError:
-            names = list_repo_files(weights.checkpoint, revision=weights.revision)
-            wanted = [_first_that_is_there(pattern, names) for pattern in patterns]
-            return Path(
-                snapshot_download(weights.checkpoint, revision=weights.revision, allow_patterns=wanted)
-            )
+        kept = Path(
+            snapshot_download(repository, revision=revision, allow_patterns=every, local_files_only=True)
+        )
+        if not _missing(kept, patterns):
+            return kept
+    except LocalEntryNotFoundError:
+        pass  # nothing of it was downloaded yet
+    try:
+        names = list_repo_files(repository, revision=revision)
+        wanted = [_first_that_is_there(pattern, names) for pattern in patterns]
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise DataError(
             f"{key}: {weights.checkpoint} (revision {weights.revision or 'main'}) is no folder here, not in the hub's "

@@ -20,7 +20,7 @@ from chunk_grpo.artifacts import SchemaName, read_manifest, read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.image_files import decode_image
 from stages.train import Arguments, checkpoint_key, forget
-from tests.conftest import ORDER, SCORER, VARIANT, Workspace, new_workspace
+from tests.conftest import ORDER, SCORER, VARIANT, Workspace, any_prompt, new_workspace
 
 
 def rows(workspace: Workspace, path: str, schema: SchemaName) -> list[dict[str, Any]]:
@@ -81,6 +81,7 @@ def from_file(tmp_path: Path, lines: list[str], **prompts: Any) -> Workspace:
     (tmp_path / "prompts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     given = {"source": "file", "path": "prompts.txt", "train_count": 16, "eval_count": 8, "wise_count": 0}
     made.edit(lambda raw: raw["prompts"].update({**given, **prompts}))
+    made.edit(any_prompt)
     return made
 
 
@@ -172,9 +173,9 @@ def test_every_policy_draws_the_same_prompts_and_seeds(finished: Workspace) -> N
         assert {(r["prompt_id"], r["sample"]): r["seed"] for r in tuned if r["mode"] == mode} == starts
     paths = [row["image"]["path"] for row in base + tuned]
     assert len(set(paths)) == len(paths)
-    assert decode_image(base[0]["image"]["bytes"], paths[0]).shape == (3, 32, 32)
+    assert decode_image(base[0]["image"]["bytes"], paths[0]).shape == (32, 32, 3)
     grid = (finished.artifacts / "images" / VARIANT / "grid.png").read_bytes()
-    assert decode_image(grid, "grid.png").shape[0] == 3
+    assert decode_image(grid, "grid.png").shape[2] == 3
 
 
 def test_every_image_has_a_score(finished: Workspace) -> None:

@@ -1,0 +1,107 @@
+"""Where a scorer's files are looked for, and what is said when they are not there."""
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from chunk_grpo.config.scorers import Weights
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.checkpoints import find_checkpoint
+
+FILES = ("config.json", "*.safetensors|pytorch_model.bin")
+
+
+def find(checkpoint: Path | str, revision: str | None = None) -> Path:
+    return find_checkpoint(
+        "scorers.clip.model", Weights(checkpoint=str(checkpoint), revision=revision), FILES
+    )
+
+
+def test_a_folder_with_every_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    (tmp_path / "pytorch_model.bin").touch()
+    assert find(tmp_path) == tmp_path
+
+
+def test_a_missing_file_is_named_with_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(DataError) as caught:
+        find(tmp_path)
+    assert str(caught.value) == (
+        f"scorers.clip.model: no file *.safetensors or pytorch_model.bin in {tmp_path}, which holds config.json. "
+        "Give a folder that holds the model, or its hub id and revision."
+    )
+
+
+@pytest.mark.parametrize("checkpoint", ["./clip", "/no/such/clip", "models/clip/large"])
+def test_a_path_that_is_no_folder_is_not_asked_of_the_hub(checkpoint: str) -> None:
+    with pytest.raises(DataError) as caught:
+        find(checkpoint)
+    assert str(caught.value).startswith(
+        f"scorers.clip.model.checkpoint: the folder {checkpoint} does not exist."
+    )
+
+
+def test_without_a_network_the_way_to_get_a_hub_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("not in the cache")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", away)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", away)
+    with pytest.raises(DataError) as caught:
+        find("openai/clip", "abc")
+    assert str(caught.value) == (
+        "scorers.clip.model: openai/clip (revision abc) is no folder here, not in the hub's cache, and could not be "
+        "downloaded (LocalEntryNotFoundError: not in the cache). Where there is a network: `hf download openai/clip "
+        "--revision abc --local-dir FOLDER`; then give FOLDER as checkpoint, with revision null."
+    )
+
+
+class Hub:
+    """A hub with one repository; its cache is empty until something is downloaded."""
+
+    def __init__(self, files: list[str], folder: Path) -> None:
+        self.files, self.folder, self.asked, self.kept = files, folder, list[list[str]](), False
+
+    def list_repo_files(self, repository: str, revision: str | None) -> list[str]:
+        assert (repository, revision) == ("openai/clip", "abc")
+        return self.files
+
+    def snapshot_download(
+        self, repository: str, revision: str | None, allow_patterns: list[str], local_files_only: bool = False
+    ) -> str:
+        assert (repository, revision) == ("openai/clip", "abc")
+        if local_files_only and not self.kept:
+            raise LocalEntryNotFoundError("not in the cache")
+        if local_files_only:
+            return str(self.folder)
+        self.asked.append(allow_patterns)
+        self.kept = True
+        for name in self.files:
+            if any(Path(name).match(pattern) for pattern in allow_patterns):
+                (self.folder / name).touch()
+        return str(self.folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        (["config.json", "model.safetensors", "pytorch_model.bin"], ["config.json", "*.safetensors"]),
+        (["config.json", "pytorch_model.bin", "README.md"], ["config.json", "pytorch_model.bin"]),
+    ],
+)
+def test_of_two_formats_one_is_downloaded(
+    files: list[str], wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(files, tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", hub.list_repo_files)
+    assert find("openai/clip", "abc") == tmp_path
+    assert hub.asked == [wanted]
+    assert find("openai/clip", "abc") == tmp_path
+    assert len(hub.asked) == 1  # from the cache
+    (tmp_path / "config.json").unlink()
+    assert find("openai/clip", "abc") == tmp_path
+    assert len(hub.asked) == 2  # a cache that lacks a file is filled

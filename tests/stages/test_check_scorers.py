@@ -1,0 +1,128 @@
+"""Scorers are found and identified before any long work; what depends on a scorer runs again when it changes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from chunk_grpo.artifacts import read_table
+from tests.conftest import SCORER, VARIANT, Workspace
+
+OWN = """
+def brightness(images, prompts, metadata):
+    return images.mean(axis=(1, 2, 3)) / 255
+"""
+
+
+def specs(workspace: Workspace) -> dict[str, Any]:
+    """Every file that the stage writes, parsed."""
+    folder = workspace.artifacts / "specs"
+    return {
+        path.relative_to(folder).as_posix(): json.loads(path.read_text())
+        for path in sorted(folder.rglob("*.json"))
+    }
+
+
+def external(source: str, version: int = 1) -> dict[str, Any]:
+    settings = {"kind": "external", "splits": ["eval"], "batch_size": 4, "source": source}
+    return {**settings, "version": version, "options": {}}
+
+
+def test_each_scorer_has_a_spec_and_training_has_those_that_it_uses(finished: Workspace) -> None:
+    found = specs(finished)
+    kinds = ("shapes-exact", "shapes-graded", "shapes-vivid")
+    assert sorted(found) == sorted([*(f"scorers/{kind}.json" for kind in kinds), "training.json"])
+    assert list(found["training.json"]) == ["shapes-graded", "shapes-vivid", "shapes-exact"]
+    exact = found["scorers/shapes-exact.json"]
+    assert (exact["name"], exact["version"]) == ("shapes-exact", 1)
+    assert exact["settings"]["splits"] == ["eval", "wise"]
+    assert found["training.json"]["shapes-exact"] == {
+        **exact,
+        "settings": {**exact["settings"], "splits": ["train"]},
+    }
+
+
+def test_a_change_of_one_scorer_changes_its_own_spec_alone(workspace: Workspace) -> None:
+    before = specs(workspace)
+    workspace.edit(lambda raw: raw["scorers"]["shapes-exact"].update(splits=["eval"]))
+    assert workspace.run("check_scorers") == 0
+    after = specs(workspace)
+    assert [name for name in before if before[name] != after[name]] == ["scorers/shapes-exact.json"]
+
+
+def test_a_scorer_that_nobody_trains_with_leaves_training_alone(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace.root / "own_rewards.py").write_text(OWN)
+    monkeypatch.syspath_prepend(workspace.root)
+    before = specs(workspace)["training.json"]
+    workspace.edit(lambda raw: raw["scorers"].update(own=external("own_rewards:brightness")))
+    assert workspace.run("check_scorers") == 0
+    first = specs(workspace)
+    workspace.edit(lambda raw: raw["scorers"].update(own=external("own_rewards:brightness", version=2)))
+    assert workspace.run("check_scorers") == 0
+    assert specs(workspace)["training.json"] == first["training.json"] == before
+    assert specs(workspace)["scorers/own.json"]["spec_hash"] != first["scorers/own.json"]["spec_hash"]
+
+
+def test_the_scores_of_a_users_own_scorer_are_of_its_splits_and_carry_its_spec(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace.root / "own_rewards.py").write_text(OWN)
+    monkeypatch.syspath_prepend(workspace.root)
+    workspace.edit(lambda raw: raw["scorers"].update(own=external("own_rewards:brightness")))
+    assert workspace.run("check_scorers") == 0
+    out = "artifacts/scores/base/own.parquet"
+    assert workspace.run("score_base", spec="artifacts/specs/scorers/own.json", out=out) == 0
+    prompts = read_table(str(workspace.artifacts / "prompts" / "prompts.parquet"), "prompts").to_pylist()
+    scored = read_table(str(workspace.root / out), "scores").to_pylist()
+    assert {row["prompt_id"] for row in scored} == {r["prompt_id"] for r in prompts if r["split"] == "eval"}
+    assert {row["scorer"] for row in scored} == {"own"}
+    kept = pq.read_schema(workspace.root / out).metadata[b"chunk_grpo.scorer"]
+    assert json.loads(kept) == specs(workspace)["scorers/own.json"]
+
+
+def test_what_is_missing_is_said_before_anything_is_made(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace.edit(lambda raw: raw["scorers"].update(own=external("no_such_rewards:brightness")))
+    before = workspace.files()
+    assert workspace.run("check_scorers") == 2
+    assert "scorers.own.source: cannot import no_such_rewards:brightness" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert {n: b for n, b in workspace.files().items() if not n.startswith("runs/")} == {
+        n: b for n, b in before.items() if not n.startswith("runs/")
+    }
+
+
+@pytest.mark.parametrize("stage", ["train", "score"])
+def test_a_spec_of_another_version_is_refused(
+    stage: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after an update of the package, when only a part of the stages ran again."""
+    for path in (
+        workspace.artifacts / "specs" / "training.json",
+        workspace.artifacts / "specs" / "scorers" / f"{SCORER}.json",
+    ):
+        path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
+    assert workspace.run(stage) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        f"scorers.{SCORER}: is {SCORER} version 1, but was checked as {SCORER} version 7; run `dvc repro`"
+        in said
+    )
+
+
+def test_a_split_without_images_is_named(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(workspace.artifacts, "specs", "scorers", f"{SCORER}.json")
+    path.write_text(path.read_text().replace('"eval",', '"test",').replace('"wise"', '"more"'))
+    assert workspace.run("score") == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "must hold images of prompts of the splits test, more (scorers.shapes-graded.splits), got none"
+        in said
+    )
+    assert VARIANT in said
