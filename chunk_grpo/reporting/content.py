@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting import gallery, series, tables, watching
+from chunk_grpo.reporting.benchmarks import (
+    EVAL,
+    CategoryTable,
+    SplitTable,
+    category_tables,
+    scorers_table,
+    split_tables,
+)
 from chunk_grpo.reporting.comparisons import (
     Comparison,
     Comparisons,
@@ -42,6 +49,7 @@ from chunk_grpo.reporting.trained import (
 from chunk_grpo.reporting.watching import Ending
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
+PAPER_BENCHMARKS = {"geneval": "GenEval", "wise": "WISE"}
 REWARD_METRICS = {
     "heldout_reward": "training reward, held-out prompts, fixed noise",
     "reward_mean": "training reward, prompts of the iteration",
@@ -57,15 +65,6 @@ class Profile:
     noise_levels: dict[int, float]
     shown: tuple[Chunk, ...]
     guided: tuple[Chunk, ...] | None
-
-
-@dataclass(frozen=True)
-class CategoryTable:
-    """A GenEval-style table of one scorer."""
-
-    scorer: str
-    table: Table
-    partial: bool
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ class Content:
         method: How the intervals were made.
         comparisons: Every variant, mode and measure, in the tables' order.
         base: Mean of the base on every measure.
-        overall: GenEval's overall of each (variant, mode, scorer) against the base.
         grids: The image grid, in parts where there are many variants.
         profile: The L1 profile.
         rewards: Metric to variant to curve, for `REWARD_METRICS`.
@@ -107,8 +105,9 @@ class Content:
         story: What else is known of training.
         preference: Our table in the form of the paper's Table 1.
         pairs: Variants against each other.
-        categories: GenEval-style tables.
-        wise: The WISE-like set, if scored.
+        categories: Scorers by category.
+        others: Scores of other prompts than those of the eval split.
+        scorers: What each scorer is.
         shown_chunks: Chunks of the plan in use.
         guided_chunks: Chunks of the guided plan.
         runs: What ran.
@@ -124,7 +123,6 @@ class Content:
     method: str
     comparisons: tuple[Comparison, ...]
     base: dict[str, Interval]
-    overall: dict[tuple[str, str, str], Interval]
     grids: tuple[Grid, ...]
     profile: Profile
     rewards: dict[str, dict[str, Curve]]
@@ -133,7 +131,8 @@ class Content:
     preference: Table
     pairs: tuple[PairComparison, ...]
     categories: tuple[CategoryTable, ...]
-    wise: Table | None
+    others: tuple[SplitTable, ...]
+    scorers: Table
     shown_chunks: Table
     guided_chunks: Table | None
     runs: Table
@@ -150,7 +149,7 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         file and key.
     """
     book = ScoreBook(evidence.scores, settings.rewards)
-    prompts = _held_out(book, evidence.prompts)
+    prompts = _held_out(book, evidence.prompts, settings.scorers[0])
     main = Comparisons(book, prompts, settings)
     measures = (REWARD, *settings.scorers)
     found = tuple(
@@ -158,8 +157,8 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
     )
     answer, sentence = headline([c for c in found if (c.mode, c.measure) == ("tuned", REWARD)])
     pairs = main.between_variants()
-    wise = book.prompt_set(evidence.prompts, "wise")
-    benchmarks = [s for s in settings.scorers if is_benchmark(s) and len(set(prompts.categories)) > 1]
+    categories = tuple(category_tables(book, evidence, settings))
+    others = tuple(split_tables(book, evidence, settings))
     profile = _profile(evidence, settings)
     return Content(
         settings=settings,
@@ -169,9 +168,6 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         method=METHOD.format(draws=settings.bootstrap_samples),
         comparisons=found,
         base={m: main.base_mean(m) for m in measures},
-        overall={
-            key: main.overall_against_base(*key) for key in product(settings.variants, MODES, benchmarks)
-        },
         grids=_grids(evidence, settings, prompts, book),
         profile=profile,
         rewards={m: _curves(evidence, settings, m) for m in REWARD_METRICS},
@@ -183,14 +179,15 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         story=_story(evidence, settings),
         preference=tables.policy_table(main, settings.variants, measures),
         pairs=tuple(pairs),
-        categories=tuple(_category_table(main, settings, scorer) for scorer in benchmarks),
-        wise=None if wise is None else _wise_table(Comparisons(book, wise, settings), settings),
+        categories=categories,
+        others=others,
+        scorers=scorers_table(evidence, settings),
         shown_chunks=tables.chunk_table(profile.shown),
         guided_chunks=tables.chunk_table(profile.guided) if profile.guided else None,
         runs=tables.runs_table(evidence.runs),
         total_seconds=sum(run.seconds for run in evidence.runs),
         machine=_machine(evidence.runs),
-        not_run=_not_run(settings, wise is None, not benchmarks),
+        not_run=_not_run(settings, not others, not categories),
     )
 
 
@@ -205,19 +202,14 @@ def _story(evidence: Evidence, settings: ReportSettings) -> TrainingStory:
     )
 
 
-def _held_out(book: ScoreBook, source: Source) -> PromptSet:
-    prompts = book.prompt_set(source, "eval")
+def _held_out(book: ScoreBook, source: Source, scorer: str) -> PromptSet:
+    prompts = book.prompt_set(source, EVAL, scorer)
     if prompts is None:
         raise DataError(
             f"{source.path}: no prompt with split=eval was scored for the base; the report "
             "compares policies on these prompts: run the generate and score stages again"
         )
     return prompts
-
-
-def is_benchmark(scorer: str) -> bool:
-    """Whether a scorer counts prompts that are drawn right, so that GenEval's table fits it."""
-    return scorer == "shapes-exact" or scorer.startswith("geneval")
 
 
 def _curves(evidence: Evidence, settings: ReportSettings, metric: str) -> dict[str, Curve]:
@@ -247,15 +239,6 @@ def _grids(
         rows = gallery.grid_rows(chosen, columns, evidence.images, texts, book, settings.scorers)
         grids.append(Grid(variants, columns, tuple(rows)))
     return tuple(grids)
-
-
-def _category_table(main: Comparisons, settings: ReportSettings, scorer: str) -> CategoryTable:
-    partial = set(main.prompts.categories) != set(tables.GENEVAL_CATEGORIES)
-    return CategoryTable(scorer, tables.category_table(main, settings.variants, scorer), partial)
-
-
-def _wise_table(wise: Comparisons, settings: ReportSettings) -> Table:
-    return tables.policy_table(wise, settings.variants, settings.scorers)
 
 
 def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) -> tuple[str, ...]:
@@ -291,16 +274,18 @@ def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _not_run(settings: ReportSettings, no_wise: bool, no_benchmark: bool) -> tuple[str, ...]:
-    found = []
-    missing = [name for key, name in PAPER_SCORERS.items() if key not in settings.scorers]
+def _not_run(settings: ReportSettings, no_others: bool, no_categories: bool) -> tuple[str, ...]:
+    found, kinds = [], {use.kind for use in settings.measured}
+    missing = [name for kind, name in PAPER_SCORERS.items() if kind not in kinds]
     if missing:
         found.append(f"The paper’s reward models: {', '.join(missing)}.")
-    found.append("The GenEval and WISE benchmarks themselves; the tables here only have their form.")
-    if no_benchmark:
+    missing = [name for kind, name in PAPER_BENCHMARKS.items() if kind not in kinds]
+    if missing:
+        found.append(f"The paper’s benchmarks: {', '.join(missing)}. Tables here may have their form.")
+    if no_categories:
         found.append("A score by category: no scorer that counts right prompts, or one category only.")
-    if no_wise:
-        found.append("The WISE-like set: no prompt of the split wise was scored.")
+    if no_others:
+        found.append("Prompts of other splits than eval: none was scored.")
     if settings.other_plans:
         found.append(f"Training with the chunk plans {', '.join(settings.other_plans)}.")
     found.extend(not_trained(settings.training))

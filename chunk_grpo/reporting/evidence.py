@@ -56,6 +56,15 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class ScorerUse:
+    """A scorer of params.yaml: its name there, its kind, and the splits of prompts whose images it judged."""
+
+    name: str
+    kind: str
+    splits: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ReportSettings:
     """The values of params.yaml that the report needs, and the file's text to show.
 
@@ -66,7 +75,7 @@ class ReportSettings:
         recipes: What each variant trains with, in words.
         other_plans: Plans of params.yaml that no variant trains with.
         rewards: Weight of each scorer in the training reward.
-        scorers: Names in the order of params.yaml.
+        measured: The scorers in the order of params.yaml.
         training: How the variants were trained.
         num_steps: ODE steps of the evaluation images.
         base_steps: Of these, the last taken by the base model in the mode "hybrid".
@@ -86,7 +95,7 @@ class ReportSettings:
     recipes: Mapping[str, str]
     other_plans: tuple[str, ...]
     rewards: Mapping[str, float]
-    scorers: tuple[str, ...]
+    measured: tuple[ScorerUse, ...]
     training: TrainingSettings
     num_steps: int
     base_steps: int
@@ -98,6 +107,11 @@ class ReportSettings:
     train_seeds: tuple[int, ...]
     image_seed: int
     parameters: str
+
+    @property
+    def scorers(self) -> tuple[str, ...]:
+        """Those that judged the eval split, on which policies are compared."""
+        return tuple(use.name for use in self.measured if "eval" in use.splits)
 
 
 @dataclass(frozen=True)
@@ -208,8 +222,8 @@ class ScoreBook:
         found = self._of_seed(self._seeds(policy, mode, scorer), policy, mode, scorer, seed)
         return self._one(found, (policy, mode, scorer, seed), sample)
 
-    def prompt_set(self, prompts: Source, split: str) -> PromptSet | None:
-        """The prompts of a split, or None where no image of the base for any of them was scored.
+    def prompt_set(self, prompts: Source, split: str, scorer: str) -> PromptSet | None:
+        """The prompts of a split, or None where the scorer judged no image of the base for any of them.
 
         Raises:
             DataError: the split has prompts and only some were scored for the base (named in the message).
@@ -217,7 +231,6 @@ class ScoreBook:
         table = prompts.table
         columns = (table.column(name).to_pylist() for name in ("prompt_id", "category", "prompt", "split"))
         chosen = [row for *row, row_split in zip(*columns, strict=True) if row_split == split]
-        scorer = next(scorer for policy, scorer in self._paths if policy == BASE)
         by_seed = self._seeds(BASE, BASE, scorer)
         scored = {prompt_id for found in by_seed.values() for prompt_id, _ in found}
         if not scored.intersection(prompt_id for prompt_id, *_ in chosen):

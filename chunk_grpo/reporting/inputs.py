@@ -10,7 +10,7 @@ import yaml
 
 from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
 from chunk_grpo.config import Params
-from chunk_grpo.reporting.evidence import BASE, Evidence, ReportSettings, Source, TrainingSettings
+from chunk_grpo.reporting.evidence import BASE, Evidence, ReportSettings, ScorerUse, Source, TrainingSettings
 from chunk_grpo.reporting.recipes import clip_ranges_of, images_of, recipe
 
 
@@ -50,7 +50,7 @@ def settings_from(params: Params) -> ReportSettings:
         recipes={name: recipe(variant) for name, variant in variants.items()},
         other_plans=tuple(name for name in params.chunks.plans if name not in trained),
         rewards=params.rewards,
-        scorers=tuple(params.scorers),
+        measured=tuple(ScorerUse(name, s.kind, s.splits) for name, s in params.scorers.items()),
         training=_training_settings(params),
         num_steps=params.generate.num_steps,
         base_steps=params.generate.base_steps,
@@ -100,7 +100,7 @@ def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
         scores={
             (p, s): _read(join(folders.scores, p, f"{s}.parquet"), "scores")
             for p in policies
-            for s in settings.scorers
+            for s in (use.name for use in settings.measured)
         },
         images={p: _first_images(join(folders.images, p, "images.parquet")) for p in policies},
         runs=tuple(sorted(_manifests(folders.runs, settings), key=lambda run: (run.started_at, run.stage))),
@@ -118,8 +118,9 @@ def _first_images(path: str) -> Source:
 
 def _manifests(folder: str, settings: ReportSettings) -> Iterator[RunManifest]:
     """Manifests of the present variants and scorers; those of others may be left from earlier parameters."""
-    pairs = {f"{variant}-{scorer}" for variant in settings.variants for scorer in settings.scorers}
-    items = {"", *settings.variants, *settings.scorers, *pairs}
+    scorers = [use.name for use in settings.measured]
+    pairs = {f"{variant}-{scorer}" for variant in settings.variants for scorer in scorers}
+    items = {"", *settings.variants, *scorers, *pairs}
     for path in find_files(folder, "*.json"):
         run = read_manifest(path)
         if run.stage != "report" and run.stage.partition("@")[2] in items:

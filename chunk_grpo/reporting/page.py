@@ -11,6 +11,7 @@ from functools import partial
 import jinja2
 
 from chunk_grpo.reporting import figures, palette, paper, plots, tables, training_tables
+from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import prompts_text, with_first
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
@@ -244,9 +245,11 @@ def summary(content: Content) -> dict[str, object]:
         for c in content.comparisons:
             if c.variant == variant:
                 modes[c.mode][_key(c.measure)] = {"mean": _rounded(c.mean), **_interval(c.difference)}
-        for (overall_variant, mode, scorer), interval in content.overall.items():
-            if overall_variant == variant:
-                modes[mode][f"{scorer}_overall"] = _interval(interval)
+        for found_table in content.categories:
+            of_split = "" if found_table.split == EVAL else f"_{found_table.split}"
+            for mode in MODES:
+                interval = found_table.overall[variant, mode]
+                modes[mode][f"{found_table.scorer}{of_split}_overall"] = _interval(interval)
         found[variant] = modes
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chunk_grpo.artifacts import RunManifest
@@ -107,18 +107,32 @@ def pairs_table(pairs: Sequence[PairComparison]) -> Table:
     return Table(("tuned variants", "difference", "95 % interval"), rows)
 
 
-def category_table(comparisons: Comparisons, variants: Sequence[str], scorer: str) -> Table:
-    """GenEval's form: a column for each category, and their unweighted mean with its difference to base."""
+def category_table(
+    comparisons: Comparisons,
+    variants: Sequence[str],
+    scorer: str,
+    overall: Mapping[tuple[str, str], Interval],
+    by_prompts: bool,
+) -> Table:
+    """GenEval's form: a column for each category, and an overall with its difference to the base.
+
+    Args:
+        comparisons: On the prompts of one split.
+        variants: Rows, in two modes each.
+        scorer: What counts.
+        overall: (variant, mode) to the overall's difference to the base.
+        by_prompts: Whether the overall is the mean of the prompts, not of the categories.
+    """
     present = dict.fromkeys(comparisons.prompts.categories)
     known = [c for c in GENEVAL_CATEGORIES if c in present]
     categories = known + sorted(c for c in present if c not in GENEVAL_CATEGORIES)
-    rows = [_category_row(comparisons, "base", (BASE, BASE, scorer), categories, None)]
+    counts = {c: comparisons.prompts.categories.count(c) for c in categories}
+    weights = {c: counts[c] if by_prompts else 1 for c in categories}
+    rows = [_category_row(comparisons, "base", (BASE, BASE, scorer), weights, None)]
     for variant in variants:
         for mode in MODES:
-            difference = comparisons.overall_against_base(variant, mode, scorer)
-            key = (variant, mode, scorer)
-            rows.append(_category_row(comparisons, f"{variant}, {mode}", key, categories, difference))
-    counts = {c: comparisons.prompts.categories.count(c) for c in categories}
+            key, difference = (variant, mode, scorer), overall[variant, mode]
+            rows.append(_category_row(comparisons, f"{variant}, {mode}", key, weights, difference))
     heads = tuple(f"{GENEVAL_CATEGORIES.get(c, c)} ({counts[c]})" for c in categories)
     return Table(("policy", *heads, "Overall"), tuple(rows))
 
@@ -127,15 +141,18 @@ def _category_row(
     comparisons: Comparisons,
     head: str,
     key: tuple[str, str, str],
-    categories: Sequence[str],
+    weights: Mapping[str, int],
     difference: Interval | None,
 ) -> Row:
     policy, mode, scorer = key
-    means = comparisons.by_category(policy, mode, scorer, categories)
-    overall = sum(means.values()) / len(means)
+    means = comparisons.by_category(policy, mode, scorer, list(weights))
+    overall = sum(weights[c] * mean for c, mean in means.items()) / sum(weights.values())
     last = Cell(number(overall)) if difference is None else difference_cell(overall, difference)
     return Row(
-        head, (*(Cell(number(means[c], 2)) for c in categories), last), "" if mode == BASE else policy, mode
+        head,
+        (*(Cell(number(mean, 2)) for mean in means.values()), last),
+        "" if mode == BASE else policy,
+        mode,
     )
 
 

@@ -1,0 +1,123 @@
+"""Scores by category, and those of other prompts than the eval split: benchmarks with prompts of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from chunk_grpo.reporting.comparisons import Comparisons
+from chunk_grpo.reporting.evidence import BASE, MODES, Evidence, ReportSettings, ScoreBook, ScorerUse
+from chunk_grpo.reporting.statistics import Interval
+from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, Cell, Row, Table, category_table, policy_table
+
+EVAL = "eval"
+
+Overall = Literal["categories", "prompts"]
+"""The unweighted mean of categories (GenEval), or that of prompts (WISE: its weights are its categories' sizes)."""
+
+OVERALL: dict[str, Overall] = {"shapes-exact": "categories", "geneval": "categories", "wise": "prompts"}
+"""Kind of scorer that is reported by category to how its overall is made."""
+
+
+@dataclass(frozen=True)
+class CategoryTable:
+    """One scorer on one split by category, with an overall.
+
+    Attributes:
+        scorer: Its name in params.yaml.
+        split: Of the prompts.
+        table: A column for each category, and the overall with its difference to the base.
+        note: How the overall is made.
+        overall: (variant, mode) to the overall's difference to the base.
+    """
+
+    scorer: str
+    split: str
+    table: Table
+    note: str
+    overall: dict[tuple[str, str], Interval]
+
+
+@dataclass(frozen=True)
+class SplitTable:
+    """The scorers that judge a split other than eval, in the form of the paper's Table 1."""
+
+    split: str
+    table: Table
+
+
+def category_tables(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[CategoryTable]:
+    """Every scorer that counts what is right, on each of its splits that has several categories."""
+    found = []
+    for use in settings.measured:
+        for split in use.splits if use.kind in OVERALL else ():
+            prompts = book.prompt_set(evidence.prompts, split, use.name)
+            if prompts is not None and len(set(prompts.categories)) > 1:
+                found.append(_category_table(Comparisons(book, prompts, settings), settings, use, split))
+    return found
+
+
+def split_tables(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[SplitTable]:
+    """For each split but eval, the scorers that judge it."""
+    splits = dict.fromkeys(split for use in settings.measured for split in use.splits if split != EVAL)
+    found = []
+    for split in splits:
+        names = [use.name for use in settings.measured if split in use.splits]
+        prompts = book.prompt_set(evidence.prompts, split, names[0])
+        if prompts is not None:
+            comparisons = Comparisons(book, prompts, settings)
+            found.append(SplitTable(split, policy_table(comparisons, settings.variants, names)))
+    return found
+
+
+def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
+    """What each scorer is: model, version and identity, as its scores carry them."""
+    rows = []
+    for use in settings.measured:
+        spec = json.loads((evidence.scores[BASE, use.name].table.schema.metadata or {}).get(SPEC_KEY, b"{}"))
+        cells = (
+            spec.get("name", "not recorded"),
+            str(spec.get("version", "–")),
+            spec.get("spec_hash", "–"),
+            ", ".join(use.splits),
+        )
+        rows.append(Row(use.name, tuple(Cell(text) for text in cells)))
+    return Table(("scorer", "what measures", "version", "identity", "prompts"), tuple(rows))
+
+
+SPEC_KEY = b"chunk_grpo.scorer"
+
+
+def _category_table(
+    comparisons: Comparisons, settings: ReportSettings, use: ScorerUse, split: str
+) -> CategoryTable:
+    kind = OVERALL[use.kind]
+    overall = dict(_overalls(comparisons, settings.variants, use.name, kind))
+    return CategoryTable(
+        use.name,
+        split,
+        category_table(comparisons, settings.variants, use.name, overall, kind == "prompts"),
+        _note(kind, comparisons.prompts.categories),
+        overall,
+    )
+
+
+def _overalls(
+    comparisons: Comparisons, variants: Sequence[str], scorer: str, kind: Overall
+) -> Iterator[tuple[tuple[str, str], Interval]]:
+    for variant in variants:
+        for mode in MODES:
+            if kind == "categories":
+                yield (variant, mode), comparisons.overall_against_base(variant, mode, scorer)
+            else:
+                yield (variant, mode), comparisons.against_base(variant, mode, scorer).difference
+
+
+def _note(kind: Overall, categories: Sequence[str]) -> str:
+    if kind == "prompts":
+        return "Overall: mean of all prompts, so that a category weighs what it has of them (as WISE's weights do)"
+    if set(categories) == set(GENEVAL_CATEGORIES):
+        return "Overall: unweighted mean of the six categories"
+    return "Overall: unweighted mean of the categories present, not GenEval’s six"
