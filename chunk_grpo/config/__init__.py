@@ -13,12 +13,12 @@ from chunk_grpo.config.models import (
     Params,
     PlanParams,
     ProfileParams,
-    PromptsParams,
     ReportParams,
     SamplingParams,
     SinglePlan,
     StepPlan,
 )
+from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.training import HeldoutParams, LoraParams, TrainParams
 from chunk_grpo.config.variants import BranchingParams, Noise, VariantParams, WindowParams
 

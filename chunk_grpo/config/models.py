@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import Eight, Name, NumSteps, Section
 from chunk_grpo.config.training import TrainParams
@@ -37,26 +38,6 @@ class ModelParams(Section):
     max_sequence_length: PositiveInt
     height: Eight
     width: Eight
-
-
-class PromptsParams(Section):
-    """Where the prompts come from, and how many go into each split.
-
-    Attributes:
-        source: `shapes` writes captions of the toy world; `file` reads `path`.
-        path: a file of prompts for source `file`, else null.
-        train_count: prompts of the train split.
-        eval_count: prompts of the eval split, none of them in the train split.
-        wise_count: indirect (knowledge) prompts, toy world only.
-        seed: of the draw.
-    """
-
-    source: Literal["shapes", "file"]
-    path: str | None
-    train_count: PositiveInt
-    eval_count: PositiveInt
-    wise_count: NonNegativeInt
-    seed: NonNegativeInt
 
 
 class EncodeParams(Section):

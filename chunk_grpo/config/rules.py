@@ -15,11 +15,11 @@ from chunk_grpo.config.models import (
     GuidedPlan,
     ListedPlan,
     ProfileParams,
-    PromptsParams,
     ReportParams,
     SamplingParams,
 )
-from chunk_grpo.config.problems import Problem, nearest, show
+from chunk_grpo.config.problems import Problem, nearest
+from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
@@ -40,20 +40,40 @@ from chunk_grpo.config.variant_rules import (
 Rule: TypeAlias = Callable[..., Iterator[Problem]]
 Scorers: TypeAlias = Mapping[str, AnyScorer]
 
+JUDGED_PROMPTS: Mapping[str, tuple[str, ...]] = {
+    "shapes-exact": ("shapes",),
+    "shapes-graded": ("shapes",),
+    "geneval": ("geneval", "coco"),
+    "wise": ("wise",),
+}
+"""Kind of scorer to the sources of prompts that carry what it needs; a kind that is not here judges any prompt."""
+
 MIN_GUIDED_CHUNK = 2
 """The shortest chunk a guided plan may have, in steps (a line needs two points)."""
 
 
-def prompts_path_fits_source(prompts: PromptsParams) -> Iterator[Problem]:
-    """A path exactly where there is a file to read; indirect prompts only in the toy world."""
-    if prompts.source == "file" and not prompts.path:
-        yield Problem(("prompts", "path"), "required with source: file, got null")
-    if prompts.source != "file" and prompts.path is not None:
+def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
+    """Files exactly where there are files to read; indirect prompts only in the toy world."""
+    if prompts.source == "file" and prompts.train_file is None:
+        yield Problem(("prompts", "train_file"), "required with source: file, got null")
+    if prompts.source != "file":
+        for name in ("train_file", "eval_file"):
+            if getattr(prompts, name) is not None:
+                yield Problem(("prompts", name), f"must be null with source: {prompts.source}")
+    if prompts.source != "shapes" and prompts.wise_count:
         yield Problem(
-            ("prompts", "path"), f"must be null with source: {prompts.source}, got {show(prompts.path)}"
+            ("prompts", "wise_count"), f"must be 0 with source: {prompts.source}, got {prompts.wise_count}"
         )
-    if prompts.source == "file" and prompts.wise_count:
-        yield Problem(("prompts", "wise_count"), f"must be 0 with source: file, got {prompts.wise_count}")
+
+
+def benchmark_names_are_free(prompts: PromptsParams) -> Iterator[Problem]:
+    """A benchmark is a split of its own."""
+    taken = ("train", "eval", "wise") if prompts.wise_count else ("train", "eval")
+    for name in prompts.benchmarks:
+        if name in taken:
+            yield Problem(
+                ("prompts", "benchmarks", name), f"must have another name than the splits {', '.join(taken)}"
+            )
 
 
 def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[Problem]:
@@ -109,7 +129,7 @@ def scorers_have_images(
     scorers: Scorers, prompts: PromptsParams, rewards: Mapping[str, float]
 ) -> Iterator[Problem]:
     """A scorer's splits are drawn, and the report can compare the training reward on the eval split."""
-    drawn = ("eval", "wise") if prompts.wise_count else ("eval",)
+    drawn = prompts.drawn_splits
     for name, settings in scorers.items():
         path = ("scorers", name, "splits")
         yield from _unique(path, settings.splits)
@@ -127,14 +147,18 @@ def scorers_have_images(
 
 
 def scorers_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator[Problem]:
-    """Rules of the toy world need what its captions demand."""
+    """Rules of a benchmark need what its prompts demand."""
+    own: Mapping[str, str] = {"eval": prompts.source, "wise": "shapes"}
+    kinds = own | {name: benchmark.kind for name, benchmark in prompts.benchmarks.items()}
     for name, settings in scorers.items():
-        if settings.kind in ("shapes-exact", "shapes-graded") and prompts.source != "shapes":
-            yield Problem(
-                ("scorers", name, "kind"),
-                f"judges prompts of the toy world only (prompts.source: shapes, got {prompts.source}), "
-                f"got {settings.kind!r}; choose another scorer",
-            )
+        judged = JUDGED_PROMPTS.get(settings.kind)
+        for position, split in enumerate(settings.splits):
+            if judged and split in kinds and kinds[split] not in judged:
+                yield Problem(
+                    ("scorers", name, "splits", position),
+                    f"{settings.kind} judges prompts of {' or '.join(judged)} only, got {split!r}, "
+                    f"whose prompts are of {kinds[split]}",
+                )
 
 
 def trackers_are_told_once(trackers: tuple[str, ...]) -> Iterator[Problem]:
@@ -185,7 +209,8 @@ def grid_prompts_exist(report: ReportParams, prompts: PromptsParams) -> Iterator
 
 
 RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
-    (prompts_path_fits_source, ("prompts",)),
+    (prompt_files_fit_source, ("prompts",)),
+    (benchmark_names_are_free, ("prompts",)),
     (plans_fit_steps, ("chunks", "sampling")),
     (variant_names_are_free, ("variants",)),
     (variant_plans_exist, ("variants", "chunks")),
