@@ -1,0 +1,38 @@
+"""Prompts: read from users' files and benchmarks, checked, or drawn by our own generator.
+
+Nothing is dropped or changed silently: problems are refused together with their line numbers, or reported.
+"""
+
+from chunk_grpo.prompts.checks import TokenCounts, normalized, shared_prompts
+from chunk_grpo.prompts.coco import coco_prompts
+from chunk_grpo.prompts.findings import PromptRules
+from chunk_grpo.prompts.geneval import CLASSES, COLORS, RELATIONS, TAGS, geneval_problems, read_geneval
+from chunk_grpo.prompts.read import FileFormat, PromptSource, read_prompts
+from chunk_grpo.prompts.rows import CheckedPrompts, Finding, PromptReport, PromptRow
+from chunk_grpo.prompts.tables import FieldNames
+from chunk_grpo.prompts.wise import WiseVersion, read_wise, wise_category
+
+__all__ = [
+    "CLASSES",
+    "COLORS",
+    "RELATIONS",
+    "TAGS",
+    "CheckedPrompts",
+    "FieldNames",
+    "FileFormat",
+    "Finding",
+    "PromptReport",
+    "PromptRow",
+    "PromptRules",
+    "PromptSource",
+    "TokenCounts",
+    "WiseVersion",
+    "coco_prompts",
+    "geneval_problems",
+    "normalized",
+    "read_geneval",
+    "read_prompts",
+    "read_wise",
+    "shared_prompts",
+    "wise_category",
+]

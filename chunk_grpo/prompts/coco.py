@@ -1,0 +1,214 @@
+"""Our own prompts about COCO's objects, with records in GenEval's format, so that a run needs no download.
+
+Wordings, plurals and the choice of contents are ours; none of GenEval's prompts is among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from chunk_grpo.prompts.geneval import CLASSES, COLORS, TAGS
+from chunk_grpo.prompts.rows import PromptRow
+
+SOURCE = "coco"
+"""What a row of this generator has as its source."""
+
+Part: TypeAlias = Literal["all", "train", "eval"]
+
+HELD_OUT = 5
+"""Every fifth content is of the part `eval`, the same ones for every seed; the others are of `train`."""
+
+_NUMBERS = {2: "two", 3: "three", 4: "four"}
+
+_PLURALS = {
+    "person": "people",
+    "sheep": "sheep",
+    "knife": "knives",
+    "computer mouse": "computer mice",
+    "skis": "pairs of skis",
+    "scissors": "pairs of scissors",
+    "broccoli": "heads of broccoli",
+}
+
+_MEASURES = {"skis": "pair of ", "scissors": "pair of ", "broccoli": "head of "}
+"""Makes one thing of a word that has no singular."""
+
+_ONE = ("a clear picture of {}", "an image that shows {}", "{} in full view", "a scene with {} in it")
+_TWO = (
+    "a clear picture of {} and {}",
+    "an image that shows {} together with {}",
+    "{} and {} in one scene",
+    "a scene with both {} and {}",
+)
+_PLACED = (
+    "a clear picture of {} {} {}",
+    "an image that shows {} {} {}",
+    "a scene in which {} is {} {}",
+    "{}, placed {} {}",
+)
+_WORDS = {"left of": "to the left of", "right of": "to the right of", "above": "above", "below": "below"}
+_SEEN_FROM_THE_OTHER = {"left of": "right of", "above": "below"}
+
+Record: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Prompts of a tag: what they are about, and in how many forms the same can be said.
+
+    Attributes:
+        factors: a content is one element of each.
+        forms: of saying it; each gives another prompt.
+        record: a content, as a tuple, in a form.
+    """
+
+    factors: tuple[Sequence[Any], ...]
+    forms: int
+    record: Callable[[tuple[Any, ...], int], Record]
+
+
+def coco_prompts(count: int, seed: int, part: Part = "all") -> list[PromptRow]:
+    """Draw prompts, the six tags of GenEval in turn.
+
+    No content of a tag returns before all of them were there, and no prompt before each content was said in all its
+    forms: 320 prompts of the smallest tag, single_object (256 in `train`, 64 in `eval`).
+
+    Args:
+        count: of prompts, >= 0.
+        seed: of the draw.
+        part: `train` and `eval` share no content, whatever the seeds.
+
+    Returns:
+        The prompts; category is the tag, metadata the record, line counts from 1.
+
+    Raises:
+        ValueError: `count` is negative.
+    """
+    if count < 0:
+        raise ValueError(f"count must be >= 0, got {count}")
+    drawn = []
+    for position, tag in enumerate(TAGS):
+        rng = random.Random(f"{seed}/{part}/{tag}")
+        drawn.append(iter(_draw(_KINDS[tag], len(range(position, count, len(TAGS))), part, rng)))
+    records = [next(drawn[number % len(TAGS)]) for number in range(count)]
+    return [
+        PromptRow(record["prompt"], record["tag"], record, number, SOURCE)
+        for number, record in enumerate(records, start=1)
+    ]
+
+
+def _draw(kind: _Kind, count: int, part: Part, rng: random.Random) -> list[Record]:
+    """Every content once in random order, then every content again in its next form, until there are enough."""
+    numbers = _numbers(math.prod(len(factor) for factor in kind.factors), part)
+    forms: dict[int, int] = {}
+    drawn: list[Record] = []
+    while len(drawn) < count:
+        for number in rng.sample(numbers, min(count - len(drawn), len(numbers))):
+            forms[number] = forms[number] + 1 if number in forms else rng.randrange(kind.forms)
+            drawn.append(kind.record(_content(kind.factors, number), forms[number] % kind.forms))
+    return drawn
+
+
+def _numbers(size: int, part: Part) -> Sequence[int]:
+    """Of the contents of a part."""
+    if part == "eval":
+        return range(HELD_OUT - 1, size, HELD_OUT)
+    if part == "train":
+        return [number for number in range(size) if number % HELD_OUT != HELD_OUT - 1]
+    return range(size)
+
+
+def _content(factors: Sequence[Sequence[Any]], number: int) -> tuple[Any, ...]:
+    """The content with this number: its digits, in the mixed base of the factors' sizes."""
+    content = []
+    for factor in factors:
+        number, digit = divmod(number, len(factor))
+        content.append(factor[digit])
+    return tuple(content)
+
+
+def _single_object(content: tuple[Any, ...], form: int) -> Record:
+    (thing,) = content
+    return _made("single_object", [_entry(thing)], _ONE[form].format(_one(thing)))
+
+
+def _two_object(content: tuple[Any, ...], form: int) -> Record:
+    things = _turned(content[0], form)
+    prompt = _TWO[form // 2].format(*map(_one, things))
+    return _made("two_object", [_entry(thing) for thing in things], prompt)
+
+
+def _counting(content: tuple[Any, ...], form: int) -> Record:
+    count, thing = content
+    prompt = _ONE[form].format(f"{_NUMBERS[count]} {_plural(thing)}")
+    return _made("counting", [_entry(thing, count)], prompt, exclude=[_entry(thing, count + 1)])
+
+
+def _colors(content: tuple[Any, ...], form: int) -> Record:
+    thing, color = content
+    return _made("colors", [_entry(thing) | {"color": color}], _ONE[form].format(_one(thing, color)))
+
+
+def _position(content: tuple[Any, ...], form: int) -> Record:
+    """A relation can be told of either of its two things; GenEval's record names the other one first."""
+    relation, (placed, target) = content
+    if form % 2:
+        relation, placed, target = _SEEN_FROM_THE_OTHER[relation], target, placed
+    prompt = _PLACED[form // 2].format(_one(placed), _WORDS[relation], _one(target))
+    return _made("position", [_entry(target), _entry(placed) | {"position": [relation, 0]}], prompt)
+
+
+def _color_attr(content: tuple[Any, ...], form: int) -> Record:
+    things, colors = content
+    pairs = _turned(((things[0], colors[0]), (things[1], colors[1])), form)
+    prompt = _TWO[form // 2].format(*(_one(thing, color) for thing, color in pairs))
+    return _made("color_attr", [_entry(thing) | {"color": color} for thing, color in pairs], prompt)
+
+
+def _turned(pair: tuple[Any, Any], form: int) -> tuple[Any, Any]:
+    return (pair[1], pair[0]) if form % 2 else pair
+
+
+def _entry(thing: str, count: int = 1) -> Record:
+    return {"class": thing, "count": count}
+
+
+def _made(tag: str, include: list[Record], prompt: str, exclude: list[Record] | None = None) -> Record:
+    """In the order of GenEval's keys."""
+    return {"tag": tag, "include": include, **({"exclude": exclude} if exclude else {}), "prompt": prompt}
+
+
+def _one(thing: str, color: str | None = None) -> str:
+    """One of it, with its article: a red car, an oven, a pair of red skis."""
+    words = _MEASURES.get(thing, "") + (f"{color} {thing}" if color else thing)
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def _plural(thing: str) -> str:
+    if thing in _PLURALS:
+        return _PLURALS[thing]
+    return f"{thing}es" if thing.endswith(("s", "sh", "ch", "x")) else f"{thing}s"
+
+
+_COLORED = tuple(thing for thing in CLASSES if thing != "person")
+"""A colour said of a person would be read as one of skin."""
+
+_KINDS: Mapping[str, _Kind] = {
+    "single_object": _Kind((CLASSES,), len(_ONE), _single_object),
+    "two_object": _Kind((list(itertools.combinations(CLASSES, 2)),), 2 * len(_TWO), _two_object),
+    "counting": _Kind((tuple(_NUMBERS), CLASSES), len(_ONE), _counting),
+    "colors": _Kind((_COLORED, COLORS), len(_ONE), _colors),
+    "position": _Kind(
+        (tuple(_SEEN_FROM_THE_OTHER), list(itertools.permutations(CLASSES, 2))), 2 * len(_PLACED), _position
+    ),
+    "color_attr": _Kind(
+        (list(itertools.combinations(_COLORED, 2)), list(itertools.permutations(COLORS, 2))),
+        2 * len(_TWO),
+        _color_attr,
+    ),
+}

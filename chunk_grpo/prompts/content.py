@@ -1,0 +1,194 @@
+"""The content of a file that a user wrote: its text with line numbers, and JSON in which nothing gets lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from chunk_grpo.artifacts import Location, input_file
+from chunk_grpo.artifacts.storage import is_remote
+from chunk_grpo.errors import DataError
+from chunk_grpo.prompts.findings import Findings, beginning
+
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_BAD_BYTES = re.compile("[\udc80-\udcff]")
+"""What decoding with surrogateescape makes of bytes that are no UTF-8."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+"""JSON's whitespace."""
+
+
+INVALID: Final = object()
+"""The value of a record that could not be read; what is wrong with it is a problem already."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A value of a file.
+
+    Attributes:
+        value: text; a mapping of field names to values; None for an empty line or a missing value; INVALID; or
+            whatever else the file holds.
+        line: where it begins, from 1.
+    """
+
+    value: object
+    line: int
+
+
+def require_file(location: Location) -> None:
+    """Say what to do about a path that does not exist.
+
+    Raises:
+        DataError: there is no such local file.
+    """
+    if not is_remote(location) and not Path(location).is_file():
+        raise DataError(
+            f"{location}: no such file. Mend the path; of a data set on the hub, name the file to read as well."
+        )
+
+
+def read_bytes(location: Location) -> bytes:
+    """The content of a local file or a URL.
+
+    Raises:
+        DataError: the file is missing or cannot be read.
+        TransientError: the object store does not answer.
+    """
+    require_file(location)
+    with input_file(location) as path:
+        return path.read_bytes()
+
+
+def decoded(content: bytes, source: str, findings: Findings) -> str:
+    """UTF-8 with or without a byte order mark, as text; every line with other bytes becomes a problem.
+
+    Raises:
+        DataError: the file is UTF-16 or UTF-32.
+    """
+    if content.startswith(_UTF16):
+        raise DataError(
+            f"{source}, line 1: must be UTF-8, got the byte 0x{content[0]:02x}, with which UTF-16 begins. "
+            "Save the file as UTF-8."
+        )
+    text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+    if not _BAD_BYTES.search(text):
+        return text
+    for number, line in enumerate(split_lines(text), start=1):
+        if bad := _BAD_BYTES.search(line):
+            byte = ord(bad.group()) - 0xDC00
+            message = (
+                f"must be UTF-8, got the byte 0x{byte:02x} at character {bad.start() + 1}: {beginning(line)}"
+            )
+            findings.add("encoding", "wrong encoding", source, number, message)
+    # The lines are refused; a guess at the characters keeps them from being called repeated or unfit as well.
+    return _BAD_BYTES.sub(_guessed, text)
+
+
+def split_lines(text: str) -> list[str]:
+    r"""The lines of a text, without \n or \r\n at their ends; after the last \n there is no further line.
+
+    Not str.splitlines, which ends a line at ten other characters too, and so counts otherwise than an editor.
+    """
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line[:-1] if line.endswith("\r") else line for line in lines]
+
+
+def json_lines(text: str, source: str, findings: Findings) -> Iterator[Record]:
+    """The value of each line; None where it is empty. A line that is no JSON is a problem."""
+    for number, line in enumerate(split_lines(text), start=1):
+        if not line.strip():
+            yield Record(None, number)
+            continue
+        try:
+            yield Record(_DECODER.decode(line), number)
+        except ValueError as error:
+            findings.add("record", "no JSON", source, number, f"{_reason(error)}: {beginning(line)}")
+            yield Record(INVALID, number)
+
+
+def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
+    """The values of a JSON array, each with the line on which it begins; ends at the first problem.
+
+    Raises:
+        DataError: the file holds something else than an array.
+    """
+    at = _after_space(text, 0)
+    if text[at : at + 1] != "[":
+        raise DataError(
+            f"{source}, line {text.count(chr(10), 0, at) + 1}: must be a JSON array of prompts, got "
+            f"{beginning(text[at : at + 200])}"
+        )
+    line, counted = 1, 0
+    at = _after_space(text, at + 1)
+    if text[at : at + 1] == "]":
+        _nothing_follows(text, at + 1, source, findings)
+        return
+    while True:
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            findings.add("record", "no JSON", source, error.lineno, f"{_reason(error)}; reading ends here")
+            yield Record(INVALID, line)
+            return
+        except ValueError as error:
+            findings.add("record", "no JSON", source, line, f"{_reason(error)}; reading ends here")
+            yield Record(INVALID, line)
+            return
+        yield Record(value, line)
+        at = _after_space(text, at)
+        if text[at : at + 1] == "]":
+            _nothing_follows(text, at + 1, source, findings)
+            return
+        if text[at : at + 1] != ",":
+            found = beginning(text[at : at + 200]) if at < len(text) else "the end of the file"
+            message = f"must go on with , or ], got {found}; reading ends here"
+            findings.add("record", "no JSON", source, text.count("\n", 0, at) + 1, message)
+            return
+        at = _after_space(text, at + 1)
+
+
+def _nothing_follows(text: str, at: int, source: str, findings: Findings) -> None:
+    at = _after_space(text, at)
+    if at < len(text):
+        message = f"must end after the array, got {beginning(text[at : at + 200])}"
+        findings.add("record", "no JSON", source, text.count("\n", 0, at) + 1, message)
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _guessed(bad: re.Match[str]) -> str:
+    return bytes([ord(bad.group()) - 0xDC00]).decode("cp1252", "ignore") or "?"
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object whose keys differ; json would keep the last of equal ones without a word."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands there more than once")
+    return made
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is no JSON value")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON ({error.msg}, character {error.colno})"
+    return f"no JSON ({error})"

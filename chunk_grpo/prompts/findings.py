@@ -1,0 +1,144 @@
+"""Problems of a set of prompts: collected, then told together in one error, or reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.prompts.rows import SHOWN, Action, Finding, Unit
+
+Kind: TypeAlias = Literal["encoding", "control", "record", "duplicates", "empty", "spaces", "too_long"]
+"""`encoding`, `control` and `record` (not of the file's format) are always refused; the others are rules' names."""
+
+QUOTED = 60
+"""Characters of a value that a message quotes."""
+
+
+@dataclass(frozen=True)
+class PromptRules:
+    """What to do with prompts that may be meant, or may be a mistake. Whatever is done is reported.
+
+    Attributes:
+        duplicates: equal after Unicode NFC and with each run of whitespace as one space: `refuse`, `keep`, or `drop`
+            all but the first.
+        empty: nothing but whitespace, or no value: `refuse` or `drop`.
+        spaces: whitespace before or after the prompt: `refuse`, `strip` it, or `keep` it.
+        too_long: more tokens than a text encoder takes: `refuse`, or `keep` (the encoder cuts the rest off).
+    """
+
+    duplicates: Literal["refuse", "keep", "drop"]
+    empty: Literal["refuse", "drop"]
+    spaces: Literal["refuse", "strip", "keep"]
+    too_long: Literal["refuse", "keep"]
+
+    def action(self, kind: Kind) -> Action:
+        """What is done with a problem of this kind."""
+        actions: dict[Kind, Action] = {
+            "duplicates": self.duplicates,
+            "empty": self.empty,
+            "spaces": self.spaces,
+            "too_long": self.too_long,
+        }
+        return actions.get(kind, "refuse")
+
+
+@dataclass
+class _Group:
+    lines: list[int] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Findings:
+    """Collects problems; of each sort it keeps all line numbers, and the words of the first SHOWN.
+
+    Attributes:
+        sources: files, in the order in which messages name them; messages name the file of each problem if there are
+            several.
+        unit: of the line numbers.
+    """
+
+    sources: Sequence[str]
+    unit: Unit = "line"
+    _groups: dict[tuple[Kind, str, str], _Group] = field(default_factory=dict)
+
+    def add(self, kind: Kind, what: str, source: str, line: int, text: str) -> None:
+        """One problem.
+
+        Args:
+            kind: decides what is done about it.
+            what: sort of problem, in words.
+            source: file.
+            line: number in it.
+            text: the problem, with the beginning of the value.
+        """
+        group = self._groups.setdefault((kind, what, source), _Group())
+        group.lines.append(line)
+        if len(group.examples) < SHOWN:
+            group.examples.append(text)
+
+    def until(self, line: int) -> None:
+        """Forget what stands at `line` or after it, which was not to be read."""
+        for key, group in list(self._groups.items()):
+            group.lines = [number for number in group.lines if number < line]
+            group.examples = group.examples[: len(group.lines)]
+            if not group.lines:
+                del self._groups[key]
+
+    def refuse(self, rules: PromptRules) -> None:
+        """Raise if anything is to be refused.
+
+        Raises:
+            DataError: lists the first SHOWN problems in the order of the files and counts the others.
+        """
+        refused = {key: group for key, group in self._groups.items() if rules.action(key[0]) == "refuse"}
+        if not refused:
+            return
+        order = {source: position for position, source in enumerate(self.sources)}
+        listed = sorted(
+            (order[source], line, text)
+            for (_, _, source), group in refused.items()
+            for line, text in zip(group.lines, group.examples, strict=False)
+        )
+        shown = [f"  {self._place(self.sources[at], line)}: {text}" for at, line, text in listed[:SHOWN]]
+        counts: Counter[str] = Counter()
+        for (_, what, _), group in refused.items():
+            counts[what] += len(group.lines)
+        total = sum(counts.values())
+        sorts = ", ".join(f"{what}: {count}" for what, count in counts.items())
+        head = f"{', '.join(self.sources)}: {total} problem{'s' if total > 1 else ''} ({sorts})"
+        if total > SHOWN:
+            shown.append(f"  and {total - SHOWN} more")
+        raise DataError("\n".join([head, *shown, _remedy({kind for kind, _, _ in refused})]))
+
+    def reported(self, rules: PromptRules) -> tuple[Finding, ...]:
+        """What is not refused."""
+        return tuple(
+            Finding(what, rules.action(kind), source, tuple(group.lines), tuple(group.examples))
+            for (kind, what, source), group in self._groups.items()
+        )
+
+    def _place(self, source: str, line: int) -> str:
+        return f"{source}, {self.unit} {line}" if len(self.sources) > 1 else f"{self.unit} {line}"
+
+
+def beginning(value: object) -> str:
+    """A value as a message quotes it: with escapes, and cut after QUOTED characters."""
+    quoted = repr(value)
+    return quoted if len(quoted) <= QUOTED + 2 else f"{quoted[:QUOTED]}..."
+
+
+def _remedy(kinds: set[Kind]) -> str:
+    choices = {
+        "duplicates": "`duplicates: drop` (all but the first) or `keep`",
+        "empty": "`empty: drop`",
+        "spaces": "`spaces: strip` or `keep`",
+        "too_long": "`too_long: keep` (the text encoder cuts them off)",
+    }
+    rules = [choice for kind, choice in choices.items() if kind in kinds]
+    if not rules:
+        return "Mend the file, or a copy of it."
+    return f"Mend the file, or a copy of it, or choose the rule {'; '.join(rules)}."

@@ -1,0 +1,43 @@
+"""A file of a data set on the Hugging Face hub: from its cache, or downloaded into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chunk_grpo.errors import ConfigError, DataError
+
+
+def hub_file(repository: str, file: str, revision: str | None) -> Path:
+    """Find a file of a data set.
+
+    Args:
+        repository: id of the data set, such as ymhao/HPDv2.
+        file: path inside it, such as test.json.
+        revision: commit, branch or tag; None: main.
+
+    Returns:
+        Its path in the hub's cache.
+
+    Raises:
+        ConfigError: huggingface_hub is not installed.
+        DataError: the file is not in the cache and cannot be downloaded; says how to get it.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError as error:
+        raise ConfigError(
+            f"{repository}: reading from the hub needs huggingface_hub: pip install 'chunk-grpo[training]', or give "
+            "the path of a local copy."
+        ) from error
+    try:
+        return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        chosen = f" --revision {revision}" if revision else ""
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{repository}: the file {file} (revision {revision or 'main'}) is not in the hub's cache and could not be "
+            f"downloaded ({type(error).__name__}: {detail}). Where there is a network: `hf download {repository} "
+            f"{file} --repo-type dataset{chosen} --local-dir FOLDER`; then give FOLDER/{file} as the path, without a "
+            "revision."
+        ) from error

@@ -1,0 +1,196 @@
+"""Prompts from a file: text, CSV, JSON lines, a JSON array or Parquet; on a disk, in an object store or on the hub.
+
+Layouts it was made for: a prompt a line (the first 50,000 lines of DanceGRPO's assets/prompts.txt), a CSV file with the
+header `prompt`, JSON arrays of objects with `prompt` (train.json and test.json of ymhao/HPDv2, the files of
+MizzenAI/HPDv3), JSON arrays of prompts (HPSv2's benchmark), and DrawBench's columns `Prompts` and `Category`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from chunk_grpo.artifacts import Location, input_file
+from chunk_grpo.errors import DataError
+from chunk_grpo.prompts.checks import TokenCounts, check_prompts, fit
+from chunk_grpo.prompts.content import (
+    INVALID,
+    Record,
+    decoded,
+    json_array,
+    json_lines,
+    read_bytes,
+    require_file,
+    split_lines,
+)
+from chunk_grpo.prompts.findings import Findings, PromptRules, beginning
+from chunk_grpo.prompts.hub import hub_file
+from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
+from chunk_grpo.prompts.tables import FieldNames, Fields, csv_records, parquet_names, parquet_records
+
+FileFormat: TypeAlias = Literal["txt", "csv", "jsonl", "json", "parquet"]
+
+_Known: TypeAlias = dict[tuple[str, ...], Fields]
+"""Names of a record's fields to what they hold: worked out once for records of the same fields."""
+
+_SUFFIXES: Mapping[str, FileFormat] = {
+    ".txt": "txt",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+}
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """A file of prompts.
+
+    Attributes:
+        location: path or URL; with `file`, the id of a data set on the hub.
+        file: to read from that data set; None: `location` is the file itself.
+        revision: of that data set; None: main.
+        file_format: None: by the end of the file's name.
+        fields: which fields hold what, where there are fields.
+        limit: read so many records from the beginning; None: all of them.
+    """
+
+    location: Location
+    file: str | None = None
+    revision: str | None = None
+    file_format: FileFormat | None = None
+    fields: FieldNames = field(default_factory=FieldNames)
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As messages name it."""
+        if self.file is None:
+            return str(self.location)
+        return f"{self.location}/{self.file}" + (f"@{self.revision}" if self.revision else "")
+
+
+def read_prompts(source: PromptSource, rules: PromptRules, count_tokens: TokenCounts) -> CheckedPrompts:
+    """Read a file of prompts and check it.
+
+    Args:
+        source: the file. An empty line, null or an empty text is an empty prompt; a line end after the last line is no
+            further line.
+        rules: what to do with prompts that may be a mistake.
+        count_tokens: of the text encoders that the prompts are for; may be empty.
+
+    Returns:
+        The prompts in the file's order, with a report. Line numbers of a Parquet file are those of its rows.
+
+    Raises:
+        ConfigError: a file of the hub is asked for and huggingface_hub is not installed.
+        DataError: the file is not there, is of no known format, lacks a field, or has problems that are to be refused:
+            up to 20 are named with line and value, the others counted.
+        TransientError: the object store does not answer.
+    """
+    kind = _format(source)
+    location = (
+        source.location
+        if source.file is None
+        else hub_file(str(source.location), source.file, source.revision)
+    )
+    findings = Findings([source.name], "row" if kind == "parquet" else "line")
+    known: _Known = {}
+    notes: list[str] = []
+    if kind == "parquet":
+        require_file(location)
+        with input_file(location) as path:
+            names = parquet_names(path, source.fields, source.name)
+            known[tuple(names)] = source.fields.among(names)
+            records = parquet_records(path, known[tuple(names)], source.name, findings)
+            rows = list(_rows(_limited(records, source, findings, notes), source, findings, known))
+    else:
+        records = _text_records(kind, decoded(read_bytes(location), source.name, findings), source, findings)
+        rows = list(_rows(_limited(records, source, findings, notes), source, findings, known))
+    ignored = dict.fromkeys(name for fields in known.values() for name in fields.ignored)
+    if ignored:
+        notes.append(f"{source.name}: fields that were not read: {', '.join(ignored)}")
+    return check_prompts(rows, rules, count_tokens, findings, notes)
+
+
+def _format(source: PromptSource) -> FileFormat:
+    if source.file_format is not None:
+        return source.file_format
+    suffix = Path(str(source.file or source.location)).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise DataError(
+            f"{source.name}: must end in {', '.join(_SUFFIXES)}, got {suffix or 'no ending'}; rename it or name its "
+            "format. Of a data set on the hub, name the file to read as well."
+        )
+    return _SUFFIXES[suffix]
+
+
+def _text_records(kind: FileFormat, text: str, source: PromptSource, findings: Findings) -> Iterator[Record]:
+    if kind == "csv":
+        return csv_records(text, source.fields, source.name, findings)
+    if kind == "jsonl":
+        return json_lines(text, source.name, findings)
+    if kind == "json":
+        return json_array(text, source.name, findings)
+    return (Record(line, number) for number, line in enumerate(split_lines(text), start=1))
+
+
+def _limited(
+    records: Iterator[Record], source: PromptSource, findings: Findings, notes: list[str]
+) -> Iterator[Record]:
+    """The first `limit` records; what is wrong after them does not count."""
+    yield from itertools.islice(records, source.limit)
+    rest = next(records, None) if source.limit is not None else None
+    if rest is not None:
+        findings.until(rest.line)
+        notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
+
+
+def _rows(
+    records: Iterator[Record], source: PromptSource, findings: Findings, known: _Known
+) -> Iterator[PromptRow]:
+    for record in records:
+        if record.value is INVALID:
+            continue
+        try:
+            row = _row(record, source, known)
+        except ValueError as error:
+            findings.add("record", "no prompt", source.name, record.line, str(error))
+            continue
+        if fit(row.category, "category: ", row, findings):
+            yield row
+
+
+def _row(record: Record, source: PromptSource, known: _Known) -> PromptRow:
+    """The prompt of a record.
+
+    Raises:
+        ValueError: it has none, or its fields are of another kind than they must be.
+    """
+    value = record.value
+    if value is None or isinstance(value, str):
+        return PromptRow(value or "", "", {}, record.line, source.name)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be text or an object with a field for the prompt, got {beginning(value)}")
+    names = tuple(value)
+    if names not in known:
+        known[names] = source.fields.among(names)
+    fields = known[names]
+    text, category = value[fields.prompt], value[fields.category] if fields.category else None
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{fields.prompt!r} must be text, got {beginning(text)}")
+    if category is not None and (isinstance(category, bool) or not isinstance(category, str | int)):
+        raise ValueError(f"{fields.category!r} must be text or a whole number, got {beginning(category)}")
+    metadata = {name: value[name] for name in fields.metadata}
+    try:
+        json.dumps(metadata, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata must be JSON ({error}): {beginning(metadata)}") from error
+    return PromptRow(
+        text or "", "" if category is None else str(category), metadata, record.line, source.name
+    )

@@ -1,0 +1,199 @@
+"""WISE's prompts: JSON arrays of {"prompt_id", "Prompt", "Explanation", "Category", "Subcategory"}, in two versions.
+
+The id alone decides the category. From PKU-YuanGroup/WISE (commit eb51174): WISE_legacy/Calculate.py and
+calculate_verified.py (the ranges), WISE_legacy/data (three files, and three with the ending _rewrite.json in which the
+knowledge is spelt out), data_verified (three files, and merge.json with all of them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from chunk_grpo.artifacts import Location
+from chunk_grpo.errors import DataError
+from chunk_grpo.prompts.checks import TokenCounts, check_prompts
+from chunk_grpo.prompts.content import INVALID, decoded, json_array, read_bytes
+from chunk_grpo.prompts.findings import Findings, PromptRules, beginning
+from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
+
+WiseVersion: TypeAlias = Literal["legacy", "verified"]
+
+LAST_IDS: Mapping[WiseVersion, Mapping[str, int]] = {
+    "legacy": {"culture": 400, "time": 567, "space": 700, "biology": 800, "physics": 900, "chemistry": 1000},
+    "verified": {
+        "culture": 400,
+        "time": 520,
+        "space": 640,
+        "biology": 760,
+        "physics": 880,
+        "chemistry": 1000,
+    },
+}
+"""Of each category, which begins after the last id of the one before; the first id is 1."""
+
+_CALLED = {
+    "cultural knowledge": "culture",
+    "time": "time",
+    "space": "space",
+    "biology": "biology",
+    "physical knowledge": "physics",
+    "chemistry": "chemistry",
+}
+"""The files' own words for the categories, in small letters."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    prompt: str
+    explanation: str
+    number: int
+    line: int
+    source: str
+
+
+def read_wise(
+    locations: Sequence[Location],
+    version: WiseVersion,
+    rules: PromptRules,
+    count_tokens: TokenCounts,
+    rewritten: Sequence[Location] = (),
+    missing_ids: Literal["refuse", "report"] = "refuse",
+) -> CheckedPrompts:
+    """Read WISE's files.
+
+    Args:
+        locations: paths or URLs, one or more of them.
+        version: of the benchmark.
+        rules: what to do with prompts that may be a mistake. Nothing is dropped here: each id is a question of its own,
+            so that `duplicates: drop` keeps them. Of rewritten prompts several are equal in the original, so that they
+            are kept whatever the rule says. Both are reported.
+        count_tokens: of the text encoders; may be empty.
+        rewritten: files with another prompt for each id.
+        missing_ids: whether the numbers from 1 to 1000 must all be there.
+
+    Returns:
+        The prompts; metadata has `wise_id` (whole number), `explanation` (text) and, with rewritten prompts,
+        `original_prompt` (text). Lines are those of `locations`.
+
+    Raises:
+        DataError: a file is missing or no JSON, a record lacks a field, an id is there twice, out of range or of
+            another category than the file says, or has no rewritten prompt; or ids are missing and must not.
+        TransientError: the object store does not answer.
+    """
+    findings = Findings([str(location) for location in (*locations, *rewritten)])
+    questions = _questions(locations, version, findings, original=True)
+    spelt_out = _questions(rewritten, version, findings, original=False)
+    if rewritten:
+        _compare(questions, spelt_out, findings)
+    rows = [_row(question, version, spelt_out.get(number)) for number, question in questions.items()]
+    if rewritten or rules.duplicates == "drop":
+        rules = replace(rules, duplicates="keep")
+    missing = sorted(set(range(1, LAST_IDS[version]["chemistry"] + 1)) - questions.keys())
+    notes = [f"WISE ({version}): {len(missing)} ids are missing: {_ranges(missing)}"] if missing else []
+    checked = check_prompts(rows, rules, count_tokens, findings, notes)
+    if missing and missing_ids == "refuse":
+        raise DataError(
+            f"{', '.join(findings.sources)}: must hold WISE's ids 1 to {LAST_IDS[version]['chemistry']}, "
+            f"{len(missing)} are missing: {_ranges(missing)}. Give all files of the version, or choose "
+            "`missing_ids: report`."
+        )
+    return checked
+
+
+def wise_category(number: int, version: WiseVersion) -> str | None:
+    """The category of an id; None outside the ids of the benchmark."""
+    if number < 1:
+        return None
+    return next((name for name, last in LAST_IDS[version].items() if number <= last), None)
+
+
+def _questions(
+    locations: Sequence[Location], version: WiseVersion, findings: Findings, *, original: bool
+) -> dict[int, _Question]:
+    found: dict[int, _Question] = {}
+    for location in locations:
+        source = str(location)
+        text = decoded(read_bytes(location), source, findings)
+        for record in json_array(text, source, findings):
+            if record.value is INVALID:
+                continue
+            try:
+                question = _question(record.value, record.line, source, version, original=original)
+            except ValueError as error:
+                findings.add("record", "not WISE's format", source, record.line, str(error))
+                continue
+            earlier = found.setdefault(question.number, question)
+            if earlier is not question:
+                place = f"{earlier.source}, line {earlier.line}"
+                message = (
+                    f"the id {question.number} was there before, in {place}: {beginning(question.prompt)}"
+                )
+                findings.add("record", "ids there twice", source, record.line, message)
+    return found
+
+
+def _question(value: object, line: int, source: str, version: WiseVersion, *, original: bool) -> _Question:
+    """A record, checked.
+
+    Raises:
+        ValueError: it is not of WISE's format; says how.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be an object, got {beginning(value)}")
+    for key in ("prompt_id", "Prompt", "Explanation", "Category"):
+        if key not in value:
+            raise ValueError(f"{key}: is missing; known here: {', '.join(map(str, value))}")
+    number = value["prompt_id"]
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(f"prompt_id: must be a whole number, got {beginning(number)}")
+    for key in ("Prompt", "Explanation", "Category"):
+        if not isinstance(value[key], str) or not value[key].strip():
+            raise ValueError(f"{key} of id {number}: must be text, got {beginning(value[key])}")
+    category = wise_category(number, version)
+    if category is None:
+        raise ValueError(f"prompt_id: must be from 1 to {LAST_IDS[version]['chemistry']}, got {number}")
+    called = _CALLED.get(value["Category"].strip().lower())
+    # Rewritten sets have other words for it in places (id 748 of the legacy ones: Ecology); the id counts.
+    if original and called != category:
+        raise ValueError(
+            f"id {number} is of {category} in the version {version}, but its Category is {value['Category']!r}; is the "
+            "file of the other version?"
+        )
+    return _Question(value["Prompt"], value["Explanation"], number, line, source)
+
+
+def _compare(
+    questions: Mapping[int, _Question], rewritten: Mapping[int, _Question], findings: Findings
+) -> None:
+    """A mixture of original and rewritten prompts would measure neither."""
+    for number, question in questions.items():
+        if number not in rewritten:
+            message = f"id {number} has no rewritten prompt: {beginning(question.prompt)}"
+            findings.add("record", "no rewritten prompt", question.source, question.line, message)
+    for number, question in rewritten.items():
+        if number not in questions:
+            message = f"id {number} is rewritten, but not among the prompts: {beginning(question.prompt)}"
+            findings.add("record", "nothing to rewrite", question.source, question.line, message)
+
+
+def _row(question: _Question, version: WiseVersion, rewritten: _Question | None) -> PromptRow:
+    metadata: dict[str, object] = {"wise_id": question.number, "explanation": question.explanation}
+    text = question.prompt
+    if rewritten is not None:
+        metadata["original_prompt"] = question.prompt
+        text = rewritten.prompt
+    category = wise_category(question.number, version) or ""
+    return PromptRow(text, category, metadata, question.line, question.source)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in words: 1-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
