@@ -80,9 +80,9 @@ def decoded(content: bytes, source: str, findings: Findings) -> str:
         return text
     for number, line in enumerate(split_lines(text), start=1):
         if bad := _BAD_BYTES.search(line):
-            byte = ord(bad.group()) - 0xDC00
+            byte, raw = ord(bad.group()) - 0xDC00, line.encode("utf-8", "surrogateescape")
             message = (
-                f"must be UTF-8, got the byte 0x{byte:02x} at character {bad.start() + 1}: {beginning(line)}"
+                f"must be UTF-8, got the byte 0x{byte:02x} at character {bad.start() + 1}: {beginning(raw)}"
             )
             findings.add("encoding", "wrong encoding", source, number, message)
     # The lines are refused; a guess at the characters keeps them from being called repeated or unfit as well.
@@ -107,10 +107,11 @@ def json_lines(text: str, source: str, findings: Findings) -> Iterator[Record]:
             yield Record(None, number)
             continue
         try:
-            yield Record(_DECODER.decode(line), number)
-        except ValueError as error:
+            value = _DECODER.decode(line)
+        except (ValueError, RecursionError) as error:
             findings.add("record", "no JSON", source, number, f"{_reason(error)}: {beginning(line)}")
-            yield Record(INVALID, number)
+            value = INVALID
+        yield Record(value, number)
 
 
 def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
@@ -134,12 +135,9 @@ def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
         line, counted = line + text.count("\n", counted, at), at
         try:
             value, at = _DECODER.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            findings.add("record", "no JSON", source, error.lineno, f"{_reason(error)}; reading ends here")
-            yield Record(INVALID, line)
-            return
-        except ValueError as error:
-            findings.add("record", "no JSON", source, line, f"{_reason(error)}; reading ends here")
+        except (ValueError, RecursionError) as error:
+            where = error.lineno if isinstance(error, json.JSONDecodeError) else line
+            findings.add("record", "no JSON", source, where, f"{_reason(error)}; reading ends here")
             yield Record(INVALID, line)
             return
         yield Record(value, line)
@@ -150,7 +148,9 @@ def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
         if text[at : at + 1] != ",":
             found = beginning(text[at : at + 200]) if at < len(text) else "the end of the file"
             message = f"must go on with , or ], got {found}; reading ends here"
-            findings.add("record", "no JSON", source, text.count("\n", 0, at) + 1, message)
+            line += text.count("\n", counted, at)
+            findings.add("record", "no JSON", source, line, message)
+            yield Record(INVALID, line)
             return
         at = _after_space(text, at + 1)
 
@@ -188,7 +188,7 @@ def _no_constant(name: str) -> object:
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
 
 
-def _reason(error: ValueError) -> str:
+def _reason(error: ValueError | RecursionError) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"no JSON ({error.msg}, character {error.colno})"
     return f"no JSON ({error})"

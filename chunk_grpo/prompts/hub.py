@@ -32,7 +32,10 @@ def hub_file(repository: str, file: str, revision: str | None) -> Path:
         ) from error
     try:
         return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:
+        # Connections are requests', an OSError, or httpx's, which share no class with Python's.
+        if not isinstance(error, HfHubHTTPError | OSError | ValueError) and not _is_httpx(error):
+            raise
         chosen = f" --revision {revision}" if revision else ""
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
@@ -41,3 +44,7 @@ def hub_file(repository: str, file: str, revision: str | None) -> Path:
             f"{file} --repo-type dataset{chosen} --local-dir FOLDER`; then give FOLDER/{file} as the path, without a "
             "revision."
         ) from error
+
+
+def _is_httpx(error: Exception) -> bool:
+    return any(kind.__module__.split(".")[0] == "httpx" for kind in type(error).__mro__)

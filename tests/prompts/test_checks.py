@@ -1,0 +1,219 @@
+"""Prompts that break a rule: refused together, or dropped, changed or kept and reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.prompts import (
+    CheckedPrompts,
+    PromptRow,
+    PromptRules,
+    PromptSource,
+    TokenCounts,
+    normalized,
+    read_prompts,
+    shared_prompts,
+)
+
+STRICT = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
+LENIENT = PromptRules(duplicates="drop", empty="drop", spaces="strip", too_long="keep")
+
+
+def read(
+    folder: Path, lines: list[str], rules: PromptRules, counts: TokenCounts | None = None
+) -> CheckedPrompts:
+    path = folder / "p.json"
+    path.write_text("[" + ",\n".join(json.dumps(line) for line in lines) + "]")
+    return read_prompts(PromptSource(path), rules, counts or {})
+
+
+def refused(
+    folder: Path, lines: list[str], rules: PromptRules = STRICT, counts: TokenCounts | None = None
+) -> list[str]:
+    """Lines of the message, without the file's path."""
+    with pytest.raises(DataError) as caught:
+        read(folder, lines, rules, counts)
+    return str(caught.value).removeprefix(f"{folder / 'p.json'}: ").splitlines()
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+class TestRefusing:
+    def test_all_problems_are_told_together(self, tmp_path: Path) -> None:
+        lines = ["a cat", "", "a dog ", "a cat", "a\x07b", "one two three four", "bad \ufffd"]
+        assert refused(tmp_path, lines, counts={"clip": (words, 3), "t5": (words, 4)}) == [
+            "6 problems (empty: 1, whitespace around the prompt: 1, duplicates: 1, control characters: 1, "
+            "longer than clip's 3 tokens: 1, wrong encoding: 1)",
+            "  line 2: an empty prompt",
+            "  line 3: whitespace before or after the prompt: 'a dog '",
+            "  line 4: the same prompt as in line 1: 'a cat'",
+            "  line 5: the control character U+0007 at character 2: 'a\\x07b'",
+            "  line 6: 4 tokens of clip, which takes 3: 'one two three four'",
+            "  line 7: the replacement character U+FFFD at character 5, which a wrong encoding leaves behind: "
+            "'bad \ufffd'",
+            "Mend the file, or a copy of it, or choose the rule `duplicates: drop` (all but the first) or `keep`; "
+            "`empty: drop`; `spaces: strip` or `keep`; `too_long: keep` (the text encoder cuts them off).",
+        ]
+
+    def test_one_problem_is_told_as_one(self, tmp_path: Path) -> None:
+        assert refused(tmp_path, ["a", "b\tc"]) == [
+            "1 problem (control characters: 1)",
+            "  line 2: a tab (U+0009) at character 2: 'b\\tc'",
+            "Mend the file, or a copy of it.",
+        ]
+
+    def test_twenty_are_shown_and_the_others_counted(self, tmp_path: Path) -> None:
+        lines = refused(tmp_path, [f" {number}" for number in range(15)] + [""] * 15)
+        assert lines[0] == "30 problems (whitespace around the prompt: 15, empty: 15)"
+        assert [line.split(":")[0] for line in lines[1:21]] == [f"  line {number}" for number in range(1, 21)]
+        assert lines[21] == "  and 10 more"
+
+    def test_twenty_problems_need_no_count(self, tmp_path: Path) -> None:
+        lines = refused(tmp_path, [""] * 20)
+        assert lines[20] == "  line 20: an empty prompt"
+        assert lines[21].startswith("Mend")
+
+    def test_problems_that_are_not_refused_are_not_among_them(self, tmp_path: Path) -> None:
+        rules = dataclasses.replace(LENIENT, empty="refuse")
+        assert refused(tmp_path, ["a", "a", "", " b"], rules)[0] == "1 problem (empty: 1)"
+
+    def test_values_are_cut_short(self, tmp_path: Path) -> None:
+        (line,) = refused(tmp_path, ["x" * 500 + " "])[1:2]
+        assert line == "  line 1: whitespace before or after the prompt: '" + "x" * 59 + "..."
+
+    @pytest.mark.parametrize(
+        "character", ["\0", "\x1f", "\x7f", "\x85", "\u2028", "\u2029", "\ufeff", "\ud800", "\uffff"]
+    )
+    def test_unfit_characters_are_refused_whatever_the_rules(self, character: str, tmp_path: Path) -> None:
+        (line,) = refused(tmp_path, [f"a{character}b"], LENIENT)[1:2]
+        assert f"U+{ord(character):04X}" in line
+
+    def test_letters_of_all_scripts_are_fit(self, tmp_path: Path) -> None:
+        texts = ["猫", "कि\u200dख", "👩\u200d🎨", "a\u00a0b", "ﷺ", "e\u0301"]
+        assert [row.text for row in read(tmp_path, texts, STRICT).rows] == texts
+
+    def test_nothing_is_counted_in_a_text_that_no_tokenizer_takes(self, tmp_path: Path) -> None:
+        def encoded(text: str) -> int:
+            return len(text.encode())
+
+        assert len(refused(tmp_path, ["a\ud800"], LENIENT, {"clip": (encoded, 1)})) == 3
+
+
+class TestDuplicates:
+    @pytest.mark.parametrize(
+        "other", ["caf\u00e9 bar", "cafe\u0301 bar", "caf\u00e9   bar", "caf\u00e9\u00a0bar"]
+    )
+    def test_composition_and_whitespace_make_no_difference(self, other: str, tmp_path: Path) -> None:
+        assert "line 2: the same prompt as in line 1" in refused(tmp_path, ["caf\u00e9 bar", other])[1]
+
+    def test_letters_do(self, tmp_path: Path) -> None:
+        assert len(read(tmp_path, ["A cat", "a cat", "a cat."], STRICT).rows) == 3
+
+    def test_each_names_the_first(self, tmp_path: Path) -> None:
+        lines = refused(tmp_path, ["a", "b", "a", "a"])
+        assert [line.split(": ")[1] for line in lines[1:3]] == ["the same prompt as in line 1"] * 2
+
+    def test_dropped(self, tmp_path: Path) -> None:
+        found = read(tmp_path, ["a", "b", "a", "a"], LENIENT)
+        assert [(row.text, row.line) for row in found.rows] == [("a", 1), ("b", 2)]
+        (finding,) = found.report.findings
+        assert (finding.what, finding.action, finding.lines) == ("duplicates", "drop", (3, 4))
+        assert (found.report.read, found.report.kept) == (4, 2)
+
+    def test_kept(self, tmp_path: Path) -> None:
+        found = read(tmp_path, ["a", "a"], dataclasses.replace(STRICT, duplicates="keep"))
+        assert [row.line for row in found.rows] == [1, 2]
+        assert found.report.findings[0].action == "keep"
+
+    def test_a_space_before_hides_none(self, tmp_path: Path) -> None:
+        for spaces in ("strip", "keep"):
+            rules = PromptRules(duplicates="drop", empty="drop", spaces=spaces, too_long="keep")  # type: ignore[arg-type]
+            assert [row.line for row in read(tmp_path, ["a", " a"], rules).rows] == [1]
+
+
+class TestOtherRules:
+    def test_empty_ones_are_dropped(self, tmp_path: Path) -> None:
+        found = read(tmp_path, ["a", "", " \t", "b"], LENIENT)
+        assert [row.line for row in found.rows] == [1, 4]
+        assert [(f.what, f.action, f.lines) for f in found.report.findings] == [("empty", "drop", (2, 3))]
+
+    def test_dropping_all_leaves_none(self, tmp_path: Path) -> None:
+        assert refused(tmp_path, ["", " "], LENIENT) == [
+            "must hold prompts, got none at all. Check the path."
+        ]
+
+    def test_whitespace_is_stripped(self, tmp_path: Path) -> None:
+        found = read(tmp_path, ["\ta\u00a0", "b\n", "c"], LENIENT)
+        assert [row.text for row in found.rows] == ["a", "b", "c"]
+        assert [(f.action, f.lines) for f in found.report.findings] == [("strip", (1, 2))]
+
+    def test_whitespace_is_kept(self, tmp_path: Path) -> None:
+        found = read(tmp_path, [" a", "b"], dataclasses.replace(STRICT, spaces="keep"))
+        assert [row.text for row in found.rows] == [" a", "b"]
+        assert [(f.action, f.lines) for f in found.report.findings] == [("keep", (1,))]
+
+    def test_a_line_feed_at_the_end_is_kept_by_no_rule(self, tmp_path: Path) -> None:
+        lines = refused(tmp_path, ["a\n"], dataclasses.replace(STRICT, spaces="keep"))
+        assert lines[1] == "  line 1: a line feed (U+000A) at character 2: 'a\\n'"
+
+    def test_long_ones_are_kept_and_told_for_each_encoder(self, tmp_path: Path) -> None:
+        counts = {"clip": (words, 2), "t5": (words, 3)}
+        found = read(tmp_path, ["a b", "a b c", "a b c d"], LENIENT, counts)
+        assert len(found.rows) == 3
+        assert [(f.what, f.action, f.lines) for f in found.report.findings] == [
+            ("longer than clip's 2 tokens", "keep", (2, 3)),
+            ("longer than t5's 3 tokens", "keep", (3,)),
+        ]
+        assert found.report.findings[1].examples == ("4 tokens of t5, which takes 3: 'a b c d'",)
+
+    def test_what_is_dropped_is_not_counted(self, tmp_path: Path) -> None:
+        asked: list[str] = []
+
+        def count(text: str) -> int:
+            asked.append(text)
+            return 1
+
+        read(tmp_path, ["a", "", "a", "b "], LENIENT, {"clip": (count, 77)})
+        assert asked == ["a", "b"]
+
+
+class TestReport:
+    def test_it_is_told_in_sentences(self, tmp_path: Path) -> None:
+        found = read(tmp_path, ["a", "a", "", "b"], LENIENT)
+        path = tmp_path / "p.json"
+        assert found.report.lines() == [
+            f"{path}: 2 of 4 prompts taken",
+            f"{path}: duplicates: 1 dropped (line 2)",
+            f"{path}: empty: 1 dropped (line 3)",
+        ]
+
+    def test_long_lists_are_cut_and_counted(self, tmp_path: Path) -> None:
+        report = read(tmp_path, ["a"] * 31, LENIENT).report
+        assert report.lines()[1].endswith(
+            "duplicates: 30 dropped (line " + ", ".join(map(str, range(2, 22))) + " and 10 more)"
+        )
+        content = json.loads(json.dumps(report.as_json()))
+        assert (content["read"], content["kept"], content["unit"]) == (31, 1, "line")
+        (finding,) = content["findings"]
+        assert (finding["count"], finding["first"], len(finding["examples"])) == (30, list(range(2, 22)), 20)
+        assert len(report.findings[0].lines) == 30
+
+
+def test_prompts_that_two_sets_share() -> None:
+    def row(text: str, line: int, source: str) -> PromptRow:
+        return PromptRow(text, "", {}, line, source)
+
+    train = [row("a cat", 1, "train"), row("a  cat", 2, "train"), row("a dog", 3, "train")]
+    test = [row("a cow", 1, "test"), row("a\u00a0cat", 2, "test")]
+    assert shared_prompts(test, train) == [(test[1], train[0])]
+
+
+def test_normalized_by_hand() -> None:
+    assert normalized(" Cafe\u0301 \u2003 b\n") == "Café b"

@@ -1,0 +1,221 @@
+"""Our own prompts: valid records, wordings that say what the record demands, and nothing twice too early."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.prompts import (
+    CLASSES,
+    COLORS,
+    TAGS,
+    PromptRow,
+    PromptRules,
+    coco_prompts,
+    geneval_problems,
+    read_geneval,
+)
+
+NUMBERS = {"two": 2, "three": 3, "four": 4}
+BACK = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+PLURALS = {
+    "people": "person", "sheep": "sheep", "knives": "knife", "computer mice": "computer mouse",
+    "pairs of skis": "skis", "pairs of scissors": "scissors", "heads of broccoli": "broccoli", "buses": "bus",
+    "benches": "bench", "couches": "couch", "sandwiches": "sandwich", "wine glasses": "wine glass",
+    "toothbrushes": "toothbrush",
+}  # fmt: skip
+
+
+def content(row: PromptRow) -> tuple[object, ...]:
+    """What the image must show, however it is said and in whatever order."""
+    entries = [(e["class"], e["count"], e.get("color")) for e in row.metadata["include"]]  # type: ignore[attr-defined]
+    if row.category != "position":
+        return (row.category, *sorted(entries, key=str))
+    relation = row.metadata["include"][1]["position"][0]  # type: ignore[index]
+    target, placed = entries[0][0], entries[1][0]
+    if relation in ("right of", "below"):
+        relation, target, placed = BACK[relation], placed, target
+    return (row.category, placed, relation, target)
+
+
+def named(words: str) -> tuple[str, str | None]:
+    """Class and colour of "a red car"; the longest class that the words end with."""
+    thing = max((c for c in CLASSES if words.endswith(c)), key=len)
+    before = words.removesuffix(thing).split()
+    assert before[0] == ("an" if words.split()[1][0] in "aeiou" else "a")
+    color = before[-1] if before[-1] in COLORS else None
+    assert " ".join(before[1 : -1 if color else None]) in {
+        "skis": "pair of",
+        "scissors": "pair of",
+        "broccoli": "head of",
+    }.get(thing, "")
+    return thing, color
+
+
+class TestRecords:
+    def test_the_tags_come_in_turn(self) -> None:
+        rows = coco_prompts(14, 0)
+        assert [row.category for row in rows] == [*TAGS, *TAGS, *TAGS[:2]]
+        assert [row.line for row in rows] == list(range(1, 15))
+        assert {row.source for row in rows} == {"coco"}
+
+    def test_every_record_is_valid_and_holds_the_prompt(self) -> None:
+        for row in coco_prompts(6000, 1):
+            assert geneval_problems(row.metadata) == []
+            assert (row.metadata["prompt"], row.metadata["tag"]) == (row.text, row.category)
+
+    def test_they_can_be_read_back_as_geneval_reads_them(self, tmp_path: Path) -> None:
+        rows = coco_prompts(300, 2)
+        path = tmp_path / "evaluation_metadata.jsonl"
+        path.write_text("".join(json.dumps(row.metadata) + "\n" for row in rows))
+        strict = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
+        read = read_geneval(path, strict, {}).rows
+        assert [(r.text, r.category, r.metadata) for r in read] == [
+            (r.text, r.category, r.metadata) for r in rows
+        ]
+
+    def test_keys_are_in_the_official_order(self) -> None:
+        counting = next(row for row in coco_prompts(6, 0) if row.category == "counting")
+        assert list(counting.metadata) == ["tag", "include", "exclude", "prompt"]
+        assert list(coco_prompts(1, 0)[0].metadata) == ["tag", "include", "prompt"]
+
+
+class TestContents:
+    def test_counting_forbids_one_more(self) -> None:
+        for row in coco_prompts(1440, 3):
+            if row.category != "counting":
+                assert "exclude" not in row.metadata
+                continue
+            (wanted,), (forbidden,) = row.metadata["include"], row.metadata["exclude"]  # type: ignore[misc]
+            assert forbidden == {"class": wanted["class"], "count": wanted["count"] + 1}
+            match = re.search(r"\b(two|three|four) (.+?)(?= in (?:full view|it)$|$)", row.text)
+            assert match is not None, row.text
+            assert NUMBERS[match[1]] == wanted["count"]
+            assert PLURALS.get(match[2], match[2].removesuffix("s")) == wanted["class"]
+
+    def test_two_colours_and_two_things_differ_and_no_person_has_one(self) -> None:
+        rows = [
+            row for row in coco_prompts(6000, 4) if row.category in ("color_attr", "colors", "two_object")
+        ]
+        for row in rows:
+            include = row.metadata["include"]
+            assert len({e["class"] for e in include}) == len(include)  # type: ignore[arg-type,attr-defined]
+            colors = [e.get("color") for e in include]  # type: ignore[attr-defined]
+            if row.category == "two_object":
+                assert colors == [None, None]
+            else:
+                assert len(set(colors)) == len(colors) and None not in colors
+                assert "person" not in row.text
+        assert {e["color"] for row in rows for e in row.metadata["include"] if "color" in e} == set(COLORS)  # type: ignore[attr-defined]
+
+    def test_a_position_says_what_its_record_says(self) -> None:
+        words = {
+            "to the left of": "left of",
+            "to the right of": "right of",
+            "above": "above",
+            "below": "below",
+        }
+        seen = Counter()
+        for row in coco_prompts(2400, 5):
+            if row.category != "position":
+                continue
+            match = re.search(
+                r"(an? .+?),?(?: is| placed)? (to the left of|to the right of|above|below) (an? .+)", row.text
+            )
+            assert match is not None, row.text
+            subject = match[1]
+            for start in ("a clear picture of ", "an image that shows ", "a scene in which "):
+                subject = subject.removeprefix(start)
+            target, placed = row.metadata["include"]  # type: ignore[misc]
+            assert placed == {"class": named(subject)[0], "count": 1, "position": [words[match[2]], 0]}, (
+                row.text
+            )
+            assert target == {"class": named(match[3])[0], "count": 1}, row.text
+            seen[match[2]] += 1
+        assert min(seen[word] for word in words) > 60
+
+    def test_colours_and_things_stand_in_the_prompt_as_in_the_record(self) -> None:
+        for row in coco_prompts(3000, 6):
+            if row.category not in ("two_object", "color_attr"):
+                continue
+            match = re.search(r"(an? [^,]+?) (?:together with|and) (an? .+?)(?: in one scene)?$", row.text)
+            assert match is not None, row.text
+            first = re.sub(r"^(a clear picture of|an image that shows|a scene with both) ", "", match[1])
+            assert [named(first), named(match[2])] == [
+                (e["class"], e.get("color"))
+                for e in row.metadata["include"]  # type: ignore[attr-defined]
+            ], row.text
+
+    def test_no_wording_names_another_thing_or_colour(self) -> None:
+        every = [*CLASSES, *COLORS]
+        for row in coco_prompts(600, 7):
+            left = row.text
+            for e in row.metadata["include"]:  # type: ignore[attr-defined]
+                for name in (e["class"], e.get("color", e["class"])):
+                    left = left.replace(name, " ", 1)
+            if row.category != "counting":
+                assert not [name for name in every if re.search(rf"\b{name}\b", left)], row.text
+
+
+class TestDrawing:
+    def test_the_seed_decides(self) -> None:
+        assert coco_prompts(600, 8) == coco_prompts(600, 8)
+        same = {row.text for row in coco_prompts(600, 8)} & {row.text for row in coco_prompts(600, 9)}
+        assert len(same) < 150
+
+    def test_the_first_prompts_of_a_seed_stay(self) -> None:
+        """Another version of the package that draws others would change what a seed means."""
+        assert [row.text for row in coco_prompts(6, 0)] == FIRST
+
+    def test_no_content_returns_before_all_were_there(self) -> None:
+        singles = [row for row in coco_prompts(6 * 200, 10) if row.category == "single_object"]
+        for start in (0, 80):
+            assert {content(row) for row in singles[start : start + 80]} == {
+                ("single_object", (name, 1, None)) for name in CLASSES
+            }
+        assert len({row.text for row in singles}) == 200
+
+    @pytest.mark.parametrize(("part", "distinct"), [("all", 320), ("train", 256), ("eval", 64)])
+    def test_no_prompt_returns_before_all_were_there(self, part: str, distinct: int) -> None:
+        texts = [row.text for row in coco_prompts(6 * 400, 11, part)]  # type: ignore[arg-type]
+        assert len(set(texts[::6][:distinct])) == distinct
+        assert len(set(texts[::6])) == distinct
+
+    def test_other_tags_have_more(self) -> None:
+        rows = coco_prompts(6 * 900, 12)
+        for tag, distinct in {
+            "two_object": 900,
+            "counting": 900,
+            "colors": 900,
+            "position": 900,
+            "color_attr": 900,
+        }.items():
+            assert len({row.text for row in rows if row.category == tag}) == distinct, tag
+
+    def test_train_and_eval_share_no_content(self) -> None:
+        train = {content(row) for row in coco_prompts(12_000, 13, "train")}
+        held_out = {content(row) for row in coco_prompts(6_000, 14, "eval")}
+        assert not train & held_out
+        counts = Counter(tag for tag, *_ in held_out)
+        assert counts == {
+            "single_object": 16, "two_object": 632, "counting": 48, "colors": 158, "position": 1000, "color_attr": 1000,
+        }  # fmt: skip
+
+    def test_none_at_all(self) -> None:
+        assert coco_prompts(0, 0) == []
+        with pytest.raises(ValueError, match="count must be >= 0, got -1"):
+            coco_prompts(-1, 0)
+
+
+FIRST = [
+    "an airplane in full view",
+    "a clear picture of a stop sign and an orange",
+    "four horses in full view",
+    "a clear picture of a white bench",
+    "a zebra, placed below a wine glass",
+    "a green toilet and a blue umbrella in one scene",
+]
