@@ -74,7 +74,7 @@ def draw(
 
 def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images; the grid shows the first ones of the first training seed."""
-    prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors, ("eval", "wise"))
+    prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors)
     base = load_model(params, ("transformer", "vae"), (params.generate.height, params.generate.width))
     rows: list[dict[str, object]] = []
     shown: list[NDArray[np.uint8]] = []

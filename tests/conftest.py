@@ -84,6 +84,14 @@ class Workspace:
         return {path.relative_to(self.artifacts).as_posix(): path.read_bytes() for path in paths}
 
 
+def prompt_file(path: str) -> dict[str, Any]:
+    """The section of a file of prompts."""
+    return {
+        "path": path,
+        **dict.fromkeys(("hub_file", "revision", "prompt_field", "category_field", "limit")),
+    }
+
+
 def any_prompt(raw: dict[str, Any]) -> None:
     """In params.yaml, the one scorer of the toy world that judges other prompts too."""
     raw["scorers"] = {"shapes-vivid": {"kind": "shapes-vivid", "splits": ["eval"], "batch_size": 8}}

@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunk_grpo.artifacts.schemas import SCHEMA_KEY, VERSION_KEY
-from tests.conftest import CHECKPOINT, Workspace, any_prompt
+from tests.conftest import CHECKPOINT, Workspace, any_prompt, prompt_file
 
 CONFIGURATION, DATA = 2, 3
 NO_MODEL = "nowhere/at/all"
@@ -147,14 +147,14 @@ def test_variant_option(workspace: Workspace) -> None:
 
 
 def from_file(raw: dict[str, Any]) -> None:
-    edits(prompts__source="file", prompts__path="prompts.txt", prompts__wise_count=0)(raw)
+    edits(prompts__source="file", prompts__train_file=prompt_file("prompts.txt"), prompts__wise_count=0)(raw)
     any_prompt(raw)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b"", "prompts.txt: must hold a prompt a line, got no prompt at all", id="empty"),
+        pytest.param(b"", "prompts.txt: must hold prompts, got none at all. Check the path.", id="empty"),
         pytest.param(b" \n\n", "prompts.txt: must hold a prompt a line, got no prompt at all", id="blank"),
         pytest.param(
             b"a dog\n\na cat\n",

@@ -30,6 +30,24 @@ def only(kind: str) -> list[Edit]:
     ]
 
 
+A_FILE = {"path": "a.txt", "hub_file": None, "revision": None, "prompt_field": None, "category_field": None}
+A_FILE |= {"limit": None}
+COCO = {"kind": "coco", "count": 6, "seed": 0}
+WISE = {
+    "kind": "wise",
+    "splits": ["more"],
+    "batch_size": 8,
+    "protocol": "legacy",
+    "judge": "a-model",
+    "instructions": None,
+    "request": {},
+    "base_url": "http://127.0.0.1:8000/v1",
+    "api_key_variable": None,
+    "concurrency": 4,
+    "attempts": 3,
+    "timeout_seconds": 60.0,
+    "answers": ".answers",
+}
 ANY_PROMPT, GRADED = only("shapes-vivid"), only("shapes-graded")
 
 
@@ -225,25 +243,31 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
         ([put("report.grid_prompts", 97)], "report.grid_prompts: must be <= prompts.eval_count = 96, got 97"),
         (
             [put("prompts.source", "file"), put("prompts.wise_count", 0), *ANY_PROMPT],
-            "prompts.path: required with source: file, got null",
+            "prompts.train_file: required with source: file, got null",
         ),
+        ([put("prompts.train_file", A_FILE)], "prompts.train_file: must be null with source: shapes"),
+        ([put("prompts.eval_file", A_FILE)], "prompts.eval_file: must be null with source: shapes"),
         (
-            [
-                put("prompts.source", "file"),
-                put("prompts.path", "a.txt"),
-                put("prompts.wise_count", 0),
-                *GRADED,
-            ],
-            "scorers.shapes-graded.kind: judges prompts of the toy world only (prompts.source: shapes, got file), "
-            "got 'shapes-graded'; choose another scorer",
-        ),
-        (
-            [put("prompts.path", "prompts.txt")],
-            "prompts.path: must be null with source: shapes, got 'prompts.txt'",
-        ),
-        (
-            [put("prompts.source", "file"), put("prompts.path", "prompts.txt"), *ANY_PROMPT],
+            [put("prompts.source", "file"), put("prompts.train_file", A_FILE), *ANY_PROMPT],
             "prompts.wise_count: must be 0 with source: file, got 24",
+        ),
+        (
+            [put("prompts.source", "coco"), put("prompts.wise_count", 0), *GRADED],
+            "scorers.shapes-graded.splits[0]: shapes-graded judges prompts of shapes only, got 'eval', whose prompts "
+            "are of coco",
+        ),
+        (
+            [put("prompts.benchmarks.wise", COCO)],
+            "prompts.benchmarks.wise: must have another name than the splits train, eval, wise",
+        ),
+        (
+            [put("prompts.benchmarks.more", COCO), put("scorers.shapes-exact.splits", ["eval", "more"])],
+            "scorers.shapes-exact.splits[1]: shapes-exact judges prompts of shapes only, got 'more', whose prompts are "
+            "of coco",
+        ),
+        (
+            [put("prompts.benchmarks.more", COCO), put("scorers.judge", WISE)],
+            "scorers.judge.splits[0]: wise judges prompts of wise only, got 'more', whose prompts are of coco",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from chunk_grpo.artifacts import SchemaName, read_manifest, read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.image_files import decode_image
 from stages.train import Arguments, checkpoint_key, forget
-from tests.conftest import ORDER, SCORER, VARIANT, Workspace, any_prompt, new_workspace
+from tests.conftest import ORDER, SCORER, VARIANT, Workspace, any_prompt, new_workspace, prompt_file
 
 
 def rows(workspace: Workspace, path: str, schema: SchemaName) -> list[dict[str, Any]]:
@@ -79,8 +79,8 @@ def test_prompts_are_balanced_and_held_out(finished: Workspace) -> None:
 def from_file(tmp_path: Path, lines: list[str], **prompts: Any) -> Workspace:
     made = new_workspace(tmp_path)
     (tmp_path / "prompts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    given = {"source": "file", "path": "prompts.txt", "train_count": 16, "eval_count": 8, "wise_count": 0}
-    made.edit(lambda raw: raw["prompts"].update({**given, **prompts}))
+    given = {"source": "file", "train_file": prompt_file("prompts.txt"), "wise_count": 0}
+    made.edit(lambda raw: raw["prompts"].update({**given, "train_count": 16, "eval_count": 8, **prompts}))
     made.edit(any_prompt)
     return made
 

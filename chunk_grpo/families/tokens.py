@@ -1,0 +1,45 @@
+"""How many tokens a prompt has for each text encoder of a checkpoint, and how many the encoder takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.families.checkpoint import check_checkpoint
+
+TokenLimits: TypeAlias = Mapping[str, tuple[Callable[[str], int], int]]
+"""Name of a text encoder to (counts a prompt's tokens, most that it takes); special tokens count."""
+
+
+def flux_token_limits(checkpoint: str, revision: str | None, max_sequence_length: int) -> TokenLimits:
+    """CLIP's and T5's, of a FluxPipeline; the tokenizers alone are loaded.
+
+    Args:
+        checkpoint: Folder in the diffusers layout, or hub id.
+        revision: Hub commit.
+        max_sequence_length: T5 tokens that the model is given.
+
+    Raises:
+        DataError: The checkpoint is missing, incomplete, or cannot be downloaded.
+    """
+    from transformers import AutoTokenizer  # takes seconds, which the toy world's prompts need not wait for
+
+    check_checkpoint(checkpoint, "FluxPipeline", ("tokenizer", "tokenizer_2"))
+    limits: dict[str, tuple[Callable[[str], int], int]] = {}
+    for name, folder, limit in (("CLIP", "tokenizer", None), ("T5", "tokenizer_2", max_sequence_length)):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint, subfolder=folder, revision=revision)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"model.checkpoint: cannot load {folder} of {checkpoint} (revision {revision}): {error}"
+            ) from error
+        limits[name] = (_counter(tokenizer), limit or int(tokenizer.model_max_length))
+    return limits
+
+
+def _counter(tokenizer: object) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        return len(tokenizer(text, verbose=False)["input_ids"])  # type: ignore[operator]  # transformers' base class
+
+    return count
