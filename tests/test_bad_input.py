@@ -155,15 +155,16 @@ def from_file(raw: dict[str, Any]) -> None:
     ("content", "message"),
     [
         pytest.param(b"", "prompts.txt: must hold prompts, got none at all. Check the path.", id="empty"),
-        pytest.param(b" \n\n", "prompts.txt: must hold a prompt a line, got no prompt at all", id="blank"),
         pytest.param(
-            b"a dog\n\na cat\n",
-            "prompts.txt, line 2: must hold a prompt, got an empty line; remove it",
+            b"a dog\n\n a cat\n\n",
+            "prompts.txt: 2 problems (empty: 2)\n  line 2: an empty prompt\n  line 4: an empty prompt\n"
+            "Mend the file, or a copy of it, or set `prompts.checks.empty: drop`.",
             id="empty line",
         ),
         pytest.param(
             "a dog\nein W\xfcrfel\n".encode("latin-1"),
-            "prompts.txt, line 2: must be UTF-8, got the byte 0xfc. Save the file as UTF-8.",
+            "prompts.txt: 1 problem (wrong encoding: 1)\n"
+            "  line 2: must be UTF-8, got the byte 0xfc at character 6: b'ein W\\xfcrfel'\nMend the file, or a copy of it.",
             id="not UTF-8",
         ),
         pytest.param(
@@ -174,7 +175,7 @@ def from_file(raw: dict[str, Any]) -> None:
         ),
         pytest.param(
             None,
-            "prompts.path: the file prompts.txt does not exist; give a text file with a prompt a line",
+            "prompts.txt: no such file. Mend the path; of a data set on the hub, name the file to read as well.",
             id="missing",
         ),
     ],

@@ -133,12 +133,12 @@ def beginning(value: object) -> str:
 
 def _remedy(kinds: set[Kind]) -> str:
     choices = {
-        "duplicates": "`duplicates: drop` (all but the first) or `keep`",
-        "empty": "`empty: drop`",
-        "spaces": "`spaces: strip` or `keep`",
-        "too_long": "`too_long: keep` (the text encoder cuts them off)",
+        "duplicates": "`prompts.checks.duplicates: drop` (all but the first) or `keep`",
+        "empty": "`prompts.checks.empty: drop`",
+        "spaces": "`prompts.checks.spaces: strip` or `keep`",
+        "too_long": "`prompts.checks.too_long: keep` (the text encoder cuts them off)",
     }
     rules = [choice for kind, choice in choices.items() if kind in kinds]
     if not rules:
         return "Mend the file, or a copy of it."
-    return f"Mend the file, or a copy of it, or choose the rule {'; '.join(rules)}."
+    return f"Mend the file, or a copy of it, or set {'; '.join(rules)}."

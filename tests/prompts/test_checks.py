@@ -58,8 +58,9 @@ class TestRefusing:
             "  line 6: 4 tokens of clip, which takes 3: 'one two three four'",
             "  line 7: the replacement character U+FFFD at character 5, which a wrong encoding leaves behind: "
             "'bad \ufffd'",
-            "Mend the file, or a copy of it, or choose the rule `duplicates: drop` (all but the first) or `keep`; "
-            "`empty: drop`; `spaces: strip` or `keep`; `too_long: keep` (the text encoder cuts them off).",
+            "Mend the file, or a copy of it, or set `prompts.checks.duplicates: drop` (all but the first) or `keep`; "
+            "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip` or `keep`; `prompts.checks.too_long: keep` (the "
+            "text encoder cuts them off).",
         ]
 
     def test_one_problem_is_told_as_one(self, tmp_path: Path) -> None:
