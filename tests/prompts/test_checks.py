@@ -59,8 +59,8 @@ class TestRefusing:
             "  line 7: the replacement character U+FFFD at character 5, which a wrong encoding leaves behind: "
             "'bad \ufffd'",
             "Mend the file, or a copy of it, or set `prompts.checks.duplicates: drop` (all but the first) or `keep`; "
-            "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip` or `keep`; `prompts.checks.too_long: keep` (the "
-            "text encoder cuts them off).",
+            "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip` or `keep`; `prompts.checks.too_long: keep` "
+            "(the text encoder cuts them off).",
         ]
 
     def test_one_problem_is_told_as_one(self, tmp_path: Path) -> None:
