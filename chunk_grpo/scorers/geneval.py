@@ -1,0 +1,156 @@
+"""GenEval: does the picture show the objects, numbers, colours and places that the prompt names?
+
+The benchmark's rules (geneval_rules) on a Mask2Former's detections (geneval_detector) and a CLIP model's colours
+(geneval_colours). The detector that the original ships needs mmdet; one of the same architecture from transformers
+has other weights, so that its values are near the published ones and not comparable to the last point: the name says
+geneval-hf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chunk_grpo.config.scorers import GenEvalScorer
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer
+from chunk_grpo.scorers.geneval_colours import (
+    CLASSIFIER_FILES,
+    ColourClassifier,
+    crop_object,
+    load_clip,
+    make_classifier,
+)
+from chunk_grpo.scorers.geneval_detector import DETECTOR_FILES, Detector, check_classes, load_detector
+from chunk_grpo.scorers.geneval_records import GenEvalRecord, parse_record
+from chunk_grpo.scorers.geneval_rules import Verdict, asked_colours, found_objects, judge
+
+
+class GenEval(ConfiguredScorer[GenEvalScorer]):
+    """1 when every demand of the prompt's record is met, else 0.
+
+    Details: `objects`, how many detections counted; `unmet`, how many demands are not met.
+    """
+
+    version = 1
+    needs = frozenset({"prompt", "metadata"})
+
+    def __init__(self, key: str, settings: GenEvalScorer, device: str | None = None) -> None:
+        super().__init__(key, settings, device)
+        self._models: tuple[Detector, ColourClassifier] | None = None
+        self._taken: list[Hashable] = []
+
+    @property
+    def name(self) -> str:
+        """The detector is part of what is measured."""
+        return f"geneval-hf/{self.settings.detector.checkpoint}"
+
+    def check(self) -> None:
+        """Find the files of both models, and refuse a detector of other classes than COCO's.
+
+        Raises:
+            DataError: A file is missing or of another model; says which, and how to get it.
+        """
+        check_classes(self._key("detector"), self._detector_folder())
+        self._classifier_folder()
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """1.0 or 0.0, with details."""
+        verdicts = self.judge_rows(batch)
+        return Scores(
+            np.array([float(verdict.correct) for verdict in verdicts]),
+            {
+                "objects": np.array([float(verdict.num_objects) for verdict in verdicts]),
+                "unmet": np.array([float(len(verdict.reasons)) for verdict in verdicts]),
+            },
+        )
+
+    def judge_rows(self, batch: ScoreBatch) -> list[Verdict]:
+        """What `score_rows` decides, with the reasons.
+
+        Raises:
+            DataError: A prompt's record is none of GenEval's; or the models cannot be loaded.
+        """
+        records = [self._record(*row) for row in zip(batch.prompts, batch.metadata, strict=True)]
+        detector, classifier = self._load()
+        detections = detector.detect(
+            batch.images, min(self.settings.threshold, self.settings.counting_threshold)
+        )
+        found = [
+            found_objects(seen, self._threshold(record), self.settings.max_objects)
+            for seen, record in zip(detections, records, strict=True)
+        ]
+        asked = [
+            (row, wanted)
+            for row, record in enumerate(records)
+            for wanted in asked_colours(record, found[row])
+        ]
+        crops = [
+            crop_object(batch.images[row], detections[row].masks[number], detections[row].boxes[number])
+            for row, (_, number) in asked
+        ]
+        colours = dict(zip(asked, classifier.classify(crops, [name for _, (name, _) in asked]), strict=True))
+        return [
+            judge(
+                record,
+                found[row],
+                detections[row].boxes,
+                {wanted: colour for (owner, wanted), colour in colours.items() if owner == row},
+                self.settings.position_threshold,
+            )
+            for row, record in enumerate(records)
+        ]
+
+    def close(self) -> None:
+        """Give both models back."""
+        self._models = None
+        while self._taken:
+            MODELS.give_back(self._taken.pop())
+
+    def _threshold(self, record: GenEvalRecord) -> float:
+        return self.settings.counting_threshold if record.tag == "counting" else self.settings.threshold
+
+    def _record(self, prompt: str, record: Mapping[str, object]) -> GenEvalRecord:
+        try:
+            return parse_record(record)
+        except ValueError as error:
+            raise DataError(
+                f"scorers.{self.key}: prompt {prompt!r}: {error}. This scorer judges GenEval's prompts, with the "
+                "records of its evaluation_metadata.jsonl as metadata; choose other scorers for other prompts."
+            ) from error
+
+    def _load(self) -> tuple[Detector, ColourClassifier]:
+        if self._models is None:
+            device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            dtype = getattr(torch, self.settings.dtype)
+            paths = self._detector_folder(), self._classifier_folder()
+            keys = self._key("detector"), self._key("classifier")
+            detector = self._take(
+                "Mask2Former", paths[0], device, lambda: load_detector(keys[0], paths[0], dtype, device)
+            )
+            clip = self._take(
+                "CLIPModel", paths[1], device, lambda: load_clip(keys[1], paths[1], dtype, device)
+            )
+            self._models = detector, make_classifier(keys[1], clip, paths[1], device)
+        return self._models
+
+    def _take(self, kind: str, folder: Path, device: str, load: Any) -> Any:
+        key = (kind, str(folder.resolve()), self.settings.dtype, device)
+        model = MODELS.take(key, load)
+        self._taken.append(key)
+        return model
+
+    def _detector_folder(self) -> Path:
+        return find_checkpoint(self._key("detector"), self.settings.detector, DETECTOR_FILES)
+
+    def _classifier_folder(self) -> Path:
+        return find_checkpoint(self._key("classifier"), self.settings.classifier, CLASSIFIER_FILES)
+
+    def _key(self, part: str) -> str:
+        return f"scorers.{self.key}.{part}"

@@ -1,0 +1,193 @@
+"""GenEval's detector: a Mask2Former of transformers, with the post-processing of mmdet.
+
+transformers' own post-processing gives one label to each pixel and other scores; GenEval's thresholds belong to
+mmdet's detections, in which objects overlap.
+
+Shape letters: B images, Q queries, C classes, N detections, H height, W width.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessorPil
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import Pictures
+from chunk_grpo.scorers.geneval_loading import load_strict
+from chunk_grpo.scorers.geneval_records import CLASS_NAMES, COCO_NAMES
+from chunk_grpo.scorers.geneval_rules import Detections
+
+DETECTOR_FILES = ("config.json", "preprocessor_config.json", "model.safetensors|pytorch_model.bin")
+
+MAX_DETECTIONS = 100
+"""Pairs of query and class that are looked at (mmdet 2.28.2, mask2former_r50_lsj_8x2_50e_coco-panoptic.py)."""
+
+_AVOIDS_ZERO = 1e-6
+
+
+class Detector:
+    """A loaded Mask2Former."""
+
+    def __init__(self, model: Any, processor: Any, device: str) -> None:
+        """Keep the parts.
+
+        Args:
+            model: A Mask2FormerForUniversalSegmentation with COCO's 80 classes.
+            processor: Its image processor.
+            device: Where the model is.
+        """
+        self.model, self.processor, self.device = model, processor, device
+
+    @torch.inference_mode()
+    def detect(self, images: Pictures, min_score: float) -> list[Detections]:
+        """Find objects.
+
+        Args:
+            images: uint8 [B, H, W, 3] of any size; the processor brings them to that of the model.
+            min_score: Less certain detections are left out; from 0 on.
+
+        Returns:
+            B times what is in an image.
+
+        Raises:
+            DataError: The model's answer is not finite.
+        """
+        inputs = self.processor(images=list(images), input_data_format="channels_last", return_tensors="pt")
+        pixels = inputs["pixel_values"].to(self.device, self.model.dtype)
+        output = self.model(pixel_values=pixels)
+        size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+        height, width = images.shape[1:3]
+        return [
+            postprocess(classes, masks, size, (height, width), min_score)
+            for classes, masks in zip(output.class_queries_logits, output.masks_queries_logits, strict=True)
+        ]
+
+
+def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> Detector:
+    """Load a Mask2Former.
+
+    Args:
+        key: Of params.yaml, such as scorers.geneval.detector.
+        folder: With DETECTOR_FILES.
+        dtype: Of the weights; float32 is what the thresholds are for.
+        device: Such as cuda:0.
+
+    Raises:
+        DataError: The files are damaged, or those of another model.
+    """
+    check_classes(key, folder)
+    model = load_strict(key, Mask2FormerForUniversalSegmentation, folder, dtype, device)
+    processor = Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
+    return Detector(model, processor, device)
+
+
+def check_classes(key: str, folder: Path) -> None:
+    """Refuse a model that is no Mask2Former of COCO's 80 classes; reads config.json alone.
+
+    Args:
+        key: Of params.yaml, for messages.
+        folder: With config.json.
+
+    Raises:
+        DataError: Another kind of model, or other classes, or another order of them.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind, labels = config.get("model_type"), dict(config.get("id2label", {}))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise DataError(f"{key}: {path} cannot be read: {error}") from error
+    if kind != "mask2former":
+        raise DataError(f"{key}: needs a Mask2Former, but model_type in {path} is {kind!r}")
+    if len(labels) != len(COCO_NAMES):
+        raise DataError(
+            f"{key}: needs a Mask2Former trained on COCO's instances, with 80 classes, but id2label in {path} has "
+            f"{len(labels)}; panoptic and semantic models do not fit"
+        )
+    for index, names in enumerate(zip(COCO_NAMES, CLASS_NAMES, strict=True)):
+        if labels.get(str(index)) not in names:
+            raise DataError(
+                f"{key}: class {index} must be {names[0]!r}, but id2label in {path} says {labels.get(str(index))!r}; "
+                "detections are told apart by their number"
+            )
+
+
+def postprocess(
+    class_logits: Tensor,
+    mask_logits: Tensor,
+    input_size: tuple[int, int],
+    image_size: tuple[int, int],
+    min_score: float,
+) -> Detections:
+    """Detections of one image, as mmdet makes them.
+
+    Of all pairs of query and class, the 100 of highest probability; score = that probability times the mean
+    probability of the mask's pixels inside the mask (logit > 0); box = the mask's. Masks are brought to the size
+    of the model's input, then to that of the image, both bilinear. A query may be several detections.
+
+    Source: mmdet 2.28.2, MaskFormerHead.simple_test, MaskFormerFusionHead.instance_postprocess, mask2bbox.
+
+    Args:
+        class_logits: [Q, C + 1]; the last is "no object".
+        mask_logits: [Q, h, w], of any size.
+        input_size: Height and width of the model's input.
+        image_size: H and W.
+        min_score: Detections with a greater score stay; from 0 on, which leaves out empty masks.
+
+    Raises:
+        DataError: A logit is not finite.
+    """
+    if not (class_logits.isfinite().all() and mask_logits.isfinite().all()):
+        raise DataError(
+            "GenEval's detector gave numbers that are not finite; use float32, and check its weights"
+        )
+    probabilities = class_logits.float().softmax(dim=-1)[:, :-1]
+    scores, pairs = probabilities.flatten().topk(min(MAX_DETECTIONS, probabilities.numel()))
+    # A mask lowers the score further: most pairs are out already, and their masks need not be enlarged.
+    pairs, scores = pairs[scores > min_score], scores[scores > min_score]
+    labels = pairs % probabilities.shape[1]
+    queries, query = (pairs // probabilities.shape[1]).unique(return_inverse=True)
+    if not len(queries):
+        return _no_detections(image_size)
+    masks = mask_logits[queries].float()[:, None]
+    for size in (input_size, image_size):
+        masks = interpolate(masks, size=size, mode="bilinear", align_corners=False)
+    inside = masks[:, 0] > 0
+    certainty = (masks[:, 0].sigmoid() * inside).sum(dim=(1, 2)) / (inside.sum(dim=(1, 2)) + _AVOIDS_ZERO)
+    scores = scores * certainty[query]
+    stays = scores > min_score
+    inside = inside[query[stays]]
+    return Detections(
+        labels[stays].cpu().numpy(),
+        scores[stays].cpu().numpy(),
+        _boxes(inside).cpu().numpy(),
+        inside.cpu().numpy(),
+    )
+
+
+def _boxes(masks: Tensor) -> Tensor:
+    """float32 [N, 4], left, top, right, bottom, of bool [N, H, W] without empty ones; right and bottom exclusive."""
+    columns, rows = masks.any(dim=1).int(), masks.any(dim=2).int()
+    sides = (
+        columns.argmax(dim=1),  # the first of several maxima
+        rows.argmax(dim=1),
+        columns.shape[1] - columns.flip(1).argmax(dim=1),
+        rows.shape[1] - rows.flip(1).argmax(dim=1),
+    )
+    return torch.stack(sides, dim=1).float()
+
+
+def _no_detections(image_size: tuple[int, int]) -> Detections:
+    return Detections(
+        np.zeros(0, dtype=np.int64),
+        np.zeros(0, dtype=np.float32),
+        np.zeros((0, 4), dtype=np.float32),
+        np.zeros((0, *image_size), dtype=np.bool_),
+    )

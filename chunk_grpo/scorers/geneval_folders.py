@@ -1,0 +1,134 @@
+"""Pictures in the folders that GenEval's own evaluator reads, and its results back.
+
+    ROOT/00000/metadata.jsonl       the prompt's record, one JSON object
+    ROOT/00000/samples/0000.png     its pictures
+
+`python evaluation/evaluate_images.py ROOT --outfile results.jsonl` of github.com/djghosh13/geneval (commit af4902f)
+then writes one line per picture. It needs mmdet 2 and a GPU; this is how a few hundred pictures are judged by both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.errors import DataError
+
+_KINDS: dict[str, type] = {
+    "filename": str,
+    "tag": str,
+    "prompt": str,
+    "correct": bool,
+    "reason": str,
+    "metadata": str,
+}
+"""What is read of a line of the results."""
+
+
+@dataclass(frozen=True)
+class OriginalResult:
+    """What the original evaluator says of a picture.
+
+    Attributes:
+        prompt_number: Of the prompt's folder, from 0.
+        sample: Of the picture among the prompt's, from 0.
+        tag: The prompt's task.
+        prompt: The prompt.
+        correct: Whether every demand is met.
+        reason: Why not, a line each; empty for a correct picture.
+        metadata: The prompt's record.
+    """
+
+    prompt_number: int
+    sample: int
+    tag: str
+    prompt: str
+    correct: bool
+    reason: str
+    metadata: Mapping[str, Any]
+
+
+def write_prompt_folder(
+    root: Path, number: int, record: Mapping[str, object], pictures: Sequence[bytes]
+) -> Path:
+    """Write one prompt's pictures.
+
+    Args:
+        root: Folder of all prompts; made if need be.
+        number: The prompt's, from 0; below 100,000.
+        record: Its GenEval record with `tag` and `prompt`.
+        pictures: PNG files, in the order of their samples; at most 10,000.
+
+    Returns:
+        The prompt's folder.
+
+    Raises:
+        ValueError: The number is too large or negative, or the record has no tag or prompt.
+        DataError: The folder is there already: pictures of another run would be judged with these.
+    """
+    if not 0 <= number < 100_000:
+        raise ValueError(f"number: must be from 0 to 99999, got {number}")
+    if missing := {"tag", "prompt"} - set(record):
+        raise ValueError(f"record: the original evaluator needs {', '.join(sorted(missing))}")
+    folder = root / f"{number:05}"
+    if folder.exists():
+        raise DataError(f"{folder}: is there already; write into an empty folder, or remove it")
+    samples = folder / "samples"
+    samples.mkdir(parents=True)
+    (folder / "metadata.jsonl").write_text(json.dumps(dict(record)) + "\n", encoding="utf-8")
+    for sample, picture in enumerate(pictures):
+        (samples / f"{sample:04}.png").write_bytes(picture)
+    return folder
+
+
+def read_results(path: Path) -> list[OriginalResult]:
+    """Read what the original evaluator wrote, sorted by prompt and sample: it goes through folders in no order.
+
+    Args:
+        path: Its --outfile.
+
+    Raises:
+        DataError: The file is missing or a line is not the evaluator's; names the line. Or a picture has two lines.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as results of GenEval's evaluator: {error}") from error
+    results: dict[tuple[int, int], OriginalResult] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                result = _result(json.loads(line))
+            except ValueError as error:
+                raise DataError(f"{path}:{number}: no result of GenEval's evaluator: {error}") from error
+            picture = result.prompt_number, result.sample
+            if picture in results:
+                raise DataError(
+                    f"{path}:{number}: a second result for sample {picture[1]} of prompt {picture[0]}"
+                )
+            results[picture] = result
+    return [results[picture] for picture in sorted(results)]
+
+
+def _result(record: object) -> OriginalResult:
+    if not isinstance(record, dict):
+        raise ValueError(f"must be an object, got {record!r}")
+    for key, kind in _KINDS.items():
+        if not isinstance(record.get(key), kind):
+            raise ValueError(f"{key} must be a {kind.__name__}, got {record.get(key)!r}")
+    metadata = json.loads(record["metadata"])
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata must hold an object, got {record['metadata']!r}")
+    picture = Path(record["filename"])
+    try:
+        prompt_number, sample = int(picture.parent.parent.name), int(picture.stem)
+    except ValueError:
+        raise ValueError(
+            f"filename must end like 00000/samples/0000.png, got {record['filename']!r}"
+        ) from None
+    return OriginalResult(
+        prompt_number, sample, record["tag"], record["prompt"], record["correct"], record["reason"], metadata
+    )
