@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.geneval_loading import load_strict
+from chunk_grpo.scorers.geneval_loading import Exceptions, load_strict
 from chunk_grpo.scorers.geneval_records import COLOURS
 
 CLASSIFIER_FILES = (
@@ -122,7 +122,7 @@ def load_clip(key: str, folder: Path, dtype: torch.dtype, device: str) -> Any:
     Raises:
         DataError: The files are damaged, or those of another model.
     """
-    return load_strict(key, CLIPModel, folder, dtype, device)
+    return load_strict(key, CLIPModel, folder, dtype, device, Exceptions())
 
 
 def make_classifier(key: str, model: Any, folder: Path, device: str) -> ColourClassifier:

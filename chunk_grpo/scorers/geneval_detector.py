@@ -20,11 +20,17 @@ from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImagePr
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures
-from chunk_grpo.scorers.geneval_loading import load_strict
+from chunk_grpo.scorers.geneval_loading import Exceptions, load_strict
 from chunk_grpo.scorers.geneval_records import CLASS_NAMES, COCO_NAMES
 from chunk_grpo.scorers.geneval_rules import Detections
 
 DETECTOR_FILES = ("config.json", "preprocessor_config.json", "model.safetensors|pytorch_model.bin")
+
+_OLDER_FILES = Exceptions(
+    unused=r"pixel_level_module\.encoder\.swin\.layernorm\.",  # the backbone has a norm for each stage instead
+    computed=r"pixel_level_module\.encoder\..*\.relative_position_index$",
+)
+"""facebook/mask2former-swin-small-coco-instance was written by transformers 4.26."""
 
 MAX_DETECTIONS = 100
 """Pairs of query and class that are looked at (mmdet 2.28.2, mask2former_r50_lsj_8x2_50e_coco-panoptic.py)."""
@@ -83,7 +89,7 @@ def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> De
         DataError: The files are damaged, or those of another model.
     """
     check_classes(key, folder)
-    model = load_strict(key, Mask2FormerForUniversalSegmentation, folder, dtype, device)
+    model = load_strict(key, Mask2FormerForUniversalSegmentation, folder, dtype, device, _OLDER_FILES)
     processor = Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
     return Detector(model, processor, device)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers.utils import logging
 
 from chunk_grpo.errors import DataError
 
@@ -15,11 +18,23 @@ _SHOWN = 3
 """Names in a message."""
 
 
-def load_strict(key: str, model_class: Any, folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """A model for inference whose weights are exactly those of its files.
+@dataclass(frozen=True)
+class Exceptions:
+    """Weights in which files of older versions of transformers differ from today's model, to no effect.
 
-    Buffers that older versions of transformers stored and newer ones compute (position_ids,
-    relative_position_index) are no surplus: the model's class names them.
+    Attributes:
+        unused: Pattern of names that a file may lack, since the model computes nothing from them; None: it has all.
+        computed: Pattern of names that a file may have too much, since the model computes them; None: none.
+    """
+
+    unused: str | None = None
+    computed: str | None = None
+
+
+def load_strict(
+    key: str, model_class: Any, folder: Path, dtype: torch.dtype, device: str, exceptions: Exceptions
+) -> Any:
+    """A model for inference whose weights are exactly those of its files.
 
     Args:
         key: Of params.yaml, such as scorers.geneval.detector, for messages.
@@ -27,10 +42,13 @@ def load_strict(key: str, model_class: Any, folder: Path, dtype: torch.dtype, de
         folder: With config.json and the weights.
         dtype: Of the weights in memory.
         device: Such as cuda:0.
+        exceptions: Differences that are none.
 
     Raises:
         DataError: A weight is missing, surplus or of another shape, or a file cannot be read.
     """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its report of the differences would list the harmless ones
     try:
         model, report = model_class.from_pretrained(
             folder,
@@ -41,9 +59,11 @@ def load_strict(key: str, model_class: Any, folder: Path, dtype: torch.dtype, de
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DataError(f"{key}: {folder} cannot be read as a {model_class.__name__}: {error}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     faults = {
-        "are missing": report["missing_keys"],
-        "are not of the model": report["unexpected_keys"],
+        "are missing": _without(exceptions.unused, report["missing_keys"]),
+        "are not of the model": _without(exceptions.computed, report["unexpected_keys"]),
         "have another shape": [name for name, *_ in report["mismatched_keys"]],
         "cannot be read": report["error_msgs"],
     }
@@ -53,6 +73,10 @@ def load_strict(key: str, model_class: Any, folder: Path, dtype: torch.dtype, de
             f"{'; '.join(found)}. Give the folder of one whole model."
         )
     return model.to(device).eval().requires_grad_(False)
+
+
+def _without(pattern: str | None, names: Iterable[str]) -> list[str]:
+    return [name for name in names if pattern is None or not re.search(pattern, name)]
 
 
 def _some(names: Iterable[str]) -> str:
