@@ -140,7 +140,7 @@ def make_classifier(key: str, model: Any, folder: Path, device: str) -> ColourCl
     try:
         tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
         processor = CLIPImageProcessorPil.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers and transformers raise anything for damaged files
         raise DataError(f"{key}: {folder} holds no CLIP tokenizer and image processor: {error}") from error
     return ColourClassifier(model, tokenizer, processor, device)
 

@@ -90,7 +90,10 @@ def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> De
     """
     check_classes(key, folder)
     model = load_strict(key, Mask2FormerForUniversalSegmentation, folder, dtype, device, _OLDER_FILES)
-    processor = Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
+    try:
+        processor = Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises anything for damaged files
+        raise DataError(f"{key}: {folder} holds no Mask2Former image processor: {error}") from error
     return Detector(model, processor, device)
 
 

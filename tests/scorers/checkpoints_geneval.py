@@ -63,7 +63,15 @@ def make_detector(folder: Path) -> None:
     with torch.no_grad():  # sharp probabilities: some above GenEval's thresholds, some between, some below
         model.class_predictor.weight.normal_(std=2.5)
         model.model.transformer_module.queries_features.weight.normal_(std=2)
-        model.model.pixel_level_module.decoder.mask_projection.weight.normal_(std=2)
+        pixels = model.model.pixel_level_module.decoder.mask_projection
+        queries = model.model.transformer_module.decoder.mask_predictor.mask_embedder
+        pixels.weight.normal_(std=8)
+        pixels.weight[0], pixels.bias[0] = (
+            0,
+            10,
+        )  # with the next line: 100 less in all masks, which leaves them small
+        queries.get_parameter("2.0.bias")[0] = -10
+        queries.get_parameter("2.0.weight").normal_(std=0.5)
     model.save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
     for name in [name for name in weights if "encoder.swin.layernorm" in name]:
@@ -102,7 +110,9 @@ def make_classifier(folder: Path) -> None:
         image_size=CLIP_SIDE,
         patch_size=8,
     )
-    model = CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16))
+    model = CLIPModel(
+        CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16)
+    )
     with torch.no_grad():  # or every picture and every text would look alike
         for parameter in model.parameters():
             if parameter.ndim == 2:
@@ -110,7 +120,9 @@ def make_classifier(folder: Path) -> None:
     model.save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
     for part, length in (("text", 77), ("vision", (CLIP_SIDE // 8) ** 2 + 1)):
-        weights[f"{part}_model.embeddings.position_ids"] = torch.arange(length)[None]  # older versions stored it
+        weights[f"{part}_model.embeddings.position_ids"] = torch.arange(length)[
+            None
+        ]  # older versions stored it
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     side = {"height": CLIP_SIDE, "width": CLIP_SIDE}
     CLIPImageProcessorPil(size={"shortest_edge": CLIP_SIDE}, crop_size=side).save_pretrained(folder)

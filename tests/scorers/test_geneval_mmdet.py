@@ -1,6 +1,5 @@
 """Our post-processing beside mmdet's own, on the same logits."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,9 +56,13 @@ def test_detections_equal_mmdets(input_size: tuple[int, int], image_size: tuple[
         masks = torch.randn(50, input_size[0] // 4, input_size[1] // 4, generator=generator) * 4
         masks[::7] = -masks[::7].abs()  # empty ones
         # What its mask head does before: logits to the size of the (padded) input.
-        enlarged = nn.functional.interpolate(masks[None], size=input_size, mode="bilinear", align_corners=False)
+        enlarged = nn.functional.interpolate(
+            masks[None], size=input_size, mode="bilinear", align_corners=False
+        )
         meta = {"img_shape": (*input_size, 3), "ori_shape": (*image_size, 3)}
-        labels, boxes, inside = head.simple_test(classes[None], enlarged, [meta], rescale=True)[0]["ins_results"]
+        labels, boxes, inside = head.simple_test(classes[None], enlarged, [meta], rescale=True)[0][
+            "ins_results"
+        ]
         ours = postprocess(classes, masks, input_size, image_size, min_score=0.3)
         # Its detections come in any order: sorted by score, as the evaluator does.
         theirs = boxes[:, 4].argsort(descending=True)

@@ -168,7 +168,9 @@ def test_relative_positions(original: Any) -> None:
     for _ in range(50_000):
         pair = random_box(rng), random_box(rng)
         ours = relations(*pair, 0.1)
-        assert set(ours) == original.relative_position(*((np.append(box, np.float32(0.5)), None) for box in pair))
+        assert set(ours) == original.relative_position(
+            *((np.append(box, np.float32(0.5)), None) for box in pair)
+        )
         numbers[len(ours)] += 1
     assert min(numbers[number] for number in (0, 1, 2)) > 1000, numbers
 
@@ -183,7 +185,9 @@ def test_crops(original: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         left, right = np.sort(rng.choice(width + 1, 2, replace=False))
         top, bottom = np.sort(rng.choice(height + 1, 2, replace=False))
         box = np.array([left, top, right, bottom], dtype=np.float32)
-        crops = original.ImageCrops(Image.fromarray(image), [(tuple(box), mask)])  # newer Pillows take no array
+        crops = original.ImageCrops(
+            Image.fromarray(image), [(tuple(box), mask)]
+        )  # newer Pillows take no array
         assert np.array_equal(crops[0][0], crop_object(image, mask, box))
 
 
@@ -191,12 +195,16 @@ def test_colours_by_clip_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The whole of color_classification, with clip_benchmark's own classifier around a small random CLIP."""
     metrics = stand_in("metrics", classification_report=None, balanced_accuracy_score=None)
     folder = packages("clip_benchmark==1.4.0") / "clip_benchmark" / "metrics"
-    zsc = run_file(folder / "zeroshot_classification.py", sklearn=stand_in("sklearn"), sklearn__metrics=metrics)
+    zsc = run_file(
+        folder / "zeroshot_classification.py", sklearn=stand_in("sklearn"), sklearn__metrics=metrics
+    )
     original = evaluator(zeroshot_classification=zsc)
     path = make_geneval(tmp_path) / "classifier"
     model = load_clip("test", path, torch.float32, "cpu")
     ours = make_classifier("test", model, path, "cpu")
-    monkeypatch.setattr(torch.utils.data.DataLoader, "__init__", _in_this_process(torch.utils.data.DataLoader.__init__))
+    monkeypatch.setattr(
+        torch.utils.data.DataLoader, "__init__", _in_this_process(torch.utils.data.DataLoader.__init__)
+    )
     original.__dict__.update(
         clip_model=stand_in(
             "clip",
@@ -237,12 +245,17 @@ def test_folders_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     records: list[dict[str, Any]] = []
     for number in range(36):
         names = [str(name) for name in rng.choice(CLASS_NAMES, 2, replace=False)]
-        records.append(random_record(rng, names) | {"tag": TAGS[number % 5 if number < 30 else 5], "prompt": f"no. {number}"})
+        records.append(
+            random_record(rng, names)
+            | {"tag": TAGS[number % 5 if number < 30 else 5], "prompt": f"no. {number}"}
+        )
         samples = [random_detections(rng, names) for _ in range(4)]
         detections |= {(number, sample): found for sample, found in enumerate(samples)}
         pictures = [encode_png(np.zeros((2, 2, 3), dtype=np.uint8)) for _ in samples]
         write_prompt_folder(tmp_path / "images", number, records[-1], pictures)
-    colour_of = {float(score): COLOURS[index % 2] for d in detections.values() for index, score in enumerate(d.scores)}
+    colour_of = {
+        float(score): COLOURS[index % 2] for d in detections.values() for index, score in enumerate(d.scores)
+    }
 
     def detector(_: None, path: str) -> Any:
         return as_mmdet(detections[int(Path(path).parts[-3]), int(Path(path).stem)])
@@ -274,7 +287,9 @@ def test_folders_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         text=True,
         check=True,
     ).stdout
-    means = tag_means([result.tag for result in results], np.array([float(verdict.correct) for verdict in ours]))
+    means = tag_means(
+        [result.tag for result in results], np.array([float(verdict.correct) for verdict in ours])
+    )
     assert f"Overall score (avg. over tasks): {overall(means):.5f}" in summary
     for tag, mean in means.items():
         assert f"{tag:<16} = {mean:.2%}" in summary

@@ -1,0 +1,91 @@
+"""The original evaluator's folders and results; tests/scorers/test_geneval_original.py runs it on them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.geneval_folders import OriginalResult, read_results, write_prompt_folder
+
+RECORD = {
+    "tag": "colors",
+    "include": [{"class": "cat", "count": 1, "color": "red"}],
+    "prompt": "a photo of a red cat",
+}
+
+
+def test_layout(tmp_path: Path) -> None:
+    folder = write_prompt_folder(tmp_path / "images", 12, RECORD, [b"first", b"second"])
+    assert folder == tmp_path / "images" / "00012"
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {
+        f"images/00012/{name}" for name in ("metadata.jsonl", "samples/0000.png", "samples/0001.png")
+    }
+    assert json.loads((folder / "metadata.jsonl").read_text()) == RECORD
+    assert (folder / "samples" / "0001.png").read_bytes() == b"second"
+
+
+def test_pictures_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
+    write_prompt_folder(tmp_path, 0, RECORD, [b"1", b"2"])
+    with pytest.raises(DataError, match="00000: is there already"):
+        write_prompt_folder(tmp_path, 0, RECORD, [b"1"])
+
+
+def test_numbers_and_records_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="from 0 to 99999, got 100000"):
+        write_prompt_folder(tmp_path, 100_000, RECORD, [])
+    with pytest.raises(ValueError, match="needs prompt"):
+        write_prompt_folder(tmp_path, 0, {"tag": "colors"}, [])
+
+
+LINE: dict[str, Any] = {
+    "filename": "images/00012/samples/0003.png",
+    "tag": "colors",
+    "prompt": "a photo of a red cat",
+    "correct": False,
+    "reason": "expected cat>=1, found 0",
+    "metadata": json.dumps(RECORD),
+    "details": "{}",
+}
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{json.dumps(line) if isinstance(line, dict) else line}\n" for line in lines))
+    return path
+
+
+def test_results_in_the_order_of_prompts_and_samples(tmp_path: Path) -> None:
+    names = ["images/00012/samples/0000.png", "images/00002/samples/0001.png"]
+    path = write(tmp_path / "results.jsonl", LINE, "", *(LINE | {"filename": name} for name in names))
+    results = read_results(path)
+    assert [(result.prompt_number, result.sample) for result in results] == [(2, 1), (12, 0), (12, 3)]
+    assert results[2] == OriginalResult(12, 3, "colors", RECORD["prompt"], False, LINE["reason"], RECORD)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", ":2: no result of GenEval's evaluator: "),
+        ("[]", r":2: .* must be an object, got \[\]"),
+        ({**LINE, "correct": "yes"}, ":2: .* correct must be a bool, got 'yes'"),
+        ({key: value for key, value in LINE.items() if key != "tag"}, ":2: .* tag must be a str, got None"),
+        ({**LINE, "metadata": "[]"}, ":2: .* metadata must hold an object"),
+        ({**LINE, "metadata": "{"}, ":2: no result"),
+        (
+            {**LINE, "filename": "a/b/c.png"},
+            ":2: .* filename must end like 00000/samples/0000.png, got 'a/b/c.png'",
+        ),
+        (LINE, ":2: a second result for sample 3 of prompt 12"),
+    ],
+)
+def test_other_lines_are_refused(tmp_path: Path, line: object, message: str) -> None:
+    path = write(tmp_path / "results.jsonl", LINE, line)
+    with pytest.raises(DataError, match=message):
+        read_results(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read as results"):
+        read_results(tmp_path / "results.jsonl")
