@@ -122,19 +122,20 @@ def test_colours(scorer: GenEval, seen: Seen) -> None:
 
 
 def test_places(scorer: GenEval, seen: Seen) -> None:
-    """Of the most confident objects of two classes of each picture."""
+    """Of each picture's most confident object, and that of the next few classes seen from it."""
     rows, records, expected = [], [], []
-    for row, found in enumerate(seen.found):
-        names = list(dict.fromkeys(CLASS_NAMES[found.labels[n]] for n in np.argsort(-found.scores)))[:2]
-        first, second = (seen.most_confident(row, name) for name in names)
-        true = relations(found.boxes[second], found.boxes[first], 0.1) if found.scores[second] > 0.3 else ()
-        for way in RELATIONS:
-            include = [{"class": names[0], "count": 1}, {"class": names[1], "count": 1, "position": [way, 0]}]
-            rows.append(row)
-            records.append({"tag": "position", "include": include})
-            expected.append(float(way in true))
+    for row, found in enumerate(seen.found[:5]):
+        sure = [CLASS_NAMES[found.labels[n]] for n in np.argsort(-found.scores) if found.scores[n] > 0.3]
+        first, *others = list(dict.fromkeys(sure))[:6]
+        for other in others:
+            boxes = [found.boxes[seen.most_confident(row, name)] for name in (other, first)]
+            for way in RELATIONS:
+                include = [{"class": first, "count": 1}, {"class": other, "count": 1, "position": [way, 0]}]
+                rows.append(row)
+                records.append({"tag": "position", "include": include})
+                expected.append(float(way in relations(*boxes, 0.1)))
     assert scorer.score(batch(seen.images[rows], records)).values.tolist() == expected
-    assert 5 <= sum(expected) <= 20
+    assert sum(expected) >= 3
 
 
 def test_scores_do_not_depend_on_the_batch(folder: Path, scorer: GenEval, seen: Seen) -> None:
