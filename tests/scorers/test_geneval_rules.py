@@ -121,9 +121,11 @@ def test_every_clause_is_judged() -> None:
 def test_colours_are_asked_of_the_most_confident_objects_of_clauses_with_enough() -> None:
     detections = seen(*many("cat", 0.5, 0.9, 0.8), *many("dog", 0.6))
     found = found_objects(detections, 0.3, 16)
-    include = [clause("cat", 2, color="red"), clause("dog", 2, color="red"), clause("dog")]
+    include = [clause("cat", 2, color="red"), clause("dog", 2, color="red"), clause("cat")]
     record = parse_record({"tag": "colors", "include": include})
     assert asked_colours(record, found) == [("cat", 1), ("cat", 2)]
+    exactly = parse_record({"tag": "colors", "include": [clause("dog", 1, color="red")]})
+    assert asked_colours(exactly, found) == [("dog", 3)]
 
 
 def test_colour_of_the_most_confident_object_decides() -> None:
@@ -164,6 +166,13 @@ def test_as_many_of_the_colour_as_demanded() -> None:
 def test_relations(box: tuple[float, ...], expected: tuple[str, ...]) -> None:
     target = np.array([100, 100, 110, 110], dtype=np.float32)
     assert relations(np.array(box, dtype=np.float32), target, 0.1) == expected
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(0.0009, ()), (0.0011, ("right of",))])
+def test_less_than_a_thousandth_of_a_pixel_is_no_relation(offset: float, expected: tuple[str, ...]) -> None:
+    """Points, which have no margin."""
+    point, target = np.array([[offset, 0, offset, 0], [0, 0, 0, 0]], dtype=np.float32)
+    assert relations(point, target, 0.1) == expected
 
 
 def test_margin_counts_each_axis_by_itself() -> None:
