@@ -49,6 +49,8 @@ class ClipScorer(ScorerSettings):
     Attributes:
         model: a CLIPModel in the transformers layout.
         processor: of images and texts; null: the model's own.
+        resize: `processor`: as its preprocessor_config.json says, which is the shorter side to the model's size and the
+            middle of the longer; `squash`: both sides to the model's size, as open_clip does for DFN5B.
         dtype: of the weights.
         scale: `cosine` in [-1, 1], or `logit`, which is that times exp(logit_scale).
     """
@@ -56,6 +58,7 @@ class ClipScorer(ScorerSettings):
     kind: Literal["clip"]
     model: Weights
     processor: Weights | None
+    resize: Literal["processor", "squash"]
     dtype: Dtype
     scale: Literal["cosine", "logit"]
 
