@@ -56,13 +56,20 @@ def make_clip(
         text_config={
             **layers,
             "hidden_size": 32,
+            "intermediate_size": 64,
             "vocab_size": len(vocab),
             "max_position_embeddings": 77,
             "bos_token_id": vocab["<|startoftext|>"],
             "eos_token_id": end if eos_token_id is None else eos_token_id,
             "pad_token_id": end,
         },
-        vision_config={**layers, "hidden_size": 48, "image_size": image_size, "patch_size": 8},
+        vision_config={
+            **layers,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "image_size": image_size,
+            "patch_size": 8,
+        },
         projection_dim=24,
     )
     config.architectures = ["CLIPModel"]
