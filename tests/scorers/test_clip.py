@@ -19,7 +19,8 @@ from transformers import CLIPModel, CLIPTokenizer
 from chunk_grpo.config.scorers import ClipScorer, PickScoreScorer, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
-from chunk_grpo.scorers.clip import ClipScore, PickScore, load_encoder, load_processor
+from chunk_grpo.scorers.clip import ClipScore, PickScore
+from chunk_grpo.scorers.clip_model import load_encoder, load_processor
 from chunk_grpo.scorers.configured import SharedModels
 from tests.scorers.checkpoints_clip import MEAN, STD, make_clip, small_vocabulary
 

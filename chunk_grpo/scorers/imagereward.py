@@ -1,0 +1,149 @@
+"""ImageReward: how well people would like an image for its prompt, by BLIP with a regression head.
+
+Xu et al. 2023, arXiv:2304.05977. Preprocessing: package image-reward 1.5, ImageReward.py (_transform, score).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import BertTokenizer
+
+from chunk_grpo.config.scorers import ImageRewardScorer, Weights
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
+from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer
+from chunk_grpo.scorers.imagereward_model import MODEL_FILES, RewardModel, load_model
+
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json|vocab.txt")
+"""Of bert-base-uncased."""
+
+MAX_TOKENS = 35
+"""Every prompt is cut or padded to this length, with start and end."""
+
+PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
+PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
+"""CLIP's, of RGB in [0, 1]."""
+
+
+def load_tokenizer(key: str, weights: Weights, vocab_size: int) -> BertTokenizer:
+    """Load bert-base-uncased's tokenizer and add BLIP's two tokens (blip.py, init_tokenizer).
+
+    Args:
+        key: Of params.yaml, such as scorers.imagereward.tokenizer, for messages.
+        weights: Folder or hub id.
+        vocab_size: Of the model, with the two.
+
+    Raises:
+        DataError: A file is missing, or the tokenizer is another model's.
+    """
+    folder = find_checkpoint(key, weights, TOKENIZER_FILES)
+    tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer.add_special_tokens({"bos_token": "[DEC]"})
+    tokenizer.add_special_tokens({"extra_special_tokens": ["[ENC]"]})
+    if len(tokenizer) != vocab_size:
+        raise DataError(
+            f"{key}: the tokenizer in {folder} has {len(tokenizer)} tokens, with [DEC] and [ENC]; med_config.json says "
+            f"{vocab_size}. ImageReward's is bert-base-uncased."
+        )
+    return tokenizer
+
+
+def tokenize(tokenizer: BertTokenizer, prompts: Sequence[str]) -> Mapping[str, Tensor]:
+    """`input_ids` and `attention_mask`, both [B, 35]."""
+    found: Mapping[str, Tensor] = tokenizer(
+        list(prompts), padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+    )
+    return found
+
+
+def to_pixels(images: Pictures, size: int) -> Tensor:
+    """The shorter side to `size` by bicubic interpolation, the middle of the longer, normalised.
+
+    Source: image-reward 1.5, ImageReward.py, _transform, which is torchvision's Resize and CenterCrop: these cut the
+    longer side's length down to a whole number, and round half a pixel of margin to the even number.
+
+    Args:
+        images: uint8 [B, H, W, 3], RGB.
+        size: In pixels.
+
+    Returns:
+        Float32 [B, 3, size, size].
+    """
+    height, width = images.shape[1:3]
+    short = min(height, width)
+    tall, wide = (int(size * side / short) if side != short else size for side in (height, width))
+    top, left = (round((side - size) / 2) for side in (tall, wide))
+    resized = [
+        np.asarray(Image.fromarray(image).resize((wide, tall), Image.Resampling.BICUBIC)) for image in images
+    ]
+    cut = np.stack(resized)[:, top : top + size, left : left + size].transpose(0, 3, 1, 2)
+    unit = torch.from_numpy(np.ascontiguousarray(cut)).float() / 255
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
+    return (unit - mean) / std
+
+
+class ImageReward(ConfiguredScorer[ImageRewardScorer]):
+    """ImageReward: standardised and unbounded; -2.03 to 0.58 for the four examples in the authors' README."""
+
+    version = 1
+    _model: RewardModel | None = None
+    _tokenizer: BertTokenizer | None = None
+
+    def check(self) -> None:
+        """Find the files and load nothing.
+
+        Raises:
+            DataError: A file is missing; says which, and how to get it.
+        """
+        find_checkpoint(f"scorers.{self.key}.model", self.settings.model, MODEL_FILES)
+        find_checkpoint(f"scorers.{self.key}.tokenizer", self.settings.tokenizer, TOKENIZER_FILES)
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """Score the images of a batch.
+
+        Raises:
+            DataError: The model cannot be loaded.
+        """
+        if not len(batch):
+            return Scores(np.zeros(0))
+        model, tokenizer = self._load()
+        tokens = tokenize(tokenizer, batch.prompts)
+        with torch.inference_mode():
+            inputs = (
+                to_pixels(batch.images, model.image_size),
+                tokens["input_ids"],
+                tokens["attention_mask"],
+            )
+            rewards = model(*(part.to(self._device()) for part in inputs))
+        return Scores(rewards.double().cpu().numpy())
+
+    def close(self) -> None:
+        """Give the model back."""
+        if self._model is not None:
+            self._model = self._tokenizer = None
+            MODELS.give_back(self._model_key())
+
+    def _load(self) -> tuple[RewardModel, BertTokenizer]:
+        settings, key = self.settings, f"scorers.{self.key}"
+        if self._model is None:
+            self._model = MODELS.take(
+                self._model_key(),
+                lambda: load_model(f"{key}.model", settings.model, settings.dtype, self._device()),
+            )
+        if self._tokenizer is None:
+            vocab_size = int(self._model.text.config.vocab_size)
+            self._tokenizer = load_tokenizer(f"{key}.tokenizer", settings.tokenizer, vocab_size)
+        return self._model, self._tokenizer
+
+    def _model_key(self) -> Hashable:
+        model = self.settings.model
+        return ("imagereward", model.checkpoint, model.revision, self.settings.dtype, self._device())
+
+    def _device(self) -> str:
+        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,214 @@
+"""ImageReward's network: BLIP's two encoders of transformers, the head, and the authors' file of weights.
+
+Source: package image-reward 1.5, ImageReward.py (classes MLP and ImageReward) and models/BLIP (vit.py, med.py, blip.py,
+blip_pretrain.py). These modules need an old transformers; BlipVisionModel and BlipTextModel of today's compute the same
+with other names for the weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
+
+from chunk_grpo.config.scorers import Dtype, Weights
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.checkpoints import find_checkpoint
+
+MODEL_FILES = ("ImageReward.pt", "med_config.json")
+"""Of THUDM/ImageReward."""
+
+REWARD_MEAN = 0.16717362830052426
+REWARD_STD = 1.0333394966054072
+"""Standardise the head's output; image-reward 1.5, ImageReward.py."""
+
+HEAD_WIDTHS = (1024, 128, 64, 16, 1)
+"""Of the head's linear layers, with no activation between them."""
+
+UNUSED_WEIGHTS = frozenset(
+    {
+        "blip.vision_proj.weight",
+        "blip.vision_proj.bias",
+        "blip.text_proj.weight",
+        "blip.text_proj.bias",
+        "blip.text_encoder.embeddings.position_ids",
+    }
+)
+"""Of ImageReward.pt: projections of BLIP's pretraining and a row of numbers; the reward reads none of them."""
+
+_NAMES_IN_FILE = (
+    (r"^text\.", "blip.text_encoder."),
+    (r"^head\.", "mlp.layers."),
+    (r"^vision\.", "blip.visual_encoder."),
+    (r"\.embeddings\.class_embedding$", ".cls_token"),
+    (r"\.embeddings\.position_embedding$", ".pos_embed"),
+    (r"\.embeddings\.patch_embedding\.", ".patch_embed.proj."),
+    (r"\.post_layernorm\.", ".norm."),
+    (r"\.encoder\.layers\.", ".blocks."),
+    (r"\.layer_norm([12])\.", r".norm\1."),
+    (r"\.self_attn\.qkv\.", ".attn.qkv."),
+    (r"\.self_attn\.projection\.", ".attn.proj."),
+)
+"""From this module's names to those of ImageReward.pt: what transformers and the authors' vit.py call the same weights.
+The text encoder has the same names in both, none of which match the rules for the image's."""
+
+_MED_SETTINGS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "hidden_act",
+    "layer_norm_eps",
+    "pad_token_id",
+)
+"""Of med_config.json; its encoder_width is overwritten by the image encoder's, as blip_pretrain.py does."""
+
+_HEAD_DIM = 64
+"""Of the vision tower: 16 heads of ViT-L's width 1024, 12 of ViT-B's 768 (blip.py, create_vit)."""
+
+
+class RewardModel(nn.Module):
+    """BLIP's image encoder, its text encoder that reads the image, and the head on the text's first token."""
+
+    def __init__(self, vision: BlipVisionConfig, text: BlipTextConfig) -> None:
+        super().__init__()
+        self.vision = BlipVisionModel(vision)
+        self.text = BlipTextModel(text, add_pooling_layer=False)
+        widths = (text.hidden_size, *HEAD_WIDTHS)
+        linear = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
+        # Dropout does nothing in evaluation; it holds the places that give the linear layers their names in the file.
+        dropped = [part for layer in linear[:3] for part in (layer, nn.Dropout())]
+        self.head = nn.Sequential(*dropped, *linear[3:])
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the pictures it takes, in pixels."""
+        return int(self.vision.config.image_size)
+
+    def forward(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        """Standardised rewards [B], float32.
+
+        Args:
+            pixels: [B, 3, image_size, image_size], normalised.
+            ids: [B, N] tokens.
+            mask: [B, N], 0 at padding.
+        """
+        patches = self.vision(pixel_values=pixels.to(self.vision.dtype)).last_hidden_state
+        hidden = self.text(
+            input_ids=ids,
+            attention_mask=mask,
+            encoder_hidden_states=patches,
+            is_decoder=False,  # no causal mask: every token reads the whole prompt
+        ).last_hidden_state
+        rewards: Tensor = self.head(hidden[:, 0].float())[:, 0]
+        return (rewards - REWARD_MEAN) / REWARD_STD
+
+
+def load_model(key: str, weights: Weights, dtype: Dtype, device: str) -> RewardModel:
+    """Load ImageReward.pt, whose sizes are read from its weights and from med_config.json.
+
+    Args:
+        key: Of params.yaml, such as scorers.imagereward.model, for messages.
+        weights: Folder or hub id.
+        dtype: Of BLIP's weights; the head stays float32.
+        device: Such as cuda:1.
+
+    Raises:
+        DataError: A file is missing or damaged, or weights are missing, surplus or of another shape: names them.
+    """
+    folder = find_checkpoint(key, weights, MODEL_FILES)
+    path = folder / "ImageReward.pt"
+    try:
+        med = json.loads((folder / "med_config.json").read_text(encoding="utf-8"))
+        tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, RuntimeError, UnpicklingError) as error:
+        raise DataError(
+            f"{key}: a file in {folder} cannot be read ({type(error).__name__}: {error}). Fetch the files again."
+        ) from error
+    try:
+        model = _empty_model(tensors, med)
+    except (KeyError, IndexError, ValueError, TypeError, StrictDataclassError) as error:
+        raise DataError(f"{key}: {folder} holds no ImageReward ({type(error).__name__}: {error}).") from error
+    named = {name: _name_in_file(name) for name in model.state_dict()}
+    _check_weights(key, path, {named[name]: value for name, value in model.state_dict().items()}, tensors)
+    model.load_state_dict({name: tensors[named[name]].float() for name in named}, assign=True)
+    model.vision.to(getattr(torch, dtype))
+    model.text.to(getattr(torch, dtype))
+    return model.to(device).eval()
+
+
+def _name_in_file(name: str) -> str:
+    for pattern, replacement in _NAMES_IN_FILE:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _empty_model(tensors: Mapping[str, Tensor], med: Mapping[str, Any]) -> RewardModel:
+    """Of the image encoder's weights, their shapes say the sizes; of the text encoder's, med_config.json.
+
+    Raises:
+        KeyError: A weight or a setting is missing.
+        ValueError: The sizes do not fit each other.
+    """
+    width, _, patch, _ = tensors["blip.visual_encoder.patch_embed.proj.weight"].shape
+    patches = tensors["blip.visual_encoder.pos_embed"].shape[1] - 1
+    side = math.isqrt(patches)
+    if width % _HEAD_DIM or side * side != patches:
+        raise ValueError(
+            f"an image encoder needs a width in steps of {_HEAD_DIM} and a square of patches, got {width} and {patches}"
+        )
+    blocks = {name.split(".")[3] for name in tensors if name.startswith("blip.visual_encoder.blocks.")}
+    vision = BlipVisionConfig(
+        hidden_size=width,
+        intermediate_size=tensors["blip.visual_encoder.blocks.0.mlp.fc1.bias"].shape[0],
+        num_hidden_layers=len(blocks),
+        num_attention_heads=width // _HEAD_DIM,
+        image_size=side * patch,
+        patch_size=patch,
+        hidden_act="gelu",
+        layer_norm_eps=1e-6,  # vit.py; transformers' default is 1e-5
+    )
+    text = BlipTextConfig(
+        **{name: med[name] for name in _MED_SETTINGS},
+        encoder_hidden_size=width,
+        is_decoder=True,  # gives the layers their cross-attention
+        bos_token_id=None,
+        sep_token_id=None,
+    )
+    with init_empty_weights(include_buffers=False):
+        return RewardModel(vision, text)
+
+
+def _check_weights(key: str, path: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    both = sorted(wanted.keys() & found.keys())
+    wrong = [
+        *(f"{name} is missing" for name in sorted(wanted.keys() - found.keys())),
+        *(
+            f"{name} belongs to no ImageReward"
+            for name in sorted(found.keys() - wanted.keys() - UNUSED_WEIGHTS)
+        ),
+        *(
+            f"{name} is {list(found[name].shape)} in place of {list(wanted[name].shape)}"
+            for name in both
+            if found[name].shape != wanted[name].shape
+        ),
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise DataError(
+            f"{key}: the weights in {path} do not fit med_config.json beside it: {'; '.join(wrong[:5])}{more}. Fetch "
+            "both files again, of one revision."
+        )

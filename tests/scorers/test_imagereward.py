@@ -1,0 +1,320 @@
+"""ImageReward on small random checkpoints, against the formulas written out on the file's own names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import conv2d, gelu, layer_norm, softmax
+
+from chunk_grpo.config.scorers import ImageRewardScorer, Weights
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import Pictures, ScoreBatch
+from chunk_grpo.scorers.configured import SharedModels
+from chunk_grpo.scorers.imagereward import ImageReward, load_tokenizer, to_pixels, tokenize
+from tests.scorers.checkpoints_imagereward import FULL, WORDS, Sizes, _shapes, make_imagereward
+
+PROMPTS = ["the red cat", "a cat, and 2 dogs.", "x", "the " * 50, "[DEC] CATS!"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_imagereward(tmp_path_factory.mktemp("imagereward"))
+
+
+@pytest.fixture(autouse=True)
+def models(monkeypatch: pytest.MonkeyPatch) -> SharedModels:
+    """A test's own, empty at its start."""
+    own = SharedModels()
+    monkeypatch.setattr("chunk_grpo.scorers.imagereward.MODELS", own)
+    return own
+
+
+def weights(folder: Path) -> Weights:
+    return Weights(checkpoint=str(folder), revision=None)
+
+
+def imagereward(folder: Path, **changes: Any) -> ImageReward:
+    settings: dict[str, Any] = {"model": weights(folder), "tokenizer": weights(folder / "bert-base-uncased")}
+    settings |= {"kind": "imagereward", "splits": ("eval",), "batch_size": 16, "dtype": "float32"} | changes
+    return ImageReward("ir", ImageRewardScorer(**settings), "cpu")
+
+
+def batch(height: int = 60, width: int = 80, prompts: list[str] = PROMPTS) -> ScoreBatch:
+    images = np.random.default_rng(5).integers(0, 256, (len(prompts), height, width, 3), dtype=np.uint8)
+    return ScoreBatch(images, prompts, [{}] * len(prompts), [0] * len(prompts))
+
+
+def pixels_by_hand(image: Pictures, size: int) -> NDArray[np.float64]:
+    height, width = image.shape[:2]
+    if height < width:
+        tall, wide = size, int(size * width / height)
+    else:
+        tall, wide = int(size * height / width), size
+    left, top = (math.floor((wide - size) / 2 + 0.5), math.floor((tall - size) / 2 + 0.5))
+    if (wide - size) % 4 == 1:
+        left -= 1  # a half goes to the even number: 0.5 to 0, 1.5 to 2, 2.5 to 2
+    if (tall - size) % 4 == 1:
+        top -= 1
+    picture = Image.fromarray(image).resize((wide, tall), Image.Resampling.BICUBIC)
+    cut = np.asarray(picture.crop((left, top, left + size, top + size)), dtype=np.float64) / 255
+    mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+    return ((cut - mean) / std).transpose(2, 0, 1)
+
+
+class ByHand:
+    """The reward of one image in float64 from ImageReward.pt's tensors: the formulas of vit.py, med.py, ImageReward.py."""
+
+    def __init__(self, folder: Path) -> None:
+        tensors = torch.load(folder / "ImageReward.pt", weights_only=True)
+        self.tensors = {name: value.double() for name, value in tensors.items()}
+        self.med = json.loads((folder / "med_config.json").read_text())
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"]
+
+    def norm(self, name: str, x: Tensor, eps: float) -> Tensor:
+        return layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], eps)
+
+    @staticmethod
+    def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, seen: Tensor | None = None) -> Tensor:
+        parts = []
+        size = q.shape[-1] // heads
+        for head in range(heads):
+            part = slice(head * size, (head + 1) * size)
+            scores = q[:, part] @ k[:, part].T / math.sqrt(size)
+            if seen is not None:
+                scores = scores.masked_fill(~seen, -math.inf)
+            parts.append(softmax(scores, dim=-1) @ v[:, part])
+        return torch.cat(parts, dim=-1)
+
+    def image(self, pixels: Tensor) -> Tensor:
+        name = "blip.visual_encoder"
+        kernel, bias = (self.tensors[f"{name}.patch_embed.proj.{part}"] for part in ("weight", "bias"))
+        patches = conv2d(pixels[None], kernel, bias, stride=kernel.shape[-1])[0].flatten(1).T
+        x = torch.cat([self.tensors[f"{name}.cls_token"][0], patches]) + self.tensors[f"{name}.pos_embed"][0]
+        for number in range(2):
+            block = f"{name}.blocks.{number}"
+            q, k, v = self.linear(f"{block}.attn.qkv", self.norm(f"{block}.norm1", x, 1e-6)).chunk(3, dim=-1)
+            x = x + self.linear(f"{block}.attn.proj", self.attention(q, k, v, x.shape[-1] // 64))
+            hidden = gelu(self.linear(f"{block}.mlp.fc1", self.norm(f"{block}.norm2", x, 1e-6)))
+            x = x + self.linear(f"{block}.mlp.fc2", hidden)
+        return self.norm(f"{name}.norm", x, 1e-6)
+
+    def text(self, ids: list[int], seen: Tensor, image: Tensor) -> Tensor:
+        name = "blip.text_encoder"
+        x = self.tensors[f"{name}.embeddings.word_embeddings.weight"][ids]
+        x = x + self.tensors[f"{name}.embeddings.position_embeddings.weight"][: len(ids)]
+        x = self.norm(f"{name}.embeddings.LayerNorm", x, 1e-12)
+        for number in range(2):
+            layer = f"{name}.encoder.layer.{number}"
+            for part, read, mask in (("attention", None, seen), ("crossattention", image, None)):
+                source = x if read is None else read
+                q = self.linear(f"{layer}.{part}.self.query", x)
+                k, v = (self.linear(f"{layer}.{part}.self.{which}", source) for which in ("key", "value"))
+                mixed = self.attention(q, k, v, self.med["num_attention_heads"], mask)
+                mixed = self.linear(f"{layer}.{part}.output.dense", mixed)
+                x = self.norm(f"{layer}.{part}.output.LayerNorm", x + mixed, 1e-12)
+            hidden = self.linear(f"{layer}.output.dense", gelu(self.linear(f"{layer}.intermediate.dense", x)))
+            x = self.norm(f"{layer}.output.LayerNorm", x + hidden, 1e-12)
+        return x
+
+    def reward(self, image: Pictures, ids: list[int], size: int = 48) -> float:
+        pixels = torch.from_numpy(pixels_by_hand(image, size))
+        x = self.text(ids, torch.tensor(ids) != 0, self.image(pixels))[0]
+        for number in (0, 2, 4, 6, 7):
+            x = self.linear(f"mlp.layers.{number}", x)
+        return (x.item() - 0.16717362830052426) / 1.0333394966054072
+
+
+def ids_by_hand(*words: str) -> list[int]:
+    numbers = {"[DEC]": len(WORDS), "[ENC]": len(WORDS) + 1} | {word: n for n, word in enumerate(WORDS)}
+    known = [numbers[word] for word in ("[CLS]", *words, "[SEP]")]
+    return known + [0] * (35 - len(known))
+
+
+IDS = [
+    ids_by_hand("the", "red", "cat"),
+    ids_by_hand("a", "cat", ",", "a", "##n", "##d", "2", "d", "##o", "##g", "##s", "."),
+    ids_by_hand("x"),
+    ids_by_hand(*["the"] * 33),
+    ids_by_hand("[DEC]", "cat", "##s", "[UNK]"),
+]
+"""Of PROMPTS: lower-cased, cut to 35 with [CLS] and [SEP]; a special token written in a prompt is that token."""
+
+
+def test_tokens_by_hand(folder: Path) -> None:
+    tokenizer = load_tokenizer("k", weights(folder / "bert-base-uncased"), len(WORDS) + 2)
+    found = tokenize(tokenizer, PROMPTS)
+    assert found["input_ids"].tolist() == IDS
+    assert found["attention_mask"].tolist() == [[int(number != 0) for number in row] for row in IDS]
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(60, 80), (80, 60), (48, 48), (300, 300), (48, 51), (53, 48), (48, 49), (33, 97)]
+)
+def test_pixels_by_hand(height: int, width: int) -> None:
+    """Margins of 16 and 52, none, of 3 (1.5 to 2), 5 (2.5 to 2) and 1 (0.5 to 0) pixels."""
+    images = batch(height, width).images
+    expected = np.stack([pixels_by_hand(image, 48) for image in images])
+    np.testing.assert_allclose(to_pixels(images, 48), expected, atol=1e-6)
+
+
+def test_rewards_are_the_authors_formulas(folder: Path) -> None:
+    given, by_hand = batch(), ByHand(folder)
+    expected = [by_hand.reward(image, ids) for image, ids in zip(given.images, IDS, strict=True)]
+    assert np.ptp(expected) > 1
+    np.testing.assert_allclose(imagereward(folder).score(given).values, expected, atol=2e-5)
+
+
+def test_images_and_prompts_both_move_the_reward(folder: Path) -> None:
+    """Of 5 images each with each prompt, a good part of the spread belongs to each side."""
+    given, scorer = batch(), imagereward(folder)
+    tables = [
+        scorer.score(ScoreBatch(given.images, [p] * 5, given.metadata, given.groups)).values for p in PROMPTS
+    ]
+    table = np.stack(tables)
+    assert table.std(axis=0).min() > 0.1
+    assert table.std(axis=1).min() > 0.005
+
+
+def test_a_score_depends_neither_on_the_other_rows_nor_on_their_order(folder: Path) -> None:
+    given, scorer = batch(), imagereward(folder)
+    together = scorer.score(given).values
+    alone = np.concatenate([scorer.score(given.rows([row])).values for row in range(5)])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    order = [3, 0, 4, 2, 1]
+    np.testing.assert_allclose(scorer.score(given.rows(order)).values, together[order], atol=1e-5)
+    assert scorer.score(given.rows([])).values.shape == (0,)
+
+
+def test_bfloat16_is_near_and_keeps_the_head_in_float32(folder: Path) -> None:
+    full, half = imagereward(folder), imagereward(folder, dtype="bfloat16")
+    apart = np.abs(half.score(batch()).values - full.score(batch()).values)
+    assert 1e-5 < apart.max() < 0.2
+    assert half._model is not None
+    types = {name.partition(".")[0]: value.dtype for name, value in half._model.named_parameters()}
+    assert types == {"vision": torch.bfloat16, "text": torch.bfloat16, "head": torch.float32}
+
+
+def test_sizes_are_read_from_the_files(tmp_path: Path) -> None:
+    other = make_imagereward(tmp_path, sizes=Sizes(width=128, patch=8, image=40, hidden=24, heads=3))
+    scorer = imagereward(other)
+    given, by_hand = batch(), ByHand(other)
+    expected = [by_hand.reward(image, ids, 40) for image, ids in zip(given.images, IDS, strict=True)]
+    np.testing.assert_allclose(scorer.score(given).values, expected, atol=2e-5)
+    assert scorer._model is not None
+    vision = scorer._model.vision.config
+    assert (vision.num_attention_heads, vision.patch_size, vision.image_size) == (2, 8, 40)
+
+
+def test_the_whole_models_weights_fill_the_published_file() -> None:
+    """446.7 million numbers of 4 bytes and 512 of 8; the file on the hub has 1,786,880,442 bytes with its index."""
+    shapes = _shapes(FULL) | {"blip.text_encoder.embeddings.word_embeddings.weight": (30524, 768)}
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    assert numbers == 446_665_953
+    assert 0 < 1_786_880_442 - (4 * numbers + 8 * 512) < 400 * (len(shapes) + 1)
+
+
+def test_scorers_share_a_model_and_close_gives_it_back(folder: Path, models: SharedModels) -> None:
+    first, second = imagereward(folder), imagereward(folder)
+    first.check()
+    assert not models.users()
+    first.score(batch())
+    second.score(batch())
+    assert list(models.users().values()) == [2]
+    assert first.name == "imagereward"
+    first.close()
+    first.close()
+    assert list(models.users().values()) == [1]
+    second.close()
+    assert not models.users()
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = torch.load(folder / "ImageReward.pt", weights_only=True)
+    change(tensors)
+    torch.save(tensors, folder / "ImageReward.pt")
+
+
+def reconfigure(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    med = json.loads((folder / "med_config.json").read_text())
+    change(med)
+    (folder / "med_config.json").write_text(json.dumps(med))
+
+
+HEAD = "mlp.layers.4.weight"
+BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
+    (
+        "missing weight",
+        lambda f: rewrite(f, lambda t: t.pop("blip.visual_encoder.blocks.1.attn.proj.bias")),
+        "scorers.ir.model: .*blip.visual_encoder.blocks.1.attn.proj.bias is missing",
+    ),
+    (
+        "surplus weight",
+        lambda f: rewrite(f, lambda t: t.update({"blip.itm_head.weight": torch.ones(2)})),
+        "scorers.ir.model: .*blip.itm_head.weight belongs to no ImageReward",
+    ),
+    (
+        "another shape",
+        lambda f: rewrite(f, lambda t: t.update({HEAD: torch.ones(64, 1)})),
+        r"scorers.ir.model: .*mlp.layers.4.weight is \[64, 1\] in place of \[64, 128\]",
+    ),
+    (
+        "a block less in the text encoder",
+        lambda f: reconfigure(f, lambda m: m.update(num_hidden_layers=1)),
+        "scorers.ir.model: .*blip.text_encoder.encoder.layer.1.* belongs to no ImageReward",
+    ),
+    (
+        "no such setting",
+        lambda f: reconfigure(f, lambda m: m.pop("num_attention_heads")),
+        "scorers.ir.model: .* holds no ImageReward .*num_attention_heads",
+    ),
+    (
+        "another model",
+        lambda f: torch.save({"weight": torch.ones(2)}, f / "ImageReward.pt"),
+        "scorers.ir.model: .* holds no ImageReward .*patch_embed",
+    ),
+    (
+        "half a file",
+        lambda f: (f / "ImageReward.pt").write_bytes((f / "ImageReward.pt").read_bytes()[:5000]),
+        "scorers.ir.model: a file in .* cannot be read",
+    ),
+    (
+        "another tokenizer",
+        lambda f: (f / "bert-base-uncased" / "vocab.txt").write_text("\n".join(WORDS[:-1])),
+        f"scorers.ir.tokenizer: .* has {len(WORDS) + 1} tokens, .* says {len(WORDS) + 2}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), [pytest.param(*case[1:], id=case[0]) for case in BROKEN])
+def test_what_does_not_fit_is_refused(tmp_path: Path, spoil: Callable[[Path], object], message: str) -> None:
+    broken = make_imagereward(tmp_path)
+    spoil(broken)
+    with pytest.raises(DataError, match=message):
+        imagereward(broken).score(batch())
+
+
+def test_code_in_a_weights_file_is_not_run(tmp_path: Path) -> None:
+    broken = make_imagereward(tmp_path)
+    rewrite(broken, lambda tensors: tensors.update(extra=Path("a class that is no tensor")))  # type: ignore[call-overload]
+    with pytest.raises(DataError, match=r"scorers.ir.model: a file in .* cannot be read \(UnpicklingError"):
+        imagereward(broken).score(batch())
+
+
+@pytest.mark.parametrize("name", ["ImageReward.pt", "med_config.json", "bert-base-uncased/vocab.txt"])
+def test_check_names_the_missing_file(tmp_path: Path, name: str) -> None:
+    broken = make_imagereward(tmp_path)
+    (broken / name).unlink()
+    with pytest.raises(DataError, match=rf"scorers\.ir\.(model|tokenizer): no file .*{Path(name).name}"):
+        imagereward(broken).check()
