@@ -5,7 +5,7 @@ A scorer's settings move its results and identify what is measured; where it run
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
 from chunk_grpo.config.section import Fraction, Name, Section
 
@@ -139,21 +139,37 @@ class WiseScorer(ScorerSettings):
     Attributes:
         protocol: `legacy`: consistency, realism and aesthetic quality, 0 to 2 each; `verified`: right or wrong.
         judge: the model's id at the endpoint; part of the metric's name.
-        base_url: of the endpoint, up to and with /v1.
+        instructions: the user's own copy of WISE's evaluator, gpt_eval.py (legacy) or vllm_eval.py (verified), whose
+            question is asked; published numbers compare with no other. Null: this package's wording.
+        request: fields of each request besides, or instead of, those of this package; null leaves one out.
+            Qwen3.5 behind vLLM: {chat_template_kwargs: {enable_thinking: false}}.
+        base_url: of the endpoint, up to and with /v1; no user, password or query.
         api_key_variable: environment variable with the key; null: the endpoint asks for none.
-        concurrency: requests under way at once.
-        attempts: of a request that fails or is answered in another form than asked for.
+        concurrency: requests under way at once; here `batch_size` has no part in it.
+        attempts: of a request that fails, and of a question answered in another form than asked for.
         timeout_seconds: of one request.
+        answers: folder for the answers, by which a run that was stopped goes on.
     """
 
     kind: Literal["wise"]
     protocol: Literal["legacy", "verified"]
     judge: Text
-    base_url: Annotated[str, Field(pattern=r"^https?://\S+$")]
+    instructions: Text | None
+    request: dict[str, Any]
+    base_url: Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$")]
     api_key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None
     concurrency: PositiveInt
     attempts: PositiveInt
     timeout_seconds: PositiveFloat
+    answers: Text
+
+    @field_validator("request")
+    @classmethod
+    def _leaves_the_question_alone(cls, request: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted({"messages", "model", "n", "stream"} & set(request))
+        if taken:
+            raise ValueError(f"must not hold {', '.join(taken)}")
+        return request
 
 
 class ExternalScorer(ScorerSettings):

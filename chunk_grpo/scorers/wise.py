@@ -1,0 +1,164 @@
+"""WISE: what a vision-language model thinks of images whose prompts ask for knowledge of the world."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chunk_grpo.config.scorers import WiseScorer
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch
+from chunk_grpo.scorers.configured import ConfiguredScorer, spec_hash
+from chunk_grpo.scorers.judge import Endpoint, Judge, Question
+from chunk_grpo.scorers.judge_answers import AnswerFile
+from chunk_grpo.scorers.wise_instructions import Instructions, find_instructions
+from chunk_grpo.scorers.wise_protocols import (
+    NUM_PROMPTS,
+    PROTOCOLS,
+    image_value,
+    parse_answer,
+    without_thoughts,
+)
+
+
+class Wise(ConfiguredScorer[WiseScorer]):
+    """Asks a judge about each image, by WISE's legacy or verified protocol.
+
+    It reads `wise_id` (whole number from 1 to 1000) and `explanation` (text) of the prompts' metadata; which of WISE's
+    prompt sets they are of, must fit the protocol. The value is WiScore in [0, 1] with the details consistency, realism
+    and aesthetic in [0, 2] (legacy), or 0 or 1 (verified). `wise_protocols.summarize` makes the score of a model.
+
+    Unless `instructions` names a copy of the original evaluator, the judge is asked in this package's own words: such
+    numbers compare only among runs with the same protocol, judge and version, not with published ones.
+
+    Every answer is written at once to `answers`/<spec hash>.jsonl. A question is known by its image, prompt,
+    explanation and id, so a run that was killed asks only for what is missing, and equal images are judged once.
+    """
+
+    version = 1
+    needs = frozenset({"prompt", "metadata"})
+
+    @property
+    def name(self) -> str:
+        """wise/<protocol>/<judge>: another judge is another metric."""
+        return f"wise/{self.settings.protocol}/{self.settings.judge}"
+
+    def check(self) -> None:
+        """Read the instructions, and see that the endpoint answers.
+
+        Raises:
+            ConfigError: The openai package is not installed; names the extra.
+            DataError: The instructions cannot be read, or the key is missing or refused.
+            TransientError: The endpoint does not answer.
+        """
+        self.spec_hash()  # reads the instructions
+        self._judge.check()
+
+    def spec_hash(self) -> str:
+        """Of name, version, `base_url`, `request` and the wording; how often and how fast is asked moves no result."""
+        same = {
+            "concurrency": 1,
+            "attempts": 1,
+            "timeout_seconds": 1.0,
+            "api_key_variable": None,
+            "answers": "-",
+        }
+        moved = self.settings.model_copy(update={**same, "instructions": self._instructions.digest()})
+        return spec_hash(self.name, self.version, moved)
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        """Score a batch of any size, with `concurrency` requests under way.
+
+        Raises:
+            DataError: The metadata is not of WISE, the endpoint refuses, or an image gets no well-formed answer.
+            TransientError: The endpoint fails or is silent.
+        """
+        check_batch(batch)
+        return self.score_rows(batch)
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """As `score`."""
+        protocol = self.settings.protocol
+        questions = [self._question(batch, row) for row in range(len(batch))]
+        missing = {q.key: q for q in questions if q.key not in self._answers}
+        if missing:
+            self._judge.ask(list(missing.values()), self._take)
+        scores = [parse_answer(protocol, self._answers[question.key]) for question in questions]
+        names = PROTOCOLS[protocol].weights if protocol == "legacy" else ()
+        return Scores(
+            np.array([image_value(protocol, score) for score in scores], dtype=np.float64),
+            {name: np.array([score[name] for score in scores], dtype=np.float64) for name in names},
+        )
+
+    @cached_property
+    def _instructions(self) -> Instructions:
+        return find_instructions(f"scorers.{self.key}", self.settings.protocol, self.settings.instructions)
+
+    @cached_property
+    def _file(self) -> AnswerFile:
+        return AnswerFile(Path(self.settings.answers) / f"{self.spec_hash()}.jsonl")
+
+    @cached_property
+    def _answers(self) -> dict[str, str]:
+        return self._file.read(lambda answer: parse_answer(self.settings.protocol, answer))
+
+    @cached_property
+    def _judge(self) -> Judge:
+        settings = self.settings
+        return Judge(
+            Endpoint(
+                key=f"scorers.{self.key}",
+                judge=settings.judge,
+                url=settings.base_url,
+                api_key_variable=settings.api_key_variable,
+                request=settings.request,
+                max_tokens=PROTOCOLS[settings.protocol].max_tokens,
+                concurrency=settings.concurrency,
+                attempts=settings.attempts,
+                timeout_seconds=settings.timeout_seconds,
+            )
+        )
+
+    def _take(self, question: Question, answer: str) -> None:
+        """Keep a well-formed answer."""
+        answer = without_thoughts(answer)
+        parse_answer(self.settings.protocol, answer)
+        self._file.append(question.key, question.label, answer)
+        self._answers[question.key] = answer
+
+    def _question(self, batch: ScoreBatch, row: int) -> Question:
+        prompt, image = batch.prompts[row], np.ascontiguousarray(batch.images[row])
+        wise_id, explanation = self._knowledge(prompt, batch.metadata[row])
+        text = self._instructions.fill(prompt, explanation)
+        return Question(
+            key=_key(image, wise_id, text, self.name),
+            label=f"WISE prompt {wise_id}",
+            system=self._instructions.system,
+            text=text,
+            image=image,
+        )
+
+    def _knowledge(self, prompt: str, record: Mapping[str, object]) -> tuple[int, str]:
+        wise_id, explanation = record.get("wise_id"), record.get("explanation")
+        if not isinstance(wise_id, int) or isinstance(wise_id, bool) or not 1 <= wise_id <= NUM_PROMPTS:
+            fault = f"wise_id must be a whole number from 1 to {NUM_PROMPTS}, got {wise_id!r}"
+        elif not isinstance(explanation, str) or not explanation.strip():
+            fault = f"explanation must be a text, got {explanation!r}"
+        else:
+            return wise_id, explanation
+        raise DataError(
+            f"scorers.{self.key}: prompt {prompt!r}: metadata: {fault}. This scorer judges WISE's prompts; give it the "
+            "splits that hold them."
+        )
+
+
+def _key(image: NDArray[np.uint8], wise_id: int, text: str, name: str) -> str:
+    """Identifies a question. The pixels count, not the PNG's bytes, which differ between versions of the encoder."""
+    asked = json.dumps([name, wise_id, text, image.shape])
+    return hashlib.sha256(asked.encode() + image.tobytes()).hexdigest()

@@ -1,0 +1,207 @@
+"""What WISE's judge is asked.
+
+The wording here is this package's own: it defines the criteria and the scales of PKU-YuanGroup/WISE, whose text has no
+licence and is not shipped. A judge's scores move with the wording, so numbers compare only among runs with the same
+protocol, judge and wording. To compare with published numbers, give a copy of the original evaluator, from which
+`read_evaluator` takes the question.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.wise_protocols import PROTOCOLS, ProtocolName
+
+
+class Slot(Enum):
+    """What is filled in for each image."""
+
+    PROMPT = "Prompt"
+    EXPLANATION = "Explanation"
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """The text of a question; the image follows it.
+
+    Attributes:
+        system: The system message.
+        question: Pieces of the user's message.
+    """
+
+    system: str
+    question: tuple[str | Slot, ...]
+
+    def fill(self, prompt: str, explanation: str) -> str:
+        """The user's message for an image."""
+        values = {Slot.PROMPT: prompt, Slot.EXPLANATION: explanation}
+        return "".join(values[piece] if isinstance(piece, Slot) else piece for piece in self.question)
+
+    def digest(self) -> str:
+        """Identifies the wording."""
+        pieces = [[piece.value] if isinstance(piece, Slot) else piece for piece in self.question]
+        return hashlib.sha256(json.dumps([self.system, pieces]).encode()).hexdigest()
+
+
+_SYSTEM = (
+    "You judge pictures that a text-to-image program has made. Keep to the scale you are given and answer in the form "
+    "you are asked for, with nothing else."
+)
+
+_TASK: tuple[str | Slot, ...] = (
+    "The attached picture was made from the prompt below. The prompt names its subject in a roundabout way: to draw it "
+    "one must know something about culture, nature, time or space. The explanation says what a right picture "
+    'shows.\n\nPrompt: "',
+    Slot.PROMPT,
+    '"\nExplanation: "',
+    Slot.EXPLANATION,
+    '"\n\n',
+)
+
+OWN: dict[ProtocolName, Instructions] = {
+    "legacy": Instructions(
+        _SYSTEM,
+        (
+            *_TASK,
+            """Give the picture three whole numbers, each 0, 1 or 2.
+
+Consistency - does it show what the prompt means?
+0: something essential is absent, or says the opposite.
+1: some of it is shown, or it is shown with clear errors.
+2: all of it is shown, down to the details, and no one could take it for anything else.
+
+Realism - could it be a photograph?
+0: impossible in the real world, or plainly synthetic.
+1: believable at first sight, with faults on a closer look.
+2: nothing gives it away: light, materials, space and physics are all right.
+
+Aesthetic Quality - is it good to look at?
+0: ugly or carelessly composed.
+1: sound composition and colours, and no more than that.
+2: a masterly picture that one would hang on a wall.
+
+Be severe: 2 is rare, for pictures without a flaw in that respect. Between two numbers take the lower one.
+
+Answer with these three lines alone, with a number for each N:
+Consistency: N
+Realism: N
+Aesthetic Quality: N""",
+        ),
+    ),
+    "verified": Instructions(
+        _SYSTEM,
+        (
+            *_TASK,
+            """Decide whether the picture is right, 1, or wrong, 0.
+
+It is right if two things hold. Its content: the objects, their states and their relations are those that prompt and
+explanation ask for, and the answer that the prompt only hints at can be seen. Its making: the main objects are clear
+and whole, so that the content can be checked.
+
+It is wrong if the hinted answer is absent, if only the prompt's literal words were drawn, if something important is
+missing, wrong or contradictory, or if broken, distorted or unclear shapes stand in the way.
+
+Beauty, style and composition play no part: a plain drawing may be right. If you are not sure, it is wrong.
+
+Answer with one line alone, with 0 or 1 for N:
+Score: N""",
+        ),
+    ),
+}
+"""This package's wording."""
+
+
+def find_instructions(key: str, protocol: ProtocolName, path: str | None) -> Instructions:
+    """This package's wording, or that of the user's copy of the evaluator.
+
+    Args:
+        key: Of params.yaml, for messages.
+        protocol: Whose answers are asked for.
+        path: Of gpt_eval.py or vllm_eval.py; None: this package's.
+
+    Raises:
+        DataError: The file cannot be read, or asks for other answers.
+    """
+    if path is None:
+        return OWN[protocol]
+    try:
+        found = read_evaluator(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{key}.instructions: {path}: {error}. Give gpt_eval.py (legacy) or vllm_eval.py (verified) of a clone of "
+            "github.com/PKU-YuanGroup/WISE, or null for this package's wording."
+        ) from error
+    text = "".join(piece for piece in found.question if isinstance(piece, str)).lower()
+    for label in PROTOCOLS[protocol].labels:
+        if f"{label}: " not in text:
+            raise DataError(
+                f"{key}.instructions: {path} asks for no line `{label.title()}:`, so it is not of the protocol "
+                f"{protocol}. Give {'gpt_eval.py' if protocol == 'legacy' else 'vllm_eval.py'}."
+            )
+    return found
+
+
+def read_evaluator(source: str) -> Instructions:
+    """The question that WISE's evaluator asks, read without running it.
+
+    Both evaluators have a function build_evaluation_messages, which returns the messages as one literal: the system's
+    text is a constant, the user's an f-string with prompt_data['Prompt'] and prompt_data['Explanation'].
+
+    Args:
+        source: Of gpt_eval.py or vllm_eval.py.
+
+    Raises:
+        ValueError: It is not written like that.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(f"is no Python ({error})") from error
+    texts = [
+        value
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and function.name == "build_evaluation_messages"
+        for entry in ast.walk(function)
+        if isinstance(entry, ast.Dict)
+        for name, value in zip(entry.keys, entry.values, strict=True)
+        if isinstance(name, ast.Constant) and name.value == "text"
+    ]
+    if len(texts) != 2:
+        raise ValueError(
+            f"needs two texts in build_evaluation_messages, the system's and the user's; has {len(texts)}"
+        )
+    system, question = (_pieces(text) for text in texts)
+    slots = [piece for piece in question if isinstance(piece, Slot)]
+    if (
+        len(system) != 1
+        or not isinstance(system[0], str)
+        or sorted(s.name for s in slots) != sorted(Slot.__members__)
+    ):
+        raise ValueError(
+            "the user's text, and only that, must have Prompt and Explanation filled in, once each"
+        )
+    return Instructions(system[0], question)
+
+
+def _pieces(text: ast.expr) -> tuple[str | Slot, ...]:
+    """Of a constant, or of an f-string whose values are prompt_data[...]."""
+    pieces: list[str | Slot] = []
+    for part in text.values if isinstance(text, ast.JoinedStr) else [text]:
+        match part:
+            case ast.Constant(value=str(words)):
+                pieces.append(words)
+            case ast.FormattedValue(
+                value=ast.Subscript(slice=ast.Constant(value="Prompt" | "Explanation" as name)),
+                conversion=-1,
+                format_spec=None,
+            ):
+                pieces.append(Slot(name))
+            case _:
+                raise ValueError(f"line {part.lineno}: only text, Prompt and Explanation can be read")
+    return tuple(pieces)
