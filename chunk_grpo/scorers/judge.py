@@ -23,7 +23,7 @@ from PIL import Image
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, TransientError
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, Omit
 
 Result = TypeVar("Result")
 
@@ -114,9 +114,8 @@ class Judge:
         if listed is None:
             _LOG.warning("%s does not list its models; %s was not looked for", *self._names())
         elif self._endpoint.judge not in listed:
-            _LOG.warning(
-                "%s does not list %s, but %s", *self._names(), ", ".join(sorted(listed)[:8]) or "none"
-            )
+            others = self._clean(", ".join(sorted(listed)[:8]) or "none")
+            _LOG.warning("%s does not list %s, but %s", *self._names(), others)
 
     def ask(self, questions: Sequence[Question], take: Callable[[Question, str], object]) -> None:
         """Ask every question, several at once.
@@ -167,24 +166,26 @@ class Judge:
         return key
 
     def _client(self) -> AsyncOpenAI:
-        from openai import AsyncOpenAI, Omit
+        from openai import AsyncOpenAI
 
-        key = self._key()
-        headers: dict[str, Any] = {} if key else {"Authorization": Omit()}
         return AsyncOpenAI(
-            api_key=key,  # given even if empty, so that the package looks for none in the environment
+            api_key=self._key() or "none",  # or else the package looks for one in the environment
             base_url=self._endpoint.url,
             timeout=self._endpoint.timeout_seconds,
             max_retries=self._endpoint.attempts - 1,
-            default_headers=headers,
         )
+
+    def _headers(self) -> dict[str, str | Omit]:
+        from openai import Omit
+
+        return {} if self._endpoint.api_key_variable else {"Authorization": Omit()}
 
     async def _list_models(self) -> list[str] | None:
         from openai import APIStatusError
 
         async def request(client: AsyncOpenAI) -> bytes:
             try:
-                return (await client.models.with_raw_response.list()).content
+                return (await client.models.with_raw_response.list(extra_headers=self._headers())).content
             except APIStatusError as error:
                 if error.status_code in (404, 405, 501):
                     return b""  # it is there, and keeps no list
@@ -244,6 +245,7 @@ class Judge:
                 model=self._endpoint.judge,
                 messages=messages,  # type: ignore[arg-type]  # built as dicts
                 extra_body=kept,
+                extra_headers=self._headers(),
             ),
         )
         return reply.content

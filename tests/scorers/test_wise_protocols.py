@@ -1,0 +1,232 @@
+"""WISE's numbers by hand: answers, values of images, scores of models, and the wording of the question."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.wise_instructions import OWN, find_instructions, read_evaluator
+from chunk_grpo.scorers.wise_protocols import (
+    PROTOCOLS,
+    ProtocolName,
+    category_of,
+    image_value,
+    parse_answer,
+    summarize,
+    without_thoughts,
+)
+
+IDS = np.arange(1, 1001)
+
+# First and last id of each category, and its weight, as in Calculate.py and calculate_verified.py.
+TABLE: dict[ProtocolName, dict[str, tuple[int, int, float]]] = {
+    "legacy": {
+        "culture": (1, 400, 0.4),
+        "time": (401, 567, 0.167),
+        "space": (568, 700, 0.133),
+        "biology": (701, 800, 0.1),
+        "physics": (801, 900, 0.1),
+        "chemistry": (901, 1000, 0.1),
+    },
+    "verified": {
+        "culture": (1, 400, 0.4),
+        "time": (401, 520, 0.12),
+        "space": (521, 640, 0.12),
+        "biology": (641, 760, 0.12),
+        "physics": (761, 880, 0.12),
+        "chemistry": (881, 1000, 0.12),
+    },
+}
+
+# Written like gpt_eval.py and vllm_eval.py, in other words.
+EVALUATOR = '''
+import there_is_no_such_module
+
+def build_evaluation_messages(prompt_data: dict, image_base64: str) -> list:
+    return [
+        {"role": "system", "content": [{"type": "text", "text": "Be fair."}]},
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "text",
+                    "text": f"""Rate {{this}}: "{prompt_data['Prompt']}"
+as {prompt_data["Explanation"]}!
+Consistency: 2
+Realism: 1
+Aesthetic Quality: 0""",
+                },
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image_base64}"}},
+            ],
+        },
+    ]
+'''
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            "Consistency: 2\nRealism: 1\nAesthetic Quality: 0",
+            "**Consistency:** 2\n**Realism:** 1\n**Aesthetic Quality:** 0",
+            "**Consistency**: 2\n**Realism**: 1\n**Aesthetic Quality**: 0\n",
+            "**Consistency: 2**\n\n**Realism: 1**\n\n**Aesthetic Quality: 0**",
+            "  realism:1\nCONSISTENCY : 2\r\naesthetic quality：0",
+        ],
+        ids=["plain", "bold label and colon", "bold label", "bold line", "order, case and spaces"],
+    )
+    def test_lines_of_labels_are_read(self, answer: str) -> None:
+        assert parse_answer("legacy", answer) == {"consistency": 2, "realism": 1, "aesthetic": 0}
+
+    @pytest.mark.parametrize(
+        ("answer", "fault"),
+        [
+            ("Consistency: 3\nRealism: 1\nAesthetic Quality: 0", "consistency must be 0 to 2, got 3"),
+            ("Consistency: 10\nRealism: 1\nAesthetic Quality: 0", "consistency must be 0 to 2, got 10"),
+            ("Consistency: 2\nRealism: -1\nAesthetic Quality: 0", "realism must be 0 to 2, got -1"),
+            ("Consistency: 1.5\nRealism: 1\nAesthetic Quality: 0", "'Consistency: 1.5' is none of"),
+            ("Consistency: 2/2\nRealism: 1\nAesthetic Quality: 0", "'Consistency: 2/2' is none of"),
+            ("Consistency: two\nRealism: 1\nAesthetic Quality: 0", "'Consistency: two' is none of"),
+            ("Consistency: 2\nRealism: 1", "no line for aesthetic quality"),
+            ("Consistency: 2\nRealism: 1\nRealism: 1\nAesthetic Quality: 0", "realism is there twice"),
+            ("Here you are:\nConsistency: 2\nRealism: 1\nAesthetic Quality: 0", "'Here you are:' is none of"),
+            ("Consistency: 2, Realism: 1, Aesthetic Quality: 0", "is none of"),
+            ("2\n1\n0", "'2' is none of"),
+            ("", "no line for consistency, realism, aesthetic quality"),
+        ],
+    )
+    def test_anything_else_is_refused(self, answer: str, fault: str) -> None:
+        with pytest.raises(ValueError, match=fault):
+            parse_answer("legacy", answer)
+
+    @pytest.mark.parametrize(("answer", "score"), [("Score: 0", 0), ("**Score:** 1", 1), ("score: 1\n", 1)])
+    def test_verified_is_one_line(self, answer: str, score: int) -> None:
+        assert parse_answer("verified", answer) == {"score": score}
+
+    @pytest.mark.parametrize(
+        "answer", ["Score: 2", "1", "Score: 1\nScore: 1", "Score: 0 or 1", "Consistency: 1"]
+    )
+    def test_verified_refuses_anything_else(self, answer: str) -> None:
+        with pytest.raises(ValueError):
+            parse_answer("verified", answer)
+
+    def test_thoughts_are_dropped_from_the_beginning_alone(self) -> None:
+        assert without_thoughts("<think>\nScore: 0?\n</think>\n\nScore: 1") == "Score: 1"
+        late = "Score: 1 <think>or not</think>"
+        assert without_thoughts(late) == late
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("c", "r", "a", "value"),
+        [(2, 2, 2, 1.0), (0, 0, 0, 0.0), (2, 0, 0, 0.7), (0, 2, 0, 0.2), (0, 0, 2, 0.1), (1, 2, 0, 0.55)],
+    )
+    def test_wiscore_by_hand(self, c: int, r: int, a: int, value: float) -> None:
+        scores = {"consistency": c, "realism": r, "aesthetic": a}
+        assert image_value("legacy", scores) == pytest.approx(value, abs=1e-15)
+
+    def test_verified_is_the_score(self) -> None:
+        assert [image_value("verified", {"score": score}) for score in (0, 1)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("protocol", ["legacy", "verified"])
+class TestSummary:
+    def test_categories_are_ranges_of_ids(self, protocol: ProtocolName) -> None:
+        for name, (first, last, _) in TABLE[protocol].items():
+            assert category_of(protocol, first) == category_of(protocol, last) == name
+        for outside in (0, 1001):
+            with pytest.raises(ValueError, match=f"got {outside}"):
+                category_of(protocol, outside)
+
+    def test_means_and_overall_by_the_table(self, protocol: ProtocolName) -> None:
+        values = np.random.default_rng(0).random(1000)
+        means = {name: values[first - 1 : last].mean() for name, (first, last, _) in TABLE[protocol].items()}
+        overall = sum(TABLE[protocol][name][2] * mean for name, mean in means.items())
+        order = np.random.default_rng(1).permutation(1000)
+        found = summarize(protocol, IDS[order], values[order])
+        assert found.categories == pytest.approx(means, abs=1e-14)
+        assert found.overall == pytest.approx(overall, abs=1e-14)
+
+    def test_a_perfect_model_has_one(self, protocol: ProtocolName) -> None:
+        assert summarize(protocol, IDS, np.ones(1000)).overall == pytest.approx(1.0, abs=1e-12)
+        assert sum(PROTOCOLS[protocol].category_weights.values()) == pytest.approx(1.0, abs=1e-12)
+
+    def test_images_of_a_prompt_count_as_their_mean(self, protocol: ProtocolName) -> None:
+        ids, values = np.append(IDS, [1, 1]), np.append(np.ones(1000), [0.0, 0.5])
+        assert summarize(protocol, ids, values).categories["culture"] == pytest.approx(399.5 / 400, abs=1e-12)
+
+    def test_missing_prompts_are_refused(self, protocol: ProtocolName) -> None:
+        with pytest.raises(DataError, match="2 of 1000 prompts have no score, the first is id 17;"):
+            summarize(protocol, np.delete(IDS, [16, 999]), np.ones(998))
+
+    @pytest.mark.parametrize(
+        ("ids", "values"),
+        [
+            (np.append(IDS, 0), np.ones(1001)),
+            (np.append(IDS, 1001), np.ones(1001)),
+            (IDS.astype(np.float64), np.ones(1000)),
+            (IDS, np.ones(999)),
+            (IDS.reshape(10, 100), np.ones((10, 100))),
+        ],
+    )
+    def test_other_arrays_are_refused(
+        self, protocol: ProtocolName, ids: np.ndarray, values: np.ndarray
+    ) -> None:
+        with pytest.raises(ValueError, match="wise_ids"):
+            summarize(protocol, ids, values)
+
+
+class TestInstructions:
+    @pytest.mark.parametrize("protocol", ["legacy", "verified"])
+    def test_the_question_holds_prompt_explanation_and_every_label(self, protocol: ProtocolName) -> None:
+        text = OWN[protocol].fill('a {curly} "prompt"', "its {Prompt} meaning")
+        assert 'Prompt: "a {curly} "prompt""' in text and 'Explanation: "its {Prompt} meaning"' in text
+        for label in PROTOCOLS[protocol].labels:
+            assert f"\n{label.title()}: N" in text
+
+    def test_the_original_is_read_as_it_would_run(self) -> None:
+        function = next(node for node in ast.parse(EVALUATOR).body if isinstance(node, ast.FunctionDef))
+        space: dict[str, object] = {}
+        exec(compile(ast.Module([function], []), "evaluator", "exec"), space)
+        expected = space["build_evaluation_messages"]({"Prompt": "{p}", "Explanation": "e"}, "")  # type: ignore[operator]
+        found = read_evaluator(EVALUATOR)
+        assert found.system == expected[0]["content"][0]["text"]
+        assert found.fill("{p}", "e") == expected[1]["content"][0]["text"]
+
+    def test_the_wording_identifies_itself(self, tmp_path: Path) -> None:
+        for name, text in {
+            "a.py": EVALUATOR,
+            "b.py": EVALUATOR,
+            "c.py": EVALUATOR.replace("fair", "kind"),
+        }.items():
+            (tmp_path / name).write_text(text)
+        a, b, c = (find_instructions("k", "legacy", str(tmp_path / f"{name}.py")).digest() for name in "abc")
+        assert a == b and len({a, c, OWN["legacy"].digest(), OWN["verified"].digest()}) == 4
+
+    @pytest.mark.parametrize(
+        ("text", "fault"),
+        [
+            (None, "No such file"),
+            ("1 +", "is no Python"),
+            ("x = 1", "needs two texts in build_evaluation_messages, the system's and the user's; has 0"),
+            (EVALUATOR.replace("['Prompt']", "['prompt']"), r"line \d+: only text, Prompt and Explanation"),
+            (EVALUATOR.replace("['Prompt']", "['Prompt']!r"), r"line \d+: only text, Prompt and Explanation"),
+            (
+                EVALUATOR.replace("['Prompt']", "['Explanation']"),
+                "Prompt and Explanation filled in, once each",
+            ),
+            (EVALUATOR.replace('"Be fair."', "f\"{prompt_data['Prompt']}\""), "and only that"),
+            (
+                EVALUATOR.replace("Realism:", "Look:"),
+                "asks for no line `Realism:`, so it is not of .* legacy",
+            ),
+        ],
+    )
+    def test_another_file_is_refused(self, tmp_path: Path, text: str | None, fault: str) -> None:
+        path = tmp_path / "gpt_eval.py"
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(DataError, match=rf"(?s)scorers.w.instructions: .*gpt_eval.py.*{fault}"):
+            find_instructions("scorers.w", "legacy", str(path))
