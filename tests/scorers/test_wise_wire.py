@@ -1,0 +1,107 @@
+"""WISE over the wire: `transformers serve` with a tiny random vision-language model is the judge."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.scorers.wise_instructions import OWN
+from tests.scorers.checkpoints_wise import make_judge
+from tests.scorers.test_wise import wise
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SIZE = 10
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_judge(tmp_path_factory.mktemp("judge") / "tiny-judge", seed=2)
+
+
+@pytest.fixture(scope="module")
+def url(judge: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(judge)]
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 300
+    while time.monotonic() < until:
+        assert process.poll() is None, "the server has ended"
+        try:
+            with urllib.request.urlopen(address, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError("the server does not answer")
+
+
+def plain_colours() -> ScoreBatch:
+    colours = np.random.default_rng(0).integers(0, 256, (SIZE, 1, 1, 3), dtype=np.uint8)
+    images = np.broadcast_to(colours, (SIZE, 40, 36, 3)).copy()
+    records = [{"wise_id": i, "explanation": f"meaning {i}"} for i in range(1, SIZE + 1)]
+    return ScoreBatch(images, [f"prompt {i}" for i in range(1, SIZE + 1)], records, [0] * SIZE)
+
+
+def answers_here(folder: Path, batch: ScoreBatch) -> list[str]:
+    """What the model says of each image without any server."""
+    processor = AutoProcessor.from_pretrained(folder)
+    model = LlavaForConditionalGeneration.from_pretrained(folder)
+    own, said = OWN["verified"], []
+    for image, prompt, record in zip(batch.images, batch.prompts, batch.metadata, strict=True):
+        user = [
+            {"type": "text", "text": own.fill(prompt, str(record["explanation"]))},
+            {"type": "image", "image": Image.fromarray(image)},
+        ]
+        messages = [
+            {"role": "system", "content": [{"type": "text", "text": own.system}]},
+            {"role": "user", "content": user},
+        ]
+        inputs = processor.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        )
+        tokens = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+        said.append(
+            processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+        )
+    return said
+
+
+def test_the_server_judges_as_its_model_does(judge: Path, url: str, tmp_path: Path) -> None:
+    batch = plain_colours()
+    said = answers_here(judge, batch)
+    assert set(said) == {"Score: 0", "Score: 1"}
+    scorer = wise(url, tmp_path, protocol="verified", judge=str(judge), concurrency=3, timeout_seconds=120.0)
+    scorer.check()
+    assert [f"Score: {value:.0f}" for value in scorer.score(batch).values] == said
+
+
+def test_a_model_that_keeps_to_no_form_is_refused(judge: Path, url: str, tmp_path: Path) -> None:
+    scorer = wise(url, tmp_path, protocol="legacy", judge=str(judge), timeout_seconds=120.0, attempts=2)
+    with pytest.raises(DataError, match=r"2 attempts\. WISE prompt 1: .* the answer begins 'Score: [01]'"):
+        scorer.score(plain_colours().rows([0]))
