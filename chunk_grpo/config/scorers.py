@@ -4,6 +4,7 @@ A scorer's settings move its results and identify what is measured; where it run
 """
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
@@ -162,6 +163,12 @@ class WiseScorer(ScorerSettings):
     attempts: PositiveInt
     timeout_seconds: PositiveFloat
     answers: Text
+
+    @field_validator("base_url")
+    @classmethod
+    def _has_a_port_that_can_be(cls, url: str) -> str:
+        urlsplit(url).port  # noqa: B018  # raises ValueError
+        return url
 
     @field_validator("request")
     @classmethod

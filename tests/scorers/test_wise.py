@@ -176,9 +176,18 @@ class TestRequests:
             make(request={field: 1})
 
     @pytest.mark.parametrize(
-        "url", ["http://user:pw@host/v1", "http://host/v1?key=1", "http://host/v1#a", "host/v1"]
+        "url",
+        [
+            "http://user:pw@host/v1",
+            "http://host/v1?key=1",
+            "http://host/v1#a",
+            "host/v1",
+            "http://host:99999/v1",
+            "http://host:a/v1",
+            "http://[::1/v1",
+        ],
     )
-    def test_a_url_holds_no_key(self, make: Callable[..., Wise], url: str) -> None:
+    def test_a_url_holds_no_key_and_can_be(self, make: Callable[..., Wise], url: str) -> None:
         with pytest.raises(ValueError, match="base_url"):
             make(base_url=url)
 
@@ -200,9 +209,9 @@ class TestRequests:
     def test_so_many_at_once_and_no_more(
         self, server: JudgeServer, make: Callable[..., Wise], concurrency: int
     ) -> None:
-        server.answer = lambda request: Reply(GOOD, wait_seconds=0.05)
-        make(concurrency=concurrency).score(batch_of(6))
-        assert server.most_at_once == concurrency and len(server.requests) == 6
+        server.answer = lambda request: Reply(GOOD, wait_seconds=0.15)
+        make(concurrency=concurrency).score(batch_of(2 * concurrency))
+        assert server.most_at_once == concurrency and len(server.requests) == 2 * concurrency
 
     def test_inside_a_running_loop(self, make: Callable[..., Wise]) -> None:
         async def caller() -> int:
@@ -213,7 +222,7 @@ class TestRequests:
     def test_a_signal_handlers_error_comes_through_at_once(
         self, server: JudgeServer, make: Callable[..., Wise]
     ) -> None:
-        server.answer = lambda request: Reply(GOOD, wait_seconds=3.0)
+        server.answer = lambda request: Reply(GOOD, wait_seconds=20.0)
         threads = threading.active_count() - server_threads()
 
         def stop(number: int, frame: object) -> None:
@@ -228,7 +237,7 @@ class TestRequests:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < 10.0
         assert threading.active_count() - server_threads() == threads
 
 
@@ -246,7 +255,7 @@ class TestFailures:
         )  # the client's own first wait is 0.5 s at most
         assert make().score(batch_of(1)).values.size == 1
         first, second = server.requests
-        assert 1.0 <= second.time - first.time < 1.9
+        assert second.time - first.time >= 1.0
         assert first.body == second.body
 
     def test_each_wait_after_a_failing_server_is_longer(
@@ -255,7 +264,7 @@ class TestFailures:
         server.replies.extend([Reply(b"oops", 500), Reply(drop=True)])
         make().score(batch_of(1))
         a, b, c = (request.time for request in server.requests)
-        assert 0.375 <= b - a <= 0.7 and 0.75 <= c - b <= 1.3
+        assert b - a >= 0.375 and c - b >= 0.75  # 0.5 and 1 s, less a quarter at most, drawn
 
     @pytest.mark.parametrize("status", [429, 500, 503])
     def test_a_server_that_keeps_failing_ends_it(
@@ -271,9 +280,9 @@ class TestFailures:
     def test_silence_ends_it(self, server: JudgeServer, make: Callable[..., Wise]) -> None:
         server.answer = lambda request: Reply(GOOD, wait_seconds=1.0)
         with pytest.raises(
-            TransientError, match=f"{server.url} to WISE prompt 1 after 2 attempts of 0.1 s .*timed out"
+            TransientError, match=f"{server.url} to WISE prompt 1 after 2 attempts of 0.3 s .*timed out"
         ):
-            make(timeout_seconds=0.1, attempts=2).score(batch_of(1))
+            make(timeout_seconds=0.3, attempts=2).score(batch_of(1))
         assert len(server.requests) == 2
 
     def test_no_server_ends_it(self, tmp_path: Path) -> None:
@@ -312,7 +321,7 @@ class TestFailures:
         assert len(server.requests) == 6
 
     def test_the_other_answers_are_kept(self, server: JudgeServer, make: Callable[..., Wise]) -> None:
-        server.answer = lambda request: Reply("no", wait_seconds=0.3) if id_of(request) == 3 else Reply(GOOD)
+        server.answer = lambda request: Reply("no", wait_seconds=0.8) if id_of(request) == 3 else Reply(GOOD)
         with pytest.raises(DataError, match="WISE prompt 3"):
             make(attempts=1).score(batch_of(5))
         assert sorted(map(id_of, server.requests)) == [1, 2, 3, 4, 5]
@@ -341,8 +350,8 @@ class TestFailures:
         with pytest.raises(
             DataError, match=rf"answered {status} to WISE prompt 1: .*no field seed.*`request`"
         ):
-            make().score(batch_of(1))
-        assert len(server.requests) == 1
+            make(concurrency=1).score(batch_of(4))
+        assert len(server.requests) == 1  # neither that again nor the others
 
 
 class TestKept:
@@ -447,13 +456,23 @@ class TestKept:
         with pytest.raises(DataError, match=rf"{path.name}, line 2: .*Delete the line"):
             make().score(batch_of(2))
 
+    def test_of_two_answers_to_a_question_the_first_counts(self, make: Callable[..., Wise]) -> None:
+        scorer = make()
+        values = scorer.score(batch_of(1)).values
+        path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
+        record = json.loads(path.read_text())
+        for answer in (GOOD, GOOD.replace("2", "0")):
+            with path.open("a") as stream:
+                stream.write(json.dumps({**record, "answer": answer}) + "\n")
+        assert make().score(batch_of(1)).values.tolist() == values.tolist()
+
     def test_a_folder_that_cannot_be_made_is_told(self, make: Callable[..., Wise], tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DataError, match="the judge's answers cannot be kept there"):
             make(answers=str(tmp_path / "file")).score(batch_of(1))
 
     def test_a_killed_run_asks_only_for_what_is_missing(self, server: JudgeServer, tmp_path: Path) -> None:
-        server.answer = lambda request: Reply(by_image(request).body, wait_seconds=0.1)
+        server.answer = lambda request: Reply(by_image(request).body, wait_seconds=0.25)
         code = (
             "import sys; from pathlib import Path; from tests.scorers.test_wise import wise, batch_of; "
             "wise(sys.argv[1], Path(sys.argv[2]), concurrency=2).score(batch_of(12))"
@@ -477,6 +496,7 @@ class TestKept:
             if line.endswith(b"\n")
         ]
         sent = len(server.requests)
+        server.answer = by_image
         assert sent - 2 <= len(kept) <= sent < 12
         server.requests.clear()
         resumed = wise(server.url, tmp_path, concurrency=8).score(batch_of(12)).values
