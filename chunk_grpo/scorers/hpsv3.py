@@ -1,0 +1,167 @@
+"""HPSv3: the human preference score of Ma et al., ICCV 2025 (MizzenAI/HPSv3), on transformers 5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLImageProcessorPil
+
+from chunk_grpo.config.scorers import HPSv3Scorer
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import FloatArray, Pictures, ScoreBatch, Scores
+from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer
+from chunk_grpo.scorers.hpsv3_model import WEIGHTS, HPSv3Network, load_network
+from chunk_grpo.scorers.hpsv3_prompt import PromptEncoder
+
+PIXELS = 256 * 28 * 28
+"""Images are resized to about so many pixels: hpsv3/inference.py, prepare_batch, min_pixels = max_pixels."""
+
+_BACKBONE_FILES = ("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+class HPSv3Model:
+    """Network, tokenizer and image processor."""
+
+    def __init__(
+        self,
+        network: HPSv3Network,
+        questions: PromptEncoder,
+        processor: Qwen2VLImageProcessorPil,
+        device: torch.device,
+    ) -> None:
+        """Keep the parts; `load_model` makes them from files."""
+        self.network, self.questions, self.processor, self.device = network, questions, processor, device
+
+    def inputs(self, images: Pictures, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the network reads.
+
+        Images are resized bicubically by Pillow to multiples of 28 pixels with about `PIXELS` in all (1024 x 1024 to
+        448 x 448) and normalised with CLIP's means and deviations. The package resizes them twice, the second time to
+        the size that they have.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: B captions.
+
+        Returns:
+            The arguments of HPSv3Network.forward, on the CPU.
+
+        Raises:
+            DataError: An image is more than 200 times as long as it is wide.
+        """
+        try:
+            pixels = self.processor(
+                [Image.fromarray(image) for image in images],
+                size={"shortest_edge": PIXELS, "longest_edge": PIXELS},
+                return_tensors="pt",
+            )
+        except ValueError as error:
+            raise DataError(f"images of {images.shape[1]} x {images.shape[2]} pixels: {error}") from error
+        grids = pixels["image_grid_thw"]
+        tokens = (grids.prod(-1) // self.processor.merge_size**2).tolist()
+        rows = [
+            torch.tensor(self.questions.encode(prompt, count))
+            for prompt, count in zip(prompts, tokens, strict=True)
+        ]
+        input_ids = pad_sequence(rows, batch_first=True, padding_value=self.questions.padding_id)
+        lengths = torch.tensor([len(row) for row in rows])
+        return {
+            "input_ids": input_ids,
+            "attention_mask": torch.arange(input_ids.shape[1]) < lengths[:, None],
+            "reward_at": (input_ids == self.questions.reward_id).int().argmax(dim=1),
+            "pixel_values": pixels["pixel_values"],
+            "image_grid_thw": grids,
+        }
+
+    @torch.inference_mode()
+    def judge(self, images: Pictures, prompts: Sequence[str]) -> FloatArray:
+        """Mean and logarithm of the standard deviation of each image's score.
+
+        Returns:
+            float64 [B, 2].
+        """
+        inputs = {name: value.to(self.device) for name, value in self.inputs(images, prompts).items()}
+        numbers: FloatArray = self.network(**inputs).double().cpu().numpy()
+        return numbers
+
+
+def load_model(
+    key: str, weights: Path, backbone: Path, dtype: torch.dtype, device: torch.device
+) -> HPSv3Model:
+    """Load HPSv3 from local files.
+
+    Args:
+        key: The scorer's in params.yaml, for messages.
+        weights: Folder with HPSv3.safetensors.
+        backbone: Folder with configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct.
+        dtype: Of the backbone; the head is float32.
+        device: Where it runs.
+
+    Raises:
+        DataError: A file cannot be read, or they do not fit together.
+    """
+    try:
+        config = Qwen2VLConfig.from_pretrained(backbone)
+        questions = PromptEncoder(Qwen2Tokenizer.from_pretrained(backbone))
+        processor = Qwen2VLImageProcessorPil.from_pretrained(backbone)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{key}.backbone: the files of {backbone} cannot be read: {error}") from error
+    if config.image_token_id != questions.image_id:
+        raise DataError(
+            f"{key}.backbone: in {backbone}, config.json has image_token_id {config.image_token_id}, but the "
+            f"tokenizer's <|image_pad|> is {questions.image_id}; both must be of one checkpoint."
+        )
+    network = load_network(f"{key}.model", weights / WEIGHTS, config, questions.vocabulary, dtype, device)
+    return HPSv3Model(network, questions, processor, device)
+
+
+class HPSv3(ConfiguredScorer[HPSv3Scorer]):
+    """Mean of the preference score: unbounded, about 10 for good images (FLUX.1-dev has 10.4 on HPDv3's benchmark)."""
+
+    version = 1
+    _model: HPSv3Model | None = None
+
+    def check(self) -> None:
+        """Find the weights and the backbone's files.
+
+        Raises:
+            DataError: A file is missing; says which, and how to get it.
+        """
+        self._folders()
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """Means, with the logarithm of the standard deviation as a detail.
+
+        The loss draws scores from a normal distribution with that mean and deviation (hpsv3/model/qwen2vl_trainer.py,
+        loss_type uncertainty: sigma is the exponential of the second number, which the package returns as it is).
+        """
+        numbers = self._load().judge(batch.images, batch.prompts)
+        return Scores(numbers[:, 0], {"log_sigma": numbers[:, 1]})
+
+    def close(self) -> None:
+        """Give the model back."""
+        if self._model is not None:
+            self._model = None
+            MODELS.give_back(self._identity)
+
+    def _load(self) -> HPSv3Model:
+        if self._model is None:
+            weights, backbone = self._folders()
+            device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            dtype: torch.dtype = getattr(torch, self.settings.dtype)
+            self._identity = ("hpsv3", weights, backbone, dtype, device)
+            self._model = MODELS.take(
+                self._identity, lambda: load_model(f"scorers.{self.key}", weights, backbone, dtype, device)
+            )
+        return self._model
+
+    def _folders(self) -> tuple[Path, Path]:
+        return (
+            find_checkpoint(f"scorers.{self.key}.model", self.settings.model, [WEIGHTS]),
+            find_checkpoint(f"scorers.{self.key}.backbone", self.settings.backbone, _BACKBONE_FILES),
+        )

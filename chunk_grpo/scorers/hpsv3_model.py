@@ -1,0 +1,170 @@
+"""HPSv3's network: Qwen2-VL with a head that reads two numbers at one token.
+
+Architecture: MizzenAI/HPSv3, hpsv3/model/qwen2vl_trainer.py (Qwen2VLRewardModelBT, rm_head_type ranknet) and
+hpsv3/config/HPSv3_7B.yaml. Shape letters: B images, L tokens, P patches of all images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import Qwen2VLConfig, Qwen2VLModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
+
+from chunk_grpo.errors import DataError
+
+WEIGHTS = "HPSv3.safetensors"
+
+_HIDDEN = (1024, 16)
+"""Widths of the head."""
+
+_NOT_USED = frozenset({"lm_head.weight"})
+"""Saved with the model; a reward needs no logits of words."""
+
+
+class HPSv3Network(nn.Module):
+    """Qwen2-VL without its language head, and the reward head."""
+
+    def __init__(self, config: Qwen2VLConfig) -> None:
+        super().__init__()
+        self.backbone = Qwen2VLModel(config)
+        self.rm_head = nn.Sequential(
+            nn.Linear(config.text_config.hidden_size, _HIDDEN[0]),
+            nn.ReLU(),
+            nn.Dropout(0.05),
+            nn.Linear(_HIDDEN[0], _HIDDEN[1]),
+            nn.ReLU(),
+            nn.Linear(_HIDDEN[1], 2),
+        )
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        reward_at: torch.Tensor,
+        pixel_values: torch.Tensor,
+        image_grid_thw: torch.Tensor,
+    ) -> torch.Tensor:
+        """Mean and logarithm of the standard deviation of the preference score.
+
+        Positions count tokens, 0 to L - 1, on all three axes of the rotary embedding. The package passes none, for
+        which transformers 4.45.2, which it pins, counts so; the weights were trained with that. transformers 5 would
+        place the image's tokens on a grid, and the reward would be another.
+
+        Args:
+            input_ids: int64 [B, L], padded on the right.
+            attention_mask: bool [B, L], False at padding.
+            reward_at: int64 [B], where the reward token stands.
+            pixel_values: float32 [P, 1176].
+            image_grid_thw: int64 [B, 3], patches of each image in time, height and width.
+
+        Returns:
+            float32 [B, 2].
+        """
+        size, length = input_ids.shape
+        positions = torch.arange(length, device=input_ids.device).expand(3, size, length)
+        hidden = self.backbone(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=positions,
+            pixel_values=pixel_values,
+            image_grid_thw=image_grid_thw,
+            use_cache=False,
+        ).last_hidden_state
+        at_token = hidden[torch.arange(size, device=hidden.device), reward_at]
+        numbers: torch.Tensor = self.rm_head(at_token.float())
+        return numbers
+
+
+class _Bfloat16VisionAngles(Qwen2VLVisionRotaryEmbedding):  # type: ignore[misc]  # untyped
+    """Angles of the image's patches in bfloat16, cosine and sine included."""
+
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = position_ids[..., None].bfloat16() * self.inv_freq.bfloat16()
+        return self.recomposition_frequencies(angles.cos()), self.recomposition_frequencies(angles.sin())
+
+
+def load_network(
+    key: str, weights: Path, config: Qwen2VLConfig, vocabulary: int, dtype: torch.dtype, device: torch.device
+) -> HPSv3Network:
+    """Build the network around the saved weights, with one weight at a time in memory besides.
+
+    Args:
+        key: Of params.yaml, for messages.
+        weights: HPSv3.safetensors.
+        config: Of the backbone; its vocabulary is cut to that of the tokenizer, as the saved embeddings are.
+        vocabulary: Number of tokens.
+        dtype: Of the backbone; the head is float32.
+        device: Where it runs.
+
+    Returns:
+        The network, for evaluation.
+
+    Raises:
+        DataError: The file cannot be read, or a weight is missing, unknown or of another shape.
+    """
+    config.text_config.vocab_size = vocabulary
+    config.text_config.pad_token_id = (
+        None  # one of the full vocabulary; embeddings of padding are never attended
+    )
+    with init_empty_weights(include_buffers=False):
+        network = HPSv3Network(config)
+    names = {_name_in_file(name): name for name in network.state_dict()}
+    shapes = {_name_in_file(name): tuple(weight.shape) for name, weight in network.state_dict().items()}
+    try:
+        with safe_open(weights, framework="pt") as file:
+            saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _check_weights(f"{key}: {weights}", shapes, saved)
+            tensors = {
+                names[name]: file.get_tensor(name).to(device, torch.float32 if _of_head(name) else dtype)
+                for name in names
+            }
+    except SafetensorError as error:
+        raise DataError(f"{key}: {weights} is no complete safetensors file ({error})") from error
+    network.load_state_dict(tensors, strict=True, assign=True)
+    if dtype == torch.bfloat16:
+        _round_angles(network.backbone)
+    return network.to(device).eval().requires_grad_(False)
+
+
+def _of_head(name: str) -> bool:
+    return name.startswith("rm_head.")
+
+
+def _name_in_file(name: str) -> str:
+    """The name that transformers 4.45.2 gives a weight, by which it is saved."""
+    return name.replace("backbone.visual.", "visual.", 1).replace("backbone.language_model.", "model.", 1)
+
+
+def _check_weights(
+    where: str, shapes: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse a file whose weights are not exactly the network's."""
+    missing = sorted(shapes.keys() - saved.keys())
+    surplus = sorted(saved.keys() - shapes.keys() - _NOT_USED)
+    misshapen = [name for name in sorted(shapes.keys() & saved.keys()) if shapes[name] != saved[name]]
+    rule = "It must be HPSv3.safetensors of MizzenAI/HPSv3, and the backbone Qwen/Qwen2-VL-7B-Instruct."
+    if missing:
+        raise DataError(f"{where} lacks {len(missing)} weights, such as {missing[0]}. {rule}")
+    if surplus:
+        raise DataError(f"{where} has {len(surplus)} unknown weights, such as {surplus[0]}. {rule}")
+    if misshapen:
+        name = misshapen[0]
+        raise DataError(f"{where}: {name} is {list(saved[name])}, must be {list(shapes[name])}. {rule}")
+
+
+def _round_angles(backbone: Qwen2VLModel) -> None:
+    """Round the rotary embeddings' frequencies to bfloat16.
+
+    The package converts the whole model after making it, buffers included (hpsv3/train.py, `model.to(torch.bfloat16)`),
+    in training and inference alike. At position 800 a frequency rounded to 8 bits is up to a radian off.
+    """
+    rotary = backbone.language_model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+    backbone.visual.rotary_pos_emb = _Bfloat16VisionAngles(backbone.config.vision_config)
