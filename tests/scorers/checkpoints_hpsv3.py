@@ -14,8 +14,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from chunk_grpo.scorers.hpsv3_prompt import CLOSING, INSTRUCTION, RATING
 
 SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+"""Qwen2's pattern, by which text is divided before pairs are merged."""
+
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -69,9 +72,7 @@ def make_hpsv3(folder: Path, seed: int = 0) -> Path:
     tokens = make_backbone(folder / "backbone")
     (folder / "model").mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    weights = {
-        name: _random(rng, name, shape) for name, shape in sorted(weight_shapes(tokens + 1).items())
-    }
+    weights = {name: _random(rng, name, shape) for name, shape in sorted(weight_shapes(tokens + 1).items())}
     save_file(weights, folder / "model" / "HPSv3.safetensors", metadata={"format": "pt"})
     return folder
 

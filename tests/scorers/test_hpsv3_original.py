@@ -1,0 +1,213 @@
+"""HPSv3 against the untouched package hpsv3 1.0.0 with transformers 4.45.2, on a small random checkpoint."""
+
+import base64
+import io
+import json
+import logging
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from ruamel.yaml import YAML
+from safetensors.numpy import save_file
+
+import chunk_grpo.scorers.workers
+from chunk_grpo.scorers import hpsv3_model
+from tests.scorers.checkpoints_hpsv3 import make_hpsv3
+from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, batch_of, pictures, scorer
+from tests.scorers.originals.environments import environment_for, script_dependencies
+
+LOG = logging.getLogger(__name__)
+"""The differences, with --log-cli-level=INFO."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ORIGINALS = Path(__file__).parent / "originals"
+WORKER = Path(*chunk_grpo.scorers.workers.__path__) / "hpsv3_original.py"
+CASES = [(image, prompt) for image, prompt in zip(pictures(4), PROMPTS, strict=True)] + [
+    (pictures(1, height, width, seed=number)[0], prompt)
+    for number, (height, width, prompt) in enumerate(MORE)
+]
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return environment_for("hpsv3", script_dependencies(WORKER))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_hpsv3(tmp_path_factory.mktemp("hpsv3"))
+
+
+def config_of(folder: Path, python: Path, dtype: str) -> Path:
+    """The package's own configuration, but for the backbone's place and the dtype."""
+    backbone = folder / "original-backbone"
+    if not backbone.exists():
+        shutil.copytree(folder / "backbone", backbone)
+        # The package wants a file of weights there, and replaces them; an unknown weight is none.
+        save_file({"none": np.zeros(1)}, backbone / "model.safetensors", metadata={"format": "pt"})
+    package = next((python.parent.parent / "lib").glob("python*/site-packages/hpsv3"))
+    config = YAML(typ="safe").load(package / "config" / "HPSv3_7B.yaml")
+    config |= {"model_name_or_path": str(backbone), "bf16": dtype == "bfloat16", "torch_dtype": dtype}
+    path = folder / f"{dtype}.yaml"
+    YAML(typ="safe").dump(config, path)
+    return path
+
+
+def dump(folder: Path, python: Path, dtype: str) -> dict[str, NDArray[np.generic]]:
+    job = {
+        "checkpoint": str(folder / "model" / "HPSv3.safetensors"),
+        "config": str(config_of(folder, python, dtype)),
+        "images": str(folder / "images.npz"),
+        "prompts": [prompt for _, prompt in CASES],
+    }
+    np.savez(job["images"], **{f"{number:03d}": image for number, (image, _) in enumerate(CASES)})
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    scripts = [ORIGINALS / "with_torchvision.py", ORIGINALS / "dump_hpsv3.py"]
+    subprocess.run([python, *scripts, folder / "job.json", folder / "out.npz"], cwd=folder, check=True)
+    with np.load(folder / "out.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def in_float32(folder: Path, python: Path) -> dict[str, NDArray[np.generic]]:
+    return dump(folder, python, "float32")
+
+
+@pytest.fixture(scope="module")
+def in_bfloat16(folder: Path, python: Path) -> dict[str, NDArray[np.generic]]:
+    return dump(folder, python, "bfloat16")
+
+
+def ours(folder: Path, dtype: str) -> NDArray[np.float64]:
+    """Both numbers of every case, one image at a time, as sizes differ."""
+    made = scorer(folder, dtype)
+    scores = [made.score(batch_of(image[None], [prompt])) for image, prompt in CASES]
+    made.close()
+    return np.array([[each.values[0], each.details["log_sigma"][0]] for each in scores])
+
+
+def test_pixels_and_token_ids_are_the_originals(
+    folder: Path, in_float32: dict[str, NDArray[np.generic]]
+) -> None:
+    made = scorer(folder)
+    model = made._load()
+    inputs = [model.inputs(image[None], [prompt]) for image, prompt in CASES]
+    made.close()
+    for row, each in enumerate(inputs):
+        length = each["input_ids"].shape[1]
+        assert each["input_ids"][0].tolist() == in_float32["input_ids"][row, :length].tolist()
+        assert in_float32["attention_mask"][row].tolist() == [1] * length + [0] * (
+            in_float32["attention_mask"].shape[1] - length
+        )
+    grids = torch.cat([each["image_grid_thw"] for each in inputs])
+    assert grids.tolist() == in_float32["image_grid_thw"].tolist()
+    pixels = torch.cat([each["pixel_values"] for each in inputs]).numpy()
+    difference = np.abs(pixels - in_float32["pixel_values"]).max()
+    LOG.info(f"pixels differ by at most {difference:.2e}")
+    assert difference < 1e-6
+
+
+def test_the_score_in_float32_is_the_originals(
+    folder: Path, in_float32: dict[str, NDArray[np.generic]]
+) -> None:
+    numbers = ours(folder, "float32")
+    for run in ("alone", "together"):
+        difference = np.abs(numbers - in_float32[run]).max()
+        LOG.info(
+            f"{run}: differs by at most {difference:.2e}; the largest is {np.abs(in_float32[run]).max():.2f}"
+        )
+        assert difference < 1e-5 * np.abs(in_float32[run]).max()
+        assert numbers == pytest.approx(in_float32[run], **CLOSE)
+
+
+def test_the_golden_values_are_the_originals(in_float32: dict[str, NDArray[np.generic]]) -> None:
+    assert in_float32["alone"][:4] == pytest.approx(GOLDEN, **CLOSE)
+
+
+def test_angles_in_bfloat16_are_the_originals(
+    folder: Path, in_bfloat16: dict[str, NDArray[np.generic]]
+) -> None:
+    """Bit for bit: frequencies of the text, cosines and sines of the first image's patches."""
+    made = scorer(folder, "bfloat16")
+    model = made._load()
+    image, prompt = CASES[0]
+    grid = model.inputs(image[None], [prompt])["image_grid_thw"]
+    made.close()
+    backbone = model.network.backbone
+    assert np.array_equal(
+        backbone.language_model.rotary_emb.inv_freq.numpy(), in_bfloat16["text_frequencies"]
+    )
+    seen = []
+    handle = backbone.visual.rotary_pos_emb.register_forward_hook(
+        lambda module, inputs, angles: seen.append(angles)
+    )
+    with torch.inference_mode():
+        backbone.visual(torch.zeros(int(grid.prod()), 1176, dtype=torch.bfloat16), grid_thw=grid)
+    handle.remove()
+    cos, sin = (part.float().numpy() for part in seen[0])
+    half = cos.shape[1] // 2
+    assert np.array_equal(cos[:, :half], in_bfloat16["vision_cos"])
+    assert np.array_equal(sin[:, :half], in_bfloat16["vision_sin"])
+
+
+def test_the_score_in_bfloat16_is_nearer_with_the_originals_angles(
+    folder: Path, in_bfloat16: dict[str, NDArray[np.generic]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16 has 8 bits, and sums in another order differ; but exact angles differ by more."""
+    expected = in_bfloat16["alone"]
+    rounded = np.abs(ours(folder, "bfloat16") - expected).mean()
+    monkeypatch.setattr(hpsv3_model, "_round_angles", lambda backbone: None)
+    exact = np.abs(ours(folder, "bfloat16") - expected).mean()
+    LOG.info(
+        f"bfloat16: {rounded:.4f} with rounded angles, {exact:.4f} with exact ones; spread {expected.std():.4f}"
+    )
+    assert rounded < 0.05 * expected.std()
+    assert rounded < 0.7 * exact
+
+
+@pytest.fixture(scope="module")
+def worker(folder: Path, python: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = [python, ORIGINALS / "with_torchvision.py", WORKER, "--device", "cpu"]
+    command += ["--checkpoint", folder / "model" / "HPSv3.safetensors"]
+    command += ["--config", config_of(folder, python, "float32")]
+    process = subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+    with process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
+def test_the_worker_scores_by_lines(worker: "subprocess.Popen[str]") -> None:
+    assert worker.stdin
+    assert worker.stdout
+    ready = json.loads(worker.stdout.readline())["ready"]
+    assert (ready["hpsv3"], ready["transformers"]) == ("1.0.0", "4.45.2")
+    for number, rows in ((1, [0, 1, 2, 3]), (7, [2])):
+        request = {
+            "id": number,
+            "images": [as_png(CASES[row][0]) for row in rows],
+            "prompts": [CASES[row][1] for row in rows],
+        }
+        worker.stdin.write(json.dumps(request) + "\n")
+        worker.stdin.flush()
+        answer = json.loads(worker.stdout.readline())
+        assert answer["id"] == number
+        assert answer["values"] == pytest.approx(GOLDEN[rows, 0], **CLOSE)
+        assert answer["details"]["log_sigma"] == pytest.approx(GOLDEN[rows, 1], **CLOSE)
+
+
+def as_png(image: NDArray[np.uint8]) -> str:
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, format="PNG")
+    return base64.b64encode(stream.getvalue()).decode("ascii")
