@@ -1,23 +1,37 @@
-"""Where a scorer runs: in this process, in one of its own, or at a server."""
+"""Scorers where params.yaml places them: in this process, in another, or at a server."""
 
 from __future__ import annotations
 
-from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, InProcess
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, InProcess, InSubprocess
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.registry import make_scorer
 
 
 def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) -> Scorer:
-    """The scorer of a section of params.yaml, where `executor` says.
+    """The scorer of a section of params.yaml where `executors` places it; nothing is loaded, started or reached yet.
 
     Args:
-        key: Its name in params.yaml.
+        key: Its name in params.yaml, for messages.
         settings: Its section.
-        executor: The section of `executors`; None: in this process.
+        executor: Its section of `executors`; None: in this process.
 
     Raises:
         ConfigError: A package is missing, or an external scorer cannot be found.
     """
-    if executor is None or isinstance(executor, InProcess):
-        return make_scorer(key, settings, executor.device if executor else None)
-    raise NotImplementedError(executor.kind)
+    if executor is None:
+        return make_scorer(key, settings)
+    if isinstance(executor, InProcess):
+        return make_scorer(key, settings, executor.device)
+    if isinstance(executor, InSubprocess):
+        from chunk_grpo.scorers.subprocess_scorer import SubprocessScorer
+
+        return SubprocessScorer(key, settings, executor)
+    try:
+        from chunk_grpo.scorers.http_scorer import HttpScorer
+    except ImportError as error:
+        raise ConfigError(
+            f"executors.{key}: kind http needs a package that is not installed ({error}); "
+            'pip install "chunk-grpo[serving]"'
+        ) from error
+    return HttpScorer(key, settings, executor)

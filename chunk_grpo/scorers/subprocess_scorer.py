@@ -1,0 +1,163 @@
+"""A scorer in a process of its own, which may be another Python with other packages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.config.scorers import AnyScorer, InSubprocess
+from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers.remote import Remote, check_identity
+from chunk_grpo.scorers.wire import Identity, Question, read_identity, start_line
+from chunk_grpo.scorers.worker_process import WorkerLostError, WorkerProcess
+from chunk_grpo.scorers.workers.lines import MalformedError, read_message
+
+_LOG = logging.getLogger(__name__)
+
+_NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONPATH")
+"""Of the stage's interpreter; a script for another one would import the wrong packages."""
+
+
+class SubprocessScorer(Remote):
+    """Client of a worker process, which is started at the first use and once more after it crashed or was too slow."""
+
+    def __init__(self, key: str, settings: AnyScorer, executor: InSubprocess) -> None:
+        """Start nothing yet.
+
+        Args:
+            key: The scorer's name in params.yaml.
+            settings: Its section.
+            executor: Which interpreter and script, and how long they may take.
+        """
+        super().__init__(key, settings)
+        self.executor = executor
+        self._process: WorkerProcess | None = None
+        self._identity: Identity | None = None
+        self._has_loaded = False
+        self._lock = threading.RLock()
+
+    @property
+    def who(self) -> str:
+        """The worker, for messages."""
+        return f"scorer {self.key}: its worker process"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker; None if none runs."""
+        return None if self._process is None else self._process.pid
+
+    def identity(self) -> Identity:
+        """What the worker is; it is started if none has been yet.
+
+        Raises:
+            ConfigError: It cannot be started, or a package is missing there.
+            DataError: A file is missing there, or it is another scorer than before.
+            TransientError: It was too slow or was killed, twice.
+        """
+        with self._lock:
+            if self._identity is None:
+                self._with_one_restart(None)
+            if self._identity is None:
+                raise RuntimeError("a worker was started and not asked what it is")
+            return self._identity
+
+    def ask(self, question: Question) -> Mapping[str, Any]:
+        """The worker's answer; asked once more of a new one if the first crashes or is too slow.
+
+        Raises:
+            TransientError: The second did not answer either; with its exit code and its last words.
+        """
+        with self._lock:
+            return self._with_one_restart(question)
+
+    def distrust(self) -> None:
+        """End the worker; the next question starts another."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None:
+                process.kill()
+
+    def close(self) -> None:
+        """End the worker."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None:
+                process.close()
+
+    def _with_one_restart(self, question: Question | None) -> Mapping[str, Any]:
+        try:
+            return self._once(question)
+        except WorkerLostError as error:
+            _LOG.warning("%s %s\nIt is started once more.", self.who, error)
+        try:
+            return self._once(question)
+        except WorkerLostError as error:
+            raise TransientError(f"{self.who} {error}\nThis was the second attempt.") from error
+
+    def _once(self, question: Question | None) -> Mapping[str, Any]:
+        try:
+            process = self._process or self._start()
+            if question is None:
+                return {}
+            seconds = self.executor.timeout_seconds
+            # The model is loaded with the first batch.
+            message = process.ask(
+                question.line, seconds + (0 if self._has_loaded else self.executor.start_seconds)
+            )
+            self._has_loaded = True
+            return read_message(message)
+        except MalformedError as error:
+            self.distrust()
+            raise DataError(f"{self.who} answered what is no message: {error}") from error
+        except BaseException:
+            self.distrust()
+            raise
+
+    def _start(self) -> WorkerProcess:
+        command, environment = self._command(), dict(os.environ)
+        if self.executor.script is not None:
+            for name in _NOT_FOR_OTHERS:
+                environment.pop(name, None)
+        try:
+            self._process = process = WorkerProcess(command, environment)
+        except OSError as error:
+            raise ConfigError(f"executors.{self.key}.python: cannot start {command[0]} ({error})") from error
+        self._has_loaded = False
+        try:
+            answer = process.ask(
+                start_line(self.key, self.settings, self.executor.device), self.executor.start_seconds
+            )
+        except WorkerLostError as error:
+            if self._identity is None and error.returncode is not None and error.returncode > 0:
+                raise ConfigError(f"{self.who} cannot be started: `{' '.join(command)}` {error}") from error
+            raise
+        self._remember(read_identity(read_message(answer), self.who))
+        return process
+
+    def _remember(self, identity: Identity) -> None:
+        if self._identity is None:
+            if self.executor.script is None:
+                check_identity(self.key, self.settings, identity, self.who)
+            self._identity = identity
+            _LOG.info("%s is %s (%s)", self.who, identity.name, identity.software)
+        elif identity.spec_hash != self._identity.spec_hash:
+            raise DataError(
+                f"{self.who} is another scorer after a restart: its identity was {self._identity.spec_hash} and is "
+                f"{identity.spec_hash} ({identity.name}). Its files were changed; run the stage again."
+            )
+
+    def _command(self) -> list[str]:
+        python, script = self.executor.python or sys.executable, self.executor.script
+        if shutil.which(python) is None:
+            raise ConfigError(f"executors.{self.key}.python: must be a Python interpreter, got {python!r}")
+        if script is None:
+            return [python, "-m", "chunk_grpo.scorers.worker"]
+        if not Path(script).is_file():
+            raise ConfigError(f"executors.{self.key}.script: must be a Python file, got {script!r}")
+        return [python, script]

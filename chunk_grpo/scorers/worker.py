@@ -1,0 +1,24 @@
+"""`python -m chunk_grpo.scorers.worker`: a scorer of this package in a process of its own, over its standard streams.
+
+A stage starts it (`executors: {NAME: {kind: subprocess}}`); workers/lines.py has the protocol.
+"""
+
+from __future__ import annotations
+
+from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.wire import read_settings, worker_for
+from chunk_grpo.scorers.workers import lines
+
+
+def open_worker(start: lines.Start) -> lines.Worker:
+    """The scorer of a start line, checked.
+
+    Raises:
+        ConfigError: A package is missing, or this version does not know the settings.
+        DataError: A file is missing.
+    """
+    return worker_for(make_scorer(start.key, read_settings(start), start.device))
+
+
+if __name__ == "__main__":
+    lines.serve(open_worker)

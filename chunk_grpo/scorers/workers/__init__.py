@@ -1,0 +1,1 @@
+"""Worker scripts for interpreters without this package, and what they share."""
