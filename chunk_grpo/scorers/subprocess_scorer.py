@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ class SubprocessScorer(Remote):
         self.executor = executor
         self._process: WorkerProcess | None = None
         self._identity: Identity | None = None
-        self._has_loaded = False
+        self._left_to_load = (
+            0.0  # seconds of start_seconds for the first batch, with which the model is loaded
+        )
         self._lock = threading.RLock()
 
     @property
@@ -105,13 +108,9 @@ class SubprocessScorer(Remote):
             process = self._process or self._start()
             if question is None:
                 return {}
-            seconds = self.executor.timeout_seconds
-            # The model is loaded with the first batch.
-            message = process.ask(
-                question.line, seconds + (0 if self._has_loaded else self.executor.start_seconds)
-            )
-            self._has_loaded = True
-            return read_message(message)
+            answer = process.ask(question.line, self.executor.timeout_seconds + self._left_to_load)
+            self._left_to_load = 0.0
+            return read_message(answer)
         except MalformedError as error:
             self.distrust()
             raise DataError(f"{self.who} answered what is no message: {error}") from error
@@ -128,7 +127,7 @@ class SubprocessScorer(Remote):
             self._process = process = WorkerProcess(command, environment)
         except OSError as error:
             raise ConfigError(f"executors.{self.key}.python: cannot start {command[0]} ({error})") from error
-        self._has_loaded = False
+        started = time.monotonic()
         try:
             answer = process.ask(
                 start_line(self.key, self.settings, self.executor.device), self.executor.start_seconds
@@ -137,6 +136,7 @@ class SubprocessScorer(Remote):
             if self._identity is None and error.returncode is not None and error.returncode > 0:
                 raise ConfigError(f"{self.who} cannot be started: `{' '.join(command)}` {error}") from error
             raise
+        self._left_to_load = max(self.executor.start_seconds - (time.monotonic() - started), 0.0)
         self._remember(read_identity(read_message(answer), self.who))
         return process
 

@@ -99,24 +99,27 @@ def encode_batch(batch: ScoreBatch) -> Question:
         DataError: A record of metadata cannot be written as JSON.
     """
     height, width = batch.images.shape[1:3]
-    question = uuid.uuid4().hex
-    keys, parts = [], []
-    for row, (prompt, record, group) in enumerate(
-        zip(batch.prompts, batch.metadata, batch.groups, strict=True)
-    ):
-        pixels = np.ascontiguousarray(batch.images[row]).reshape(-1).data
-        keys.append(lines.image_key(row, height, width, pixels, prompt))
-        about = {"key": keys[-1], "prompt": prompt, "metadata": dict(record), "group": int(group)}
-        try:
-            text = json.dumps(about).encode("ascii")
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"prompt {prompt!r}: its metadata cannot be written as JSON ({error}): {record!r}"
-            ) from error
-        # Put together by hand: json.dumps would look at each of millions of characters that need no escape.
-        parts.append(b'%s, "pixels": "%s"}' % (text[:-1], binascii.b2a_base64(pixels, newline=False)))
-    head = json.dumps({"type": "score", "id": question, "height": height, "width": width}).encode("ascii")
-    return Question(question, keys, b'%s, "rows": [%s]}\n' % (head[:-1], b", ".join(parts)))
+    question, keys = uuid.uuid4().hex, []
+    # Put together by hand: json.dumps would look at each of millions of characters that need no escape.
+    head = {"type": "score", "id": question, "height": height, "width": width, "rows": []}
+    parts = [json.dumps(head).encode("ascii").removesuffix(b"]}")]
+    for row, image in enumerate(batch.images):
+        pixels = np.ascontiguousarray(image).reshape(-1).data
+        keys.append(lines.image_key(row, height, width, pixels, batch.prompts[row]))
+        about = _about(keys[-1], batch.prompts[row], batch.metadata[row], batch.groups[row])
+        encoded = binascii.b2a_base64(pixels, newline=False)
+        parts += [b", " if row else b"", about.removesuffix(b"}"), b', "pixels": "', encoded, b'"}']
+    return Question(question, keys, b"".join([*parts, b"]}\n"]))
+
+
+def _about(key: str, prompt: str, record: Mapping[str, object], group: int) -> bytes:
+    about = {"key": key, "prompt": prompt, "metadata": dict(record), "group": int(group)}
+    try:
+        return json.dumps(about).encode("ascii")
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"prompt {prompt!r}: its metadata cannot be written as JSON ({error}): {record!r}"
+        ) from error
 
 
 def decode_batch(batch: lines.Batch) -> ScoreBatch:

@@ -31,7 +31,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, BinaryIO
 
@@ -110,8 +110,8 @@ class Batch:
     rows: Sequence[Row]
 
 
-Answer = tuple[Sequence[Any], Mapping[str, Sequence[Any]]]
-"""A value for each row, in their order, and named details, each with a value for each row."""
+Answer = tuple[Any, Mapping[str, Any]]
+"""A value for each row, in their order, and named details, each with a value for each row: lists or arrays."""
 
 
 def _nothing() -> None:
@@ -156,30 +156,31 @@ def serve(open_worker: Callable[[Start], Worker]) -> None:
     try:
         start = read_start(read_message(questions.readline()))
         worker = open_worker(start)
-        spec = worker.spec_hash or settings_hash(worker.name, worker.version, start.settings)
-        ready = write_message(ready_message(worker, spec))
+        if worker.spec_hash is None:
+            worker = replace(worker, spec_hash=settings_hash(worker.name, worker.version, start.settings))
+        ready = write_message(ready_message(worker))
     except Exception as error:  # the stage raises it
         _write(answers, write_message(error_message(error)))
         return
     _write(answers, ready)
     for line in questions:
-        _write(answers, _answer(worker, spec, line))
+        _write(answers, _answer(worker, line))
     worker.close()
 
 
-def _answer(worker: Worker, spec: str, line: bytes) -> bytes:
+def _answer(worker: Worker, line: bytes) -> bytes:
     question = None
     try:
         batch = read_batch(read_message(line))
         question = batch.id
         values, details = worker.score(batch)
-        return write_message(scores_message(batch, values, details, spec))
+        return write_message(scores_message(batch, values, details, worker.spec_hash))
     except Exception as error:  # the stage raises it
         return write_message({**error_message(error), "id": question})
 
 
-def ready_message(worker: Worker, spec_hash: str) -> dict[str, Any]:
-    """What a worker is: the answer to the start line."""
+def ready_message(worker: Worker) -> dict[str, Any]:
+    """What a worker with a spec hash is: the answer to the start line."""
     return {
         "type": "ready",
         "protocol": PROTOCOL,
@@ -187,14 +188,14 @@ def ready_message(worker: Worker, spec_hash: str) -> dict[str, Any]:
         "version": worker.version,
         "needs": sorted(worker.needs),
         "groupwise": worker.groupwise,
-        "spec_hash": spec_hash,
+        "spec_hash": worker.spec_hash,
         "python": platform.python_version(),
         "packages": versions(worker.packages),
     }
 
 
 def scores_message(
-    batch: Batch, values: Sequence[Any], details: Mapping[str, Sequence[Any]], spec_hash: str
+    batch: Batch, values: Any, details: Mapping[str, Any], spec_hash: str | None
 ) -> dict[str, Any]:
     """The answer to `batch`: it names the question, the images in their order, and what judged them."""
     return {

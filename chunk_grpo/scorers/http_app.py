@@ -1,0 +1,167 @@
+"""The scoring server's two addresses: GET /health and POST /score."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chunk_grpo.errors import ChunkGrpoError, TransientError
+from chunk_grpo.scorers.access import is_allowed
+from chunk_grpo.scorers.base import Scores
+from chunk_grpo.scorers.scoring_thread import ScoringThread
+from chunk_grpo.scorers.workers import lines
+
+_LOG = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1
+_LOOK_SECONDS = 0.5  # how often a waiting request's client is looked at
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes.
+
+    Attributes:
+        queue: Batches held at once, the one being scored among them.
+        most_bytes: Of one request's body.
+        token: That requests must have; None: any may ask.
+    """
+
+    queue: int
+    most_bytes: int
+    token: str | None
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+
+class ScoringApp:
+    """Answers requests with what a scoring thread makes of them."""
+
+    def __init__(self, thread: ScoringThread, limits: Limits) -> None:
+        """Take a thread, which the caller starts and ends."""
+        self._thread, self._limits, self._held = thread, limits, 0
+
+    def asgi(self) -> Starlette:
+        """The application."""
+        return Starlette(
+            routes=[
+                Route("/health", self._health, methods=["GET"]),
+                Route("/score", self._score, methods=["POST"]),
+            ]
+        )
+
+    async def _health(self, request: Request) -> Response:
+        try:
+            self._authorize(request)
+        except _RefusedError as error:
+            return _refusal(error)
+        about = {
+            "queue": self._held,
+            "queue_limit": self._limits.queue,
+            "most_bytes": self._limits.most_bytes,
+        }
+        ready = self._thread.ready
+        if ready is None:
+            return _response(503, {"type": "loading", "state": "loading", **about})
+        return _response(200, {**ready, "state": "ready", **about})
+
+    async def _score(self, request: Request) -> Response:
+        question = None
+        try:
+            self._authorize(request)
+            with self._place() as ready:
+                batch = await run_in_threadpool(_read, await self._body(request))
+                question = batch.id
+                future = await run_in_threadpool(self._thread.submit, batch)
+                scores = await _result(request, future)
+                answer = lines.scores_message(batch, scores.values, scores.details, ready["spec_hash"])
+                return _response(200, answer)
+        except _RefusedError as error:
+            return _refusal(error)
+        except ClientDisconnect:
+            _LOG.warning("a client left before its answer")
+            return Response(status_code=499)
+        except Exception as error:  # the client raises it
+            if not isinstance(error, ChunkGrpoError):
+                _LOG.exception("the scorer failed")
+            status = (
+                503
+                if isinstance(error, TransientError)
+                else 422
+                if isinstance(error, ChunkGrpoError)
+                else 500
+            )
+            return _response(status, {**lines.error_message(error), "id": question})
+
+    def _authorize(self, request: Request) -> None:
+        if not is_allowed(request.headers.get("Authorization", ""), self._limits.token):
+            raise _RefusedError(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+
+    @contextmanager
+    def _place(self) -> Iterator[Mapping[str, Any]]:
+        """A place among the batches that are held; taken before a body is read, so that memory is bounded."""
+        ready = self._thread.ready
+        if ready is None or self._held >= self._limits.queue:
+            reason = "it is loading" if ready is None else f"it holds {self._held} batches, its limit"
+            raise _RefusedError(503, f"{reason}; ask again", {"Retry-After": str(_RETRY_SECONDS)})
+        self._held += 1
+        try:
+            yield ready
+        finally:
+            self._held -= 1
+
+    async def _body(self, request: Request) -> bytes:
+        most = self._limits.most_bytes
+        announced = request.headers.get("Content-Length", "")
+        size, blocks = int(announced) if announced.isdigit() else 0, []
+        if size <= most:
+            size = 0
+            async for block in request.stream():
+                size += len(block)
+                if size > most:
+                    break
+                blocks.append(block)
+        if size > most:
+            raise _RefusedError(413, f"the body must have at most {most} bytes, got {size} or more")
+        return b"".join(blocks)
+
+
+def _read(body: bytes) -> lines.Batch:
+    try:
+        return lines.read_batch(lines.read_message(body))
+    except lines.MalformedError as error:
+        raise _RefusedError(400, str(error)) from error
+
+
+async def _result(request: Request, future: Future[Scores]) -> Scores:
+    """Wait for scores; a client that no longer waits takes its batch back, unless it is being scored."""
+    waiting = asyncio.wrap_future(future)
+    while not waiting.done():
+        await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
+        if not waiting.done() and await request.is_disconnected():
+            future.cancel()
+            raise ClientDisconnect
+    return waiting.result()
+
+
+def _response(status: int, message: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    return Response(lines.write_message(message), status, headers, media_type="application/json")
+
+
+def _refusal(error: _RefusedError) -> Response:
+    return _response(error.status, {"type": "refused", "message": str(error)}, error.headers)

@@ -1,0 +1,178 @@
+"""A scorer at a server (`python -m chunk_grpo.scorers.serve NAME`)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from chunk_grpo.config.scorers import AnyScorer, OverHttp
+from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers.access import is_loopback, read_token
+from chunk_grpo.scorers.remote import Remote, check_identity
+from chunk_grpo.scorers.wire import Identity, Question, read_identity
+from chunk_grpo.scorers.workers.lines import MalformedError, read_message
+
+_POLL_SECONDS = 0.5  # while a server loads
+_CONNECT_SECONDS = 10.0
+_KEEP_SECONDS = 4.0  # an idle connection; less than the server does, so that none is used while it closes
+
+
+class HttpScorer(Remote):
+    """Client of a scoring server.
+
+    A full server says so, and is asked again until `timeout_seconds` have passed. Proxies of the environment are used
+    for other machines only.
+    """
+
+    def __init__(self, key: str, settings: AnyScorer, executor: OverHttp) -> None:
+        """Reach nothing yet.
+
+        Args:
+            key: The scorer's name in params.yaml.
+            settings: Its section.
+            executor: Where the server is.
+        """
+        super().__init__(key, settings)
+        self.executor = executor
+        self._url = executor.url.rstrip("/")
+        self._client: httpx.Client | None = None
+        self._identity: Identity | None = None
+        self._most_bytes: int | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def who(self) -> str:
+        """The server, for messages."""
+        return f"scorer {self.key}: the server at {self._url}"
+
+    def identity(self) -> Identity:
+        """What the server is, once it is ready.
+
+        Raises:
+            ConfigError: No token, or a wrong one.
+            DataError: It is another scorer than the settings say, or no scoring server.
+            TransientError: It does not answer, or is still loading.
+        """
+        with self._lock:
+            if self._identity is None:
+                message = self._until_ready()
+                identity = read_identity(message, self.who)
+                check_identity(self.key, self.settings, identity, self.who)
+                self._most_bytes = int(message.get("most_bytes", 0)) or None
+                self._identity = identity
+            return self._identity
+
+    def ask(self, question: Question) -> Mapping[str, Any]:
+        """The server's answer; a full server is asked again.
+
+        Raises:
+            ConfigError: A wrong token.
+            DataError: The batch is larger than the server takes.
+            TransientError: No answer in time.
+        """
+        size = len(question.line)
+        if self._most_bytes is not None and size > self._most_bytes:
+            raise DataError(
+                f"{self.who} takes {self._most_bytes / 1e6:.1f} MB at a time, and {len(question.keys)} images make "
+                f"{size / 1e6:.1f} MB: start it with a larger --most-megabytes, or score fewer images at a time"
+            )
+        deadline = time.monotonic() + self.executor.timeout_seconds
+        while True:
+            response = self._request("POST", "/score", deadline, question.line)
+            wait = _retry_after(response)
+            if wait is None:
+                return self._message(response)
+            if time.monotonic() + wait >= deadline:
+                raise TransientError(
+                    f"{self.who} was busy for {self.executor.timeout_seconds:g} s: {self._message(response)['message']}"
+                )
+            time.sleep(wait)
+
+    def distrust(self) -> None:
+        """Nothing is kept between questions but a connection."""
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            client, self._client = self._client, None
+            if client is not None:
+                client.close()
+
+    def _until_ready(self) -> dict[str, Any]:
+        deadline = time.monotonic() + self.executor.timeout_seconds
+        while True:
+            message = self._message(self._request("GET", "/health", deadline))
+            if message.get("state") != "loading":
+                return message
+            if time.monotonic() + _POLL_SECONDS >= deadline:
+                raise TransientError(
+                    f"{self.who} was still loading after {self.executor.timeout_seconds:g} s"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _request(
+        self, method: str, path: str, deadline: float, content: bytes | None = None
+    ) -> httpx.Response:
+        left = max(deadline - time.monotonic(), 0.001)
+        timeout = httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
+        try:
+            return self._connected().request(method, self._url + path, content=content, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise ConfigError(
+                f"executors.{self.key}.url: must be a URL, got {self.executor.url!r} ({error})"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise TransientError(
+                f"{self.who} did not answer within {self.executor.timeout_seconds:g} s ({type(error).__name__})"
+            ) from error
+        except httpx.TransportError as error:
+            raise TransientError(
+                f"{self.who} does not answer ({type(error).__name__}: {error}). Start it there: "
+                f"`python -m chunk_grpo.scorers.serve {self.key}{self._options()}`"
+            ) from error
+
+    def _connected(self) -> httpx.Client:
+        with self._lock:
+            if self._client is None:
+                token = read_token(f"executors.{self.key}.token_variable", self.executor.token_variable)
+                self._client = httpx.Client(
+                    headers={"Authorization": f"Bearer {token}"} if token else {},
+                    limits=httpx.Limits(keepalive_expiry=_KEEP_SECONDS),
+                    trust_env=not is_loopback(httpx.URL(self._url).host),
+                )
+            return self._client
+
+    def _message(self, response: httpx.Response) -> dict[str, Any]:
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            variable = self.executor.token_variable
+            raise ConfigError(
+                f"{self.who} asks for a token: name its environment variable in executors.{self.key}.token_variable"
+                if variable is None
+                else f"{self.who} refuses the token in {variable} (executors.{self.key}.token_variable)"
+            )
+        try:
+            message = read_message(response.content)
+        except MalformedError as error:
+            raise DataError(
+                f"{self.who} is no scoring server: status {response.status_code}, {error}"
+            ) from error
+        if message.get("type") == "refused" and _retry_after(response) is None:
+            raise DataError(f"{self.who} refuses the request: {message.get('message')}")
+        return message
+
+    def _options(self) -> str:
+        url = httpx.URL(self._url)
+        host = "" if is_loopback(url.host) else f" --host {url.host}"
+        token = f" --token-variable {self.executor.token_variable}" if self.executor.token_variable else ""
+        return f"{host} --port {url.port or (443 if url.scheme == 'https' else 80)}{token}"
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds after which a full server asks to be asked again; None for any other answer."""
+    text = response.headers.get("Retry-After", "")
+    full = response.status_code == httpx.codes.SERVICE_UNAVAILABLE and text.isdigit()
+    return float(text) if full else None

@@ -1,0 +1,101 @@
+"""`python -m chunk_grpo.scorers.serve NAME`: a scorer of params.yaml behind HTTP, for stages that name its URL.
+
+It listens on this machine alone unless it is given a token. SIGTERM lets it finish the batch that it is scoring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from chunk_grpo.config import load_params
+from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.scorers.access import is_loopback, read_token
+from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.registry import make_scorer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        argv: The command line, by default the process's.
+
+    Returns:
+        The exit code: 0 after a signal, 2 for a bad configuration, 3 for a missing file, 1 if a second signal ended it.
+    """
+    options = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    try:
+        from chunk_grpo.scorers.http_server import Limits, serve
+    except ImportError as error:
+        sys.stderr.write(f'error: a package is not installed ({error}); pip install "chunk-grpo[serving]"\n')
+        return ConfigError.exit_code
+    try:
+        token = read_token("--token-variable", options.token_variable)
+        if token is None and not is_loopback(options.host):
+            raise ConfigError(
+                f"--host: without a token a server listens on this machine only (127.0.0.1), got {options.host!r}; "
+                "put a token into an environment variable and name that with --token-variable"
+            )
+        scorer = _scorer(options.params, options.name, options.device)
+        limits = Limits(options.queue, options.most_megabytes * 10**6, token)
+        return serve(scorer, (options.host, options.port), limits, options.merge)
+    except ChunkGrpoError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+
+
+def _scorer(params: str, name: str, device: str | None) -> Scorer:
+    scorers = load_params(params).scorers
+    if name not in scorers:
+        raise ConfigError(f"NAME: must be one of scorers in {params}: {', '.join(scorers)}, got {name!r}")
+    return make_scorer(name, scorers[name], device)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m chunk_grpo.scorers.serve", description=__doc__)
+    parser.add_argument("name", metavar="NAME", help="the scorer's name in params.yaml")
+    parser.add_argument("--params", default="params.yaml", help="the parameter file (default: params.yaml)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8901, help="0: any free one, which is logged (default: 8901)"
+    )
+    parser.add_argument(
+        "--token-variable", help="environment variable with a token that every request must have"
+    )
+    parser.add_argument(
+        "--queue",
+        type=_positive,
+        default=8,
+        help="batches held at once, the one being scored among them; more are asked to come again (default: 8)",
+    )
+    parser.add_argument(
+        "--merge",
+        type=_positive,
+        default=1,
+        help="score waiting batches together while they have at most this many images; 1: each on its own, so that no "
+        "rounding depends on who else asks (default: 1)",
+    )
+    parser.add_argument(
+        "--most-megabytes",
+        type=_positive,
+        default=512,
+        help="of one request; a 1024x1024 image takes 4.2 (default: 512)",
+    )
+    parser.add_argument("--device", help="such as cuda:0 (default: the first GPU, else the CPU)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

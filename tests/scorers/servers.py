@@ -1,0 +1,97 @@
+"""Scoring servers for tests: as a process by the command line, or in a thread of this process."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from ruamel.yaml import YAML
+
+from chunk_grpo.config.scorers import ExternalScorer, OverHttp
+from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.http_app import Limits, ScoringApp
+from chunk_grpo.scorers.scoring_thread import ScoringThread
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_LIMITS = Limits(queue=8, most_bytes=10**8, token=None)
+
+
+def over_http(url: str, token_variable: str | None = None, timeout_seconds: float = 10.0) -> OverHttp:
+    return OverHttp(kind="http", url=url, token_variable=token_variable, timeout_seconds=timeout_seconds)
+
+
+def write_params(path: Path, key: str, settings: ExternalScorer) -> Path:
+    """The shipped params.yaml with one scorer more."""
+    yaml = YAML()
+    raw = yaml.load(ROOT / "params.yaml")
+    raw["scorers"][key] = settings.model_dump(mode="json")
+    yaml.dump(raw, path)
+    return path
+
+
+class ServerProcess:
+    """`python -m chunk_grpo.scorers.serve NAME`."""
+
+    def __init__(self, params: Path, name: str, *options: str, **environment: str) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "chunk_grpo.scorers.serve",
+            name,
+            "--params",
+            str(params),
+            "--port",
+            "0",
+        ]
+        self.process = subprocess.Popen(
+            [*command, *options],
+            cwd=ROOT,
+            env=os.environ | environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log = ""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+            if "listening on " in line:
+                self.url = line.split("listening on ")[1].strip()
+                return
+        raise RuntimeError(self.log)
+
+    def end(self, timeout: float = 10.0) -> tuple[int, str]:
+        """SIGTERM, and SIGKILL if that does not help; the exit code and all of the log."""
+        self.process.terminate()
+        try:
+            rest = self.process.communicate(timeout=timeout)[1]
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            rest = self.process.communicate()[1]
+        return self.process.returncode, self.log + rest
+
+
+@contextmanager
+def server_in_thread(scorer: Scorer, limits: Limits = NO_LIMITS, merge: int = 1) -> Iterator[str]:
+    """The URL of a server of this process."""
+    thread = ScoringThread(scorer, merge)
+    app = ScoringApp(thread, limits).asgi()
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        running.start()
+        thread.start(lambda: None)
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            thread.leave()
+            server.should_exit = True
+            running.join()
+            thread.join()
