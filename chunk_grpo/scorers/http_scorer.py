@@ -88,7 +88,7 @@ class HttpScorer(Remote):
                 return self._message(response)
             if time.monotonic() + wait >= deadline:
                 raise TransientError(
-                    f"{self.who} was busy for {self.executor.timeout_seconds:g} s: {self._message(response)['message']}"
+                    f"{self.who} was busy for {self.executor.timeout_seconds:g} s: {self._message(response).get('message')}"
                 )
             time.sleep(wait)
 
@@ -157,6 +157,8 @@ class HttpScorer(Remote):
         try:
             message = read_message(response.content)
         except MalformedError as error:
+            if response.is_server_error:  # of a server that was ended, or of a proxy before it
+                raise TransientError(f"{self.who} failed: status {response.status_code}") from error
             raise DataError(
                 f"{self.who} is no scoring server: status {response.status_code}, {error}"
             ) from error

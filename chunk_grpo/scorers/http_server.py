@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 
@@ -71,9 +72,14 @@ class _Server(uvicorn.Server):
     def stop(self) -> None:
         self.should_exit = True
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        del sig, frame
+        self.force_exit = self.should_exit  # at the second one
+        self.should_exit = True
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # As uvicorn's, but for raising the signals again at the end.
+        # As uvicorn's, but for raising the signals again at the end, which would be the exit code.
         before = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
         }

@@ -1,4 +1,4 @@
-"""Scorers of a user's, by `source: tests.scorers.odd_scorers:NAME`: a sound one that fails in a chosen way when told to.
+"""Scorers of a user's, by `source: tests.scorers.odd_scorers:NAME`; the first fails in a chosen way when told to.
 
 What it is told stands in the metadata of a batch's first image as `do`.
 """
@@ -72,7 +72,7 @@ def _fail(do: str, told: Mapping[str, Any]) -> None:
     if do == "slow":
         time.sleep(told["seconds"])
     if do == "print":
-        print('{"type": "scores"}')
+        sys.stdout.write('{"type": "scores"}\n')
         os.write(1, b"written to the standard output\n")
         subprocess.run(["echo", "by a child"], check=True)
         input_end = sys.stdin.read(1)
@@ -103,9 +103,17 @@ class Restless:
 
 
 class Painter:
-    """Writes into the images."""
+    """Writes into the images; a groupwise scorer gets those of the caller."""
 
-    def score(self, images: Pictures, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Any:
+    groupwise = True
+
+    def score(
+        self,
+        images: Pictures,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+        groups: Sequence[int],
+    ) -> Any:
         values = images.reshape(len(images), -1).mean(1)
         images[:] = 0
         return values

@@ -117,7 +117,7 @@ class TestEverywhere:
 
     @pytest.mark.parametrize("do", ["reversed", "turned"])
     def test_the_wrong_order_is_seen(self, scorer: Scorer, do: str) -> None:
-        with pytest.raises(DataError, match="^independent of the order: scorer odd gave image"):
+        with pytest.raises(DataError, match=r"^independent of the order: scorer odd gave image"):
             check_contract(scorer, batch(do))
 
     @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ class TestSubprocess:
         scorer = SubprocessScorer(KEY, settings(), in_subprocess(start_seconds=3.0, timeout_seconds=0.5))
         scorer.score(batch())
         start = time.monotonic()
-        with pytest.raises(TransientError, match="gave no answer within .* s and was killed"):
+        with pytest.raises(TransientError, match=r"gave no answer within .* s and was killed"):
             scorer.score(batch("hang", pids=str(tmp_path / "pids")))
         assert 0.5 < time.monotonic() - start < 6.0
         assert scorer.pid is None
@@ -264,7 +264,7 @@ class TestSubprocess:
         assert scorer.needs == frozenset()
         other = SubprocessScorer(KEY, settings(offset=0.5), self.script(tmp_path, SOUND))
         assert len({scorer.spec_hash(), other.spec_hash()}) == 2
-        with pytest.raises(DataError, match="^nothing to judge$"):
+        with pytest.raises(DataError, match=r"^nothing to judge$"):
             scorer.score(batch(count=1))
         scorer.close()
         other.close()
@@ -380,7 +380,8 @@ print(json.dumps(ready), flush=True)
 for line in sys.stdin:
     question = json.loads(line)
     keys = [row["key"] for row in question["rows"]]
-    answer = dict(type="scores", id=question["id"], spec_hash='by-hand', keys=keys, values=[0.0] * len(keys), details={{}})
+    answer = dict(type="scores", id=question["id"], spec_hash='by-hand', keys=keys, details={{}})
+    answer["values"] = [0.0] * len(keys)
     {change}
     print(json.dumps(answer), flush=True)
 """

@@ -1,0 +1,95 @@
+"""The check that any scorer can be put to: it passes sound ones and names the rule that another one breaks."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.scorers.contract import check_contract
+from chunk_grpo.scorers.external import External
+from tests.scorers.odd_scorers import KEY, batch, settings
+
+
+def check(source: str, pictures: ScoreBatch, **options: Any) -> None:
+    check_contract(External(KEY, settings(source, **options)), pictures)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_a_sound_scorer_passes(count: int) -> None:
+    check("odd", batch(count=count))
+
+
+def test_a_sound_groupwise_scorer_passes() -> None:
+    check("Compared", batch(count=6))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "do", "rule"),
+    [
+        ("odd", {}, "short", "scorer odd: needs one value for each of 6 images"),
+        ("odd", {}, "nan", "scorer odd: image 1 of the batch"),
+        ("odd", {}, "reversed", "independent of the order: scorer odd gave image"),
+        ("odd", {}, "turned", "independent of the order: scorer odd gave image"),
+        ("swayed", {}, "", "independent of the other images: scorer odd gave image 0"),
+        ("Restless", {}, "", "same answer twice: scorer odd gave image 0"),
+        ("Painter", {}, "", "leaves the images alone: scorer odd wrote"),
+        ("Compared", {"blind": True}, "", "independent of other groups: scorer odd gave image"),
+    ],
+)
+def test_the_broken_rule_is_named(source: str, options: dict[str, Any], do: str, rule: str) -> None:
+    with pytest.raises(DataError) as caught:
+        check(source, batch(do, count=6), **options)
+    assert str(caught.value).startswith(rule)
+
+
+def test_details_are_held_to_the_same_rules() -> None:
+    class Details(External):
+        def score(self, batch: ScoreBatch) -> Any:
+            scores = super().score(batch)
+            return dataclasses.replace(scores, details={"size": np.full(len(batch), float(len(batch)))})
+
+    with pytest.raises(
+        DataError, match="independent of the other images: scorer odd, detail size gave image 0"
+    ):
+        check_contract(Details(KEY, settings()), batch())
+
+
+def test_differences_of_rounding_pass() -> None:
+    class Rounding(External):
+        def score(self, batch: ScoreBatch) -> Any:
+            scores = super().score(batch)
+            return dataclasses.replace(scores, values=scores.values * (1 + 1e-6 * len(batch)))
+
+    check_contract(Rounding(KEY, settings()), batch())
+    with pytest.raises(DataError, match=r"^independent of"):
+        check_contract(Rounding(KEY, settings()), batch(), tolerance=1e-7)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_few_images_show_no_order(count: int) -> None:
+    with pytest.raises(DataError, match=f"contract: needs at least 3 images, got {count}"):
+        check("odd", batch(count=count))
+
+
+def test_equal_scores_show_no_order() -> None:
+    same = batch().rows([0, 0, 0])
+    with pytest.raises(DataError, match="contract: scorer odd gives all 3 images"):
+        check("odd", same)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("name", "", "has a name"),
+        ("version", 0, "version is at least 1"),
+        ("needs", frozenset({"sound"}), "needs are prompt and metadata"),
+        ("spec_hash", lambda self: "", "one identity"),
+    ],
+)
+def test_what_it_says_of_itself_is_checked(name: str, value: Any, rule: str) -> None:
+    odd = type("Odd", (External,), {name: value})
+    with pytest.raises(DataError, match=rf"^{rule}"):
+        check_contract(odd(KEY, settings()), batch())

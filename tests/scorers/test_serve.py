@@ -1,0 +1,451 @@
+"""The scoring server: who may ask, how much, in which order, and how it ends."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers import serve
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.external import External
+from chunk_grpo.scorers.http_app import Limits
+from chunk_grpo.scorers.http_scorer import HttpScorer
+from chunk_grpo.scorers.wire import encode_batch
+from tests.scorers.odd_scorers import KEY, batch, settings
+from tests.scorers.servers import ServerProcess, over_http, server_in_thread, write_params
+
+TOKEN = "an-open-secret-4711"
+VARIABLE = "SCORING_TOKEN"
+
+
+class Gated(External):
+    """Says when it has begun a call, and ends it when told to."""
+
+    def __init__(self) -> None:
+        super().__init__(KEY, settings())
+        self.begun, self.may_end, self.closed = threading.Semaphore(0), threading.Semaphore(0), False
+        self.calls: list[ScoreBatch] = []
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        self.calls.append(batch)
+        self.begun.release()
+        assert self.may_end.acquire(timeout=10)
+        return super().score(batch)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def client(url: str, **options: Any) -> HttpScorer:
+    return HttpScorer(KEY, settings(), over_http(url, **options))
+
+
+def expected(pictures: ScoreBatch) -> list[float]:
+    values: list[float] = External(KEY, settings()).score(pictures).values.tolist()
+    return values
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())
+
+
+class TestHealth:
+    def test_it_says_what_it_is_and_how_much_waits(self) -> None:
+        scorer = External(KEY, settings())
+        with server_in_thread(scorer, Limits(queue=3, most_bytes=10**6, token=None)) as url:
+            client(url).check()
+            health = httpx.get(f"{url}/health")
+        about = health.json()
+        assert health.status_code == 200
+        assert about.pop("packages")["numpy"] == np.__version__
+        assert about.pop("python").startswith("3.")
+        assert about == {
+            "type": "ready",
+            "state": "ready",
+            "protocol": 1,
+            "name": KEY,
+            "version": 1,
+            "needs": ["metadata", "prompt"],
+            "groupwise": False,
+            "spec_hash": scorer.spec_hash(),
+            "queue": 0,
+            "queue_limit": 3,
+            "most_bytes": 10**6,
+        }
+
+    def test_while_it_loads_it_says_so_and_clients_wait(self, pool: ThreadPoolExecutor) -> None:
+        class Slow(External):
+            may_end = threading.Event()
+
+            def check(self) -> None:
+                assert self.may_end.wait(10)
+
+        with server_in_thread(Slow(KEY, settings())) as url:
+            health = httpx.get(f"{url}/health")
+            assert (health.status_code, health.json()["state"]) == (503, "loading")
+            asked = httpx.post(f"{url}/score", content=encode_batch(batch()).line)
+            assert (asked.status_code, asked.headers["Retry-After"]) == (503, "1")
+            with pytest.raises(TransientError, match=r"was still loading after 0.3 s"):
+                client(url, timeout_seconds=0.3).check()
+            scores = pool.submit(client(url).score, batch())
+            time.sleep(0.1)
+            Slow.may_end.set()
+            assert scores.result().values.tolist() == expected(batch())
+
+
+class TestQueue:
+    def test_a_full_server_says_when_to_come_again_and_the_client_does(
+        self, pool: ThreadPoolExecutor
+    ) -> None:
+        scorer = Gated()
+        with server_in_thread(scorer, Limits(queue=2, most_bytes=10**6, token=None)) as url:
+            first = pool.submit(client(url).score, batch(count=1))
+            assert scorer.begun.acquire(timeout=5)
+            second = pool.submit(client(url).score, batch(count=2))
+            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 2)
+            refused = httpx.post(f"{url}/score", content=encode_batch(batch()).line)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+            assert refused.json() == {
+                "type": "refused",
+                "message": "it holds 2 batches, its limit; ask again",
+            }
+            with pytest.raises(TransientError, match=r"was busy for 0.5 s: it holds 2 batches, its limit"):
+                client(url, timeout_seconds=0.5).score(batch())
+            third = pool.submit(client(url).score, batch(count=3))
+            time.sleep(0.2)
+            scorer.may_end.release(3)
+            for count, scores in enumerate((first, second, third), 1):
+                assert scores.result().values.tolist() == expected(batch(count=count))
+        assert [len(call) for call in scorer.calls] == [1, 2, 3]
+        assert scorer.closed
+
+    def test_batches_that_wait_are_scored_together_if_asked_for(self, pool: ThreadPoolExecutor) -> None:
+        scorer = Gated()
+        with server_in_thread(scorer, merge=7) as url:
+            counts = (1, 2, 4, 3)
+            asked = []
+            for count in counts:  # the first is being scored while the others come, in this order
+                asked.append(pool.submit(client(url).score, batch(count=count)))
+                wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == len(asked))
+                time.sleep(0.05)
+            scorer.may_end.release(4)
+            for count, scores in zip(counts, asked, strict=True):
+                assert scores.result().values.tolist() == expected(batch(count=count))
+        assert [len(call) for call in scorer.calls] == [1, 6, 3]
+        # 2 + 4 images; those of one prompt share a group, those of different clients never do
+        assert list(scorer.calls[1].groups) == [0, 0, 1, 1, 2, 2]
+
+    def test_images_of_different_sizes_are_not_scored_together(self, pool: ThreadPoolExecutor) -> None:
+        scorer = Gated()
+        with server_in_thread(scorer, merge=64) as url:
+            asked = []
+            for size in (4, 4, 8):
+                asked.append(pool.submit(client(url).score, batch(size=size)))
+                wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == len(asked))
+                time.sleep(0.05)
+            scorer.may_end.release(3)
+            for scores in asked:
+                scores.result()
+        assert [call.images.shape for call in scorer.calls] == [(4, 4, 4, 3), (4, 4, 4, 3), (4, 8, 8, 3)]
+
+    def test_one_bad_batch_among_others_fails_alone(self, pool: ThreadPoolExecutor) -> None:
+        scorer = Gated()
+        with server_in_thread(scorer, merge=64) as url:
+            asked = []
+            for do in ("", "data", ""):
+                asked.append(pool.submit(client(url).score, batch(do)))
+                wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == len(asked))
+                time.sleep(0.05)
+            scorer.may_end.release(4)
+            assert asked[0].result().values.tolist() == expected(batch())
+            with pytest.raises(DataError, match=r"^the reason \(data\)$"):
+                asked[1].result()
+            assert asked[2].result().values.tolist() == expected(batch())
+        assert [len(call) for call in scorer.calls] == [4, 8, 4, 4]
+
+    def test_a_batch_whose_client_has_left_is_not_scored(self, pool: ThreadPoolExecutor) -> None:
+        scorer = Gated()
+        with server_in_thread(scorer) as url:
+            first = pool.submit(client(url).score, batch(count=1))
+            assert scorer.begun.acquire(timeout=5)
+            with pytest.raises(TransientError, match=r"did not answer within 0\.3 s"):
+                client(url, timeout_seconds=0.3).score(batch(count=2))
+            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1)
+            scorer.may_end.release(2)
+            first.result()
+            client(url).score(batch(count=3))
+        assert [len(call) for call in scorer.calls] == [1, 3]
+
+    def test_sys_exit_in_a_scorer_leaves_no_client_waiting(self) -> None:
+        with server_in_thread(External(KEY, settings())) as url:
+            with pytest.raises(Exception, match=r"RuntimeError: sys.exit\(enough\)"):
+                client(url).score(batch("sys.exit"))
+            assert client(url).score(batch()).values.tolist() == expected(batch())
+
+
+class TestRequests:
+    @pytest.fixture
+    def url(self) -> Iterator[str]:
+        scorer = External(KEY, settings())
+        with server_in_thread(scorer, Limits(queue=8, most_bytes=20_000, token=None)) as url:
+            client(url).check()
+            yield url
+
+    def test_a_malformed_one_is_refused_with_the_reason(self, url: str) -> None:
+        question = json.loads(encode_batch(batch()).line)
+        question["rows"][1]["prompt"] = "another"
+        for content, reason in (
+            (b"hello", "not JSON: "),
+            (b"[]", "must be a JSON object, got list"),
+            (b"{}", "height: is missing"),
+            (json.dumps(question).encode(), "rows[1].key: is not that of this picture and prompt"),
+        ):
+            response = httpx.post(f"{url}/score", content=content)
+            assert response.status_code == 400
+            assert response.json()["message"].startswith(reason)
+
+    @pytest.mark.parametrize("announced", [True, False])
+    def test_a_large_one_is_refused(self, url: str, announced: bool) -> None:
+        blocks = (b" " * 10_000 for _ in range(300))
+        content = b" " * 3_000_000 if announced else blocks
+        response = httpx.post(f"{url}/score", content=content)
+        assert response.status_code == 413
+        assert "the body must have at most 20000 bytes, got " in response.json()["message"]
+        assert client(url).score(batch()).values.tolist() == expected(batch())
+
+    def test_the_client_does_not_send_what_is_too_large(self, url: str) -> None:
+        with pytest.raises(DataError) as caught:
+            client(url).score(batch(size=64))
+        assert str(caught.value).startswith(
+            f"scorer odd: the server at {url} takes 0.0 MB at a time, and 4 images make 0.1 MB: start it with a larger "
+            "--most-megabytes"
+        )
+
+    def test_other_addresses_and_methods_are_none(self, url: str) -> None:
+        assert httpx.get(f"{url}/score").status_code == 405
+        assert httpx.get(f"{url}/").status_code == 404
+
+
+class TestToken:
+    def test_who_has_it_is_answered_and_nobody_else(
+        self, params: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server = ServerProcess(params, KEY, "--token-variable", VARIABLE, **{VARIABLE: TOKEN})
+        line = encode_batch(batch()).line
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
+            assert httpx.get(f"{server.url}/health", headers=header).status_code == 401
+            assert httpx.post(f"{server.url}/score", headers=header, content=line).status_code == 401
+        with pytest.raises(
+            ConfigError, match=r"asks for a token: name its environment variable in executors\.odd\.tok"
+        ):
+            client(server.url).check()
+        messages = []
+        for value, words in (
+            ("wrong-" + TOKEN, f"refuses the token in {VARIABLE} (executors.odd.token_variable)"),
+            ("", f"executors.odd.token_variable: the environment variable {VARIABLE} is not set or empty"),
+            (TOKEN + "\n", f"executors.odd.token_variable: the token in {VARIABLE} must be of visible ASCII"),
+        ):
+            monkeypatch.setenv(VARIABLE, value)
+            with pytest.raises(ConfigError) as caught:
+                client(server.url, token_variable=VARIABLE).check()
+            assert words in str(caught.value)
+            messages.append(str(caught.value))
+        monkeypatch.setenv(VARIABLE, TOKEN)
+        scorer = client(server.url, token_variable=VARIABLE)
+        assert scorer.score(batch()).values.tolist() == expected(batch())
+        code, log = server.end()
+        with pytest.raises(TransientError) as gone:
+            scorer.score(batch())
+        assert f"--token-variable {VARIABLE}`" in str(gone.value)
+        assert code == 0
+        assert "4 images in" in log
+        assert TOKEN not in "".join([log, *messages, str(gone.value), repr(scorer)])
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (
+                ("--host", "0.0.0.0"),
+                "--host: without a token a server listens on this machine only (127.0.0.1)",
+            ),
+            (("--host", "::"), "--host: without a token"),
+            (
+                ("--token-variable", "UNSET_TOKEN"),
+                "--token-variable: the environment variable UNSET_TOKEN is not set",
+            ),
+            (("--port", "70000"), "--host, --port: cannot listen on 127.0.0.1, port 70000"),
+        ],
+    )
+    def test_what_must_not_be_served_is_refused(
+        self, params: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str], words: str
+    ) -> None:
+        assert serve.main([KEY, "--params", str(params), *options]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {words}")
+
+    def test_an_unknown_name_is_told(self, params: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert serve.main(["strange", "--params", str(params)]) == 2
+        message = capsys.readouterr().err
+        assert f"NAME: must be one of scorers in {params}: shapes-exact, " in message
+        assert message.endswith("odd, got 'strange'\n")
+
+
+class TestEnd:
+    def test_sigterm_lets_the_running_batch_end_and_refuses_those_that_wait(
+        self, params: Path, pool: ThreadPoolExecutor
+    ) -> None:
+        server = ServerProcess(params, KEY)
+        running = pool.submit(client(server.url).score, batch("slow", seconds=1.0))
+        wait_for(lambda: httpx.get(f"{server.url}/health").json().get("queue") == 1)
+        waiting = pool.submit(client(server.url).score, batch())
+        wait_for(lambda: httpx.get(f"{server.url}/health").json()["queue"] == 2)
+        server.process.send_signal(signal.SIGTERM)
+        assert running.result().values.tolist() == expected(batch(seconds=1.0))
+        with pytest.raises(
+            TransientError, match="the scoring server is leaving; it did not score this batch"
+        ):
+            waiting.result()
+        assert server.process.wait(5.0) == 0
+        server.end()
+
+    def test_a_second_one_ends_it_at_once(self, params: Path, pool: ThreadPoolExecutor) -> None:
+        server = ServerProcess(params, KEY)
+        asked = pool.submit(client(server.url).score, batch("slow", seconds=60))
+        wait_for(lambda: httpx.get(f"{server.url}/health").json().get("queue") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5.0) == 1
+        with pytest.raises(TransientError, match="failed: status 500|does not answer"):
+            asked.result()
+        server.end()
+
+    def test_a_scorer_that_cannot_be_checked_ends_it_with_its_exit_code(
+        self, params: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def check(self: External) -> None:
+            raise DataError("a file is missing")
+
+        monkeypatch.setattr(External, "check", check)
+        assert serve.main([KEY, "--params", str(params), "--port", "0"]) == 3
+        assert "error: a file is missing" in capsys.readouterr().err
+
+
+READY = {
+    "type": "ready",
+    "state": "ready",
+    "protocol": 1,
+    "name": KEY,
+    "version": 1,
+    "needs": [],
+    "groupwise": False,
+    "spec_hash": "abc",
+    "python": "3",
+    "packages": {},
+}
+
+
+@pytest.fixture
+def strange_server() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A server whose answers are changed by a test: `health` and `answer` are functions of the right one."""
+    changes: dict[str, Any] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply({**READY, **changes.get("health", {})})
+
+        def do_POST(self) -> None:
+            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            keys = [row["key"] for row in question["rows"]]
+            answer = {"type": "scores", "id": question["id"], "spec_hash": "abc", "keys": keys, "details": {}}
+            answer["values"] = [1.0] * len(keys)
+            self.reply(changes["answer"](answer) if "answer" in changes else answer)
+
+        def reply(self, message: object) -> None:
+            content = message if isinstance(message, bytes) else json.dumps(message).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", changes
+        server.shutdown()
+        thread.join()
+
+
+class TestAnotherServer:
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"name": "other"}, r"scorers.odd: must be odd \(version 1\), but .* is other \(version 1"),
+            ({"version": 2}, r"scorers.odd: must be odd \(version 1\), but .* is odd \(version 2"),
+            ({"protocol": 2}, "speaks no protocol 1"),
+            ({"needs": ["sound"]}, "needs sound; known are prompt, metadata"),
+            ({"spec_hash": None, "packages": None}, "does not say what it is"),
+        ],
+    )
+    def test_another_scorer_is_refused(
+        self, strange_server: tuple[str, dict[str, Any]], change: dict[str, Any], words: str
+    ) -> None:
+        url, changes = strange_server
+        client(url).check()
+        changes["health"] = change
+        with pytest.raises(DataError, match=words):
+            client(url).check()
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (
+                lambda m: {**m, "spec_hash": "restarted"},
+                "another question: spec_hash must be 'abc', got 'restarted'",
+            ),
+            (lambda m: {**m, "keys": m["keys"][::-1]}, "another question: keys must be"),
+            (lambda m: {**m, "id": "earlier"}, "another question: id must be"),
+            (lambda m: {**m, "values": "many"}, "answered in another form"),
+            (lambda m: b"<html>", "is no scoring server: status 200, not JSON"),
+        ],
+    )
+    def test_an_answer_to_another_question_is_never_used(
+        self, strange_server: tuple[str, dict[str, Any]], change: Callable[[Any], Any], words: str
+    ) -> None:
+        url, changes = strange_server
+        scorer = client(url)
+        assert scorer.score(batch()).values.tolist() == [1.0] * 4
+        changes["answer"] = change
+        with pytest.raises(DataError, match=words):
+            scorer.score(batch())
+
+    def test_an_address_that_is_none_is_a_configuration_error(self) -> None:
+        with pytest.raises(ConfigError, match=r"executors.odd.url: must be a URL, got 'http://host:port'"):
+            client("http://host:port").check()
