@@ -87,9 +87,8 @@ class HttpScorer(Remote):
             if wait is None:
                 return self._message(response)
             if time.monotonic() + wait >= deadline:
-                raise TransientError(
-                    f"{self.who} was busy for {self.executor.timeout_seconds:g} s: {self._message(response).get('message')}"
-                )
+                why = self._message(response).get("message")
+                raise TransientError(f"{self.who} was busy for {self.executor.timeout_seconds:g} s: {why}")
             time.sleep(wait)
 
     def distrust(self) -> None:

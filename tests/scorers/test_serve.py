@@ -340,7 +340,7 @@ class TestEnd:
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(5.0) == 1
-        with pytest.raises(TransientError, match="failed: status 500|does not answer"):
+        with pytest.raises(TransientError, match=r"failed: status 500|does not answer"):
             asked.result()
         server.end()
 
