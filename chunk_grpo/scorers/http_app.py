@@ -25,6 +25,7 @@ from chunk_grpo.scorers.workers import lines
 _LOG = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1
+_BODY_SECONDS = 300.0  # for a request to arrive: a client that is gone must not keep a place for ever
 _LOOK_SECONDS = 0.5  # how often a waiting request's client is looked at
 
 
@@ -85,7 +86,8 @@ class ScoringApp:
         try:
             self._authorize(request)
             with self._place() as ready:
-                batch = await run_in_threadpool(_read, await self._body(request))
+                body = await asyncio.wait_for(self._body(request), _BODY_SECONDS)
+                batch = await run_in_threadpool(_read, body)
                 question = batch.id
                 future = await run_in_threadpool(self._thread.submit, batch)
                 scores = await _result(request, future)
@@ -93,7 +95,7 @@ class ScoringApp:
                 return _response(200, answer)
         except _RefusedError as error:
             return _refusal(error)
-        except ClientDisconnect:
+        except (ClientDisconnect, asyncio.TimeoutError):
             _LOG.warning("a client left before its answer")
             return Response(status_code=499)
         except Exception as error:  # the client raises it

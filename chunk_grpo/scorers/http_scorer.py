@@ -62,7 +62,8 @@ class HttpScorer(Remote):
                 message = self._until_ready()
                 identity = read_identity(message, self.who)
                 check_identity(self.key, self.settings, identity, self.who)
-                self._most_bytes = int(message.get("most_bytes", 0)) or None
+                most = message.get("most_bytes")
+                self._most_bytes = most if isinstance(most, int) else None
                 self._identity = identity
             return self._identity
 

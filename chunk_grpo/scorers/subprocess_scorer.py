@@ -130,7 +130,8 @@ class SubprocessScorer(Remote):
         started = time.monotonic()
         try:
             answer = process.ask(
-                start_line(self.key, self.settings, self.executor.device), self.executor.start_seconds
+                start_line(self.key, self.settings, self.executor.device or _device_of_this_process()),
+                self.executor.start_seconds,
             )
         except WorkerLostError as error:
             if self._identity is None and error.returncode is not None and error.returncode > 0:
@@ -161,3 +162,11 @@ class SubprocessScorer(Remote):
         if not Path(script).is_file():
             raise ConfigError(f"executors.{self.key}.script: must be a Python file, got {script!r}")
         return [python, script]
+
+
+def _device_of_this_process() -> str | None:
+    """The GPU that this process trains on; a worker of its own would take the first one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return f"cuda:{torch.cuda.current_device()}"

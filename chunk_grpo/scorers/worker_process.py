@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 _KEPT_LINES = 20  # of the standard error
 _BLOCK = 2**20  # bytes read or written at a time
 _LEAVE_SECONDS = 10.0  # for a worker to end after its input did
+_WORDS_SECONDS = 1.0  # for its last words; longer only if a process that it left behind could write more
 
 
 class WorkerLostError(Exception):
@@ -154,7 +155,7 @@ class WorkerProcess:
             code = self._running.wait(_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
             return WorkerLostError(f"closed its output and was killed{self._words()}")
-        self._keeper.join(1.0)  # for the last words
+        self._keeper.join(_WORDS_SECONDS)
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return WorkerLostError(f"{how}{self._words()}", code)
 
@@ -172,7 +173,7 @@ class WorkerProcess:
 
     def _leave(self) -> None:
         self._running.wait()
-        self._keeper.join()
+        self._keeper.join(_WORDS_SECONDS)
         for stream in (self._running.stdin, self._running.stdout):
             if stream is not None:
                 stream.close()

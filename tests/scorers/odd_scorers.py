@@ -20,6 +20,10 @@ from chunk_grpo.scorers.base import Pictures, ScoreBatch
 KEY = "odd"
 
 
+class SpecialError(DataError):
+    """As a scorer may have of its own."""
+
+
 def settings(source: str = "odd", **options: Any) -> ExternalScorer:
     return ExternalScorer(
         kind="external",
@@ -63,9 +67,10 @@ def _fail(do: str, told: Mapping[str, Any]) -> None:
         Path(told["marker"]).touch()
         os._exit(7)
     if do in ("child", "hang"):
-        child = subprocess.Popen(["sleep", "600"])
+        child = subprocess.Popen(["sleep", "600"], start_new_session=bool(told.get("apart")))
         if "pids" in told:
-            Path(told["pids"]).write_text(f"{os.getpid()} {child.pid}")
+            with Path(told["pids"]).open("a") as stream:
+                stream.write(f"{os.getpid()} {child.pid} ")
         if do == "child":
             os._exit(7)
         time.sleep(600)
@@ -78,7 +83,13 @@ def _fail(do: str, told: Mapping[str, Any]) -> None:
         input_end = sys.stdin.read(1)
         if input_end:
             raise RuntimeError("read from the protocol")
-    errors = {"data": DataError, "config": ConfigError, "transient": TransientError, "bug": ZeroDivisionError}
+    errors: dict[str, type[Exception]] = {
+        "special": SpecialError,
+        "data": DataError,
+        "config": ConfigError,
+        "transient": TransientError,
+        "bug": ZeroDivisionError,
+    }
     if do in errors:
         raise errors[do](f"the reason ({do})")
     if do == "sys.exit":

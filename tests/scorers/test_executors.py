@@ -142,6 +142,10 @@ class TestElsewhere:
         assert "failed with ZeroDivisionError: the reason (bug)\nThere:\nTraceback (most recent" in text
         assert 'odd_scorers.py", line' in text
 
+    def test_an_error_of_a_scorers_own_keeps_its_kind(self, remote: Scorer) -> None:
+        with pytest.raises(DataError, match=r"^the reason \(special\)$"):
+            remote.score(batch("special"))
+
     def test_what_the_scorer_prints_is_no_answer(self, remote: Scorer, scorers: dict[str, Scorer]) -> None:
         values = remote.score(batch("print")).values
         assert np.array_equal(values, scorers["in-process"].score(batch()).values)
@@ -216,6 +220,36 @@ class TestSubprocess:
         with pytest.raises(TransientError, match="exit code 7"):
             scorers["subprocess"].score(batch("child", pids=str(tmp_path / "pids")))
         assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+    def test_a_process_that_left_its_group_keeps_nobody_waiting(
+        self, scorers: dict[str, Scorer], tmp_path: Path
+    ) -> None:
+        start = time.monotonic()
+        with pytest.raises(TransientError, match="exit code 7"):
+            scorers["subprocess"].score(batch("child", pids=str(tmp_path / "pids"), apart=True))
+        assert time.monotonic() - start < 15
+        for left in (tmp_path / "pids").read_text().split()[1::2]:
+            psutil.Process(int(left)).kill()
+
+    def test_it_gets_the_gpu_of_this_process_if_none_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "worker.py").write_text(
+            "import json, sys\n"
+            "device = json.loads(sys.stdin.readline())['device']\n"
+            "print(json.dumps(dict(type='error', kind='DataError', message=str(device), traceback='')))\n"
+        )
+        script = str(tmp_path / "worker.py")
+
+        def told(device: str | None) -> str:
+            with pytest.raises(DataError) as caught:
+                SubprocessScorer(KEY, settings(), in_subprocess(script=script, device=device)).check()
+            return str(caught.value)
+
+        assert told(None) == "None"
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+        monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
+        assert (told(None), told("cuda:1")) == ("cuda:3", "cuda:1")
 
     def test_close_ends_it(self) -> None:
         scorer = SubprocessScorer(KEY, settings(), in_subprocess())
