@@ -86,8 +86,7 @@ class ScoringApp:
         try:
             self._authorize(request)
             with self._place() as ready:
-                body = await asyncio.wait_for(self._body(request), _BODY_SECONDS)
-                batch = await run_in_threadpool(_read, body)
+                batch = await run_in_threadpool(_read, await self._arrived(request))
                 question = batch.id
                 future = await run_in_threadpool(self._thread.submit, batch)
                 scores = await _result(request, future)
@@ -95,20 +94,13 @@ class ScoringApp:
                 return _response(200, answer)
         except _RefusedError as error:
             return _refusal(error)
-        except (ClientDisconnect, asyncio.TimeoutError):
+        except ClientDisconnect:
             _LOG.warning("a client left before its answer")
             return Response(status_code=499)
         except Exception as error:  # the client raises it
             if not isinstance(error, ChunkGrpoError):
                 _LOG.exception("the scorer failed")
-            status = (
-                503
-                if isinstance(error, TransientError)
-                else 422
-                if isinstance(error, ChunkGrpoError)
-                else 500
-            )
-            return _response(status, {**lines.error_message(error), "id": question})
+            return _response(_status(error), {**lines.error_message(error), "id": question})
 
     def _authorize(self, request: Request) -> None:
         if not is_allowed(request.headers.get("Authorization", ""), self._limits.token):
@@ -126,6 +118,12 @@ class ScoringApp:
             yield ready
         finally:
             self._held -= 1
+
+    async def _arrived(self, request: Request) -> bytes:
+        try:
+            return await asyncio.wait_for(self._body(request), _BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise _RefusedError(408, f"the body must arrive within {_BODY_SECONDS:g} s") from None
 
     async def _body(self, request: Request) -> bytes:
         most = self._limits.most_bytes
@@ -159,6 +157,13 @@ async def _result(request: Request, future: Future[Scores]) -> Scores:
             future.cancel()
             raise ClientDisconnect
     return waiting.result()
+
+
+def _status(error: Exception) -> int:
+    """For whoever looks at it; this package's client reads the message."""
+    if isinstance(error, TransientError):
+        return 503
+    return 422 if isinstance(error, ChunkGrpoError) else 500
 
 
 def _response(status: int, message: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:

@@ -162,6 +162,8 @@ class HttpScorer(Remote):
             raise DataError(
                 f"{self.who} is no scoring server: status {response.status_code}, {error}"
             ) from error
+        if response.status_code == httpx.codes.REQUEST_TIMEOUT:
+            raise TransientError(f"{self.who} gave up: {message.get('message')}")
         if message.get("type") == "refused" and _retry_after(response) is None:
             raise DataError(f"{self.who} refuses the request: {message.get('message')}")
         return message

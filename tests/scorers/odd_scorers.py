@@ -85,6 +85,7 @@ def _fail(do: str, told: Mapping[str, Any]) -> None:
             raise RuntimeError("read from the protocol")
     errors: dict[str, type[Exception]] = {
         "special": SpecialError,
+        "connection": ConnectionResetError,
         "data": DataError,
         "config": ConfigError,
         "transient": TransientError,

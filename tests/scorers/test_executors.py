@@ -146,6 +146,10 @@ class TestElsewhere:
         with pytest.raises(DataError, match=r"^the reason \(special\)$"):
             remote.score(batch("special"))
 
+    def test_an_error_of_the_system_may_pass_as_it_may_in_this_process(self, remote: Scorer) -> None:
+        with pytest.raises(TransientError, match=r"^ConnectionResetError: the reason \(connection\)$"):
+            remote.score(batch("connection"))
+
     def test_what_the_scorer_prints_is_no_answer(self, remote: Scorer, scorers: dict[str, Scorer]) -> None:
         values = remote.score(batch("print")).values
         assert np.array_equal(values, scorers["in-process"].score(batch()).values)
@@ -206,12 +210,12 @@ class TestSubprocess:
             scorers["subprocess"].score(batch("sys.exit"))
 
     def test_a_hanging_one_is_killed_with_its_children(self, tmp_path: Path) -> None:
-        scorer = SubprocessScorer(KEY, settings(), in_subprocess(start_seconds=3.0, timeout_seconds=0.5))
+        scorer = SubprocessScorer(KEY, settings(), in_subprocess(start_seconds=5.0, timeout_seconds=0.5))
         scorer.score(batch())
         start = time.monotonic()
         with pytest.raises(TransientError, match=r"gave no answer within .* s and was killed"):
             scorer.score(batch("hang", pids=str(tmp_path / "pids")))
-        assert 0.5 < time.monotonic() - start < 6.0
+        assert 0.5 < time.monotonic() - start < 30
         assert scorer.pid is None
         assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
         scorer.close()
@@ -227,7 +231,7 @@ class TestSubprocess:
         start = time.monotonic()
         with pytest.raises(TransientError, match="exit code 7"):
             scorers["subprocess"].score(batch("child", pids=str(tmp_path / "pids"), apart=True))
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 60
         for left in (tmp_path / "pids").read_text().split()[1::2]:
             psutil.Process(int(left)).kill()
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -227,6 +228,15 @@ class TestRequests:
             response = httpx.post(f"{url}/score", content=content)
             assert response.status_code == 400
             assert response.json()["message"].startswith(reason)
+
+    def test_one_that_does_not_arrive_keeps_no_place(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("chunk_grpo.scorers.http_app._BODY_SECONDS", 0.2)
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1)
+            assert b"408" in connection.recv(1000)
+        assert httpx.get(f"{url}/health").json()["queue"] == 0
 
     @pytest.mark.parametrize("announced", [True, False])
     def test_a_large_one_is_refused(self, url: str, announced: bool) -> None:

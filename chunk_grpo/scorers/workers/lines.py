@@ -214,12 +214,18 @@ def _plain(values: Any) -> Any:
 
 
 def error_message(error: Exception) -> dict[str, Any]:
-    """An exception: its kind if it is one of the three that a user can mend, its text and its traceback."""
-    kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
+    """An exception: its kind if it is one of the three that a user can mend, its text and its traceback.
+
+    An OSError, such as a ConnectionError, may pass, and is a TransientError.
+    """
+    name, text = type(error).__name__, str(error)
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
+    if isinstance(error, OSError):
+        kinds, text = ["TransientError"], f"{name}: {text}"
     return {
         "type": "error",
-        "kind": next(kinds, type(error).__name__),
-        "message": str(error),
+        "kind": kinds[0] if kinds else name,
+        "message": text,
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
     }
 
