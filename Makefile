@@ -3,7 +3,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := pipeline,training,scoring,dev
+EXTRAS := pipeline,training,scoring,serving,dev
 STAMP := $(VENV)/.installed
 PRESET ?= tiny
 # The first of these that is there and runs; 3.11 first, because the lock was made and tested with it.

@@ -13,6 +13,12 @@ BUILT_IN: dict[str, str] = {
     "shapes-exact": "chunk_grpo.scorers.shapes:ShapesExact",
     "shapes-graded": "chunk_grpo.scorers.shapes:ShapesGraded",
     "shapes-vivid": "chunk_grpo.scorers.shapes:ShapesVivid",
+    "clip": "chunk_grpo.scorers.clip:ClipScore",
+    "pickscore": "chunk_grpo.scorers.clip:PickScore",
+    "imagereward": "chunk_grpo.scorers.imagereward:ImageReward",
+    "hpsv3": "chunk_grpo.scorers.hpsv3:HPSv3",
+    "geneval": "chunk_grpo.scorers.geneval:GenEval",
+    "wise": "chunk_grpo.scorers.wise:Wise",
 }
 """Kind in params.yaml to the class, which is imported only when it is used."""
 
