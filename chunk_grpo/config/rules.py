@@ -148,8 +148,8 @@ def scorers_have_images(
 
 def scorers_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator[Problem]:
     """Rules of a benchmark need what its prompts demand."""
-    kinds: dict[str, str] = {"eval": prompts.source, "wise": "shapes"}
-    kinds |= {name: benchmark.kind for name, benchmark in prompts.benchmarks.items()}
+    kinds: dict[str, str] = {name: benchmark.kind for name, benchmark in prompts.benchmarks.items()}
+    kinds |= {"eval": prompts.source} | ({"wise": "shapes"} if prompts.wise_count else {})
     for name, settings in scorers.items():
         judged = JUDGED_PROMPTS.get(settings.kind)
         for position, split in enumerate(settings.splits):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, InProcess, InSubprocess
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, InProcess
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.registry import load, make_scorer
+
+ELSEWHERE: dict[str, str] = {
+    "subprocess": "chunk_grpo.scorers.subprocess_scorer:SubprocessScorer",
+    "http": "chunk_grpo.scorers.http_scorer:HttpScorer",
+}
+"""Kind of executor to the class. Imported by name, because where a scorer runs moves no result: a change of their code
+trains and scores nothing anew."""
 
 
 def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) -> Scorer:
@@ -23,15 +30,11 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
         return make_scorer(key, settings)
     if isinstance(executor, InProcess):
         return make_scorer(key, settings, executor.device)
-    if isinstance(executor, InSubprocess):
-        from chunk_grpo.scorers.subprocess_scorer import SubprocessScorer
-
-        return SubprocessScorer(key, settings, executor)
     try:
-        from chunk_grpo.scorers.http_scorer import HttpScorer
+        placed: Scorer = load(ELSEWHERE[executor.kind])(key, settings, executor)
     except ImportError as error:
         raise ConfigError(
-            f"executors.{key}: kind http needs a package that is not installed ({error}); "
+            f"executors.{key}: kind {executor.kind} needs a package that is not installed ({error}); "
             'pip install "chunk-grpo[serving]"'
         ) from error
-    return HttpScorer(key, settings, executor)
+    return placed

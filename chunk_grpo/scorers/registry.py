@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError
@@ -36,12 +38,22 @@ def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Sco
     """
     if isinstance(settings, ExternalScorer):
         return External(key, settings)
-    module, _, attribute = BUILT_IN[settings.kind].partition(":")
     try:
-        scorer: Scorer = getattr(importlib.import_module(module), attribute)(key, settings, device)
+        scorer: Scorer = load(BUILT_IN[settings.kind])(key, settings, device)
     except ImportError as error:
         raise ConfigError(
             f"scorers.{key}: kind {settings.kind} needs a package that is not installed ({error}); "
             'pip install "chunk-grpo[scoring]"'
         ) from error
     return scorer
+
+
+def load(name: str) -> Callable[..., Any]:
+    """What `module:attribute` names.
+
+    Raises:
+        ImportError: The module, or a package that it needs, is not there.
+    """
+    module, _, attribute = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
