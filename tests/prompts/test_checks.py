@@ -19,6 +19,7 @@ from chunk_grpo.prompts import (
     read_prompts,
     shared_prompts,
 )
+from chunk_grpo.prompts.findings import Findings
 
 STRICT = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
 LENIENT = PromptRules(duplicates="drop", empty="drop", spaces="strip", too_long="keep")
@@ -121,6 +122,10 @@ class TestDuplicates:
         lines = refused(tmp_path, ["a", "b", "a", "a"])
         assert [line.split(": ")[1] for line in lines[1:3]] == ["the same prompt as in line 1"] * 2
 
+    def test_all_problems_of_a_repeated_one_are_told(self, tmp_path: Path) -> None:
+        lines = refused(tmp_path, ["a b", "a b"], counts={"clip": (words, 1)})
+        assert lines[0] == "3 problems (longer than clip's 1 tokens: 2, duplicates: 1)"
+
     def test_dropped(self, tmp_path: Path) -> None:
         found = read(tmp_path, ["a", "b", "a", "a"], LENIENT)
         assert [(row.text, row.line) for row in found.rows] == [("a", 1), ("b", 2)]
@@ -185,6 +190,17 @@ class TestOtherRules:
         assert asked == ["a", "b"]
 
 
+class TestFindings:
+    def test_what_was_not_to_be_read_is_forgotten(self) -> None:
+        findings = Findings(["p.txt"])
+        for line in (1, 5, 6):
+            findings.add("too_long", "long", "p.txt", line, f"on {line}")
+        findings.add("empty", "empty", "p.txt", 5, "on 5")
+        findings.until(5)
+        (finding,) = findings.reported(LENIENT)
+        assert (finding.what, finding.lines, finding.examples) == ("long", (1,), ("on 1",))
+
+
 class TestReport:
     def test_it_is_told_in_sentences(self, tmp_path: Path) -> None:
         found = read(tmp_path, ["a", "a", "", "b"], LENIENT)
@@ -194,6 +210,11 @@ class TestReport:
             f"{path}: duplicates: 1 dropped (line 2)",
             f"{path}: empty: 1 dropped (line 3)",
         ]
+
+    def test_notes_come_last(self, tmp_path: Path) -> None:
+        (tmp_path / "p.txt").write_text("a\nb\n")
+        report = read_prompts(PromptSource(tmp_path / "p.txt", limit=1), STRICT, {}).report
+        assert report.lines()[1:] == list(report.notes) != []
 
     def test_long_lists_are_cut_and_counted(self, tmp_path: Path) -> None:
         report = read(tmp_path, ["a"] * 31, LENIENT).report

@@ -22,11 +22,11 @@ from chunk_grpo.prompts import (
 
 NUMBERS = {"two": 2, "three": 3, "four": 4}
 BACK = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-PLURALS = {
-    "people": "person", "sheep": "sheep", "knives": "knife", "computer mice": "computer mouse",
-    "pairs of skis": "skis", "pairs of scissors": "scissors", "heads of broccoli": "broccoli", "buses": "bus",
-    "benches": "bench", "couches": "couch", "sandwiches": "sandwich", "wine glasses": "wine glass",
-    "toothbrushes": "toothbrush",
+PLURALS = {name: f"{name}s" for name in CLASSES} | {
+    "person": "people", "sheep": "sheep", "knife": "knives", "computer mouse": "computer mice",
+    "skis": "pairs of skis", "scissors": "pairs of scissors", "broccoli": "heads of broccoli", "bus": "buses",
+    "bench": "benches", "couch": "couches", "sandwich": "sandwiches", "wine glass": "wine glasses",
+    "toothbrush": "toothbrushes",
 }  # fmt: skip
 
 
@@ -48,11 +48,8 @@ def named(words: str) -> tuple[str, str | None]:
     before = words.removesuffix(thing).split()
     assert before[0] == ("an" if words.split()[1][0] in "aeiou" else "a")
     color = before[-1] if before[-1] in COLORS else None
-    assert " ".join(before[1 : -1 if color else None]) in {
-        "skis": "pair of",
-        "scissors": "pair of",
-        "broccoli": "head of",
-    }.get(thing, "")
+    measure = {"skis": ["pair", "of"], "scissors": ["pair", "of"], "broccoli": ["head", "of"]}.get(thing, [])
+    assert before[1 : -1 if color else None] == measure
     return thing, color
 
 
@@ -86,6 +83,7 @@ class TestRecords:
 
 class TestContents:
     def test_counting_forbids_one_more(self) -> None:
+        counted = set()
         for row in coco_prompts(1440, 3):
             if row.category != "counting":
                 assert "exclude" not in row.metadata
@@ -95,7 +93,9 @@ class TestContents:
             match = re.search(r"\b(two|three|four) (.+?)(?= in (?:full view|it)$|$)", row.text)
             assert match is not None, row.text
             assert NUMBERS[match[1]] == wanted["count"]
-            assert PLURALS.get(match[2], match[2].removesuffix("s")) == wanted["class"]
+            assert match[2] == PLURALS[wanted["class"]]
+            counted.add((wanted["class"], wanted["count"]))
+        assert counted == {(name, number) for name in CLASSES for number in NUMBERS.values()}
 
     def test_two_colours_and_two_things_differ_and_no_person_has_one(self) -> None:
         rows = [

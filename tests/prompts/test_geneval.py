@@ -109,6 +109,14 @@ def test_facts_of_the_original() -> None:
             changed(COUNTING, exclude=[{"class": "cow", "count": 3}]),
             "exclude[0]: forbids 3 of 'cow', include asks for 3: no image can be right",
         ),
+        (
+            changed(
+                COUNTING,
+                include=[{"class": "cow", "count": 3}, {"class": "cow", "count": 1, "color": "red"}],
+                exclude=[{"class": "cow", "count": 2}],
+            ),
+            "exclude[0]: forbids 2 of 'cow', include asks for 3: no image can be right",
+        ),
     ],
 )  # fmt: skip
 def test_each_rule(record: object, problem: str) -> None:

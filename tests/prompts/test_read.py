@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.prompts import FieldNames, PromptRules, PromptSource, read_prompts
 from chunk_grpo.prompts.read import FileFormat
 
@@ -124,6 +126,9 @@ class TestFormats:
         kind: FileFormat = "txt"
         assert read(write(tmp_path / "prompts", "a cat\n"), file_format=kind) == ["a cat"]
 
+    def test_letters_of_the_ending_may_be_capital(self, tmp_path: Path) -> None:
+        assert read(write(tmp_path / "P.TXT", "a cat\n")) == ["a cat"]
+
     def test_a_name_without_a_known_ending_is_refused(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.tsv", "a cat\n"))
         assert "must end in .txt, .csv, .jsonl, .ndjson, .json, .parquet, got .tsv" in message
@@ -142,9 +147,13 @@ class TestFormats:
 
 class TestFields:
     def test_drawbench(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "p.csv", csv_text(["Prompts", "Category", ""], ["A red car.", "Colors", ""]))
-        (row,) = read_prompts(PromptSource(path), STRICT, {}).rows
+        path = write(
+            tmp_path / "p.csv", csv_text(["Prompts", "Category", "", ""], ["A red car.", "Colors", "", ""])
+        )
+        found = read_prompts(PromptSource(path), STRICT, {})
+        (row,) = found.rows
         assert (row.text, row.category, row.metadata) == ("A red car.", "Colors", {})
+        assert found.report.notes == ()
 
     def test_fields_may_be_named_and_kept(self, tmp_path: Path) -> None:
         record = {"prompt": "not this", "caption": "a cat", "kind": 7, "seen": {"by": [1, None]}, "other": 1}
@@ -189,18 +198,23 @@ class TestFields:
 
     def test_fields_of_a_record_that_are_of_another_kind(self, tmp_path: Path) -> None:
         lines = ['{"prompt": 3}', '{"prompt": "a", "category": [1]}', '{"text": "a"}', "[1]", "7"]
+        lines.append('{"prompt": "a", "category": true}')
         message = refused(write(tmp_path / "p.jsonl", "\n".join(lines)))
-        assert "5 problems (no prompt: 5)" in message
+        assert "6 problems (no prompt: 6)" in message
         assert "line 1: 'prompt' must be text, got 3" in message
         assert "line 2: 'category' must be text or a whole number, got [1]" in message
         assert "line 3: needs one field `prompt` with the prompt, got none among the fields 'text'" in message
         assert "line 4: must be text or an object with a field for the prompt, got [1]" in message
+        assert "line 6: 'category' must be text or a whole number, got True" in message
         assert "line 5: must be text or an object with a field for the prompt, got 7" in message
 
     def test_metadata_that_is_no_json(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"prompt": ["a", "b"], "image": [None, b"\x00"]}), tmp_path / "p.parquet")
         message = refused(tmp_path / "p.parquet", fields=FieldNames(metadata=("image",)))
         assert "row 2: metadata must be JSON (Object of type bytes is not JSON serializable)" in message
+        pq.write_table(pa.table({"prompt": ["a", "b"], "n": [float("nan"), 1.0]}), tmp_path / "n.parquet")
+        message = refused(tmp_path / "n.parquet", fields=FieldNames(metadata=("n",)))
+        assert "row 1: metadata must be JSON (Out of range float values are not JSON compliant" in message
 
     def test_a_category_that_no_table_takes(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.jsonl", '{"prompt": "a", "category": "\\ud800"}'))
@@ -241,6 +255,11 @@ class TestEncodings:
         assert "line 2: must be UTF-8, got the byte 0xe9 at character 4: b'caf\\xe9'" in message
         assert "line 3: must be UTF-8, got the byte 0xef at character 3" in message
 
+    def test_a_bad_byte_is_one_problem(self, tmp_path: Path) -> None:
+        """The quotation marks of Windows would be control characters of Latin-1, and all alike as question marks."""
+        message = refused(write(tmp_path / "p.txt", b"a \x93cat\na \x94cat\na \x81cat\n"))
+        assert "3 problems (wrong encoding: 3)" in message
+
     @pytest.mark.parametrize("name", ["p.csv", "p.jsonl", "p.json"])
     def test_in_every_format(self, name: str, tmp_path: Path) -> None:
         content = {
@@ -262,6 +281,11 @@ class TestEncodings:
         texts = pa.array([b"a", b"caf\xe9", b"b"]).view(pa.string())
         pq.write_table(pa.table({"prompt": texts}), tmp_path / "p.parquet")
         assert "row 2: must be UTF-8, got the byte 0xe9: b'caf\\xe9'" in refused(tmp_path / "p.parquet")
+
+    def test_a_column_that_is_not_asked_for_is_not_read(self, tmp_path: Path) -> None:
+        other = pa.array([b"\xe9"]).view(pa.string())
+        pq.write_table(pa.table({"prompt": ["a"], "other": other}), tmp_path / "p.parquet")
+        assert read(tmp_path / "p.parquet") == ["a"]
 
 
 class TestBrokenFiles:
@@ -347,16 +371,17 @@ class TestHub:
         return tmp_path
 
     def test_a_file_in_the_cache_is_read_offline(self, cache: Path) -> None:
-        commit = "0" * 40
         folder = cache / "datasets--ann--prompts"
-        (folder / "snapshots" / commit / "data").mkdir(parents=True)
-        (folder / "refs").mkdir()
-        (folder / "refs" / "main").write_text(commit)
-        (folder / "snapshots" / commit / "data" / "test.json").write_text('["a cat"]')
+        (folder / "refs").mkdir(parents=True)
+        for name, commit, text in (("main", "0" * 40, "a cat"), ("v2", "1" * 40, "a dog")):
+            (folder / "snapshots" / commit / "data").mkdir(parents=True)
+            (folder / "refs" / name).write_text(commit)
+            (folder / "snapshots" / commit / "data" / "test.json").write_text(json.dumps([text]))
         found = read_prompts(PromptSource("ann/prompts", file="data/test.json"), STRICT, {})
         assert [(row.text, row.source) for row in found.rows] == [("a cat", "ann/prompts/data/test.json")]
-        source = PromptSource("ann/prompts", file="data/test.json", revision=commit)
-        assert read_prompts(source, STRICT, {}).report.sources == (f"ann/prompts/data/test.json@{commit}",)
+        source = PromptSource("ann/prompts", file="data/test.json", revision="v2")
+        found = read_prompts(source, STRICT, {})
+        assert [(row.text, row.source) for row in found.rows] == [("a dog", "ann/prompts/data/test.json@v2")]
 
     def test_offline_it_says_how_to_get_the_file(self, cache: Path) -> None:
         message = refused("ann/prompts", file="test.json", revision="v2")
@@ -371,3 +396,27 @@ class TestHub:
 
     def test_an_id_that_cannot_be_one(self, cache: Path) -> None:
         assert "HFValidationError" in refused("ann/prompts/more", file="test.json")
+
+    @pytest.mark.parametrize(
+        "told", [httpx.ReadTimeout("no answer\nfrom there"), ConnectionError("no answer")]
+    )
+    def test_a_download_that_breaks_off(self, told: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*args: object, **settings: object) -> str:
+            raise told
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
+        message = refused("ann/prompts", file="test.json")
+        assert f"could not be downloaded ({type(told).__name__}: no answer)" in message
+
+    def test_a_bug_stays_a_bug(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*args: object, **settings: object) -> str:
+            raise KeyError("bug")
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
+        with pytest.raises(KeyError):
+            read("ann/prompts", file="test.json")
+
+    def test_without_the_package_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+        with pytest.raises(ConfigError, match=r"pip install 'chunk-grpo\[training\]'"):
+            read("ann/prompts", file="test.json")

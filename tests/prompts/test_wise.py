@@ -126,7 +126,9 @@ class TestRecords:
     def test_a_broken_file(self, tmp_path: Path) -> None:
         path = write(tmp_path / "w.json", [record(1)])
         path.write_text(path.read_text()[:-3])
-        assert "line 2: must go on with , or ], got the end of the file" in refused(path)
+        message = refused(path)
+        assert "1 problem (no JSON: 1)" in message
+        assert "line 2: must go on with , or ], got the end of the file" in message
 
 
 class TestMissingIds:
@@ -187,3 +189,9 @@ def test_no_id_is_dropped_for_its_text(tmp_path: Path) -> None:
     path = write(tmp_path / "w.json", [record(1), record(2, Prompt="question 1")])
     assert "line 3: the same prompt as in line 2" in refused(path)
     assert len(read_wise([path], "legacy", LENIENT, {}, missing_ids="report").rows) == 2
+
+
+def test_equal_texts_of_two_files_name_the_other_file(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.json", [record(1)])
+    second = write(tmp_path / "b.json", [record(2, Prompt="question 1")])
+    assert f"{second}, line 2: the same prompt as in {first}, line 2: 'question 1'" in refused(first, second)
