@@ -1,0 +1,83 @@
+"""Files of data sets on the hub: from the cache without a network, or an error that says how to get them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.prompts import PromptRules, PromptSource, read_prompts
+
+STRICT = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
+
+
+def refused(location: str, file: str, revision: str | None = None) -> str:
+    with pytest.raises(DataError) as caught:
+        read_prompts(PromptSource(location, file=file, revision=revision), STRICT, {})
+    return str(caught.value)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub's, and no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def test_a_file_in_the_cache_is_read_offline(cache: Path) -> None:
+    folder = cache / "datasets--ann--prompts"
+    (folder / "refs").mkdir(parents=True)
+    for name, commit, text in (("main", "0" * 40, "a cat"), ("v2", "1" * 40, "a dog")):
+        (folder / "snapshots" / commit / "data").mkdir(parents=True)
+        (folder / "refs" / name).write_text(commit)
+        (folder / "snapshots" / commit / "data" / "test.json").write_text(json.dumps([text]))
+    found = read_prompts(PromptSource("ann/prompts", file="data/test.json"), STRICT, {})
+    assert [(row.text, row.source) for row in found.rows] == [("a cat", "ann/prompts/data/test.json")]
+    source = PromptSource("ann/prompts", file="data/test.json", revision="v2")
+    found = read_prompts(source, STRICT, {})
+    assert [(row.text, row.source) for row in found.rows] == [("a dog", "ann/prompts/data/test.json@v2")]
+
+
+def test_offline_it_says_how_to_get_the_file(cache: Path) -> None:
+    message = refused("ann/prompts", file="test.json", revision="v2")
+    assert message.startswith(
+        "ann/prompts: the file test.json (revision v2) is not in the hub's cache and could not"
+    )
+    assert (
+        "`hf download ann/prompts test.json --repo-type dataset --revision v2 --local-dir FOLDER`" in message
+    )
+    assert "then give FOLDER/test.json as the path, without a revision" in message
+
+
+def test_an_id_that_cannot_be_one(cache: Path) -> None:
+    assert "HFValidationError" in refused("ann/prompts/more", file="test.json")
+
+
+@pytest.mark.parametrize("told", [httpx.ReadTimeout("no answer\nfrom there"), ConnectionError("no answer")])
+def test_a_download_that_breaks_off(told: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **settings: object) -> str:
+        raise told
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
+    message = refused("ann/prompts", file="test.json")
+    assert f"could not be downloaded ({type(told).__name__}: no answer)" in message
+
+
+def test_a_bug_stays_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **settings: object) -> str:
+        raise KeyError("bug")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
+    with pytest.raises(KeyError):
+        read_prompts(PromptSource("ann/prompts", file="test.json"), STRICT, {})
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"pip install 'chunk-grpo\[training\]'"):
+        read_prompts(PromptSource("ann/prompts", file="test.json"), STRICT, {})
