@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from chunk_grpo.config.prompts import (
     AnyBenchmark,
@@ -106,22 +107,30 @@ def _files(settings: PromptsParams, count_tokens: TokenCounts) -> Iterator[Split
             "prompts.train_count + prompts.eval_count",
         )
         _require(rows, needed, counts, settings.train_file)
-        yield Split("train", rows[: settings.train_count], read.report)
-        yield Split("eval", rows[settings.train_count : needed])
+        train, evaluated = rows[: settings.train_count], rows[settings.train_count : needed]
+        _refuse_shared(evaluated, train)
+        yield Split("train", train, read.report)
+        yield Split("eval", evaluated)
         return
     _require(rows, settings.train_count, "prompts.train_count", settings.train_file)
     held_out = _read(settings.eval_file, settings, count_tokens)
     _require(held_out.rows, settings.eval_count, "prompts.eval_count", settings.eval_file)
-    train, evaluated = rows[: settings.train_count], held_out.rows[: settings.eval_count]
+    train, evaluated = rows[: settings.train_count], list(held_out.rows[: settings.eval_count])
+    _refuse_shared(evaluated, train)
+    yield Split("train", train, read.report)
+    yield Split("eval", evaluated, held_out.report)
+
+
+def _refuse_shared(evaluated: Sequence[PromptRow], train: Sequence[PromptRow]) -> None:
+    """What is trained on tells nothing when it is evaluated on."""
     shared = shared_prompts(evaluated, train)
     if shared:
         row, other = shared[0]
         raise DataError(
-            f"{row.source}, line {row.line}: {row.text!r} is also trained on ({other.source}, line {other.line}), as "
-            f"are {len(shared) - 1} others; take them out of one of the files, or evaluate on other prompts"
+            f"{row.source}, line {row.line}: {row.text!r} is also trained on ({other.source}, line {other.line}); "
+            f"prompts of the eval split that are: {len(shared)}. Take them out of one of the files, or set "
+            "`prompts.checks.duplicates: drop`, which keeps the first of a file's equal prompts"
         )
-    yield Split("train", train, read.report)
-    yield Split("eval", evaluated, held_out.report)
 
 
 def _require(rows: Sequence[PromptRow], count: int, name: str, file: PromptFile) -> None:
@@ -146,7 +155,10 @@ def _benchmark(
     name: str, benchmark: AnyBenchmark, settings: PromptsParams, count_tokens: TokenCounts
 ) -> Split:
     if isinstance(benchmark, CocoPrompts):
-        return Split(name, coco_prompts(benchmark.count, benchmark.seed))
+        part: Literal["eval", "all"] = (
+            "eval" if settings.source == "coco" else "all"
+        )  # never what is trained on
+        return Split(name, coco_prompts(benchmark.count, benchmark.seed, part))
     if isinstance(benchmark, FilePrompts):
         checked = _read(benchmark.file, settings, count_tokens)
     elif isinstance(benchmark, GenEvalPrompts):

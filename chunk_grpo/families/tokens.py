@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -9,7 +10,11 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.checkpoint import check_checkpoint
 
 TokenLimits: TypeAlias = Mapping[str, tuple[Callable[[str], int], int]]
-"""Name of a text encoder to (counts a prompt's tokens, most that it takes); special tokens count."""
+"""Name of a text encoder to (counts a prompt's tokens, most that it takes); special tokens count. A prompt that cannot
+have more than that, because it has not as many bytes, is not tokenised: its bytes are given for its tokens."""
+
+_SPECIAL = 2
+"""CLIP's tokens for start and end, or T5's one: at most so many are added."""
 
 
 def flux_token_limits(checkpoint: str, revision: str | None, max_sequence_length: int) -> TokenLimits:
@@ -34,12 +39,19 @@ def flux_token_limits(checkpoint: str, revision: str | None, max_sequence_length
             raise DataError(
                 f"model.checkpoint: cannot load {folder} of {checkpoint} (revision {revision}): {error}"
             ) from error
-        limits[name] = (_counter(tokenizer), limit or int(tokenizer.model_max_length))
+        most = limit or int(tokenizer.model_max_length)
+        limits[name] = (_counter(tokenizer, most), most)
     return limits
 
 
-def _counter(tokenizer: object) -> Callable[[str], int]:
+def _counter(tokenizer: object, limit: int) -> Callable[[str], int]:
     def count(text: str) -> int:
+        normalised = unicodedata.normalize(
+            "NFKC", text.lower()
+        )  # which both tokenizers do, in part, before they count
+        at_most = len(normalised.encode()) + _SPECIAL
+        if at_most <= limit:
+            return at_most
         return len(tokenizer(text, verbose=False)["input_ids"])  # type: ignore[operator]  # transformers' base class
 
     return count
