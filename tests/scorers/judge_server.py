@@ -85,7 +85,7 @@ def by_image(request: Request) -> Reply:
 
 
 class JudgeServer:
-    """Listens on a free local port while it is used as a context manager.
+    """Listens on a local port, by default a free one, while it is used as a context manager.
 
     Attributes:
         replies: Taken one a request to /v1/chat/completions, in the order of arrival, before `answer` is asked.
@@ -100,6 +100,7 @@ class JudgeServer:
         replies: Iterable[Reply] = (),
         answer: Callable[[Request], Reply] = by_image,
         models: Reply | None = None,
+        port: int = 0,
     ) -> None:
         self.replies, self.answer = deque(replies), answer
         self.models = models or Reply(json.dumps({"object": "list", "data": [{"id": "tiny-judge"}]}).encode())
@@ -107,7 +108,7 @@ class JudgeServer:
         self.model_requests: list[Request] = []
         self.most_at_once = self._at_once = 0
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
     @property
