@@ -102,7 +102,7 @@ class Scorer(Protocol):
         ...
 
     def spec_hash(self) -> str:
-        """Identifies what is measured: name, version, settings and model files."""
+        """Identifies what is measured: version, settings and model files."""
         ...
 
     def score(self, batch: ScoreBatch) -> Scores:

@@ -11,7 +11,6 @@ The softmax is left out: it makes an image's score depend on the others.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from chunk_grpo.scorers.clip_model import (
     load_encoder,
     load_processor,
 )
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer
+from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, model_name
 
 _PICKSCORE_RANGE = 26.0
 """Brings PickScore to about [0, 1]: yifan123/flow_grpo, flow_grpo/pickscore_scorer.py."""
@@ -112,8 +111,7 @@ class ClipScore(_Similarity[ClipScorer]):
     @property
     def name(self) -> str:
         """Kind and model, such as clip/openai/clip-vit-large-patch14; of a local folder its last part."""
-        checkpoint = self.settings.model.checkpoint
-        return f"clip/{Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else checkpoint}"
+        return f"clip/{model_name(self.settings.model)}"
 
     def _resize(self) -> Resize:
         return self.settings.resize

@@ -55,8 +55,8 @@ class ConfiguredScorer(Generic[Settings]):
         """
 
     def spec_hash(self) -> str:
-        """Identifies what is measured: name, version, settings, and the content of local model files."""
-        return spec_hash(self.name, self.version, self.settings)
+        """Identifies what is measured: version, settings, and the content of local model files."""
+        return spec_hash(self.version, self.settings)
 
     def score(self, batch: ScoreBatch) -> Scores:
         """Score a batch of any size, `batch_size` images at a time.
@@ -75,7 +75,13 @@ class ConfiguredScorer(Generic[Settings]):
         """Nothing is held; a subclass with a model releases it."""
 
 
-def spec_hash(name: str, version: int, settings: ScorerSettings) -> str:
+def model_name(weights: Weights) -> str:
+    """A hub id as it is, a local folder by its last part: what names a model in a metric's name."""
+    folder = Path(weights.checkpoint)
+    return folder.resolve().name if folder.is_dir() else weights.checkpoint
+
+
+def spec_hash(version: int, settings: ScorerSettings) -> str:
     """Sixteen hexadecimal digits that change when the same image could score differently.
 
     A folder's files are read in whole; a hub id is pinned by its revision.
@@ -87,7 +93,7 @@ def spec_hash(name: str, version: int, settings: ScorerSettings) -> str:
         if isinstance(value, Weights) and Path(value.checkpoint).is_dir():
             files[field] = _digest(Path(value.checkpoint))
             del content[field]  # the same files elsewhere are the same model
-    identity = json.dumps([name, version, content, files], sort_keys=True)
+    identity = json.dumps([version, content, files], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 

@@ -63,7 +63,7 @@ class External:
 
     def spec_hash(self) -> str:
         """Of source, version and options."""
-        return spec_hash(self.name, self.version, self.settings)
+        return spec_hash(self.version, self.settings)
 
     def score(self, batch: ScoreBatch) -> Scores:
         """Call it with `batch_size` images at a time, or, if it is groupwise, with all."""

@@ -19,7 +19,7 @@ from chunk_grpo.config.scorers import GenEvalScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer
+from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, model_name
 from chunk_grpo.scorers.geneval_colours import (
     CLASSIFIER_FILES,
     ColourClassifier,
@@ -49,7 +49,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
     @property
     def name(self) -> str:
         """The detector is part of what is measured."""
-        return f"geneval-hf/{self.settings.detector.checkpoint}"
+        return f"geneval-hf/{model_name(self.settings.detector)}"
 
     def check(self) -> None:
         """Find the files of both models, and refuse a detector of other classes than COCO's.

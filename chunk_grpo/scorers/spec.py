@@ -28,7 +28,7 @@ class ScorerSpec:
         settings: Its section.
         name: What is measured, such as clip/openai/clip-vit-large-patch14.
         version: Of the code that measures it.
-        hash: Of name, version, settings and model files.
+        hash: Of version, settings and model files.
     """
 
     key: str

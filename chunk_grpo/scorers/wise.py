@@ -61,7 +61,7 @@ class Wise(ConfiguredScorer[WiseScorer]):
         self._judge.check()
 
     def spec_hash(self) -> str:
-        """Of name, version, `base_url`, `request` and the wording; how often and how fast is asked moves no result."""
+        """Of all but how often and how fast is asked; of the instructions, their words."""
         same = {
             "concurrency": 1,
             "attempts": 1,
@@ -70,7 +70,7 @@ class Wise(ConfiguredScorer[WiseScorer]):
             "answers": "-",
         }
         moved = self.settings.model_copy(update={**same, "instructions": self._instructions.digest()})
-        return spec_hash(self.name, self.version, moved)
+        return spec_hash(self.version, moved)
 
     def score(self, batch: ScoreBatch) -> Scores:
         """Score a batch of any size, with `concurrency` requests under way.
