@@ -1,0 +1,73 @@
+"""What every scorer's present version makes of fixed images with fixed small models.
+
+Scores are cached under a scorer's version, not under its code. So code that scores differently must raise the version:
+then this test fails until the new version's scores are written down here, and old scores are not mixed with new ones.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunk_grpo.config import load_params
+from chunk_grpo.image_files import as_pictures
+from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.scorers.registry import BUILT_IN, make_scorer
+from chunk_grpo.shapes.prompts import all_prompts
+from chunk_grpo.shapes.render import render
+from chunk_grpo.shapes.scene import Scene, Thing
+from tests.scorers.judge_server import JudgeServer
+from tests.scorers.random_models import make_models
+from tests.shapes_scorers import SHAPES_SCORERS, shapes_scorer
+from tests.test_presets import compose
+
+SCENES = [
+    Scene("white", (Thing("circle", "red", 16, 16, 5),)),
+    Scene("black", (Thing("square", "green", 8, 8, 5), Thing("square", "blue", 24, 24, 5))),
+    Scene("white", (Thing("cross", "purple", 9, 24, 4), Thing("triangle", "yellow", 22, 7, 6))),
+]
+PICTURES = as_pictures(render(SCENES).numpy())
+BY_TEXT = {spec.prompt: spec for spec in all_prompts()}
+SPECS = [BY_TEXT[text] for text in ("a red circle", "two squares", "a yellow triangle")]
+
+VERSIONS: dict[str, tuple[int, list[float]]] = {}
+"""Kind to version and scores."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("versions")
+    make_models(folder / "data" / "random-models")
+    return folder
+
+
+def test_every_built_in_scorer_is_pinned() -> None:
+    assert set(VERSIONS) == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_a_version_scores_what_it_always_scored(kind: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(models)
+    with JudgeServer() as judge:
+        if kind in SHAPES_SCORERS:
+            scorer = shapes_scorer(kind)
+        else:
+            settings = load_params(compose("random-scorers", models)).scorers[kind]
+            changes = {"base_url": judge.url} if kind == "wise" else {}
+            scorer = make_scorer(kind, settings.model_copy(update=changes))
+        scores = scorer.score(batch(kind))
+        scorer.close()
+    version, values = VERSIONS[kind]
+    assert scorer.version == version
+    assert scores.values == pytest.approx(values, rel=1e-4)
+
+
+def batch(kind: str) -> ScoreBatch:
+    noise = np.random.default_rng(0).integers(0, 256, PICTURES.shape, dtype=np.uint8)
+    pictures = (PICTURES // 2 + noise // 2) if kind == "geneval" else PICTURES
+    metadata = [spec.metadata() for spec in SPECS]
+    if kind == "geneval":
+        metadata = [{"tag": "single_object", "include": [{"class": c, "count": 1}]} for c in ("person", "car", "dog")]
+    if kind == "wise":
+        metadata = [{"wise_id": number, "explanation": "what it shows"} for number in (1, 2, 3)]
+    return ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])
