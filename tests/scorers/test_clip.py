@@ -161,6 +161,13 @@ def test_squash_takes_the_whole_picture(folder: Path, height: int, width: int) -
     assert np.abs(found - clip(folder, scale="logit").score(given).values).max() > 1
 
 
+def test_squash_needs_no_processor_of_the_models_size(folder: Path, tmp_path: Path) -> None:
+    other = make_clip(tmp_path / "other")
+    reconfigure(other, "preprocessor_config.json", lambda c: c.update(size=24, crop_size=24, do_resize=False))
+    found = clip(folder, processor=weights(other), resize="squash").score(batch()).values
+    np.testing.assert_array_equal(found, clip(folder, resize="squash").score(batch()).values)
+
+
 def test_square_pictures_are_resized_alike_both_ways(folder: Path) -> None:
     given = batch(48, 48)
     squash, processor = clip(folder, resize="squash"), clip(folder)

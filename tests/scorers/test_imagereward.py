@@ -114,7 +114,8 @@ class ByHand:
         name = "blip.text_encoder"
         x = self.tensors[f"{name}.embeddings.word_embeddings.weight"][ids]
         x = x + self.tensors[f"{name}.embeddings.position_embeddings.weight"][: len(ids)]
-        x = self.norm(f"{name}.embeddings.LayerNorm", x, 1e-12)
+        eps = self.med["layer_norm_eps"]
+        x = self.norm(f"{name}.embeddings.LayerNorm", x, eps)
         for number in range(2):
             layer = f"{name}.encoder.layer.{number}"
             for part, read, mask in (("attention", None, seen), ("crossattention", image, None)):
@@ -123,9 +124,9 @@ class ByHand:
                 k, v = (self.linear(f"{layer}.{part}.self.{which}", source) for which in ("key", "value"))
                 mixed = self.attention(q, k, v, self.med["num_attention_heads"], mask)
                 mixed = self.linear(f"{layer}.{part}.output.dense", mixed)
-                x = self.norm(f"{layer}.{part}.output.LayerNorm", x + mixed, 1e-12)
+                x = self.norm(f"{layer}.{part}.output.LayerNorm", x + mixed, eps)
             hidden = self.linear(f"{layer}.output.dense", gelu(self.linear(f"{layer}.intermediate.dense", x)))
-            x = self.norm(f"{layer}.output.LayerNorm", x + hidden, 1e-12)
+            x = self.norm(f"{layer}.output.LayerNorm", x + hidden, eps)
         return x
 
     def reward(self, image: Pictures, ids: list[int], size: int = 48) -> float:
@@ -160,10 +161,10 @@ def test_tokens_by_hand(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("height", "width"), [(60, 80), (80, 60), (48, 48), (300, 300), (48, 51), (53, 48), (48, 49), (33, 97)]
+    ("height", "width"), [(60, 80), (80, 60), (48, 48), (300, 300), (48, 51), (53, 48), (48, 49), (50, 77)]
 )
 def test_pixels_by_hand(height: int, width: int) -> None:
-    """Margins of 16 and 52, none, of 3 (1.5 to 2), 5 (2.5 to 2) and 1 (0.5 to 0) pixels."""
+    """Margins of 16, none, 3 (1.5 to 2), 5 (2.5 to 2) and 1 (0.5 to 0) pixels; a longer side of 73.92, cut to 73."""
     images = batch(height, width).images
     expected = np.stack([pixels_by_hand(image, 48) for image in images])
     np.testing.assert_allclose(to_pixels(images, 48), expected, atol=1e-6)
@@ -208,6 +209,7 @@ def test_bfloat16_is_near_and_keeps_the_head_in_float32(folder: Path) -> None:
 
 def test_sizes_are_read_from_the_files(tmp_path: Path) -> None:
     other = make_imagereward(tmp_path, sizes=Sizes(width=128, patch=8, image=40, hidden=24, heads=3))
+    reconfigure(other, lambda med: med.update(layer_norm_eps=1e-2, encoder_width=7))
     scorer = imagereward(other)
     given, by_hand = batch(), ByHand(other)
     expected = [by_hand.reward(image, ids, 40) for image, ids in zip(given.images, IDS, strict=True)]
