@@ -20,6 +20,7 @@ from chunk_grpo.config.scorers import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures
 from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.pictures import of_each_picture
 
 MODEL_FILES = (
     "config.json",
@@ -168,10 +169,10 @@ class ClipProcessor:
 
     def pixels(self, images: Pictures) -> Tensor:
         """Float32 [B, 3, size, size] of uint8 [B, H, W, 3]."""
-        pixels: Tensor = self.pictures([Image.fromarray(image) for image in images], return_tensors="pt")[
-            "pixel_values"
-        ]
-        return pixels
+        made = of_each_picture(
+            lambda image: self.pictures([image], return_tensors="pt")["pixel_values"], images
+        )
+        return torch.cat(made)
 
     def tokens(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Tokens and mask, both [B, N]; N is the longest prompt's number, at most `max_tokens`."""

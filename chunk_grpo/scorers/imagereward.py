@@ -19,6 +19,7 @@ from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
 from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer
 from chunk_grpo.scorers.imagereward_model import MODEL_FILES, RewardModel, load_model
+from chunk_grpo.scorers.pictures import of_each_picture
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json|vocab.txt")
 """Of bert-base-uncased."""
@@ -79,10 +80,10 @@ def to_pixels(images: Pictures, size: int) -> Tensor:
     short = min(height, width)
     tall, wide = (int(size * side / short) if side != short else size for side in (height, width))
     top, left = (round((side - size) / 2) for side in (tall, wide))
-    resized = [
-        np.asarray(Image.fromarray(image).resize((wide, tall), Image.Resampling.BICUBIC)) for image in images
-    ]
-    cut = np.stack(resized)[:, top : top + size, left : left + size].transpose(0, 3, 1, 2)
+    box = (left, top, left + size, top + size)
+    bicubic = Image.Resampling.BICUBIC
+    resized = of_each_picture(lambda image: np.asarray(image.resize((wide, tall), bicubic).crop(box)), images)
+    cut = np.stack(resized).transpose(0, 3, 1, 2)
     unit = torch.from_numpy(np.ascontiguousarray(cut)).float() / 255
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
     return (unit - mean) / std
