@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLImageProcessorPil
 
@@ -56,23 +55,24 @@ class HPSv3Model:
         """
         try:
             pixels = self.processor(
-                [Image.fromarray(image) for image in images],
+                list(images),
                 size={"shortest_edge": PIXELS, "longest_edge": PIXELS},
+                do_convert_rgb=False,
+                input_data_format="channels_last",
                 return_tensors="pt",
             )
         except ValueError as error:
             raise DataError(f"images of {images.shape[1]} x {images.shape[2]} pixels: {error}") from error
         grids = pixels["image_grid_thw"]
-        tokens = (grids.prod(-1) // self.processor.merge_size**2).tolist()
-        rows = [
-            torch.tensor(self.questions.encode(prompt, count))
-            for prompt, count in zip(prompts, tokens, strict=True)
-        ]
-        input_ids = pad_sequence(rows, batch_first=True, padding_value=self.questions.padding_id)
-        lengths = torch.tensor([len(row) for row in rows])
+        tokens = int(grids[0].prod()) // self.processor.merge_size**2  # of each image: all have one size
+        rows = {prompt: torch.tensor(self.questions.encode(prompt, tokens)) for prompt in set(prompts)}
+        input_ids = pad_sequence(
+            [rows[prompt] for prompt in prompts],
+            batch_first=True,
+            padding_value=self.questions.padding_id,
+        )
         return {
             "input_ids": input_ids,
-            "attention_mask": torch.arange(input_ids.shape[1]) < lengths[:, None],
             "reward_at": (input_ids == self.questions.reward_id).int().argmax(dim=1),
             "pixel_values": pixels["pixel_values"],
             "image_grid_thw": grids,

@@ -45,7 +45,6 @@ class HPSv3Network(nn.Module):
     def forward(
         self,
         input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
         reward_at: torch.Tensor,
         pixel_values: torch.Tensor,
         image_grid_thw: torch.Tensor,
@@ -56,9 +55,10 @@ class HPSv3Network(nn.Module):
         which transformers 4.45.2, which it pins, counts so; the weights were trained with that. transformers 5 would
         place the image's tokens on a grid, and the reward would be another.
 
+        Padding needs no mask: a token attends to those before it, and padding stands behind the last one that counts.
+
         Args:
             input_ids: int64 [B, L], padded on the right.
-            attention_mask: bool [B, L], False at padding.
             reward_at: int64 [B], where the reward token stands.
             pixel_values: float32 [P, 1176].
             image_grid_thw: int64 [B, 3], patches of each image in time, height and width.
@@ -70,7 +70,6 @@ class HPSv3Network(nn.Module):
         positions = torch.arange(length, device=input_ids.device).expand(3, size, length)
         hidden = self.backbone(
             input_ids=input_ids,
-            attention_mask=attention_mask,
             position_ids=positions,
             pixel_values=pixel_values,
             image_grid_thw=image_grid_thw,

@@ -57,7 +57,7 @@ def test_positions_on_a_grid_give_another_score(model: HPSv3Model) -> None:
     with torch.inference_mode():
         hidden = model.network.backbone(
             input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
+            attention_mask=inputs["input_ids"] != model.questions.padding_id,
             pixel_values=inputs["pixel_values"],
             image_grid_thw=inputs["image_grid_thw"],
             mm_token_type_ids=is_image,
