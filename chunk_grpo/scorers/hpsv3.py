@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLImageProcessorPil
@@ -125,6 +126,7 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
 
     version = 1
     _model: HPSv3Model | None = None
+    _identity: Hashable = None
 
     def check(self) -> None:
         """Find the weights and the backbone's files.
@@ -140,7 +142,7 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
         The loss draws scores from a normal distribution with that mean and deviation (hpsv3/model/qwen2vl_trainer.py,
         loss_type uncertainty: sigma is the exponential of the second number, which the package returns as it is).
         """
-        numbers = self._load().judge(batch.images, batch.prompts)
+        numbers = self._load().judge(batch.images, batch.prompts) if len(batch) else np.empty((0, 2))
         return Scores(numbers[:, 0], {"log_sigma": numbers[:, 1]})
 
     def close(self) -> None:

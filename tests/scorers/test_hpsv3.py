@@ -181,6 +181,11 @@ def test_a_score_does_not_depend_on_the_batch(folder: Path) -> None:
     assert together.values[:3] == pytest.approx(GOLDEN[:3, 0], **CLOSE)
 
 
+def test_no_images_have_no_scores(folder: Path) -> None:
+    scores = scorer(folder).score(batch_of(pictures(0), []))
+    assert (scores.values.shape, scores.details["log_sigma"].shape) == ((0,), (0,))
+
+
 def number(scores: Scores, name: str) -> NDArray[np.float64]:
     return scores.values if name == "values" else scores.details[name]
 
