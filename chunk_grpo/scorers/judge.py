@@ -10,8 +10,7 @@ import base64
 import io
 import json
 import logging
-import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, TransientError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.scorers.judge_endpoint import Endpoint, plain
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, Omit
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _LOG = logging.getLogger(__name__)
-
-_QUOTED = 120
-"""Characters of an answer or of a refusal that a message quotes."""
 
 
 @dataclass(frozen=True)
@@ -63,38 +60,10 @@ class Question:
         ]
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """Where the judge is and how it is asked.
-
-    Attributes:
-        key: Of params.yaml, such as scorers.wise, for messages.
-        judge: The model's id.
-        url: Up to and with /v1.
-        api_key_variable: Environment variable with the key; None: no key is sent.
-        request: Fields of every request besides, or instead of, the ones here; None leaves one out.
-        max_tokens: Of an answer.
-        concurrency: Requests under way at once.
-        attempts: Of a request, and of a question.
-        timeout_seconds: Of a request.
-    """
-
-    key: str
-    judge: str
-    url: str
-    api_key_variable: str | None
-    request: Mapping[str, Any]
-    max_tokens: int
-    concurrency: int
-    attempts: int
-    timeout_seconds: float
-
-
 class Judge:
     """Asks the model at an endpoint.
 
-    The key is read from the environment and goes into the requests' Authorization header alone: no message, log record
-    or exception of this class holds it, nor what the server says of it.
+    The key goes into the requests' Authorization header alone: no log record or exception of this class holds it.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -110,12 +79,12 @@ class Judge:
             TransientError: The endpoint does not answer.
         """
         self._find_packages()
-        listed = _run(self._list_models)
+        endpoint, listed = self._endpoint, _run(self._list_models)
         if listed is None:
-            _LOG.warning("%s does not list its models; %s was not looked for", *self._names())
-        elif self._endpoint.judge not in listed:
-            others = self._clean(", ".join(sorted(listed)[:8]) or "none")
-            _LOG.warning("%s does not list %s, but %s", *self._names(), others)
+            _LOG.warning("%s does not list its models; %s was not looked for", endpoint.url, endpoint.judge)
+        elif endpoint.judge not in listed:
+            others = endpoint.hide(", ".join(sorted(listed)[:8]) or "none")
+            _LOG.warning("%s does not list %s, but %s", endpoint.url, endpoint.judge, others)
 
     def ask(self, questions: Sequence[Question], take: Callable[[Question, str], object]) -> None:
         """Ask every question, several at once.
@@ -140,36 +109,15 @@ class Judge:
         for package in ("openai", "anyio"):
             if find_spec(package) is None:
                 raise ConfigError(
-                    f"{self._endpoint.key}: needs {package}, which is not installed; "
+                    f"{self._endpoint.section}: needs {package}, which is not installed; "
                     'pip install "chunk-grpo[scoring]"'
                 )
-
-    def _names(self) -> tuple[str, str]:
-        return self._endpoint.url, self._endpoint.judge
-
-    def _key(self) -> str:
-        """Empty if none is needed."""
-        variable = self._endpoint.api_key_variable
-        if variable is None:
-            return ""
-        key = os.environ.get(variable, "").strip()
-        if not key:
-            raise DataError(
-                f"{self._endpoint.key}.api_key_variable: the environment variable {variable} is not set; put the key "
-                f"of {self._endpoint.url} into it, or write null if that asks for none."
-            )
-        if not (key.isascii() and key.isprintable() and " " not in key):
-            raise DataError(
-                f"{self._endpoint.key}.api_key_variable: the environment variable {variable} holds characters that no "
-                "key can have, such as a line break or a letter with an accent."
-            )
-        return key
 
     def _client(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI
 
         return AsyncOpenAI(
-            api_key=self._key() or "none",  # or else the package looks for one in the environment
+            api_key=self._endpoint.key() or "none",  # or else the package looks for one in the environment
             base_url=self._endpoint.url,
             timeout=self._endpoint.timeout_seconds,
             max_retries=self._endpoint.attempts - 1,
@@ -218,20 +166,20 @@ class Judge:
         self, client: AsyncOpenAI, question: Question, take: Callable[[Question, str], object]
     ) -> None:
         messages = await asyncio.to_thread(question.messages)  # PNG takes its time
-        attempts = self._endpoint.attempts
-        for attempt in range(attempts):
+        endpoint = self._endpoint
+        for attempt in range(endpoint.attempts):
             reply = await self._request(client, question, messages, seed=attempt)
+            said = endpoint.hide(plain(reply))
             try:
-                take(question, _answer(reply))
+                said = endpoint.hide(_answer(reply))
+                take(question, said)
                 return
             except ValueError as error:
-                fault = f"{question.label}: {self._clean(str(error))}; the answer begins {self._quote(reply)}"
-            _LOG.warning("attempt %d of %d: %s", attempt + 1, attempts, fault)
-        raise DataError(
-            f"{self._endpoint.key}: {self._endpoint.judge} gave no answer of the form asked for in {attempts} "
-            f"attempts. {fault}. No score was made up. Raise `attempts`, or choose a judge that keeps to the form; the "
-            "other answers are kept."
-        )
+                fault = (
+                    f"{question.label}: {endpoint.hide(str(error))}; the answer begins {endpoint.quote(said)}"
+                )
+            _LOG.warning("attempt %d of %d: %s", attempt + 1, endpoint.attempts, fault)
+        raise endpoint.misfit(fault)
 
     async def _request(
         self, client: AsyncOpenAI, question: Question, messages: list[dict[str, Any]], seed: int
@@ -258,50 +206,10 @@ class Judge:
         try:
             return await request
         except APIStatusError as error:
-            failure = self._refusal(what, error.status_code, error.response.content)
+            failure = self._endpoint.refusal(what, error.status_code, error.response.content)
         except APIConnectionError as error:
-            failure = self._silence(what, f"{error.message} {type(error.__cause__).__name__}")
+            failure = self._endpoint.silence(what, f"{error.message} {type(error.__cause__).__name__}")
         raise failure  # not above, where it would carry the error along, and with it the key if a server repeats it
-
-    def _refusal(self, what: str, status: int, body: bytes) -> ChunkGrpoError:
-        endpoint = self._endpoint
-        said = f"{endpoint.url} answered {status} to {what}"
-        if status in (401, 403):
-            variable = endpoint.api_key_variable
-            mend = (
-                f"Put a key that may use {endpoint.judge} into the environment variable {variable}."
-                if variable
-                else f"Name the environment variable with the key in {endpoint.key}.api_key_variable."
-            )
-            return DataError(f"{endpoint.key}: {said}: the key is missing, wrong, or may not do this. {mend}")
-        said = f"{said}: {self._quote(body)}"
-        if status in (408, 409, 429) or status >= 500:
-            return self._silence(what, said)
-        return DataError(
-            f"{endpoint.key}: {said}. See that base_url goes up to /v1, that {endpoint.judge} is the id of a model "
-            "there that sees images, and whether `request` must leave out or replace a field (null leaves it out)."
-        )
-
-    def _silence(self, what: str, reason: str) -> TransientError:
-        endpoint = self._endpoint
-        return TransientError(
-            f"{endpoint.key}: no answer from {endpoint.url} to {what} after {endpoint.attempts} attempts of "
-            f"{endpoint.timeout_seconds:g} s at most ({reason}). See that the server runs and can be reached, or lower "
-            "`concurrency` if it limits requests; then run the same command again. Answers that came are kept."
-        )
-
-    def _quote(self, body: bytes) -> str:
-        """The beginning of what a server sent."""
-        try:
-            text = _answer(body)
-        except ValueError:
-            text = body.decode(errors="replace")
-        return repr(self._clean(text)[:_QUOTED])
-
-    def _clean(self, text: str) -> str:
-        """Without the key, which some servers repeat."""
-        key = self._key()
-        return text.replace(key, "***") if key else text
 
 
 def _answer(reply: bytes) -> str:

@@ -15,8 +15,9 @@ from chunk_grpo.config.scorers import WiseScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.configured import ConfiguredScorer, spec_hash
-from chunk_grpo.scorers.judge import Endpoint, Judge, Question
+from chunk_grpo.scorers.judge import Judge, Question
 from chunk_grpo.scorers.judge_answers import AnswerFile
+from chunk_grpo.scorers.judge_endpoint import Endpoint
 from chunk_grpo.scorers.wise_instructions import Instructions, find_instructions
 from chunk_grpo.scorers.wise_protocols import (
     NUM_PROMPTS,
@@ -113,7 +114,7 @@ class Wise(ConfiguredScorer[WiseScorer]):
         settings = self.settings
         return Judge(
             Endpoint(
-                key=f"scorers.{self.key}",
+                section=f"scorers.{self.key}",
                 judge=settings.judge,
                 url=settings.base_url,
                 api_key_variable=settings.api_key_variable,

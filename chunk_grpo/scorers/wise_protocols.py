@@ -99,13 +99,10 @@ PROTOCOLS: Mapping[ProtocolName, Protocol] = {
 # `Realism: 2`, and bold: `**Realism:** 2`, `**Realism**: 2`, `**Realism: 2**`.
 _LINE = re.compile(r"(?:\*\*)?([a-z ]+?)(?:\*\*)?\s*[:：]\s*(?:\*\*)?\s*(-?\d+)(?:\*\*)?", re.IGNORECASE)
 
-# Models that think aloud put it here; vllm_eval.py drops it too.
-_THOUGHTS = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
-
 
 def without_thoughts(answer: str) -> str:
-    """An answer without what the judge thought aloud before it."""
-    return _THOUGHTS.sub("", answer).strip()
+    """An answer without what the judge thought aloud before it, up to </think>."""
+    return answer.rpartition("</think>")[2].strip()
 
 
 def parse_answer(protocol: ProtocolName, answer: str) -> dict[str, int]:

@@ -112,10 +112,9 @@ class TestAnswers:
         with pytest.raises(ValueError):
             parse_answer("verified", answer)
 
-    def test_thoughts_are_dropped_from_the_beginning_alone(self) -> None:
-        assert without_thoughts("<think>\nScore: 0?\n</think>\n\nScore: 1") == "Score: 1"
-        late = "Score: 1 <think>or not</think>"
-        assert without_thoughts(late) == late
+    @pytest.mark.parametrize("thoughts", ["<think>\nScore: 0?\n</think>\n\n", "Score: 0?\n</think>", ""])
+    def test_thoughts_are_dropped(self, thoughts: str) -> None:
+        assert without_thoughts(f"{thoughts}Score: 1") == "Score: 1"
 
 
 class TestValues:

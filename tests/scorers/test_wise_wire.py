@@ -19,7 +19,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.wise_instructions import OWN
 from tests.scorers.checkpoints_wise import make_judge
-from tests.scorers.test_wise import wise
+from tests.scorers.wise_cases import wise
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
