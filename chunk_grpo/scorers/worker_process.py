@@ -65,14 +65,12 @@ class WorkerProcess:
             line: With its newline, or empty.
             seconds: For both.
 
+        Whatever is raised, kill it then: interrupted between question and answer it cannot be asked again.
+
         Raises:
-            WorkerLostError: It ended or was too slow, and is gone now, with all processes of its group.
+            WorkerLostError: It ended or was too slow.
         """
-        try:
-            return self._exchange(memoryview(line), seconds)
-        except BaseException:  # interrupted between question and answer, it could not be asked again
-            self.kill()
-            raise
+        return self._exchange(memoryview(line), seconds)
 
     def kill(self) -> None:
         """End it and its process group at once."""

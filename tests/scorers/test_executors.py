@@ -294,7 +294,10 @@ class TestSubprocess:
         for child in children:  # `sleep` of a worker that hung
             child.kill()
 
-    def test_an_interpreter_without_the_package_scores_by_a_script(self, tmp_path: Path) -> None:
+    def test_an_interpreter_without_the_package_scores_by_a_script(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # is for this interpreter
         venv.create(tmp_path / "other", with_pip=False)
         scorer = SubprocessScorer(KEY, settings(offset=0.25), self.script(tmp_path, SOUND))
         assert scorer.score(batch()).values.tolist() == (batch().images[:, 0, 0, 0] + 0.25).tolist()
