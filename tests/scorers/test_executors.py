@@ -22,6 +22,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.contract import check_contract
 from chunk_grpo.scorers.placing import place_scorer
 from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.shapes import ShapesVivid
 from chunk_grpo.scorers.subprocess_scorer import SubprocessScorer
 from chunk_grpo.scorers.wire import WorkerError
 from chunk_grpo.shapes.prompts import all_prompts
@@ -183,6 +184,15 @@ def test_a_scorer_of_this_package_gives_the_same_bits_in_all_places() -> None:
             other.close()
 
 
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+def test_in_this_process_it_gets_its_device(device: str | None) -> None:
+    section = ShapesScorer(kind="shapes-vivid", splits=("eval",), batch_size=3)
+    scorer = place_scorer("vivid", section, InProcess(kind="in-process", device=device))
+    assert isinstance(scorer, ShapesVivid)
+    assert scorer.device == device
+    assert isinstance(place_scorer("vivid", section, None), ShapesVivid)
+
+
 class TestSubprocess:
     def test_a_crash_restarts_it_once_and_asks_again(
         self, scorers: dict[str, Scorer], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -255,12 +265,15 @@ class TestSubprocess:
         monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
         assert (told(None), told("cuda:1")) == ("cuda:3", "cuda:1")
 
-    def test_close_ends_it(self) -> None:
-        scorer = SubprocessScorer(KEY, settings(), in_subprocess())
+    def test_close_closes_the_scorer_there_and_ends_the_process(self, tmp_path: Path) -> None:
+        marker = tmp_path / "closed"
+        scorer = SubprocessScorer(KEY, settings("Closing", marker=str(marker)), in_subprocess())
         scorer.score(batch())
         pid = scorer.pid
         scorer.close()
+        assert marker.exists()
         assert pid is not None and not psutil.pid_exists(pid)
+        scorer.close()  # a second time, there is nothing to close
 
     def test_it_outlives_the_thread_that_started_it(self) -> None:
         scorer = SubprocessScorer(KEY, settings(), in_subprocess())

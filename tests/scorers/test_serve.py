@@ -1,6 +1,7 @@
 """The scoring server: who may ask, how much, in which order, and how it ends."""
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -387,7 +388,12 @@ class TestEnd:
             raise DataError("a file is missing")
 
         monkeypatch.setattr(External, "check", check)
+        watch = threading.Timer(
+            10, os.kill, (os.getpid(), signal.SIGTERM)
+        )  # else a failure would serve for ever
+        watch.start()
         assert serve.main([KEY, "--params", str(params), "--port", "0"]) == 3
+        watch.cancel()
         assert "error: a file is missing" in capsys.readouterr().err
 
 
