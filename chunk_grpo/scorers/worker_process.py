@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 _KEPT_LINES = 20  # of the standard error
 _BLOCK = 2**20  # bytes read or written at a time
 _LEAVE_SECONDS = 10.0  # for a worker to end after its input did
-_WORDS_SECONDS = 1.0  # for its last words; longer only if a process that it left behind could write more
+_WORDS_SECONDS = 0.5  # for its last words; longer only if a process that it left behind could write more
 
 
 class WorkerLostError(Exception):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import uvicorn
 from ruamel.yaml import YAML
 
@@ -65,15 +66,21 @@ class ServerProcess:
                 return
         raise RuntimeError(self.log)
 
-    def end(self, timeout: float = 10.0) -> tuple[int, str]:
-        """SIGTERM, and SIGKILL if that does not help; the exit code and all of the log."""
+    def end(self) -> tuple[int, str]:
+        """SIGTERM; the exit code and all of the log."""
         self.process.terminate()
-        try:
-            rest = self.process.communicate(timeout=timeout)[1]
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            rest = self.process.communicate()[1]
+        rest = self.process.communicate(timeout=20.0)[1]
         return self.process.returncode, self.log + rest
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing of it is left, whatever the test did."""
+        if self.process.poll() is None:
+            for process in (*psutil.Process(self.process.pid).children(recursive=True), self.process):
+                process.kill()
+        self.process.communicate()
 
 
 @contextmanager

@@ -53,7 +53,11 @@ def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def scorers(params: Path) -> Iterator[dict[str, Scorer]]:
     """The same scorer in three places; one worker and one server for most of the tests."""
-    server = ServerProcess(params, KEY)
+    with ServerProcess(params, KEY) as server:
+        yield from made_scorers(server)
+
+
+def made_scorers(server: ServerProcess) -> Iterator[dict[str, Scorer]]:
     places: dict[str, AnyExecutor | None] = {
         "in-process": InProcess(kind="in-process", device=None),
         "subprocess": in_subprocess(),
@@ -220,7 +224,7 @@ class TestSubprocess:
             scorers["subprocess"].score(batch("sys.exit"))
 
     def test_a_hanging_one_is_killed_with_its_children(self, tmp_path: Path) -> None:
-        scorer = SubprocessScorer(KEY, settings(), in_subprocess(start_seconds=5.0, timeout_seconds=0.5))
+        scorer = SubprocessScorer(KEY, settings(), in_subprocess(start_seconds=4.0, timeout_seconds=0.5))
         scorer.score(batch())
         start = time.monotonic()
         with pytest.raises(TransientError, match=r"gave no answer within .* s and was killed"):
@@ -443,29 +447,25 @@ for line in sys.stdin:
 
 class TestHttp:
     def test_a_crash_or_a_missing_server_is_told_with_the_command_that_starts_it(self, params: Path) -> None:
-        server = ServerProcess(params, KEY)
-        scorer = place_scorer(KEY, settings(), over_http(server.url))
-        scorer.check()
-        port = server.url.rsplit(":", 1)[1]
-        command = f"Start it there: `python -m chunk_grpo.scorers.serve odd --port {port}`"
-        for _ in range(2):  # it crashes; then nobody listens
-            with pytest.raises(TransientError) as caught:
-                scorer.score(batch("exit"))
-            assert f"the server at {server.url} does not answer (" in str(caught.value)
-            assert command in str(caught.value)
-        assert server.process.wait(5.0) == 7
-        scorer.close()
-        server.end()
+        with ServerProcess(params, KEY) as server:
+            scorer = place_scorer(KEY, settings(), over_http(server.url))
+            scorer.check()
+            port = server.url.rsplit(":", 1)[1]
+            command = f"Start it there: `python -m chunk_grpo.scorers.serve odd --port {port}`"
+            for _ in range(2):  # it crashes; then nobody listens
+                with pytest.raises(TransientError) as caught:
+                    scorer.score(batch("exit"))
+                assert f"the server at {server.url} does not answer (" in str(caught.value)
+                assert command in str(caught.value)
+            assert server.process.wait(5.0) == 7
+            scorer.close()
 
     def test_a_hanging_one_is_given_up_after_the_time_out(self, params: Path) -> None:
-        server = ServerProcess(params, KEY)
-        scorer = place_scorer(KEY, settings(), over_http(server.url, timeout_seconds=0.5))
-        scorer.check()
-        start = time.monotonic()
-        with pytest.raises(TransientError, match=r"did not answer within 0.5 s \(ReadTimeout\)"):
-            scorer.score(batch("hang"))
-        assert 0.4 < time.monotonic() - start < 3.0
-        scorer.close()
-        for process in (*psutil.Process(server.process.pid).children(), server.process):  # it does hang
-            process.kill()
-        server.end()
+        with ServerProcess(params, KEY) as server:
+            scorer = place_scorer(KEY, settings(), over_http(server.url, timeout_seconds=0.5))
+            scorer.check()
+            start = time.monotonic()
+            with pytest.raises(TransientError, match=r"did not answer within 0.5 s \(ReadTimeout\)"):
+                scorer.score(batch("hang"))
+            assert 0.4 < time.monotonic() - start < 10
+            scorer.close()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+@pytest.fixture
+def start(params: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers as processes, which end with the test."""
+    with ExitStack() as stack:
+        yield lambda *options, **variables: stack.enter_context(
+            ServerProcess(params, KEY, *options, **variables)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -267,9 +277,9 @@ class TestRequests:
 
 class TestToken:
     def test_who_has_it_is_answered_and_nobody_else(
-        self, params: Path, monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        server = ServerProcess(params, KEY, "--token-variable", VARIABLE, **{VARIABLE: TOKEN})
+        server = start("--token-variable", VARIABLE, **{VARIABLE: TOKEN})
         line = encode_batch(batch()).line
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
             assert httpx.get(f"{server.url}/health", headers=header).status_code == 401
@@ -348,9 +358,9 @@ class TestToken:
 
 class TestEnd:
     def test_sigterm_lets_the_running_batch_end_and_refuses_those_that_wait(
-        self, params: Path, pool: ThreadPoolExecutor, tmp_path: Path
+        self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
     ) -> None:
-        server = ServerProcess(params, KEY)
+        server = start()
         slow = batch("slow", seconds=1.5, begun=str(tmp_path / "begun"))
         running = pool.submit(client(server.url).score, slow)
         wait_for((tmp_path / "begun").exists)
@@ -363,12 +373,11 @@ class TestEnd:
         ):
             waiting.result()
         assert server.process.wait(5.0) == 0
-        server.end()
 
     def test_a_second_one_ends_it_at_once(
-        self, params: Path, pool: ThreadPoolExecutor, tmp_path: Path
+        self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
     ) -> None:
-        server = ServerProcess(params, KEY)
+        server = start()
         slow = batch("slow", seconds=60, begun=str(tmp_path / "begun"))
         asked = pool.submit(client(server.url).score, slow)
         wait_for((tmp_path / "begun").exists)
@@ -379,7 +388,6 @@ class TestEnd:
         assert server.process.wait(5.0) == 1
         with pytest.raises(TransientError, match=r"failed: status 500|does not answer"):
             asked.result()
-        server.end()
 
     def test_a_scorer_that_cannot_be_checked_ends_it_with_its_exit_code(
         self, params: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -393,6 +401,7 @@ class TestEnd:
         )  # else a failure would serve for ever
         watch.start()
         assert serve.main([KEY, "--params", str(params), "--port", "0"]) == 3
+        assert watch.is_alive()
         watch.cancel()
         assert "error: a file is missing" in capsys.readouterr().err
 
