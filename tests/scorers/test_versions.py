@@ -46,7 +46,9 @@ def test_every_built_in_scorer_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("kind", BUILT_IN)
-def test_a_version_scores_what_it_always_scored(kind: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_scores_what_it_always_scored(
+    kind: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(models)
     with JudgeServer() as judge:
         if kind in SHAPES_SCORERS:
@@ -67,7 +69,9 @@ def batch(kind: str) -> ScoreBatch:
     pictures = (PICTURES // 2 + noise // 2) if kind == "geneval" else PICTURES
     metadata = [spec.metadata() for spec in SPECS]
     if kind == "geneval":
-        metadata = [{"tag": "single_object", "include": [{"class": c, "count": 1}]} for c in ("person", "car", "dog")]
+        metadata = [
+            {"tag": "single_object", "include": [{"class": c, "count": 1}]} for c in ("person", "car", "dog")
+        ]
     if kind == "wise":
         metadata = [{"wise_id": number, "explanation": "what it shows"} for number in (1, 2, 3)]
     return ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])

@@ -1,0 +1,103 @@
+"""The preset random-scorers by `dvc`: every scorer on small random models, through to the report."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+from ruamel.yaml import YAML
+
+from chunk_grpo.artifacts import read_table
+from tests.scorers.judge_server import JudgeServer
+from tests.scorers.random_models import make_models
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("shapes-graded", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "wise")
+SPLIT = dict.fromkeys(KINDS, "eval") | {"geneval": "things", "wise": "knowledge"}
+POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}
+"""And how many modes each has."""
+
+
+def dvc(folder: Path, *command: str) -> str:
+    """What a command of DVC says."""
+    environment = os.environ | {"DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def ran(said: str) -> set[str]:
+    return {line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage '")}
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of what is committed or changed here, with the models where the preset looks for them."""
+    folder = tmp_path_factory.mktemp("random-scorers") / "repository"
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for command in (
+        ["init", "--quiet"],
+        ["add", "--all"],
+        ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--message", "all"],
+    ):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    make_models(folder / "data" / "random-models")
+    return folder
+
+
+def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -> None:
+    with JudgeServer() as judge:
+        at = ("-S", f"scorers.wise.base_url={judge.url}")
+        first = ran(dvc(pipeline, "exp", "run", "-S", "preset=random-scorers", *at))
+        assert {f"score_base@{kind}" for kind in KINDS} < first
+        prompts = read_table(
+            str(pipeline / "artifacts" / "prompts" / "prompts.parquet"), "prompts"
+        ).to_pylist()
+        for policy, modes in POLICIES.items():
+            for kind in KINDS:
+                location = pipeline / "artifacts" / "scores" / policy / f"{kind}.parquet"
+                rows = read_table(str(location), "scores").filter(pc.field("metric") == "score").to_pylist()
+                scored = [row["prompt_id"] for row in rows]
+                asked = [p["prompt_id"] for p in prompts if p["split"] == SPLIT[kind]]
+                assert sorted(scored) == sorted(asked * modes)
+        report = (pipeline / "artifacts" / "report" / "report.md").read_text()
+        assert (
+            "| policy | training reward | shapes-graded | hpsv3 | imagereward | pickscore | clip |" in report
+        )
+        assert "## geneval by category, split things" in report
+        assert "## wise by category, split knowledge" in report
+        assert "| wise | wise/legacy/tiny-judge | 1 |" in report
+        summary = json.loads((pipeline / "artifacts" / "report" / "summary.json").read_text())
+        assert {"hpsv3", "imagereward", "pickscore", "clip"} < set(summary["base"])
+
+        yaml = YAML()
+        params = yaml.load(pipeline / "params.yaml")
+        params["scorers"]["pickscore"]["model"]["revision"] = "another"
+        yaml.dump(params, pipeline / "params.yaml")
+        again = ran(dvc(pipeline, "repro"))
+    of_pickscore = {"score_base@pickscore", "score@dance-pickscore", "score@chunk-ws-pickscore"}
+    assert again == {"check_scorers", *of_pickscore, "report"}
