@@ -30,7 +30,23 @@ PICTURES = as_pictures(render(SCENES).numpy())
 BY_TEXT = {spec.prompt: spec for spec in all_prompts()}
 SPECS = [BY_TEXT[text] for text in ("a red circle", "two squares", "a yellow triangle")]
 
-VERSIONS: dict[str, tuple[int, list[float]]] = {}
+VERSIONS: dict[str, tuple[int, list[float]]] = {
+    "shapes-exact": (1, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]),
+    "shapes-graded": (
+        1,
+        [0.994138, 0.359935, 4.76884e-06, 3.58048e-07, 1.0, 1.09819e-07, 5.30616e-05, 0.333826, 0.892005],
+    ),
+    "shapes-vivid": (
+        1,
+        [0.210172, 0.210172, 0.210172, 0.428922, 0.428922, 0.428922, 0.295343, 0.295343, 0.295343],
+    ),
+    "clip": (1, [0.281104, 0.259677, -0.0277858]),
+    "pickscore": (1, [28.1112, 25.9685, -2.77867]),
+    "imagereward": (1, [5.55347, -0.496454, -4.25025]),
+    "hpsv3": (1, [-0.0691885, -1.79009, 1.15027]),
+    "geneval": (1, [1.0, 0.0, 0.0]),
+    "wise": (1, [0.55, 1.0, 0.9]),
+}
 """Kind to version and scores."""
 
 
@@ -74,4 +90,9 @@ def batch(kind: str) -> ScoreBatch:
         ]
     if kind == "wise":
         metadata = [{"wise_id": number, "explanation": "what it shows"} for number in (1, 2, 3)]
-    return ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])
+    whole = ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])
+    if kind not in SHAPES_SCORERS:
+        return whole
+    # Every picture with every caption, so that wrong ones are graded too.
+    captions = whole.rows([0, 1, 2] * 3)
+    return ScoreBatch(np.repeat(pictures, 3, axis=0), captions.prompts, captions.metadata, captions.groups)
