@@ -1,4 +1,4 @@
-"""Scoring servers for tests: as a process by the command line, or in a thread of this process."""
+"""Where scorers run in tests: workers, and servers as a process by the command line or in a thread of this process."""
 
 import os
 import socket
@@ -9,22 +9,41 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import uvicorn
 from ruamel.yaml import YAML
 
-from chunk_grpo.config.scorers import ExternalScorer, OverHttp
+from chunk_grpo.config.scorers import ExternalScorer, InSubprocess, OverHttp
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.http_app import Limits, ScoringApp
+from chunk_grpo.scorers.http_scorer import HttpScorer
 from chunk_grpo.scorers.scoring_thread import ScoringThread
+from tests.scorers.odd_scorers import KEY, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_LIMITS = Limits(queue=8, most_bytes=10**8, token=None)
 
 
+def in_subprocess(**changes: Any) -> InSubprocess:
+    values = {
+        "python": None,
+        "script": None,
+        "device": None,
+        "start_seconds": 20.0,
+        "timeout_seconds": 20.0,
+    }
+    return InSubprocess(kind="subprocess", **values | changes)
+
+
 def over_http(url: str, token_variable: str | None = None, timeout_seconds: float = 10.0) -> OverHttp:
     return OverHttp(kind="http", url=url, token_variable=token_variable, timeout_seconds=timeout_seconds)
+
+
+def client(url: str, **options: Any) -> HttpScorer:
+    """Of the scorer `odd`."""
+    return HttpScorer(KEY, settings(), over_http(url, **options))
 
 
 def write_params(path: Path, key: str, settings: ExternalScorer) -> Path:

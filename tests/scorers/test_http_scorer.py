@@ -1,0 +1,143 @@
+"""The client of a scoring server: a server that is away, crashes, hangs, or is or answers something else."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunk_grpo.errors import ConfigError, DataError, TransientError
+from tests.scorers.odd_scorers import KEY, batch, settings
+from tests.scorers.servers import ServerProcess, client, write_params
+
+
+@pytest.fixture(scope="module")
+def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())
+
+
+def test_a_crash_or_a_missing_server_is_told_with_the_command_that_starts_it(params: Path) -> None:
+    with ServerProcess(params, KEY) as server:
+        scorer = client(server.url)
+        scorer.check()
+        port = server.url.rsplit(":", 1)[1]
+        command = f"Start it there: `python -m chunk_grpo.scorers.serve odd --port {port}`"
+        for _ in range(2):  # it crashes; then nobody listens
+            with pytest.raises(TransientError) as caught:
+                scorer.score(batch("exit"))
+            assert f"the server at {server.url} does not answer (" in str(caught.value)
+            assert command in str(caught.value)
+        assert server.process.wait(5.0) == 7
+        scorer.close()
+
+
+def test_a_hanging_one_is_given_up_after_the_time_out(params: Path) -> None:
+    with ServerProcess(params, KEY) as server:
+        scorer = client(server.url, timeout_seconds=0.5)
+        scorer.check()
+        start = time.monotonic()
+        with pytest.raises(TransientError, match=r"did not answer within 0.5 s \(ReadTimeout\)"):
+            scorer.score(batch("hang"))
+        assert 0.4 < time.monotonic() - start < 10
+        scorer.close()
+
+
+READY = {
+    "type": "ready",
+    "state": "ready",
+    "protocol": 1,
+    "name": KEY,
+    "version": 1,
+    "needs": [],
+    "groupwise": False,
+    "spec_hash": "abc",
+    "python": "3",
+    "packages": {},
+}
+
+
+@pytest.fixture
+def strange_server() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A server whose answers are changed by a test: `health` and `answer` are functions of the right one."""
+    changes: dict[str, Any] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply({**READY, **changes.get("health", {})})
+
+        def do_POST(self) -> None:
+            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            keys = [row["key"] for row in question["rows"]]
+            answer = {"type": "scores", "id": question["id"], "spec_hash": "abc", "keys": keys, "details": {}}
+            answer["values"] = [1.0] * len(keys)
+            self.reply(changes["answer"](answer) if "answer" in changes else answer)
+
+        def reply(self, message: object) -> None:
+            content = message if isinstance(message, bytes) else json.dumps(message).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", changes
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "other"}, r"scorers.odd: must be odd \(version 1\), but .* is other \(version 1"),
+        ({"version": 2}, r"scorers.odd: must be odd \(version 1\), but .* is odd \(version 2"),
+        ({"protocol": 2}, "speaks no protocol 1"),
+        ({"needs": ["sound"]}, "needs sound; known are prompt, metadata"),
+        ({"spec_hash": None, "packages": None}, "does not say what it is"),
+    ],
+)
+def test_another_scorer_is_refused(
+    strange_server: tuple[str, dict[str, Any]], change: dict[str, Any], words: str
+) -> None:
+    url, changes = strange_server
+    client(url).check()
+    changes["health"] = change
+    with pytest.raises(DataError, match=words):
+        client(url).check()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda m: {**m, "spec_hash": "restarted"},
+            "another question: spec_hash must be 'abc', got 'restarted'",
+        ),
+        (lambda m: {**m, "keys": m["keys"][::-1]}, "another question: keys must be"),
+        (lambda m: {**m, "id": "earlier"}, "another question: id must be"),
+        (lambda m: {**m, "values": "many"}, "answered in another form"),
+        (lambda m: b"<html>", "is no scoring server: status 200, not JSON"),
+    ],
+)
+def test_an_answer_to_another_question_is_never_used(
+    strange_server: tuple[str, dict[str, Any]], change: Callable[[Any], Any], words: str
+) -> None:
+    url, changes = strange_server
+    scorer = client(url)
+    assert scorer.score(batch()).values.tolist() == [1.0] * 4
+    changes["answer"] = change
+    with pytest.raises(DataError, match=words):
+        scorer.score(batch())
+
+
+def test_an_address_that_is_none_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match=r"executors.odd.url: must be a URL, got 'http://host:port'"):
+        client("http://host:port").check()
