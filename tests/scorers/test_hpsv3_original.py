@@ -1,24 +1,22 @@
 """HPSv3 against the untouched package hpsv3 1.0.0 with transformers 4.45.2, on a small random checkpoint."""
 
-import base64
-import io
 import json
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
 import chunk_grpo.scorers.workers
+from chunk_grpo.config.scorers import InSubprocess, Weights
 from chunk_grpo.scorers import hpsv3_model
+from chunk_grpo.scorers.placing import place_scorer
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, batch_of, pictures, scorer
 from tests.scorers.originals.environments import environment_for, script_dependencies
@@ -173,41 +171,29 @@ def test_the_score_in_bfloat16_is_nearer_with_the_originals_angles(
     assert rounded < 0.7 * exact
 
 
-@pytest.fixture(scope="module")
-def worker(folder: Path, python: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = [python, ORIGINALS / "with_torchvision.py", WORKER, "--device", "cpu"]
-    command += ["--checkpoint", folder / "model" / "HPSv3.safetensors"]
-    command += ["--config", config_of(folder, python, "float32")]
-    process = subprocess.Popen(
-        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+def test_the_package_may_score_in_the_scorers_stead(folder: Path, python: Path) -> None:
+    """As a worker of the executor `subprocess`: the golden values, whatever the batch."""
+    config_of(folder, python, "float32")
+    in_process = scorer(folder)
+    original = Weights(checkpoint=str(folder / "original-backbone"), revision=None)
+    settings = in_process.settings.model_copy(update={"backbone": original, "batch_size": 3})
+    executor = InSubprocess(
+        kind="subprocess",
+        python=str(python),
+        script=str(ORIGINALS / "hpsv3_worker.py"),
+        device="cpu",
+        start_seconds=120.0,
+        timeout_seconds=120.0,
     )
-    with process:
-        yield process
-        assert process.stdin
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
-
-
-def test_the_worker_scores_by_lines(worker: "subprocess.Popen[str]") -> None:
-    assert worker.stdin
-    assert worker.stdout
-    ready = json.loads(worker.stdout.readline())["ready"]
-    assert (ready["hpsv3"], ready["transformers"]) == ("1.0.0", "4.45.2")
-    for number, rows in ((1, [0, 1, 2, 3]), (7, [2])):
-        request = {
-            "id": number,
-            "images": [as_png(CASES[row][0]) for row in rows],
-            "prompts": [CASES[row][1] for row in rows],
-        }
-        worker.stdin.write(json.dumps(request) + "\n")
-        worker.stdin.flush()
-        answer = json.loads(worker.stdout.readline())
-        assert answer["id"] == number
-        assert answer["values"] == pytest.approx(GOLDEN[rows, 0], **CLOSE)
-        assert answer["details"]["log_sigma"] == pytest.approx(GOLDEN[rows, 1], **CLOSE)
-
-
-def as_png(image: NDArray[np.uint8]) -> str:
-    stream = io.BytesIO()
-    Image.fromarray(image).save(stream, format="PNG")
-    return base64.b64encode(stream.getvalue()).decode("ascii")
+    placed = place_scorer("hpsv3", settings, executor)
+    try:
+        placed.check()
+        assert (placed.name, placed.version) == (in_process.name, in_process.version)
+        assert placed.spec_hash() != in_process.spec_hash()
+        for rows in ([0, 1, 2, 3], [2]):
+            images = np.stack([CASES[row][0] for row in rows])
+            scores = placed.score(batch_of(images, [CASES[row][1] for row in rows]))
+            assert scores.values == pytest.approx(GOLDEN[rows, 0], **CLOSE)
+            assert scores.details["log_sigma"] == pytest.approx(GOLDEN[rows, 1], **CLOSE)
+    finally:
+        placed.close()

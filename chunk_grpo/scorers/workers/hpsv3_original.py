@@ -9,97 +9,92 @@
 #     "transformers==4.45.2",
 # ]
 # ///
-"""Scores by the untouched package hpsv3, in an interpreter of its own: it pins another transformers.
+"""The untouched package hpsv3 as a worker, in an interpreter of its own: it pins another transformers.
 
-Reads one JSON object a line from standard input and answers each with a line on standard output, after a first one
-that names the versions:
+In params.yaml, below `executors`, with the scorer's usual section below `scorers`:
 
-    {"ready": {"hpsv3": "1.0.0", ...}}
-    {"id": 1, "images": ["<base64 of a PNG>", ...], "prompts": ["a cat", ...]}
-    {"id": 1, "values": [9.8, ...], "details": {"log_sigma": [-0.4, ...]}}
+    hpsv3: {kind: subprocess, python: /path/to/its/bin/python, script: chunk_grpo/scorers/workers/hpsv3_original.py,
+            device: null, start_seconds: 600.0, timeout_seconds: 600.0}
 
-Whatever libraries print goes to standard error. A request that fails ends the worker with its traceback there.
-matplotlib and tensorboard are imported by hpsv3 1.0.0 but not named among its dependencies.
+The package downloads a model that is no local folder, without regard for its revision. It reads the backbone's weights too,
+and replaces them. matplotlib and tensorboard are imported by hpsv3 1.0.0 but not named among its dependencies.
 """
 
 from __future__ import annotations
 
-import argparse
-import base64
-import importlib.metadata
-import io
-import json
-import os
-import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import lines  # type: ignore[import-not-found]  # beside this file
 from PIL import Image
 
 
 class Original:
-    """The package's HPSv3RewardInferencer."""
+    """The package's HPSv3RewardInferencer, made at the first use."""
 
-    def __init__(self, checkpoint: str | None, config: str | None, device: str) -> None:
-        """Load the model.
+    def __init__(self, settings: Mapping[str, Any], device: str | None) -> None:
+        """Keep what is needed to load.
 
         Args:
-            checkpoint: HPSv3.safetensors; None: the package downloads it.
-            config: YAML like the package's hpsv3/config/HPSv3_7B.yaml, which None stands for. Its model_name_or_path
-                names the backbone, of which this package also reads the weights, and replaces them.
-            device: Such as cuda:0, or cpu, where the configuration must have bf16: false.
+            settings: The scorer's section of params.yaml.
+            device: Such as cuda:0, or cpu, where the dtype must be float32.
         """
-        from hpsv3.inference import (  # type: ignore[import-not-found]  # in the worker's own interpreter
-            HPSv3RewardInferencer,
-        )
+        self._settings, self._device = settings, device
+        self._inferencer: Any = None
 
-        self.inferencer = HPSv3RewardInferencer(config_path=config, checkpoint_path=checkpoint, device=device)
-
-    def numbers(self, images: list[Image.Image], prompts: list[str]) -> list[list[float]]:
-        """Mean and logarithm of the standard deviation, for each image."""
+    def score(self, batch: Any) -> tuple[list[float], dict[str, list[float]]]:
+        """Means, and logarithms of the standard deviations, of as many images at a time as the settings say."""
         import torch
 
-        with torch.no_grad():
-            # By keyword: hpsv3 1.0.1 swaps the order of the arguments.
-            rewards = self.inferencer.reward(image_paths=images, prompts=prompts)
-        answer: list[list[float]] = rewards.double().cpu().tolist()
-        return answer
+        size = (batch.width, batch.height)
+        numbers: list[list[float]] = []
+        for first in range(0, len(batch.rows), self._settings["batch_size"]):
+            rows = batch.rows[first : first + self._settings["batch_size"]]
+            with torch.no_grad():
+                # By keyword: hpsv3 1.0.1 swaps the order of the arguments.
+                rewards = self._load().reward(
+                    image_paths=[Image.frombytes("RGB", size, row.pixels) for row in rows],
+                    prompts=[row.prompt for row in rows],
+                )
+            numbers += rewards.double().cpu().tolist()
+        return [mean for mean, _ in numbers], {"log_sigma": [log_sigma for _, log_sigma in numbers]}
 
-    def score(self, images: list[Image.Image], prompts: list[str]) -> list[float]:
-        """The means, which are the scores."""
-        return [mean for mean, _ in self.numbers(images, prompts)]
+    def _load(self) -> Any:
+        if self._inferencer is None:
+            import torch
+            from hpsv3.inference import HPSv3RewardInferencer  # type: ignore[import-not-found]  # of this interpreter
+
+            weights = Path(self._settings["model"]["checkpoint"], "HPSv3.safetensors")
+            with tempfile.TemporaryDirectory() as folder:
+                self._inferencer = HPSv3RewardInferencer(
+                    config_path=str(self._config(Path(folder))),
+                    checkpoint_path=str(weights) if weights.exists() else None,
+                    device=self._device or ("cuda" if torch.cuda.is_available() else "cpu"),
+                )
+        return self._inferencer
+
+    def _config(self, folder: Path) -> Path:
+        """The package's own configuration, but for where the backbone is and the dtype."""
+        import hpsv3
+        import yaml
+
+        text = Path(hpsv3.__file__).with_name("config").joinpath("HPSv3_7B.yaml").read_text(encoding="utf-8")
+        dtype = self._settings["dtype"]
+        config = yaml.safe_load(text) | {"bf16": dtype == "bfloat16", "torch_dtype": dtype}
+        config["model_name_or_path"] = self._settings["backbone"]["checkpoint"]
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        return path
 
 
-def answer(original: Original, request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one line."""
-    images = [Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB") for image in request["images"]]
-    numbers = original.numbers(images, request["prompts"])
-    return {
-        "id": request["id"],
-        "values": [mean for mean, _ in numbers],
-        "details": {"log_sigma": [log_sigma for _, log_sigma in numbers]},
-    }
-
-
-def main() -> None:
-    """Load, say so, and answer until standard input ends."""
-    protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # before libraries that print are imported
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--checkpoint", help="HPSv3.safetensors; the package downloads it if there is none")
-    parser.add_argument("--config", help="YAML like the package's HPSv3_7B.yaml, which is the default")
-    parser.add_argument("--device", default="cuda")
-    options = parser.parse_args()
-    original = Original(options.checkpoint, options.config, options.device)
+def open_worker(start: Any) -> Any:
+    """The worker of a section of params.yaml."""
     packages = ("hpsv3", "transformers", "torch", "torchvision")
-    _send(protocol, {"ready": {name: importlib.metadata.version(name) for name in packages}})
-    for line in sys.stdin:
-        _send(protocol, answer(original, json.loads(line)))
-
-
-def _send(protocol: Any, message: dict[str, Any]) -> None:
-    protocol.write(json.dumps(message) + "\n")
-    protocol.flush()
+    original = Original(start.settings, start.device)
+    return lines.Worker("hpsv3", 1, original.score, needs=("prompt",), packages=packages)
 
 
 if __name__ == "__main__":
-    main()
+    lines.serve(open_worker)
