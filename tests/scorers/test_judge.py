@@ -184,7 +184,7 @@ class TestKey:
                 act()
             assert "sk-" not in everything(caught.value)
 
-    @pytest.mark.parametrize("status", [200, 200.5, 400, 401, 404, 500, 0], ids=str)
+    @pytest.mark.parametrize("status", [200, 200.2, 200.5, 400, 401, 404, 500, 0], ids=str)
     def test_it_is_never_told(
         self,
         server: JudgeServer,
@@ -195,16 +195,19 @@ class TestKey:
         tmp_path: Path,
         status: float,
     ) -> None:
-        """A server that repeats the key in every way; 200.5: in the thoughts of a well-formed answer."""
+        """A server that repeats the key in every way; 200.2: as finish_reason; 200.5: in thoughts."""
         monkeypatch.setenv("JUDGE_KEY", KEY)
         caplog.set_level(1)
         for name in ("openai", "httpx2", "httpcore2"):
             monkeypatch.setattr(logging.getLogger(name), "level", 1)
 
         def repeat(request: Request) -> Reply:
-            said = f"your key was {'.' * 30} {request.headers['Authorization']}"  # cut in two by a quotation of 60
+            key = request.headers["Authorization"]
+            said = f"your key was {'.' * 30} {key} ..... {key}"  # cut in two by quotations of 60 and of 120
             if status in (200, 0):
                 return Reply(said, drop=status == 0)
+            if status == 200.2:
+                return Reply(completion(None, said))
             if status == 200.5:
                 return Reply(f"<think>{said}</think>{GOOD}")
             body = json.dumps({"error": {"message": said}}).replace("sk-", r"\u0073k-")
