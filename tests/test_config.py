@@ -33,6 +33,8 @@ def only(kind: str) -> list[Edit]:
 A_FILE = {"path": "a.txt", "hub_file": None, "revision": None, "prompt_field": None, "category_field": None}
 A_FILE |= {"limit": None}
 COCO = {"kind": "coco", "count": 6, "seed": 0}
+VERIFIED = {"kind": "wise", "version": "verified", "paths": ["a.json"], "rewritten": []}
+VERIFIED |= {"missing_ids": "refuse", "count": None}
 WISE = {
     "kind": "wise",
     "splits": ["more"],
@@ -268,6 +270,10 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
         (
             [put("prompts.benchmarks.more", COCO), put("scorers.judge", WISE)],
             "scorers.judge.splits[0]: wise judges prompts of wise only, got 'more', whose prompts are of coco",
+        ),
+        (
+            [put("prompts.benchmarks.more", VERIFIED), put("scorers.judge", WISE)],
+            "scorers.judge.protocol: must be prompts.benchmarks.more.version = verified, got legacy",
         ),
     ],
 )

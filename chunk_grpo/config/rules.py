@@ -19,8 +19,8 @@ from chunk_grpo.config.models import (
     SamplingParams,
 )
 from chunk_grpo.config.problems import Problem, nearest
-from chunk_grpo.config.prompts import PromptsParams
-from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
+from chunk_grpo.config.prompts import PromptsParams, WisePrompts
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, WiseScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
     branches_fit_the_group,
@@ -161,6 +161,20 @@ def scorers_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterato
                 )
 
 
+def judges_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator[Problem]:
+    """WISE's two protocols judge different prompts; the numbers of one under the other mean nothing."""
+    for name, settings in scorers.items():
+        if not isinstance(settings, WiseScorer):
+            continue
+        for split in settings.splits:
+            benchmark = prompts.benchmarks.get(split)
+            if isinstance(benchmark, WisePrompts) and benchmark.version != settings.protocol:
+                yield Problem(
+                    ("scorers", name, "protocol"),
+                    f"must be prompts.benchmarks.{split}.version = {benchmark.version}, got {settings.protocol}",
+                )
+
+
 def trackers_are_told_once(trackers: tuple[str, ...]) -> Iterator[Problem]:
     """A tracker that is named twice would get every number twice."""
     yield from _unique(("trackers",), trackers)
@@ -228,6 +242,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (heldout_scorers_are_unseen, ("train", "rewards")),
     (scorers_have_images, ("scorers", "prompts", "rewards")),
     (scorers_fit_the_prompts, ("scorers", "prompts")),
+    (judges_fit_the_prompts, ("scorers", "prompts")),
     (trackers_are_told_once, ("trackers",)),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),

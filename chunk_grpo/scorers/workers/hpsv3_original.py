@@ -16,8 +16,8 @@ In params.yaml, below `executors`, with the scorer's usual section below `scorer
     hpsv3: {kind: subprocess, python: /path/to/its/bin/python, script: chunk_grpo/scorers/workers/hpsv3_original.py,
             device: null, start_seconds: 600.0, timeout_seconds: 600.0}
 
-The package downloads a model that is no local folder, without regard for its revision. It reads the backbone's weights too,
-and replaces them. matplotlib and tensorboard are imported by hpsv3 1.0.0 but not named among its dependencies.
+The package downloads a model that is no local folder, without regard for its revision. It reads the backbone's weights
+too, and replaces them. matplotlib and tensorboard are imported by hpsv3 1.0.0 but not named among its dependencies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Original:
     def _load(self) -> Any:
         if self._inferencer is None:
             import torch
-            from hpsv3.inference import HPSv3RewardInferencer  # type: ignore[import-not-found]  # of this interpreter
+            from hpsv3.inference import HPSv3RewardInferencer
 
             weights = Path(self._settings["model"]["checkpoint"], "HPSv3.safetensors")
             with tempfile.TemporaryDirectory() as folder:
