@@ -8,8 +8,8 @@ from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.registry import load, make_scorer
 
 ELSEWHERE: dict[str, str] = {
-    "subprocess": "chunk_grpo.scorers.subprocess_scorer:SubprocessScorer",
-    "http": "chunk_grpo.scorers.http_scorer:HttpScorer",
+    "subprocess": "chunk_grpo.scorers.executors.subprocess_scorer:SubprocessScorer",
+    "http": "chunk_grpo.scorers.executors.http_scorer:HttpScorer",
 }
 """Kind of executor to the class. Imported by name, because where a scorer runs moves no result: a change of their code
 trains and scores nothing anew."""

@@ -19,8 +19,8 @@ BUILT_IN: dict[str, str] = {
     "pickscore": "chunk_grpo.scorers.clip:PickScore",
     "imagereward": "chunk_grpo.scorers.imagereward:ImageReward",
     "hpsv3": "chunk_grpo.scorers.hpsv3:HPSv3",
-    "geneval": "chunk_grpo.scorers.geneval:GenEval",
-    "wise": "chunk_grpo.scorers.wise:Wise",
+    "geneval": "chunk_grpo.scorers.geneval.scorer:GenEval",
+    "wise": "chunk_grpo.scorers.wise.scorer:Wise",
 }
 """Kind in params.yaml to the class, which is imported only when it is used."""
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
-from chunk_grpo.scorers.access import is_loopback, read_token
 from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.executors.access import is_loopback, read_token
 from chunk_grpo.scorers.registry import make_scorer
 
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
-        from chunk_grpo.scorers.http_server import Limits, serve
+        from chunk_grpo.scorers.executors.http_server import Limits, serve
     except ImportError as error:
         sys.stderr.write(f'error: a package is not installed ({error}); pip install "chunk-grpo[serving]"\n')
         return ConfigError.exit_code

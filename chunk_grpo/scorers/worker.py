@@ -5,8 +5,8 @@ A stage starts it (`executors: {NAME: {kind: subprocess}}`); workers/lines.py ha
 
 from __future__ import annotations
 
+from chunk_grpo.scorers.executors.wire import read_settings, worker_for
 from chunk_grpo.scorers.registry import make_scorer
-from chunk_grpo.scorers.wire import read_settings, worker_for
 from chunk_grpo.scorers.workers import lines
 
 

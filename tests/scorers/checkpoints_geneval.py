@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from chunk_grpo.config.scorers import GenEvalScorer
-from chunk_grpo.scorers.geneval_records import COCO_NAMES
+from chunk_grpo.scorers.geneval.records import COCO_NAMES
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 CLIP_SIDE = 32

@@ -17,9 +17,9 @@ from ruamel.yaml import YAML
 
 from chunk_grpo.config.scorers import ExternalScorer, InSubprocess, OverHttp
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.http_app import Limits, ScoringApp
-from chunk_grpo.scorers.http_scorer import HttpScorer
-from chunk_grpo.scorers.scoring_thread import ScoringThread
+from chunk_grpo.scorers.executors.http_app import Limits, ScoringApp
+from chunk_grpo.scorers.executors.http_scorer import HttpScorer
+from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
 from tests.scorers.odd_scorers import KEY, settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,6 +23,7 @@ def clip(checkpoint: str = "openai/clip", revision: str | None = "abc", **change
         processor=None,
         dtype="float32",
         scale="cosine",
+        resize="processor",
     )
     return settings.model_copy(update=changes)
 

@@ -11,10 +11,10 @@ from chunk_grpo.config.scorers import AnyExecutor, InProcess, ShapesScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.contract import check_contract
+from chunk_grpo.scorers.executors.wire import WorkerError
 from chunk_grpo.scorers.placing import place_scorer
 from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.scorers.shapes import ShapesVivid
-from chunk_grpo.scorers.wire import WorkerError
 from chunk_grpo.shapes.prompts import all_prompts
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, in_subprocess, over_http, server_in_thread, write_params

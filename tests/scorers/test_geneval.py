@@ -12,11 +12,11 @@ import torch
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, check_scores
 from chunk_grpo.scorers.configured import MODELS
-from chunk_grpo.scorers.geneval import GenEval
-from chunk_grpo.scorers.geneval_colours import crop_object, load_clip, make_classifier
-from chunk_grpo.scorers.geneval_detector import load_detector
-from chunk_grpo.scorers.geneval_records import CLASS_NAMES, COLOURS, RELATIONS
-from chunk_grpo.scorers.geneval_rules import relations
+from chunk_grpo.scorers.geneval.colours import crop_object, load_clip, make_classifier
+from chunk_grpo.scorers.geneval.detector import load_detector
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS
+from chunk_grpo.scorers.geneval.rules import relations
+from chunk_grpo.scorers.geneval.scorer import GenEval
 from tests.scorers.checkpoints_geneval import geneval_settings, make_geneval
 
 CAT = {"tag": "single_object", "include": [{"class": "cat", "count": 1}], "prompt": "a photo of a cat"}
@@ -180,7 +180,7 @@ def test_settings_move_the_rules(folder: Path, seen: Seen) -> None:
 
 
 def test_identity(folder: Path, scorer: GenEval) -> None:
-    assert scorer.name == f"geneval-hf/{folder / 'detector'}"
+    assert scorer.name == "geneval-hf/detector"  # a folder's name, not where it lies
     assert scorer.needs == {"prompt", "metadata"}
     assert not scorer.groupwise
     others = [geneval_settings(folder, threshold=0.4), geneval_settings(folder, max_objects=8)]

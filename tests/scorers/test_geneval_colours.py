@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.geneval_colours import ColourClassifier, crop_object, load_clip, make_classifier
-from chunk_grpo.scorers.geneval_records import COLOURS
+from chunk_grpo.scorers.geneval.colours import ColourClassifier, crop_object, load_clip, make_classifier
+from chunk_grpo.scorers.geneval.records import COLOURS
 from tests.scorers.checkpoints_geneval import CLIP_SIDE, make_geneval
 
 

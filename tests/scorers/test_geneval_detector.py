@@ -13,8 +13,8 @@ from torch import Tensor
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures
-from chunk_grpo.scorers.geneval_detector import Detector, check_classes, load_detector, postprocess
-from chunk_grpo.scorers.geneval_rules import Detections
+from chunk_grpo.scorers.geneval.detector import Detector, check_classes, load_detector, postprocess
+from chunk_grpo.scorers.geneval.rules import Detections
 from tests.scorers.checkpoints_geneval import make_geneval
 
 Detection = tuple[int, float, tuple[int, int, int, int], list[list[bool]]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.geneval_folders import OriginalResult, read_results, write_prompt_folder
+from chunk_grpo.scorers.geneval.folders import OriginalResult, read_results, write_prompt_folder
 
 RECORD = {
     "tag": "colors",

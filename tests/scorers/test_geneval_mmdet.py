@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from chunk_grpo.scorers.geneval_detector import postprocess
+from chunk_grpo.scorers.geneval.detector import postprocess
 from tests.scorers.originals_geneval import packages, run_file, stand_in
 
 pytestmark = pytest.mark.slow

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from chunk_grpo.image_files import encode_png
-from chunk_grpo.scorers.geneval_colours import crop_object, load_clip, make_classifier
-from chunk_grpo.scorers.geneval_folders import read_results, write_prompt_folder
-from chunk_grpo.scorers.geneval_records import CLASS_NAMES, COLOURS, RELATIONS, TAGS, parse_record
-from chunk_grpo.scorers.geneval_rules import (
+from chunk_grpo.scorers.geneval.colours import crop_object, load_clip, make_classifier
+from chunk_grpo.scorers.geneval.folders import read_results, write_prompt_folder
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS, TAGS, parse_record
+from chunk_grpo.scorers.geneval.rules import (
     Detections,
     Reason,
     Verdict,

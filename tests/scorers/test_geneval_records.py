@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from chunk_grpo.scorers.geneval_records import CLASS_NAMES, COCO_NAMES, Unwanted, Wanted, parse_record
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COCO_NAMES, Unwanted, Wanted, parse_record
 
 
 def test_every_kind_of_clause() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunk_grpo.scorers.geneval_records import CLASS_NAMES, TAGS, parse_record
-from chunk_grpo.scorers.geneval_rules import (
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, TAGS, parse_record
+from chunk_grpo.scorers.geneval.rules import (
     Detections,
     Verdict,
     asked_colours,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers import judge
-from chunk_grpo.scorers.wise import Wise
+from chunk_grpo.scorers.wise import judge
+from chunk_grpo.scorers.wise.scorer import Wise
 from tests.scorers.judge_server import JudgeServer, Reply, Request, by_image, completion
 from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 

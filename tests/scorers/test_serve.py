@@ -18,9 +18,9 @@ import pytest
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers import serve
 from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.executors.http_app import Limits
+from chunk_grpo.scorers.executors.wire import encode_batch
 from chunk_grpo.scorers.external import External
-from chunk_grpo.scorers.http_app import Limits
-from chunk_grpo.scorers.wire import encode_batch
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, client, server_in_thread, write_params
 
@@ -234,7 +234,7 @@ class TestRequests:
             assert response.json()["message"].startswith(reason)
 
     def test_one_that_does_not_arrive_keeps_no_place(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chunk_grpo.scorers.http_app._BODY_SECONDS", 0.2)
+        monkeypatch.setattr("chunk_grpo.scorers.executors.http_app._BODY_SECONDS", 0.2)
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -325,7 +325,7 @@ class TestToken:
         options: tuple[str, str],
         words: str,
     ) -> None:
-        monkeypatch.setattr("chunk_grpo.scorers.http_server.serve", lambda *arguments: 0)
+        monkeypatch.setattr("chunk_grpo.scorers.executors.http_server.serve", lambda *arguments: 0)
         assert serve.main([KEY, "--params", str(params), *options]) == 2
         assert capsys.readouterr().err.startswith(f"error: {words}")
 

@@ -17,8 +17,8 @@ import pytest
 
 from chunk_grpo.config.scorers import InSubprocess
 from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers.executors.subprocess_scorer import SubprocessScorer
 from chunk_grpo.scorers.external import External
-from chunk_grpo.scorers.subprocess_scorer import SubprocessScorer
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ROOT, in_subprocess
 
@@ -145,7 +145,7 @@ def test_it_outlives_the_thread_that_started_it() -> None:
 def test_it_dies_with_its_parent(do: str) -> None:
     code = (
         "from tests.scorers.odd_scorers import *\n"
-        "from chunk_grpo.scorers.subprocess_scorer import SubprocessScorer\n"
+        "from chunk_grpo.scorers.executors.subprocess_scorer import SubprocessScorer\n"
         "from tests.scorers.servers import in_subprocess\n"
         "scorer = SubprocessScorer(KEY, settings(), in_subprocess())\n"
         "scorer.check()\n"

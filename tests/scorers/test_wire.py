@@ -11,7 +11,13 @@ import pytest
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.scorers.wire import decode_batch, encode_batch, read_scores, read_settings, start_line
+from chunk_grpo.scorers.executors.wire import (
+    decode_batch,
+    encode_batch,
+    read_scores,
+    read_settings,
+    start_line,
+)
 from chunk_grpo.scorers.workers import lines
 from tests.scorers.odd_scorers import batch, settings
 

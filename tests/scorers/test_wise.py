@@ -17,8 +17,8 @@ import pytest
 
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, check_scores
-from chunk_grpo.scorers.wise import Wise
-from chunk_grpo.scorers.wise_instructions import OWN
+from chunk_grpo.scorers.wise.instructions import OWN
+from chunk_grpo.scorers.wise.scorer import Wise
 from tests.scorers.judge_server import JudgeServer, Reply, by_image
 from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 

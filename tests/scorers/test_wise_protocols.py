@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.wise_instructions import OWN, find_instructions, read_evaluator
-from chunk_grpo.scorers.wise_protocols import (
+from chunk_grpo.scorers.wise.instructions import OWN, find_instructions, read_evaluator
+from chunk_grpo.scorers.wise.protocols import (
     PROTOCOLS,
     ProtocolName,
     category_of,

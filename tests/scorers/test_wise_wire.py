@@ -17,7 +17,7 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.scorers.wise_instructions import OWN
+from chunk_grpo.scorers.wise.instructions import OWN
 from tests.scorers.checkpoints_wise import make_judge
 from tests.scorers.wise_cases import wise
 

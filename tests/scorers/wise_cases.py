@@ -7,7 +7,7 @@ import numpy as np
 
 from chunk_grpo.config.scorers import WiseScorer
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.scorers.wise import Wise
+from chunk_grpo.scorers.wise.scorer import Wise
 from tests.scorers.judge_server import Request
 
 GOOD = "Consistency: 2\nRealism: 1\nAesthetic Quality: 0"

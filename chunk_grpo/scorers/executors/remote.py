@@ -9,8 +9,8 @@ from typing import Any
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
+from chunk_grpo.scorers.executors.wire import Identity, Question, encode_batch, raise_told, read_scores
 from chunk_grpo.scorers.registry import make_scorer
-from chunk_grpo.scorers.wire import Identity, Question, encode_batch, raise_told, read_scores
 
 
 class Remote(ABC):

@@ -13,8 +13,8 @@ import uvicorn
 
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.http_app import Limits, ScoringApp
-from chunk_grpo.scorers.scoring_thread import ScoringThread
+from chunk_grpo.scorers.executors.http_app import Limits, ScoringApp
+from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
 
 __all__ = ["Limits", "serve"]
 

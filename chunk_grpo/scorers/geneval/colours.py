@@ -20,8 +20,8 @@ from torch.nn.functional import normalize
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.geneval_loading import Exceptions, load_strict
-from chunk_grpo.scorers.geneval_records import COLOURS
+from chunk_grpo.scorers.geneval.loading import Exceptions, load_strict
+from chunk_grpo.scorers.geneval.records import COLOURS
 
 CLASSIFIER_FILES = (
     "config.json",

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.wise_protocols import PROTOCOLS, ProtocolName
+from chunk_grpo.scorers.wise.protocols import PROTOCOLS, ProtocolName
 
 
 class Slot(Enum):

@@ -11,9 +11,9 @@ import httpx
 
 from chunk_grpo.config.scorers import AnyScorer, OverHttp
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers.access import is_loopback, read_token
-from chunk_grpo.scorers.remote import Remote, check_identity
-from chunk_grpo.scorers.wire import Identity, Question, read_identity
+from chunk_grpo.scorers.executors.access import is_loopback, read_token
+from chunk_grpo.scorers.executors.remote import Remote, check_identity
+from chunk_grpo.scorers.executors.wire import Identity, Question, read_identity
 from chunk_grpo.scorers.workers.lines import MalformedError, read_message
 
 _POLL_SECONDS = 0.5  # while a server loads

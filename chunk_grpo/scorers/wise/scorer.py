@@ -15,11 +15,11 @@ from chunk_grpo.config.scorers import WiseScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.configured import ConfiguredScorer, spec_hash
-from chunk_grpo.scorers.judge import Judge, Question
-from chunk_grpo.scorers.judge_answers import AnswerFile
-from chunk_grpo.scorers.judge_endpoint import Endpoint
-from chunk_grpo.scorers.wise_instructions import Instructions, find_instructions
-from chunk_grpo.scorers.wise_protocols import (
+from chunk_grpo.scorers.wise.answers import AnswerFile
+from chunk_grpo.scorers.wise.endpoint import Endpoint
+from chunk_grpo.scorers.wise.instructions import Instructions, find_instructions
+from chunk_grpo.scorers.wise.judge import Judge, Question
+from chunk_grpo.scorers.wise.protocols import (
     NUM_PROMPTS,
     PROTOCOLS,
     image_value,
@@ -33,7 +33,7 @@ class Wise(ConfiguredScorer[WiseScorer]):
 
     It reads `wise_id` (whole number from 1 to 1000) and `explanation` (text) of the prompts' metadata; which of WISE's
     prompt sets they are of, must fit the protocol. The value is WiScore in [0, 1] with the details consistency, realism
-    and aesthetic in [0, 2] (legacy), or 0 or 1 (verified). `wise_protocols.summarize` makes the score of a model.
+    and aesthetic in [0, 2] (legacy), or 0 or 1 (verified). `protocols.summarize` makes the score of a model.
 
     Unless `instructions` names a copy of the original evaluator, the judge is asked in this package's own words: such
     numbers compare only among runs with the same protocol, judge and version, not with published ones.

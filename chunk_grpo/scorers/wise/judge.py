@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
-from chunk_grpo.scorers.judge_endpoint import Endpoint, plain
+from chunk_grpo.scorers.wise.endpoint import Endpoint, plain
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, Omit

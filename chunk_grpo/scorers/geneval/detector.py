@@ -20,9 +20,9 @@ from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImagePr
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures
-from chunk_grpo.scorers.geneval_loading import Exceptions, load_strict
-from chunk_grpo.scorers.geneval_records import CLASS_NAMES, COCO_NAMES
-from chunk_grpo.scorers.geneval_rules import Detections
+from chunk_grpo.scorers.geneval.loading import Exceptions, load_strict
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COCO_NAMES
+from chunk_grpo.scorers.geneval.rules import Detections
 
 DETECTOR_FILES = ("config.json", "preprocessor_config.json", "model.safetensors|pytorch_model.bin")
 

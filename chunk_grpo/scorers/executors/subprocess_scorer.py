@@ -14,9 +14,9 @@ from typing import Any
 
 from chunk_grpo.config.scorers import AnyScorer, InSubprocess
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers.remote import Remote, check_identity
-from chunk_grpo.scorers.wire import Identity, Question, read_identity, start_line
-from chunk_grpo.scorers.worker_process import WorkerLostError, WorkerProcess
+from chunk_grpo.scorers.executors.remote import Remote, check_identity
+from chunk_grpo.scorers.executors.wire import Identity, Question, read_identity, start_line
+from chunk_grpo.scorers.executors.worker_process import WorkerLostError, WorkerProcess
 from chunk_grpo.scorers.workers.lines import MalformedError, read_message
 
 _LOG = logging.getLogger(__name__)

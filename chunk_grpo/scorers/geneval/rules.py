@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from chunk_grpo.scorers.geneval_records import CLASS_NAMES, COLOURS, RELATIONS, TAGS, GenEvalRecord, Wanted
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS, TAGS, GenEvalRecord, Wanted
 
 SAME_PLACE = 1e-3
 """Offset in pixels below which there is no relation."""

@@ -1,7 +1,7 @@
 """GenEval: does the picture show the objects, numbers, colours and places that the prompt names?
 
-The benchmark's rules (geneval_rules) on a Mask2Former's detections (geneval_detector) and a CLIP model's colours
-(geneval_colours). The detector that the original ships needs mmdet; one of the same architecture from transformers
+The benchmark's rules (rules) on a Mask2Former's detections (detector) and a CLIP model's colours
+(colours). The detector that the original ships needs mmdet; one of the same architecture from transformers
 has other weights, so that its values are near the published ones and not comparable to the last point: the name says
 geneval-hf.
 """
@@ -20,16 +20,16 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
 from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, model_name
-from chunk_grpo.scorers.geneval_colours import (
+from chunk_grpo.scorers.geneval.colours import (
     CLASSIFIER_FILES,
     ColourClassifier,
     crop_object,
     load_clip,
     make_classifier,
 )
-from chunk_grpo.scorers.geneval_detector import DETECTOR_FILES, Detector, check_classes, load_detector
-from chunk_grpo.scorers.geneval_records import GenEvalRecord, parse_record
-from chunk_grpo.scorers.geneval_rules import Verdict, asked_colours, found_objects, judge
+from chunk_grpo.scorers.geneval.detector import DETECTOR_FILES, Detector, check_classes, load_detector
+from chunk_grpo.scorers.geneval.records import GenEvalRecord, parse_record
+from chunk_grpo.scorers.geneval.rules import Verdict, asked_colours, found_objects, judge
 
 
 class GenEval(ConfiguredScorer[GenEvalScorer]):

@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chunk_grpo.errors import ChunkGrpoError, TransientError
-from chunk_grpo.scorers.access import is_allowed
 from chunk_grpo.scorers.base import Scores
-from chunk_grpo.scorers.scoring_thread import ScoringThread
+from chunk_grpo.scorers.executors.access import is_allowed
+from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
 from chunk_grpo.scorers.workers import lines
 
 _LOG = logging.getLogger(__name__)

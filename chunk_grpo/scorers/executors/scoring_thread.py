@@ -15,7 +15,7 @@ import numpy as np
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores, check_scores
-from chunk_grpo.scorers.wire import decode_batch, worker_for
+from chunk_grpo.scorers.executors.wire import decode_batch, worker_for
 from chunk_grpo.scorers.workers import lines
 
 _LOG = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""GenEval: its rules, and a detector and a classifier of colours that feed them."""

@@ -1,0 +1,1 @@
+"""WISE: a vision-language model behind an OpenAI-compatible endpoint judges images."""
