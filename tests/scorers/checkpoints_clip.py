@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +16,17 @@ MEAN = [0.48145466, 0.4578275, 0.40821073]
 STD = [0.26862954, 0.26130258, 0.27577711]
 
 MERGES = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("ca", "t</w>"), ("r", "e"), ("re", "d</w>")]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a checkpoint; the image encoder's width is one and a half of the text's."""
+
+    width: int = 32
+    layers: int = 2
+    heads: int = 2
+    patch: int = 8
+    image: int = 32
 
 
 def small_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -29,7 +41,7 @@ def make_clip(
     folder: Path,
     seed: int = 0,
     *,
-    image_size: int = 32,
+    sizes: Sizes = Sizes(),
     vocabulary: tuple[Mapping[str, int], Sequence[tuple[str, str]]] | None = None,
     eos_token_id: int | None = 2,
 ) -> Path:
@@ -38,7 +50,7 @@ def make_clip(
     Args:
         folder: Where; made if it is not there.
         seed: Of the weights.
-        image_size: Of the pictures it takes, a multiple of 8.
+        sizes: Small by default.
         vocabulary: Of the tokenizer, with its merges; None: `small_vocabulary`.
         eos_token_id: In config.json: 2 in those of before transformers 4.31, whatever the tokenizer's; None: the
             tokenizer's.
@@ -46,17 +58,17 @@ def make_clip(
     folder.mkdir(parents=True, exist_ok=True)
     vocab, merges = vocabulary or small_vocabulary()
     end = vocab["<|endoftext|>"]
+    width, wide = sizes.width, 3 * sizes.width // 2
     layers = {
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
         "hidden_act": "quick_gelu",
     }
     config = CLIPConfig(
         text_config={
             **layers,
-            "hidden_size": 32,
-            "intermediate_size": 64,
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
             "vocab_size": len(vocab),
             "max_position_embeddings": 77,
             "bos_token_id": vocab["<|startoftext|>"],
@@ -65,19 +77,19 @@ def make_clip(
         },
         vision_config={
             **layers,
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "image_size": image_size,
-            "patch_size": 8,
+            "hidden_size": wide,
+            "intermediate_size": 2 * wide,
+            "image_size": sizes.image,
+            "patch_size": sizes.patch,
         },
-        projection_dim=24,
+        projection_dim=3 * width // 4,
     )
     config.architectures = ["CLIPModel"]
     config.save_pretrained(folder)
     save_file(_weights(CLIPModel(config), seed), folder / "model.safetensors", {"format": "pt"})
     CLIPTokenizer(vocab=dict(vocab), merges=list(merges)).save_pretrained(folder)
     preprocessing = {
-        "crop_size": image_size,
+        "crop_size": sizes.image,
         "do_center_crop": True,
         "do_normalize": True,
         "do_resize": True,
@@ -85,7 +97,7 @@ def make_clip(
         "image_mean": MEAN,
         "image_std": STD,
         "resample": 3,
-        "size": image_size,
+        "size": sizes.image,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing, indent=2))
     return folder
@@ -109,6 +121,6 @@ def _weights(model: CLIPModel, seed: int) -> dict[str, torch.Tensor]:
             weights[name] = 0.2 * noise
     positions = model.config.text_config.max_position_embeddings
     weights["text_model.embeddings.position_ids"] = torch.arange(positions)[None]
-    patches = (model.config.vision_config.image_size // 8) ** 2
+    patches = (model.config.vision_config.image_size // model.config.vision_config.patch_size) ** 2
     weights["vision_model.embeddings.position_ids"] = torch.arange(patches + 1)[None]
     return weights

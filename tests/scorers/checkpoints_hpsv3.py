@@ -1,13 +1,15 @@
 """A small random HPSv3 in the files of the real one: HPSv3.safetensors, and Qwen2-VL-7B-Instruct's small files.
 
-Two layers and widths of 32, random weights with standard deviations of 0.15 and more: with smaller ones attention is
-nearly uniform and positions hardly move the score.
+By default two layers and widths of 32, random weights with standard deviations of 0.15 and more: with smaller ones
+attention is nearly uniform and positions hardly move the score.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -53,31 +55,46 @@ CHAT_TEMPLATE = (
 )
 """What Qwen2-VL's template does with one message of an image and a text."""
 
-HIDDEN, HEADS, KEY_VALUE_HEADS, LAYERS, INNER = 32, 2, 1, 2, 64
-VISION_WIDTH, VISION_DEPTH, VISION_HEADS = 32, 2, 2
 PADDED_VOCABULARY = 1024
 """In config.json; like the real one (152064 for 151657 tokens), larger than the tokenizer."""
 
 
-def make_hpsv3(folder: Path, seed: int = 0) -> Path:
+@dataclass(frozen=True)
+class Sizes:
+    """Of a checkpoint; text and image encoder have the same, and the head's widths are always the real ones.
+
+    Attributes:
+        width: A multiple of 16 times `heads`.
+        layers: Of each.
+        heads: An even number; the text has half as many of keys and values.
+    """
+
+    width: int = 32
+    layers: int = 2
+    heads: int = 2
+
+
+def make_hpsv3(folder: Path, seed: int = 0, sizes: Sizes = Sizes()) -> Path:
     """Write model/HPSv3.safetensors and backbone/ into a folder.
 
     Args:
         folder: To write to.
         seed: Of the weights.
+        sizes: Small by default.
 
     Returns:
         The folder.
     """
-    tokens = make_backbone(folder / "backbone")
+    tokens = make_backbone(folder / "backbone", sizes)
     (folder / "model").mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    weights = {name: _random(rng, name, shape) for name, shape in sorted(weight_shapes(tokens + 1).items())}
+    shapes = sorted(weight_shapes(tokens + 1, sizes).items())
+    weights = {name: _random(rng, name, shape, sizes) for name, shape in shapes}
     save_file(weights, folder / "model" / "HPSv3.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def make_backbone(folder: Path) -> int:
+def make_backbone(folder: Path, sizes: Sizes = Sizes()) -> int:
     """Write Qwen2-VL's configuration, tokenizer and image processor; no weights.
 
     Returns:
@@ -86,44 +103,44 @@ def make_backbone(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
-    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
+    ids = {token: number for token in SPECIAL if (number := tokenizer.token_to_id(token)) is not None}
     _write(folder / "tokenizer_config.json", _tokenizer_config(ids))
-    _write(folder / "config.json", _config(ids))
+    _write(folder / "config.json", _config(ids, sizes))
     _write(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
     _write(folder / "preprocessor_config.json", PREPROCESSOR)
     return int(tokenizer.get_vocab_size())
 
 
-def weight_shapes(tokens: int) -> dict[str, tuple[int, ...]]:
+def weight_shapes(tokens: int, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Names and shapes as transformers 4.45.2 saves a Qwen2VLForConditionalGeneration with a head."""
-    head_size = HIDDEN // HEADS
+    width, inner, half = sizes.width, 2 * sizes.width, sizes.width // 2
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (tokens, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        "lm_head.weight": (tokens, HIDDEN),
-        "visual.patch_embed.proj.weight": (VISION_WIDTH, 3, 2, 14, 14),
-        **_norm("visual.merger.ln_q", VISION_WIDTH),
-        **_linear("visual.merger.mlp.0", 4 * VISION_WIDTH, 4 * VISION_WIDTH),
-        **_linear("visual.merger.mlp.2", 4 * VISION_WIDTH, HIDDEN),
-        **_linear("rm_head.0", HIDDEN, 1024),
+        "model.embed_tokens.weight": (tokens, width),
+        "model.norm.weight": (width,),
+        "lm_head.weight": (tokens, width),
+        "visual.patch_embed.proj.weight": (width, 3, 2, 14, 14),
+        **_norm("visual.merger.ln_q", width),
+        **_linear("visual.merger.mlp.0", 4 * width, 4 * width),
+        **_linear("visual.merger.mlp.2", 4 * width, width),
+        **_linear("rm_head.0", width, 1024),
         **_linear("rm_head.3", 1024, 16),
         **_linear("rm_head.5", 16, 2),
     }
-    for layer in (f"model.layers.{number}" for number in range(LAYERS)):
-        shapes |= _linear(f"{layer}.self_attn.q_proj", HIDDEN, HIDDEN)
-        shapes |= _linear(f"{layer}.self_attn.k_proj", HIDDEN, KEY_VALUE_HEADS * head_size)
-        shapes |= _linear(f"{layer}.self_attn.v_proj", HIDDEN, KEY_VALUE_HEADS * head_size)
-        shapes[f"{layer}.self_attn.o_proj.weight"] = (HIDDEN, HIDDEN)
-        shapes[f"{layer}.mlp.gate_proj.weight"] = shapes[f"{layer}.mlp.up_proj.weight"] = (INNER, HIDDEN)
-        shapes[f"{layer}.mlp.down_proj.weight"] = (HIDDEN, INNER)
-        shapes[f"{layer}.input_layernorm.weight"] = (HIDDEN,)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (HIDDEN,)
-    for block in (f"visual.blocks.{number}" for number in range(VISION_DEPTH)):
-        shapes |= {**_norm(f"{block}.norm1", VISION_WIDTH), **_norm(f"{block}.norm2", VISION_WIDTH)}
-        shapes |= _linear(f"{block}.attn.qkv", VISION_WIDTH, 3 * VISION_WIDTH)
-        shapes |= _linear(f"{block}.attn.proj", VISION_WIDTH, VISION_WIDTH)
-        shapes |= _linear(f"{block}.mlp.fc1", VISION_WIDTH, 4 * VISION_WIDTH)
-        shapes |= _linear(f"{block}.mlp.fc2", 4 * VISION_WIDTH, VISION_WIDTH)
+    for layer in (f"model.layers.{number}" for number in range(sizes.layers)):
+        shapes |= _linear(f"{layer}.self_attn.q_proj", width, width)
+        shapes |= _linear(f"{layer}.self_attn.k_proj", width, half)
+        shapes |= _linear(f"{layer}.self_attn.v_proj", width, half)
+        shapes[f"{layer}.self_attn.o_proj.weight"] = (width, width)
+        shapes[f"{layer}.mlp.gate_proj.weight"] = shapes[f"{layer}.mlp.up_proj.weight"] = (inner, width)
+        shapes[f"{layer}.mlp.down_proj.weight"] = (width, inner)
+        shapes[f"{layer}.input_layernorm.weight"] = (width,)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (width,)
+    for block in (f"visual.blocks.{number}" for number in range(sizes.layers)):
+        shapes |= {**_norm(f"{block}.norm1", width), **_norm(f"{block}.norm2", width)}
+        shapes |= _linear(f"{block}.attn.qkv", width, 3 * width)
+        shapes |= _linear(f"{block}.attn.proj", width, width)
+        shapes |= _linear(f"{block}.mlp.fc1", width, 4 * width)
+        shapes |= _linear(f"{block}.mlp.fc2", 4 * width, width)
     return shapes
 
 
@@ -135,11 +152,13 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], sizes: Sizes) -> NDArray[np.float32]:
     """Normal; scales of norms around 1, matrices so that neither layers nor the head blow up."""
     values = rng.standard_normal(shape)
     is_scale = len(shape) == 1 and name.endswith("weight")
     spread = 0.15 if name.startswith(("rm_head.3", "visual.patch_embed")) else 0.25
+    if len(shape) == 2 and shape[1] >= sizes.width:
+        spread *= (Sizes().width / sizes.width) ** 0.5  # sums of more terms
     return ((1 + 0.25 * values) if is_scale else spread * values).astype(np.float32)
 
 
@@ -182,8 +201,9 @@ def _tokenizer_config(ids: dict[str, int]) -> dict[str, object]:
     }
 
 
-def _config(ids: dict[str, int]) -> dict[str, object]:
+def _config(ids: dict[str, int], sizes: Sizes) -> dict[str, object]:
     """The flat layout of the published config.json."""
+    eighth = sizes.width // sizes.heads // 8
     return {
         "architectures": ["Qwen2VLForConditionalGeneration"],
         "attention_dropout": 0.0,
@@ -195,15 +215,15 @@ def _config(ids: dict[str, int]) -> dict[str, object]:
         "image_token_id": ids["<|image_pad|>"],
         "video_token_id": ids["<|video_pad|>"],
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
+        "hidden_size": sizes.width,
         "initializer_range": 0.02,
-        "intermediate_size": INNER,
+        "intermediate_size": 2 * sizes.width,
         "max_position_embeddings": 32768,
-        "max_window_layers": LAYERS,
+        "max_window_layers": sizes.layers,
         "model_type": "qwen2_vl",
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "num_key_value_heads": KEY_VALUE_HEADS,
+        "num_attention_heads": sizes.heads,
+        "num_hidden_layers": sizes.layers,
+        "num_key_value_heads": sizes.heads // 2,
         "rms_norm_eps": 1e-06,
         "rope_theta": 1000000.0,
         "sliding_window": 32768,
@@ -212,18 +232,18 @@ def _config(ids: dict[str, int]) -> dict[str, object]:
         "use_cache": True,
         "use_sliding_window": False,
         "vision_config": {
-            "depth": VISION_DEPTH,
-            "embed_dim": VISION_WIDTH,
+            "depth": sizes.layers,
+            "embed_dim": sizes.width,
             "mlp_ratio": 4,
-            "num_heads": VISION_HEADS,
+            "num_heads": sizes.heads,
             "in_chans": 3,
-            "hidden_size": HIDDEN,
+            "hidden_size": sizes.width,
             "patch_size": 14,
             "spatial_merge_size": 2,
             "spatial_patch_size": 14,
             "temporal_patch_size": 2,
         },
-        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "rope_scaling": {"type": "mrope", "mrope_section": [eighth, 3 * eighth // 2, 3 * eighth // 2]},
         "vocab_size": PADDED_VOCABULARY,
     }
 

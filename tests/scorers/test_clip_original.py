@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from chunk_grpo.config.scorers import ClipScorer, Weights
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.clip import ClipScore
-from tests.scorers.checkpoints_clip import MEAN, STD, make_clip
+from tests.scorers.checkpoints_clip import MEAN, STD, Sizes, make_clip
 from tests.scorers.original_packages import python_with, run_original
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -89,7 +89,7 @@ def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_original(python, "original_clip.py", folder, "vocabulary")
     words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     vocabulary = (words["vocab"], [(left, right) for left, right in words["merges"]])
-    make_clip(folder / "checkpoint", image_size=SIZE, vocabulary=vocabulary)
+    make_clip(folder / "checkpoint", sizes=Sizes(image=SIZE), vocabulary=vocabulary)
     (folder / "model").mkdir()
     tensors = as_open_clip(load_file(folder / "checkpoint" / "model.safetensors"))
     torch.save(tensors, folder / "model" / "open_clip_pytorch_model.bin")
