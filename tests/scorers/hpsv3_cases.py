@@ -47,7 +47,8 @@ def pictures(count: int, height: int = 64, width: int = 64, seed: int = 0) -> ND
     rows, columns = np.linspace(0, 1, height)[:, None, None], np.linspace(0, 1, width)[None, :, None]
     start, down, across = rng.uniform(0, 255, (3, count, 1, 1, 3))
     smooth = (start + down * rows + across * columns) / 2
-    return (smooth + rng.uniform(0, 60, (count, height, width, 3))).clip(0, 255).astype(np.uint8)
+    noisy: NDArray[np.float64] = smooth + rng.uniform(0, 60, (count, height, width, 3))
+    return noisy.clip(0, 255).astype(np.uint8)
 
 
 def batch_of(images: NDArray[np.uint8], prompts: list[str]) -> ScoreBatch:

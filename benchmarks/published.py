@@ -1,0 +1,217 @@
+"""The one-off check on real weights: scores that the authors publish, or their package gives, beside ours.
+
+    python -m benchmarks.published imagereward --model FOLDER --tokenizer FOLDER --images FOLDER
+    python -m benchmarks.published hpsv3 --model FOLDER --backbone FOLDER --images FOLDER --hpsv3-python PYTHON
+
+The first scores the four images of ImageReward's README, whose values stand there; the folder is assets/images of
+github.com/THUDM/ImageReward. The second scores the two images of HPSv3's README; the folder is assets of
+github.com/MizzenAI/HPSv3. No values of these are published, so the untouched package hpsv3 1.0.0 scores them in its own
+interpreter; without one, ours stand alone. Nothing is downloaded.
+
+Ends with 0 when all differences are small, with 1 when one is not, and with 2 when a file is missing or broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+
+from benchmarks.hpsv3_package import hpsv3_package
+from benchmarks.results import machine
+from benchmarks.sheets import Sheet
+from chunk_grpo.config.scorers import HPSv3Scorer, ImageRewardScorer, Weights
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer
+from chunk_grpo.scorers.hpsv3 import HPSv3
+from chunk_grpo.scorers.imagereward import ImageReward
+
+IMAGEREWARD_PROMPT = "a painting of an ocean with clouds and birds, day time, low depth field effect"
+IMAGEREWARD = {"1.webp": 0.5812, "2.webp": 0.2745, "3.webp": -1.4132, "4.webp": -2.0296}
+"""README.md of THUDM/ImageReward, to four digits; it says that devices change the last ones."""
+
+HPSV3_PROMPT = "cute chibi anime cartoon fox, smiling wagging tail with a small cartoon heart above sticker"
+HPSV3 = ("example1.png", "example2.png")
+"""README.md of MizzenAI/HPSv3."""
+
+IMAGEREWARD_TOLERANCE = 0.01
+HPSV3_TOLERANCES: Mapping[str, float] = {"bfloat16": 0.1, "float32": 0.01}
+"""By dtype; scores of HPSv3 are about 10, of which bfloat16 has two digits."""
+
+DIFFERS, MISSING = 1, 2
+
+
+def main(options: Sequence[str] | None = None) -> int:
+    """Score, print, and tell whether the scores agree."""
+    arguments = _parser().parse_args(options)
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        if arguments.scorer == "imagereward":
+            return imagereward(arguments, console)
+        return hpsv3(arguments, console)
+    except DataError as error:
+        console.print(str(error), markup=False)
+        return MISSING
+
+
+def imagereward(arguments: argparse.Namespace, console: Console) -> int:
+    """ImageReward beside its README."""
+    settings = ImageRewardScorer(
+        kind="imagereward",
+        splits=("check",),
+        batch_size=1,
+        model=Weights(checkpoint=str(arguments.model), revision=None),
+        tokenizer=Weights(checkpoint=str(arguments.tokenizer), revision=None),
+        dtype=arguments.dtype,
+    )
+    files = find_images(arguments.images, list(IMAGEREWARD), "assets/images of github.com/THUDM/ImageReward")
+    ours = scored(ImageReward("imagereward", settings, arguments.device), files, IMAGEREWARD_PROMPT)
+    return compare(
+        console,
+        "ImageReward",
+        files,
+        ours,
+        ("published", np.array(list(IMAGEREWARD.values()))),
+        IMAGEREWARD_TOLERANCE,
+    )
+
+
+def hpsv3(arguments: argparse.Namespace, console: Console) -> int:
+    """HPSv3 beside its package."""
+    settings = HPSv3Scorer(
+        kind="hpsv3",
+        splits=("check",),
+        batch_size=1,
+        model=Weights(checkpoint=str(arguments.model), revision=None),
+        backbone=Weights(checkpoint=str(arguments.backbone), revision=None),
+        dtype=arguments.dtype,
+    )
+    files = find_images(arguments.images, HPSV3, "assets of github.com/MizzenAI/HPSv3")
+    # Ours has given its memory back when the package starts: 16 GB each.
+    ours = scored(HPSv3("hpsv3", settings, arguments.device), files, HPSV3_PROMPT)
+    if arguments.hpsv3_python is None:
+        compare(console, "HPSv3", files, ours, None, 0)
+        console.print("No values are published; give --hpsv3-python for those of the package hpsv3 1.0.0.")
+        return 0
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with hpsv3_package(
+        arguments.hpsv3_python,
+        arguments.model,
+        arguments.backbone,
+        files,
+        [HPSV3_PROMPT] * len(files),
+        dtype=arguments.dtype,
+        device=device,
+    ) as package:
+        theirs = package.score().values
+    return compare(console, "HPSv3", files, ours, ("hpsv3 1.0.0", theirs), HPSV3_TOLERANCES[arguments.dtype])
+
+
+def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
+    """The images' paths.
+
+    Raises:
+        DataError: One is not there; names all of them, and where they are from.
+    """
+    files = [folder / name for name in names]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise DataError(f"--images: no {', '.join(missing)} in {folder}. Take the folder {source}.")
+    return files
+
+
+def scored(scorer: Scorer, files: Sequence[Path], prompt: str) -> FloatArray:
+    """Ours, one image after the other, as their sizes may differ.
+
+    Raises:
+        DataError: A file is missing, broken, or another model's.
+    """
+    scorer.check()
+    values = []
+    for path in files:
+        try:
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))[None]
+        except OSError as error:
+            raise DataError(f"--images: {path} is no image that can be read: {error}") from error
+        values.append(scorer.score(ScoreBatch(pixels, [prompt], [{}], [0])).values)
+    scorer.close()
+    return np.concatenate(values)
+
+
+def compare(
+    console: Console,
+    name: str,
+    files: Sequence[Path],
+    ours: FloatArray,
+    expected: tuple[str, FloatArray] | None,
+    tolerance: float,
+) -> int:
+    """Print the table and, of what is compared, the verdict.
+
+    Args:
+        console: To print to.
+        name: Of the scorer.
+        files: The images.
+        ours: One value an image.
+        expected: Where the others' values are from, and the values; None: there are none.
+        tolerance: The largest difference that is none.
+
+    Returns:
+        0, or DIFFERS.
+    """
+    columns, rows = ["image"], [[path.name] for path in files]
+    if expected is not None:
+        columns += [expected[0], "ours", "difference"]
+        for row, theirs, value in zip(rows, expected[1], ours, strict=True):
+            row += [f"{theirs:.4f}", f"{value:.4f}", f"{value - theirs:+.4f}"]
+    else:
+        columns += ["ours"]
+        for row, value in zip(rows, ours, strict=True):
+            row += [f"{value:.4f}"]
+    console.print(Sheet(name, columns, rows).as_markdown(), markup=False)
+    console.print(", ".join(f"{key} {value}" for key, value in machine().items()), markup=False)
+    if expected is None:
+        return 0
+    worst = int(np.abs(ours - expected[1]).argmax())
+    difference = abs(ours[worst] - expected[1][worst])
+    if difference > tolerance:
+        console.print(
+            f"{name} differs: {files[worst].name} is {difference:.4f} off the value {expected[0]}, over {tolerance:g}. "
+            "Check that weights and images are the originals."
+        )
+        return DIFFERS
+    console.print(f"{name} agrees: no difference is larger than {tolerance:g}.")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(dest="scorer", required=True)
+    first = kinds.add_parser("imagereward", help="beside the values of its README")
+    first.add_argument(
+        "--model", type=Path, required=True, help="folder with ImageReward.pt and med_config.json"
+    )
+    first.add_argument("--tokenizer", type=Path, required=True, help="folder of bert-base-uncased")
+    second = kinds.add_parser("hpsv3", help="beside the package hpsv3 1.0.0")
+    second.add_argument("--model", type=Path, required=True, help="folder with HPSv3.safetensors")
+    second.add_argument("--backbone", type=Path, required=True, help="folder of Qwen2-VL-7B-Instruct")
+    second.add_argument(
+        "--hpsv3-python", type=Path, help="interpreter that has the package; it also needs a GPU in bfloat16"
+    )
+    for part, dtype in ((first, "float32"), (second, "bfloat16")):
+        part.add_argument("--images", type=Path, required=True, help="folder with the README's images")
+        part.add_argument("--dtype", choices=("float32", "bfloat16"), default=dtype)
+        part.add_argument("--device", help="such as cuda:0; by default the first GPU, else the CPU")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

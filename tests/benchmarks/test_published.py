@@ -1,0 +1,129 @@
+"""The check on real weights, run on small random ones, whose scores are others than the published."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.published import DIFFERS, HPSV3, IMAGEREWARD, MISSING, main
+from tests.scorers.checkpoints_hpsv3 import make_hpsv3
+from tests.scorers.checkpoints_imagereward import make_imagereward
+from tests.scorers.hpsv3_cases import pictures
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both checkpoints, and images of several sizes with the README's names."""
+    home = tmp_path_factory.mktemp("published")
+    make_imagereward(home / "imagereward")
+    make_hpsv3(home / "hpsv3")
+    (home / "images").mkdir()
+    for number, name in enumerate([*IMAGEREWARD, *HPSV3]):
+        image = Image.fromarray(pictures(1, 64, 40 + 8 * number, seed=number)[0])
+        image.save(home / "images" / name, lossless=True)
+    return home
+
+
+def imagereward(folder: Path, images: str = "images") -> list[str]:
+    model = folder / "imagereward"
+    options = ["--model", str(model), "--tokenizer", str(model / "bert-base-uncased"), "--device", "cpu"]
+    return ["imagereward", *options, "--images", str(folder / images)]
+
+
+def hpsv3(folder: Path, *options: str) -> list[str]:
+    home = folder / "hpsv3"
+    places = ["--model", str(home / "model"), "--backbone", str(home / "backbone"), "--device", "cpu"]
+    return ["hpsv3", *places, "--images", str(folder / "images"), "--dtype", "float32", *options]
+
+
+def table(printed: str) -> dict[str, list[str]]:
+    """Cells by image."""
+    lines = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("|")]
+    return {cells[0]: cells[1:] for cells in lines[2:]}
+
+
+def test_random_weights_do_not_give_imagerewards_values(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(imagereward(folder)) == DIFFERS
+    printed = capsys.readouterr().out
+    found = table(printed)
+    assert {name: float(cells[0]) for name, cells in found.items()} == IMAGEREWARD
+    differences = {name: float(cells[1]) - float(cells[0]) for name, cells in found.items()}
+    assert {name: float(cells[2]) for name, cells in found.items()} == pytest.approx(differences, abs=2e-4)
+    worst = max(differences, key=lambda name: abs(differences[name]))
+    assert f"ImageReward differs: {worst} is " in printed
+
+
+def test_published_values_agree(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the README's values were these weights': up to 0.01 is no difference, more is one."""
+    main(imagereward(folder))
+    ours = {name: float(cells[1]) for name, cells in table(capsys.readouterr().out).items()}
+    for shift, code in ((0.0, 0), (0.009, 0), (-0.012, DIFFERS)):
+        monkeypatch.setattr(
+            "benchmarks.published.IMAGEREWARD", {name: value + shift for name, value in ours.items()}
+        )
+        assert main(imagereward(folder)) == code
+    assert "3.webp" in capsys.readouterr().out
+
+
+def package(path: Path, values: list[float]) -> Path:
+    """Stands for the package's interpreter: answers with these values whatever it is to run."""
+    path.write_text(
+        f"#!{sys.executable}\nimport json, sys\n"
+        "job = json.load(open(sys.argv[3]))\n"
+        "assert [name[-12:] for name in job['images']] == ['example1.png', 'example2.png']\n"
+        "assert len(job['prompts']) == 2 and job['dtype'] == 'float32'\n"
+        "print(json.dumps({'ready': True}), flush=True)\n"
+        "for _ in sys.stdin:\n"
+        f"    print(json.dumps({{'values': {json.dumps(values)}, 'seconds': [1, 1]}}), flush=True)\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_hpsv3_stands_beside_its_package(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(hpsv3(folder)) == 0
+    printed = capsys.readouterr().out
+    assert "No values are published" in printed
+    ours = np.array([float(table(printed)[name][0]) for name in HPSV3])
+    for shift, code in ((0.009, 0), (0.02, DIFFERS)):
+        python = package(tmp_path / "python", (ours - [0, shift]).tolist())
+        assert main(hpsv3(folder, "--hpsv3-python", str(python))) == code
+        printed = capsys.readouterr().out
+        assert float(table(printed)["example2.png"][2]) == pytest.approx(shift, abs=2e-4)
+    assert "HPSv3 differs: example2.png" in printed
+
+
+def test_what_is_missing_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images").mkdir()
+    assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == MISSING
+    assert "no 1.webp, 2.webp, 3.webp, 4.webp" in (printed := capsys.readouterr().out)
+    assert "assets/images of github.com/THUDM/ImageReward" in printed
+    for name in IMAGEREWARD:
+        (tmp_path / "images" / name).write_bytes(b"RIFF")
+    assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == MISSING
+    assert "1.webp is no image" in capsys.readouterr().out
+    options = hpsv3(folder)
+    options[2] = str(tmp_path)
+    assert main(options) == MISSING
+    assert "no file HPSv3.safetensors" in capsys.readouterr().out
+    assert main(hpsv3(folder, "--hpsv3-python", str(tmp_path / "python"))) == MISSING
+    assert "there is no interpreter" in capsys.readouterr().out
+
+
+def test_a_package_that_fails_is_told_with_its_words(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'no such device' >&2\nexit 3\n")
+    python.chmod(0o755)
+    assert main(hpsv3(folder, "--hpsv3-python", str(python))) == MISSING
+    assert "the package hpsv3 ended:\nno such device" in capsys.readouterr().out
