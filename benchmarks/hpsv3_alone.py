@@ -23,8 +23,6 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
-from chunk_grpo.scorers.workers.hpsv3_original import Original
-
 
 def config_of(job: dict[str, Any], folder: Path) -> Path:
     """The package's own configuration, but for the backbone's place and the dtype."""
@@ -52,14 +50,22 @@ def main() -> None:
     os.dup2(2, 1)  # libraries print
     path = Path(sys.argv[1])
     job = json.loads(path.read_text(encoding="utf-8"))
-    original = Original(job["checkpoint"], str(config_of(job, path.parent)), job["device"])
+    from hpsv3.inference import HPSv3RewardInferencer  # prints
+
+    original = HPSv3RewardInferencer(
+        config_path=str(config_of(job, path.parent)),
+        checkpoint_path=job["checkpoint"],
+        device=job["device"],
+    )
     images = [Image.open(name).convert("RGB") for name in job["images"]]
     print(json.dumps({"ready": True}), file=protocol, flush=True)
     for _ in sys.stdin:
         values, seconds = [], []
         for image, prompt in zip(images, job["prompts"], strict=True):
             start = time.perf_counter()
-            values += original.score([image], [prompt])  # on the CPU, so nothing is left to wait for
+            with torch.no_grad():
+                numbers = original.reward(image_paths=[image], prompts=[prompt])
+            values.append(numbers[0, 0].item())  # waits for a GPU
             seconds.append(time.perf_counter() - start)
         print(json.dumps({"values": values, "seconds": seconds}), file=protocol, flush=True)
 

@@ -48,7 +48,8 @@ class Monitor:
             train: The `train` section of params.yaml.
         """
         settings = train.heldout
-        self._prompts, self._reward, self._unseen, self._settings = prompts, reward, unseen, settings
+        self._prompts, self._reward, self._settings = prompts, reward, settings
+        self._unseen = unseen if settings.scorers else None
         self._drawing = HeldoutSettings(settings.images_per_prompt, settings.seed, train.micro_batch_size)
         self.best = BestScore()
 
