@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,8 +51,9 @@ class HPSv3Package:
         """All images, one at a time."""
         if self._process.stdin is None:
             raise ValueError("the process was started without a standard input")
-        self._process.stdin.write("again\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it ended: there is no answer either
+            self._process.stdin.write("again\n")
+            self._process.stdin.flush()
         found = json.loads(self._line())
         return Scored(np.array(found["values"]), sum(found["seconds"]))
 
@@ -117,4 +118,6 @@ def hpsv3_package(
                 yield HPSv3Package(process, folder / "errors.txt")
             finally:
                 process.kill()
-                process.communicate()
+                with suppress(BrokenPipeError):
+                    process.communicate()
+                process.wait()

@@ -39,7 +39,9 @@ from tests.scorers import checkpoints_clip, checkpoints_hpsv3
 from tests.scorers.hpsv3_cases import batch_of, pictures
 from tests.scorers.hpsv3_cases import scorer as hpsv3_scorer
 
-CLIP_SIZES = checkpoints_clip.Sizes(width=256, layers=6, heads=4, patch=32, image=224)
+CLIP_SIZES = checkpoints_clip.Sizes(width=128, layers=12, heads=2, patch=32, image=224)
+"""CLIP ViT-B/32 at a quarter of its widths."""
+
 HPSV3_SIZES = checkpoints_hpsv3.Sizes(width=128, layers=4, heads=4)
 PROMPTS = ("a photo of a red circle", "a cat", "two blue squares in the snow, oil on canvas", "the red cat")
 RELATIVE, ABSOLUTE = 1e-4, 1e-5

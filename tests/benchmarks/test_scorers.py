@@ -26,7 +26,7 @@ def test_the_command_measures_and_prints(capsys: pytest.CaptureFixture[str]) -> 
     assert ratio == pytest.approx(ours / original, abs=0.02)
     assert [hpsv3[0], hpsv3[2]] == [NOT_MEASURED, NOT_MEASURED]
     assert float(hpsv3[1].split()[0]) > 0
-    assert "width=256" in printed
+    assert "width=128, layers=12" in printed
 
 
 def test_a_row_of_the_table_by_hand() -> None:
@@ -86,6 +86,7 @@ def test_the_packages_own_seconds_are_taken(tmp_path: Path) -> None:
         python, tmp_path, tmp_path, files, ["a", "b"], dtype="float32", device="cpu"
     ) as package:
         scored = [package.score(), package.score()]
+        package._process.wait(timeout=60)
         with pytest.raises(DataError, match="the package hpsv3 ended"):
             package.score()
     assert [each.values.tolist() for each in scored] == [answer["values"] for answer in answers]
