@@ -45,7 +45,7 @@ types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
 
 test: $(STAMP) ## the tests, but for the slow ones and those that need a GPU or the internet
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(STAMP) ## the slow tests
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not network'

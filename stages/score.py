@@ -19,7 +19,7 @@ from chunk_grpo.scorers.placing import place_scorer
 from chunk_grpo.scorers.spec import ScorerSpec, require_same, spec_from
 from stages._stage import argument, run_stage
 
-BATCH = 256
+BATCH = 64
 """About how many images are decoded at a time; a scorer takes as many of them at once as its settings say."""
 
 GROUP = ("mode", "train_seed", "prompt_id")

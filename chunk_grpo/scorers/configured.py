@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -128,6 +128,11 @@ def in_batches(batch: ScoreBatch, batch_size: int, score_rows: Callable[[ScoreBa
             gc.collect()
             continue
         first = rows.stop
+    return joined(parts)
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """The scores of several batches, at least one, as those of one."""
     details = {name: np.concatenate([part.details[name] for part in parts]) for name in parts[0].details}
     return Scores(np.concatenate([part.values for part in parts]), details)
 

@@ -11,7 +11,8 @@ from chunk_grpo.config.scorers import AnyExecutor, InProcess, ShapesScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.contract import check_contract
-from chunk_grpo.scorers.executors.wire import WorkerError
+from chunk_grpo.scorers.executors import remote as remote_module
+from chunk_grpo.scorers.executors.wire import Question, WorkerError, encode_batch
 from chunk_grpo.scorers.placing import place_scorer
 from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.scorers.shapes import ShapesVivid
@@ -76,6 +77,20 @@ class TestEverywhere:
         assert one.values.dtype == np.float64
         assert one.values.tobytes() == other.values.tobytes()
         assert one.details["pixels"].tobytes() == other.details["pixels"].tobytes()
+
+    def test_a_message_has_no_more_images_than_are_scored_at_a_time(
+        self, remote: Scorer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """70 images of 1024 x 1024 in one message would be half a gigabyte."""
+        sent: list[int] = []
+
+        def counted(part: ScoreBatch) -> Question:
+            sent.append(len(part))
+            return encode_batch(part)
+
+        monkeypatch.setattr(remote_module, "encode_batch", counted)
+        remote.score(batch(count=70))
+        assert sent == [64, 6]
 
     @pytest.mark.parametrize("do", ["short", "long", "column"])
     def test_another_number_of_values_is_refused(self, scorer: Scorer, do: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
+from chunk_grpo.scorers.configured import joined
 from chunk_grpo.scorers.executors.wire import Identity, Question, encode_batch, raise_told, read_scores
 from chunk_grpo.scorers.registry import make_scorer
 
@@ -94,7 +95,7 @@ class Remote(ABC):
         return self.identity().spec_hash
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch of any size; the other side cuts it to its `batch_size`.
+        """Score a batch of any size, `batch_size` images a message, or, of a groupwise scorer, all in one.
 
         Raises:
             DataError: An input cannot be judged, or the answer is not one to this batch.
@@ -102,6 +103,11 @@ class Remote(ABC):
             WorkerError: The scorer has a bug.
         """
         check_batch(batch)
+        size = max(len(batch), 1) if self.groupwise else self.settings.batch_size
+        starts = range(0, max(len(batch), 1), size)
+        return joined([self._score(batch.rows(range(n, min(n + size, len(batch))))) for n in starts])
+
+    def _score(self, batch: ScoreBatch) -> Scores:
         identity = self.identity()
         question = encode_batch(batch)
         message = self.ask(question)
