@@ -26,7 +26,7 @@ run: $(STAMP) ## run the pipeline of params.yaml and print where the report is
 	$(BIN)/dvc repro
 	@printf '\nReport: %s\n' '$(CURDIR)/artifacts/report/index.html'
 
-params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods or flux-dev)
+params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …)
 	$(BIN)/python -c 'from dvc.utils.hydra import compose_and_dump; \
 	compose_and_dump("params.yaml", "$(CURDIR)/conf", None, "config", "$(CURDIR)", ["preset=$(PRESET)"])'
 

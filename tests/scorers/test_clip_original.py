@@ -19,7 +19,7 @@ from chunk_grpo.config.scorers import ClipScorer, Weights
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.clip import ClipScore
 from tests.scorers.checkpoints_clip import MEAN, STD, Sizes, make_clip
-from tests.scorers.original_packages import python_with, run_original
+from tests.scorers.originals.environments import python_with, run_original
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -86,7 +86,7 @@ def python() -> Path:
 def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of transformers' with CLIP's vocabulary, and the same in open_clip's files below model/."""
     folder = tmp_path_factory.mktemp("open-clip")
-    run_original(python, "original_clip.py", folder, "vocabulary")
+    run_original(python, "run_clip.py", folder, "vocabulary")
     words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     vocabulary = (words["vocab"], [(left, right) for left, right in words["merges"]])
     make_clip(folder / "checkpoint", sizes=Sizes(image=SIZE), vocabulary=vocabulary)
@@ -125,7 +125,7 @@ def original(
     (folder / "model" / "open_clip_config.json").write_text(json.dumps(config))
     (folder / "prompts.json").write_text(json.dumps(list(batch.prompts)))
     np.save(folder / "images.npy", batch.images)
-    run_original(python, "original_clip.py", folder, "score")
+    run_original(python, "run_clip.py", folder, "score")
     return dict(np.load(folder / "scored.npz"))
 
 

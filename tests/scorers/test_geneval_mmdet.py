@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from chunk_grpo.scorers.geneval.detector import postprocess
-from tests.scorers.originals_geneval import packages, run_file, stand_in
+from tests.scorers.originals.geneval import packages, run_file, stand_in
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ from chunk_grpo.scorers.geneval.rules import (
     tag_means,
 )
 from tests.scorers.checkpoints_geneval import make_geneval
-from tests.scorers.originals_geneval import evaluator, geneval_source, packages, run_file, stand_in
+from tests.scorers.originals.geneval import evaluator, geneval_source, packages, run_file, stand_in
 
 pytestmark = pytest.mark.network
 

@@ -19,7 +19,7 @@ from chunk_grpo.scorers import hpsv3_model
 from chunk_grpo.scorers.placing import place_scorer
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, batch_of, pictures, scorer
-from tests.scorers.originals.environments import environment_for, script_dependencies
+from tests.scorers.originals.environments import python_with, script_dependencies
 
 LOG = logging.getLogger(__name__)
 """The differences, with --log-cli-level=INFO."""
@@ -36,7 +36,7 @@ CASES = [(image, prompt) for image, prompt in zip(pictures(4), PROMPTS, strict=T
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    return environment_for("hpsv3", script_dependencies(WORKER))
+    return python_with("hpsv3", script_dependencies(WORKER))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from chunk_grpo.config.scorers import ImageRewardScorer, Weights
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.imagereward import ImageReward, to_pixels, tokenize
 from tests.scorers.checkpoints_imagereward import FULL, make_imagereward
-from tests.scorers.original_packages import python_with, run_original
+from tests.scorers.originals.environments import python_with, run_original
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -51,7 +51,7 @@ def test_tokens_pixels_and_rewards_are_the_packages(folder: Path) -> None:
     images = np.random.default_rng(2).integers(0, 256, (3, 259, 256, 3), dtype=np.uint8)
     np.save(folder / "images.npy", images)
     (folder / "prompts.json").write_text(json.dumps(PROMPTS))
-    run_original(python, "original_imagereward.py", folder, "ImageReward.pt", "med_config.json")
+    run_original(python, "run_imagereward.py", folder, "ImageReward.pt", "med_config.json")
     theirs = dict(np.load(folder / "scored.npz"))
     assert theirs["unfitting"].tolist() == []
 

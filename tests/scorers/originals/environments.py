@@ -1,12 +1,50 @@
-"""Virtual environments with original packages, kept in the temporary folder from run to run."""
+"""Virtual environments with the original scorers' packages, for the differential tests (slow)."""
 
+from __future__ import annotations
+
+import hashlib
+import os
 import re
 import subprocess
 import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-FOLDER = Path(tempfile.gettempdir()) / "chunk-grpo-originals"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chunk-grpo" / "originals"
+"""Kept from run to run; whatever is in it can be made again."""
+
+
+def python_with(name: str, requirements: Sequence[str], alone: Sequence[str] = ()) -> Path:
+    """The interpreter of an environment with these packages, made once and kept in the user's cache folder.
+
+    Args:
+        name: Of the environment, for its folder.
+        requirements: For pip, with what they need.
+        alone: For pip, without what they need.
+
+    Returns:
+        The interpreter.
+    """
+    what = "\n".join([sys.version, *requirements, "", *alone])
+    folder = CACHE / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    python, complete = folder / "bin" / "python", folder / "complete"
+    if not complete.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*install, *requirements], check=True)
+        if alone:
+            subprocess.run([*install, "--no-deps", *alone], check=True)
+        complete.write_text(what)
+    return python
+
+
+def run_original(python: Path, script: str, folder: Path, *arguments: str) -> None:
+    """Run a script of this folder by another interpreter, in `folder`, without our packages and without the hub."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    command = [str(python), str(Path(__file__).parent / script), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def script_dependencies(script: Path) -> list[str]:
@@ -15,16 +53,3 @@ def script_dependencies(script: Path) -> list[str]:
     block = re.search(r"^# dependencies = \[\n((?:#.*\n)*?)# \]$", text, re.M)
     assert block, script
     return re.findall(r'"([^"]+)"', block.group(1))
-
-
-def environment_for(name: str, dependencies: list[str]) -> Path:
-    """The interpreter of an environment with these packages; made unless a complete one is there."""
-    home = FOLDER / name
-    python = home / "bin" / "python"
-    done = home / "complete.txt"
-    wanted = "\n".join([*dependencies, sys.version])
-    if not done.exists() or done.read_text(encoding="utf-8") != wanted:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *dependencies], check=True)
-        done.write_text(wanted, encoding="utf-8")
-    return python

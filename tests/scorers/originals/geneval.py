@@ -7,7 +7,6 @@ from PyPI into a cache folder. Stand-ins replace only what the compared function
 import os
 import subprocess
 import sys
-import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from unittest import mock
 
 import pytest
 import torch
+
+from tests.scorers.originals.environments import CACHE
 
 COMMIT = "af4902f24d3ca90ebbb446dd9891a59e0f82725f"
 
@@ -32,7 +33,7 @@ def geneval_source() -> Path:
 
 def packages(*names: str) -> Path:
     """A folder with packages of PyPI as they are, without what they depend on."""
-    folder = Path(tempfile.gettempdir()) / "chunk-grpo-originals" / "-".join(names)
+    folder = CACHE / "-".join(names)
     if not folder.is_dir():
         command = [
             sys.executable,

@@ -1,8 +1,8 @@
 """Run by the interpreter that has open_clip_torch: its vocabulary, or its tokens, pixels and cosines.
 
-python original_clip.py vocabulary
+python run_clip.py vocabulary
     writes vocabulary.json: {"vocab": {word: number}, "merges": [[left, right], ...]}
-python original_clip.py score
+python run_clip.py score
     reads images.npy, prompts.json and the model of the folder model/; writes scored.npz: tokens, pixels, cosines,
     computed as fastvideo/models/reward_model/clip_score.py of Tencent-Hunyuan/MixGRPO does
 """

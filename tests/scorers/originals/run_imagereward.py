@@ -1,6 +1,6 @@
 """Run by the interpreter that has image-reward 1.5: its tokens, pixels and rewards of images.npy and prompts.json.
 
-python original_imagereward.py CHECKPOINT MED_CONFIG
+python run_imagereward.py CHECKPOINT MED_CONFIG
     in a folder with bert-base-uncased/, where the package's tokenizer is found by its name; writes scored.npz
 
 The package's __init__ imports its training code and other scorers, with what these need; its modules of ImageReward are
