@@ -13,7 +13,7 @@
 
 In params.yaml, below `executors`, with the scorer's usual section below `scorers`:
 
-    hpsv3: {kind: subprocess, python: /path/to/its/bin/python, script: chunk_grpo/scorers/workers/hpsv3_original.py,
+    hpsv3: {kind: subprocess, python: hpsv3-env/bin/python, script: chunk_grpo/scorers/workers/hpsv3_original.py,
             device: null, start_seconds: 600.0, timeout_seconds: 600.0}
 
 The package downloads a model that is no local folder, without regard for its revision. It reads the backbone's weights
