@@ -1,0 +1,134 @@
+"""Images of the pipeline for GenEval's own evaluator, and its results beside ours.
+
+    python -m infra.geneval_folders write artifacts/images/chunk/images.parquet FOLDER --split geneval --mode tuned
+    # then, where mmdet is installed: python evaluation/evaluate_images.py FOLDER --outfile results.jsonl
+    python -m infra.geneval_folders read results.jsonl --scores artifacts/scores/chunk/geneval.parquet --mode tuned
+
+`read` prints the part of right images by tag, and, with the scores of the scorer `geneval`, ours and how many images
+both judge alike. Prompts are numbered in the order of the prompts table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.errors import ChunkGrpoError, DataError
+from chunk_grpo.progress import Meter
+from chunk_grpo.scorers.geneval.folders import OriginalResult, read_results, write_prompt_folder
+from chunk_grpo.scorers.geneval.rules import overall, tag_means
+
+BASE_SEED = -1
+
+
+def prompts_of(location: str, split: str) -> list[dict[str, Any]]:
+    """The split's prompts, in the table's order."""
+    rows = [row for row in read_table(location, "prompts").to_pylist() if row["split"] == split]
+    if not rows:
+        raise DataError(f"{location}: must hold prompts of the split {split!r}, got none")
+    return rows
+
+
+def write(options: argparse.Namespace) -> None:
+    """A folder for each prompt, with the pictures of one mode and training seed."""
+    prompts = prompts_of(options.prompts, options.split)
+    pictures: dict[str, list[dict[str, Any]]] = {}
+    for row in read_table(options.images, "images").to_pylist():
+        if (row["mode"], row["train_seed"]) == (options.mode, options.train_seed):
+            pictures.setdefault(row["prompt_id"], []).append(row)
+    missing = [prompt["prompt_id"] for prompt in prompts if prompt["prompt_id"] not in pictures]
+    if missing:
+        raise DataError(
+            f"{options.images}: must hold images of every prompt of {options.split!r} in mode {options.mode} of "
+            f"training seed {options.train_seed}, got none of {missing[0]!r} and {len(missing) - 1} others"
+        )
+    with Meter("writing folders", len(prompts)) as meter:
+        for number, prompt in enumerate(prompts):
+            ordered = sorted(pictures[prompt["prompt_id"]], key=lambda row: int(row["sample"]))
+            record = {**json.loads(prompt["metadata"]), "prompt": prompt["prompt"]}
+            write_prompt_folder(Path(options.out), number, record, [row["image"]["bytes"] for row in ordered])
+            meter.advance(1)
+
+
+def read(options: argparse.Namespace) -> None:
+    """The original's numbers, and ours of the same images."""
+    results = read_results(Path(options.results))
+    tags = [result.tag for result in results]
+    columns = {"original": np.array([float(result.correct) for result in results])}
+    if options.scores:
+        columns["geneval-hf"] = our_scores(options, results)
+    means = {name: tag_means(tags, values) for name, values in columns.items()}
+    table = Table("tag", "images", *columns)
+    for tag in means["original"]:
+        table.add_row(tag, str(tags.count(tag)), *(f"{found[tag]:.3f}" for found in means.values()))
+    if len(means["original"]) == 6:
+        table.add_row("Overall", str(len(tags)), *(f"{overall(found):.3f}" for found in means.values()))
+    console = Console()
+    console.print(table)
+    if options.scores:
+        alike = int((columns["original"] == columns["geneval-hf"]).sum())
+        console.print(f"{alike} of {len(results)} images are judged alike")
+
+
+def our_scores(options: argparse.Namespace, results: Sequence[OriginalResult]) -> np.ndarray[Any, Any]:
+    """The scorer's values of the evaluator's images, in its order."""
+    ids = [prompt["prompt_id"] for prompt in prompts_of(options.prompts, options.split)]
+    wanted = (options.mode, options.train_seed, "score")
+    scores = {
+        (row["prompt_id"], row["sample"]): row["value"]
+        for row in read_table(options.scores, "scores").to_pylist()
+        if (row["mode"], row["train_seed"], row["metric"]) == wanted
+    }
+    values = []
+    for result in results:
+        key = (ids[result.prompt_number] if result.prompt_number < len(ids) else None, result.sample)
+        if key not in scores:
+            raise DataError(
+                f"{options.scores}: no score of sample {result.sample} of prompt {result.prompt_number} of the split "
+                f"{options.split!r} in mode {options.mode} of training seed {options.train_seed}"
+            )
+        values.append(scores[key])
+    return np.array(values)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 3 for files that do not fit."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.geneval_folders",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True)
+    writing, reading = commands.add_parser("write"), commands.add_parser("read")
+    writing.add_argument("images", help="images/1, Parquet")
+    writing.add_argument("out", help="folder; made if need be")
+    reading.add_argument("results", help="what the evaluator wrote")
+    reading.add_argument("--scores", help="scores/1 of the scorer geneval, Parquet, to compare with")
+    for command, run in ((writing, write), (reading, read)):
+        command.add_argument(
+            "--prompts", default="artifacts/prompts/prompts.parquet", help="prompts/1, Parquet"
+        )
+        command.add_argument("--split", default="geneval", help="of the prompts (default: geneval)")
+        command.add_argument("--mode", default="base", help="base, tuned or hybrid (default: base)")
+        command.add_argument("--train-seed", type=int, default=BASE_SEED, help="-1: the base")
+        command.set_defaults(run=run)
+    options = parser.parse_args(argv)
+    try:
+        options.run(options)
+    except ChunkGrpoError as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
