@@ -1,8 +1,8 @@
 """GenEval: does the picture show the objects, numbers, colours and places that the prompt names?
 
-The benchmark's rules (rules) on a Mask2Former's detections (detector) and a CLIP model's colours (colours). The detector
-of the original needs mmdet; the one of the same architecture from transformers has other weights, for which the thresholds
-are not calibrated: hence the name geneval-hf.
+The benchmark's rules (rules) on a Mask2Former's detections (detector) and a CLIP model's colours (colours). The
+detector of the original needs mmdet; the one of the same architecture from transformers has other weights, for which
+the thresholds are not calibrated: hence the name geneval-hf.
 """
 
 from __future__ import annotations
