@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from chunk_grpo.artifacts import read_json, read_table, table_from_rows, write_table
+from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
@@ -110,7 +111,7 @@ def main(params: Params, arguments: Arguments) -> None:
         table = table_from_rows(score_rows(spec, scorer, images, prompts), "scores")
     finally:
         scorer.close()
-    write_table(table, arguments.out, "scores", {"chunk_grpo.scorer": json.dumps(spec.to_json())})
+    write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
 
 
 if __name__ == "__main__":

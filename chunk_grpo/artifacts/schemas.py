@@ -10,6 +10,8 @@ import pyarrow as pa
 
 SCHEMA_KEY = b"chunk_grpo.schema"
 VERSION_KEY = b"chunk_grpo.version"
+SCORER_KEY = b"chunk_grpo.scorer"
+"""Of scores: the spec of what gave them, as JSON."""
 
 SchemaName: TypeAlias = Literal[
     "prompts", "embeddings", "l1_profile", "chunk_plan", "train_metrics", "images", "scores"

@@ -4,9 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from chunk_grpo.config.section import Name, Section
-
-Text = Annotated[str, Field(min_length=1)]
+from chunk_grpo.config.section import Name, Section, Text
 
 
 class PromptFile(Section):

@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
-from chunk_grpo.config.section import Fraction, Name, Section
+from chunk_grpo.config.section import Fraction, Name, Section, Text
 
-Text = Annotated[str, Field(min_length=1)]
 Dtype = Literal["float32", "bfloat16"]
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=40)]
 """A name that becomes part of a file name and of a DVC stage name."""
 
+Text = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 ClipRange = Annotated[float, Field(gt=0, lt=1)]
 Eight = Annotated[int, Field(ge=8, multiple_of=8)]

@@ -6,17 +6,13 @@ Nothing is dropped or changed silently: problems are refused together with their
 from chunk_grpo.prompts.checks import TokenCounts, normalized, shared_prompts
 from chunk_grpo.prompts.coco import coco_prompts
 from chunk_grpo.prompts.findings import PromptRules
-from chunk_grpo.prompts.geneval import CLASSES, COLORS, RELATIONS, TAGS, geneval_problems, read_geneval
+from chunk_grpo.prompts.geneval import geneval_problems, read_geneval
 from chunk_grpo.prompts.read import FileFormat, PromptSource, read_prompts
 from chunk_grpo.prompts.rows import CheckedPrompts, Finding, PromptReport, PromptRow
 from chunk_grpo.prompts.tables import FieldNames
 from chunk_grpo.prompts.wise import WiseVersion, read_wise, wise_category
 
 __all__ = [
-    "CLASSES",
-    "COLORS",
-    "RELATIONS",
-    "TAGS",
     "CheckedPrompts",
     "FieldNames",
     "FileFormat",

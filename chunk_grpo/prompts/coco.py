@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from chunk_grpo.prompts.geneval import CLASSES, COLORS, TAGS
 from chunk_grpo.prompts.rows import PromptRow
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, TAGS
 
 SOURCE = "coco"
 """What a row of this generator has as its source."""
@@ -195,19 +195,21 @@ def _plural(thing: str) -> str:
     return f"{thing}es" if thing.endswith(("s", "sh", "ch", "x")) else f"{thing}s"
 
 
-_COLORED = tuple(thing for thing in CLASSES if thing != "person")
+_COLORED = tuple(thing for thing in CLASS_NAMES if thing != "person")
 """A colour said of a person would be read as one of skin."""
 
 _KINDS: Mapping[str, _Kind] = {
-    "single_object": _Kind((CLASSES,), len(_ONE), _single_object),
-    "two_object": _Kind((list(itertools.combinations(CLASSES, 2)),), 2 * len(_TWO), _two_object),
-    "counting": _Kind((tuple(_NUMBERS), CLASSES), len(_ONE), _counting),
-    "colors": _Kind((_COLORED, COLORS), len(_ONE), _colors),
+    "single_object": _Kind((CLASS_NAMES,), len(_ONE), _single_object),
+    "two_object": _Kind((list(itertools.combinations(CLASS_NAMES, 2)),), 2 * len(_TWO), _two_object),
+    "counting": _Kind((tuple(_NUMBERS), CLASS_NAMES), len(_ONE), _counting),
+    "colors": _Kind((_COLORED, COLOURS), len(_ONE), _colors),
     "position": _Kind(
-        (tuple(_SEEN_FROM_THE_OTHER), list(itertools.permutations(CLASSES, 2))), 2 * len(_PLACED), _position
+        (tuple(_SEEN_FROM_THE_OTHER), list(itertools.permutations(CLASS_NAMES, 2))),
+        2 * len(_PLACED),
+        _position,
     ),
     "color_attr": _Kind(
-        (list(itertools.combinations(_COLORED, 2)), list(itertools.permutations(COLORS, 2))),
+        (list(itertools.combinations(_COLORED, 2)), list(itertools.permutations(COLOURS, 2))),
         2 * len(_TWO),
         _color_attr,
     ),

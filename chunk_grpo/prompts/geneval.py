@@ -18,8 +18,7 @@ from chunk_grpo.prompts.checks import TokenCounts, check_prompts
 from chunk_grpo.prompts.content import INVALID, decoded, json_lines, read_bytes
 from chunk_grpo.prompts.findings import Findings, PromptRules, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
-
-TAGS: tuple[str, ...] = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS, TAGS
 
 OFFICIAL_COUNTS: Mapping[str, int] = {
     "single_object": 80,
@@ -30,25 +29,6 @@ OFFICIAL_COUNTS: Mapping[str, int] = {
     "color_attr": 100,
 }
 """Prompts of each tag in the official file, 553 together."""
-
-COLORS: tuple[str, ...] = (
-    "red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white",
-)  # fmt: skip
-
-RELATIONS: tuple[str, ...] = ("left of", "right of", "above", "below")
-
-CLASSES: tuple[str, ...] = (
-    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
-    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow",
-    "elephant", "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee",
-    "skis", "snowboard", "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard",
-    "tennis racket", "bottle", "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich",
-    "orange", "broccoli", "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed",
-    "dining table", "toilet", "tv", "laptop", "computer mouse", "tv remote", "computer keyboard", "cell phone",
-    "microwave", "oven", "toaster", "sink", "refrigerator", "book", "clock", "vase", "scissors", "teddy bear",
-    "hair drier", "toothbrush",
-)  # fmt: skip
-"""COCO's 80 classes in COCO's order; GenEval calls three of them computer mouse, tv remote and computer keyboard."""
 
 
 def read_geneval(location: Location, rules: PromptRules, count_tokens: TokenCounts) -> CheckedPrompts:
@@ -124,13 +104,13 @@ def _entry_problems(entry: object, place: str, index: int, *, included: bool) ->
     yield from _key_problems(
         entry, f"{place}.", {"class", "count"}, {"color", "position"} if included else set()
     )
-    if "class" in entry and entry["class"] not in CLASSES:
+    if "class" in entry and entry["class"] not in CLASS_NAMES:
         yield f"{place}.class: must be one of COCO's 80 classes by GenEval's names, got {beginning(entry['class'])}"
     count = entry.get("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         yield f"{place}.count: must be a whole number >= 1, got {beginning(count)}"
-    if included and "color" in entry and entry["color"] not in COLORS:
-        yield f"{place}.color: must be one of {', '.join(COLORS)}, got {beginning(entry['color'])}"
+    if included and "color" in entry and entry["color"] not in COLOURS:
+        yield f"{place}.color: must be one of {', '.join(COLOURS)}, got {beginning(entry['color'])}"
     if included and "position" in entry:
         yield from _position_problems(entry["position"], f"{place}.position", index)
 

@@ -17,20 +17,11 @@ from chunk_grpo.prompts.checks import TokenCounts, check_prompts
 from chunk_grpo.prompts.content import INVALID, decoded, json_array, read_bytes
 from chunk_grpo.prompts.findings import Findings, PromptRules, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
+from chunk_grpo.scorers.wise.protocols import PROTOCOLS
 
 WiseVersion: TypeAlias = Literal["legacy", "verified"]
 
-LAST_IDS: Mapping[WiseVersion, Mapping[str, int]] = {
-    "legacy": {"culture": 400, "time": 567, "space": 700, "biology": 800, "physics": 900, "chemistry": 1000},
-    "verified": {
-        "culture": 400,
-        "time": 520,
-        "space": 640,
-        "biology": 760,
-        "physics": 880,
-        "chemistry": 1000,
-    },
-}
+LAST_IDS: Mapping[WiseVersion, Mapping[str, int]] = {name: each.last_ids for name, each in PROTOCOLS.items()}
 """Of each category, which begins after the last id of the one before; the first id is 1."""
 
 _CALLED = {

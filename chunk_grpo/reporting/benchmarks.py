@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.reporting.comparisons import Comparisons
 from chunk_grpo.reporting.evidence import BASE, MODES, Evidence, ReportSettings, ScoreBook, ScorerUse
 from chunk_grpo.reporting.statistics import Interval
@@ -76,7 +77,9 @@ def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
     """What each scorer is: model, version and identity, as its scores carry them."""
     rows = []
     for use in settings.measured:
-        spec = json.loads((evidence.scores[BASE, use.name].table.schema.metadata or {}).get(SPEC_KEY, b"{}"))
+        spec = json.loads(
+            (evidence.scores[BASE, use.name].table.schema.metadata or {}).get(SCORER_KEY, b"{}")
+        )
         cells = (
             spec.get("name", "not recorded"),
             str(spec.get("version", "–")),
@@ -85,9 +88,6 @@ def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
         )
         rows.append(Row(use.name, tuple(Cell(text) for text in cells)))
     return Table(("scorer", "what measures", "version", "identity", "prompts"), tuple(rows))
-
-
-SPEC_KEY = b"chunk_grpo.scorer"
 
 
 def _category_table(

@@ -20,6 +20,7 @@ from chunk_grpo.config.scorers import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures
 from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.configured import chosen_device
 from chunk_grpo.scorers.pictures import of_each_picture
 
 MODEL_FILES = (
@@ -97,7 +98,7 @@ def _unit(features: Tensor) -> FloatArray:
 
 def encoder_key(weights: Weights, dtype: Dtype, device: str | None) -> Hashable:
     """What scorers that can share an encoder have in common, for `MODELS`."""
-    return ("clip", weights.checkpoint, weights.revision, dtype, _device(device))
+    return ("clip", weights.checkpoint, weights.revision, dtype, chosen_device(device))
 
 
 def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -> ClipEncoder:
@@ -132,7 +133,7 @@ def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -
         ) from error
     _check_weights(key, folder, report)
     scale = float(model.logit_scale.detach().double().exp())
-    return ClipEncoder(model.to(_device(device), getattr(torch, dtype)).eval(), scale)
+    return ClipEncoder(model.to(chosen_device(device), getattr(torch, dtype)).eval(), scale)
 
 
 def _check_weights(key: str, folder: Path, report: Mapping[str, Any]) -> None:
@@ -227,7 +228,3 @@ def _check_tokens(key: str, folder: Path, tokenizer: CLIPTokenizer, encoder: Cli
             f"{tokenizer.eos_token_id}; the model knows {text.vocab_size} tokens and needs {end} at the end. Take the "
             "tokenizer that belongs to the model."
         )
-
-
-def _device(device: str | None) -> str:
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,7 +22,7 @@ _MOVES_NO_RESULT = {"splits", "batch_size"}
 """Of a scorer's settings: they choose images and how many at a time."""
 
 
-class ConfiguredScorer(Generic[Settings]):
+class ConfiguredScorer(ABC, Generic[Settings]):
     """Base of the built-in scorers: made from a section of params.yaml, without loading anything.
 
     A subclass has `version`, sets `name` where its kind is not all of it, and writes `score_rows`.
@@ -67,12 +68,19 @@ class ConfiguredScorer(Generic[Settings]):
         check_batch(batch)
         return in_batches(batch, self.settings.batch_size, self.score_rows)
 
+    @abstractmethod
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Score a batch that fits into memory."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Nothing is held; a subclass with a model releases it."""
+
+
+def chosen_device(device: str | None) -> str:
+    """The device of a scorer's models: as asked for, else the process's GPU, else the CPU."""
+    import torch  # takes seconds, which scorers without a model need not wait for
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def model_name(weights: Weights) -> str:

@@ -14,7 +14,7 @@ from chunk_grpo.config.scorers import HPSv3Scorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures, ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer
+from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, chosen_device
 from chunk_grpo.scorers.hpsv3_model import WEIGHTS, HPSv3Network, load_network
 from chunk_grpo.scorers.hpsv3_prompt import PromptEncoder
 
@@ -154,7 +154,7 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
     def _load(self) -> HPSv3Model:
         if self._model is None:
             weights, backbone = self._folders()
-            device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            device = torch.device(chosen_device(self.device))
             dtype: torch.dtype = getattr(torch, self.settings.dtype)
             self._identity = ("hpsv3", weights, backbone, dtype, device)
             self._model = MODELS.take(

@@ -17,7 +17,7 @@ from chunk_grpo.config.scorers import ImageRewardScorer, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer
+from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, chosen_device
 from chunk_grpo.scorers.imagereward_model import MODEL_FILES, RewardModel, load_model
 from chunk_grpo.scorers.pictures import of_each_picture
 
@@ -121,7 +121,7 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
                 tokens["input_ids"],
                 tokens["attention_mask"],
             )
-            rewards = model(*(part.to(self._device()) for part in inputs))
+            rewards = model(*(part.to(chosen_device(self.device)) for part in inputs))
         return Scores(rewards.double().cpu().numpy())
 
     def close(self) -> None:
@@ -135,7 +135,9 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
         if self._model is None:
             self._model = MODELS.take(
                 self._model_key(),
-                lambda: load_model(f"{key}.model", settings.model, settings.dtype, self._device()),
+                lambda: load_model(
+                    f"{key}.model", settings.model, settings.dtype, chosen_device(self.device)
+                ),
             )
         if self._tokenizer is None:
             vocab_size = int(self._model.text.config.vocab_size)
@@ -144,7 +146,10 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
 
     def _model_key(self) -> Hashable:
         model = self.settings.model
-        return ("imagereward", model.checkpoint, model.revision, self.settings.dtype, self._device())
-
-    def _device(self) -> str:
-        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return (
+            "imagereward",
+            model.checkpoint,
+            model.revision,
+            self.settings.dtype,
+            chosen_device(self.device),
+        )

@@ -10,19 +10,17 @@ from pathlib import Path
 import pytest
 
 from chunk_grpo.prompts import (
-    CLASSES,
-    COLORS,
-    TAGS,
     PromptRow,
     PromptRules,
     coco_prompts,
     geneval_problems,
     read_geneval,
 )
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, TAGS
 
 NUMBERS = {"two": 2, "three": 3, "four": 4}
 BACK = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-PLURALS = {name: f"{name}s" for name in CLASSES} | {
+PLURALS = {name: f"{name}s" for name in CLASS_NAMES} | {
     "person": "people", "sheep": "sheep", "knife": "knives", "computer mouse": "computer mice",
     "skis": "pairs of skis", "scissors": "pairs of scissors", "broccoli": "heads of broccoli", "bus": "buses",
     "bench": "benches", "couch": "couches", "sandwich": "sandwiches", "wine glass": "wine glasses",
@@ -44,10 +42,10 @@ def content(row: PromptRow) -> tuple[object, ...]:
 
 def named(words: str) -> tuple[str, str | None]:
     """Class and colour of "a red car"; the longest class that the words end with."""
-    thing = max((c for c in CLASSES if words.endswith(c)), key=len)
+    thing = max((c for c in CLASS_NAMES if words.endswith(c)), key=len)
     before = words.removesuffix(thing).split()
     assert before[0] == ("an" if words.split()[1][0] in "aeiou" else "a")
-    color = before[-1] if before[-1] in COLORS else None
+    color = before[-1] if before[-1] in COLOURS else None
     measure = {"skis": ["pair", "of"], "scissors": ["pair", "of"], "broccoli": ["head", "of"]}.get(thing, [])
     assert before[1 : -1 if color else None] == measure
     return thing, color
@@ -95,7 +93,7 @@ class TestContents:
             assert NUMBERS[match[1]] == wanted["count"]
             assert match[2] == PLURALS[wanted["class"]]
             counted.add((wanted["class"], wanted["count"]))
-        assert counted == {(name, number) for name in CLASSES for number in NUMBERS.values()}
+        assert counted == {(name, number) for name in CLASS_NAMES for number in NUMBERS.values()}
 
     def test_two_colours_and_two_things_differ_and_no_person_has_one(self) -> None:
         rows = [
@@ -110,7 +108,7 @@ class TestContents:
             else:
                 assert len(set(colors)) == len(colors) and None not in colors
                 assert "person" not in row.text
-        assert {e["color"] for row in rows for e in row.metadata["include"] if "color" in e} == set(COLORS)  # type: ignore[attr-defined]
+        assert {e["color"] for row in rows for e in row.metadata["include"] if "color" in e} == set(COLOURS)  # type: ignore[attr-defined]
 
     def test_a_position_says_what_its_record_says(self) -> None:
         words = {
@@ -151,7 +149,7 @@ class TestContents:
             ], row.text
 
     def test_no_wording_names_another_thing_or_colour(self) -> None:
-        every = [*CLASSES, *COLORS]
+        every = [*CLASS_NAMES, *COLOURS]
         for row in coco_prompts(600, 7):
             left = row.text
             for e in row.metadata["include"]:  # type: ignore[attr-defined]
@@ -175,7 +173,7 @@ class TestDrawing:
         singles = [row for row in coco_prompts(6 * 200, 10) if row.category == "single_object"]
         for start in (0, 80):
             assert {content(row) for row in singles[start : start + 80]} == {
-                ("single_object", (name, 1, None)) for name in CLASSES
+                ("single_object", (name, 1, None)) for name in CLASS_NAMES
             }
         assert len({row.text for row in singles}) == 200
 

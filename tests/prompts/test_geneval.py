@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import CLASSES, COLORS, TAGS, PromptRules, geneval_problems, read_geneval
+from chunk_grpo.prompts import PromptRules, geneval_problems, read_geneval
 from chunk_grpo.prompts.geneval import OFFICIAL_COUNTS
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, TAGS
 
 STRICT = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
 
@@ -66,9 +67,14 @@ def test_rows_have_the_tag_and_the_whole_record(tmp_path: Path) -> None:
 
 
 def test_facts_of_the_original() -> None:
-    assert (len(CLASSES), len(set(CLASSES)), len(COLORS), sum(OFFICIAL_COUNTS.values())) == (80, 80, 10, 553)
-    assert CLASSES[::79] == ("person", "toothbrush")
-    assert CLASSES[64:67] == ("computer mouse", "tv remote", "computer keyboard")
+    assert (len(CLASS_NAMES), len(set(CLASS_NAMES)), len(COLOURS), sum(OFFICIAL_COUNTS.values())) == (
+        80,
+        80,
+        10,
+        553,
+    )
+    assert CLASS_NAMES[::79] == ("person", "toothbrush")
+    assert CLASS_NAMES[64:67] == ("computer mouse", "tv remote", "computer keyboard")
     assert [OFFICIAL_COUNTS[tag] for tag in TAGS] == [80, 99, 80, 94, 100, 100]
 
 

@@ -18,7 +18,7 @@ from chunk_grpo.config.scorers import GenEvalScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, model_name
+from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, chosen_device, model_name
 from chunk_grpo.scorers.geneval.colours import (
     CLASSIFIER_FILES,
     ColourClassifier,
@@ -126,7 +126,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
 
     def _load(self) -> tuple[Detector, ColourClassifier]:
         if self._models is None:
-            device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            device = chosen_device(self.device)
             dtype = getattr(torch, self.settings.dtype)
             paths = self._detector_folder(), self._classifier_folder()
             keys = self._key("detector"), self._key("classifier")
