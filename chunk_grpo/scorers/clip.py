@@ -10,7 +10,6 @@ The softmax is left out: it makes an image's score depend on the others.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TypeVar
 
 import numpy as np
@@ -28,7 +27,7 @@ from chunk_grpo.scorers.clip_model import (
     load_encoder,
     load_processor,
 )
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, model_name
+from chunk_grpo.scorers.configured import ConfiguredScorer, model_name
 
 _PICKSCORE_RANGE = 26.0
 """Brings PickScore to about [0, 1]: yifan123/flow_grpo, flow_grpo/pickscore_scorer.py."""
@@ -39,8 +38,7 @@ ClipSettings = TypeVar("ClipSettings", bound=ClipScorer | PickScoreScorer)
 class _Similarity(ConfiguredScorer[ClipSettings]):
     """Cosine of image and prompt times a factor; the encoder is shared with the scorers that have the same one."""
 
-    _encoder: ClipEncoder | None = None
-    _processor: ClipProcessor | None = None
+    _models: tuple[ClipEncoder, ClipProcessor] | None = None
 
     def check(self) -> None:
         """Find the files and load nothing.
@@ -69,25 +67,18 @@ class _Similarity(ConfiguredScorer[ClipSettings]):
 
     def close(self) -> None:
         """Give the encoder back."""
-        if self._encoder is not None:
-            self._encoder = self._processor = None
-            MODELS.give_back(self._encoder_key())
+        self._models = None
+        super().close()
 
     def _load(self) -> tuple[ClipEncoder, ClipProcessor]:
-        if self._encoder is None or self._processor is None:
-            model = self.settings.model
-            if self._encoder is None:
-                self._encoder = MODELS.take(
-                    self._encoder_key(),
-                    lambda: load_encoder(
-                        f"scorers.{self.key}.model", model, self.settings.dtype, self.device
-                    ),
-                )
-            self._processor = load_processor(*self._processor_source(), self._encoder, self._resize())
-        return self._encoder, self._processor
-
-    def _encoder_key(self) -> Hashable:
-        return encoder_key(self.settings.model, self.settings.dtype, self.device)
+        if self._models is None:
+            model, dtype, device = self.settings.model, self.settings.dtype, self.device
+            encoder = self.take_model(
+                encoder_key(model, dtype, device),
+                lambda: load_encoder(f"scorers.{self.key}.model", model, dtype, device),
+            )
+            self._models = encoder, load_processor(*self._processor_source(), encoder, self._resize())
+        return self._models
 
     def _processor_source(self) -> tuple[str, Weights]:
         """Its key for messages, and where it is."""

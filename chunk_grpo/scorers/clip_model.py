@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
@@ -22,6 +20,7 @@ from chunk_grpo.scorers.base import FloatArray, Pictures
 from chunk_grpo.scorers.checkpoints import find_checkpoint
 from chunk_grpo.scorers.configured import chosen_device
 from chunk_grpo.scorers.pictures import of_each_picture
+from chunk_grpo.scorers.strict_loading import load_strict, read_config
 
 MODEL_FILES = (
     "config.json",
@@ -75,7 +74,7 @@ class ClipEncoder:
         """
         with torch.inference_mode():
             pixels = pixels.to(self.model.device, self.model.dtype)
-            return _unit(self.model.get_image_features(pixel_values=pixels).pooler_output)
+            return _embedding(self.model.get_image_features(pixel_values=pixels).pooler_output)
 
     def embed_texts(self, ids: Tensor, mask: Tensor) -> FloatArray:
         """Embeddings of norm 1, float64 [B, D].
@@ -87,18 +86,22 @@ class ClipEncoder:
         device = self.model.device
         with torch.inference_mode():
             output = self.model.get_text_features(input_ids=ids.to(device), attention_mask=mask.to(device))
-            return _unit(output.pooler_output)
+            return _embedding(output.pooler_output)
 
 
-def _unit(features: Tensor) -> FloatArray:
-    vectors: FloatArray = features.double().cpu().numpy()
+def unit(vectors: FloatArray) -> FloatArray:
+    """Vectors [..., D] brought to norm 1."""
     length: FloatArray = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / length
 
 
+def _embedding(features: Tensor) -> FloatArray:
+    return unit(features.double().cpu().numpy())
+
+
 def encoder_key(weights: Weights, dtype: Dtype, device: str | None) -> Hashable:
-    """What scorers that can share an encoder have in common, for `MODELS`."""
-    return ("clip", weights.checkpoint, weights.revision, dtype, chosen_device(device))
+    """What scorers that can share an encoder have in common, for `take_model`."""
+    return ("clip", weights, dtype, chosen_device(device))
 
 
 def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -> ClipEncoder:
@@ -114,44 +117,10 @@ def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -
         DataError: A file is missing, is of another kind of model, or its weights do not fit: names them.
     """
     folder = find_checkpoint(key, weights, MODEL_FILES)
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-        if kind != "clip":
-            raise DataError(
-                f"{key}: {folder / 'config.json'} has model_type {kind!r}; needs clip, a CLIPModel of transformers."
-            )
-        model, report = CLIPModel.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # they are refused below, together with the others
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
-        raise DataError(
-            f"{key}: a file in {folder} cannot be read ({type(error).__name__}: {error}). Fetch the files again."
-        ) from error
-    _check_weights(key, folder, report)
-    scale = float(model.logit_scale.detach().double().exp())
-    return ClipEncoder(model.to(chosen_device(device), getattr(torch, dtype)).eval(), scale)
-
-
-def _check_weights(key: str, folder: Path, report: Mapping[str, Any]) -> None:
-    """Refuse what transformers only warns of: weights that are missing, surplus, or of another shape."""
-    wrong = [
-        *(f"{name} is missing" for name in sorted(report["missing_keys"])),
-        *(f"{name} belongs to no CLIPModel" for name in sorted(report["unexpected_keys"])),
-        *(
-            f"{name} is {list(found)} in place of {list(wanted)}"
-            for name, found, wanted in sorted(report["mismatched_keys"])
-        ),
-    ]
-    if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise DataError(
-            f"{key}: the weights in {folder} do not fit its config.json: {'; '.join(wrong[:5])}{more}. Fetch the files "
-            "again, all of one revision."
-        )
+    read_config(key, folder, "clip")
+    model = load_strict(key, CLIPModel, folder, torch.float32)
+    scale = float(model.logit_scale.double().exp())
+    return ClipEncoder(model.to(chosen_device(device), getattr(torch, dtype)), scale)
 
 
 @dataclass(frozen=True)
@@ -168,8 +137,8 @@ class ClipProcessor:
     tokenizer: CLIPTokenizer
     max_tokens: int
 
-    def pixels(self, images: Pictures) -> Tensor:
-        """Float32 [B, 3, size, size] of uint8 [B, H, W, 3]."""
+    def pixels(self, images: Pictures | Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Float32 [B, 3, size, size] of uint8 [B, H, W, 3], or of B pictures [H, W, 3] of any size each."""
         made = of_each_picture(
             lambda image: self.pictures([image], return_tensors="pt")["pixel_values"], images
         )
@@ -194,7 +163,7 @@ def load_processor(key: str, weights: Weights, encoder: ClipEncoder, resize: Res
             nothing cropped, as mlfoundations/open_clip does where open_clip_config.json says so (transform.py).
 
     Raises:
-        DataError: A file is missing, or it belongs to another model.
+        DataError: A file is missing or damaged, or it belongs to another model.
     """
     folder = find_checkpoint(key, weights, PROCESSOR_FILES)
     size = encoder.image_size
@@ -205,8 +174,14 @@ def load_processor(key: str, weights: Weights, encoder: ClipEncoder, resize: Res
         "resample": Image.Resampling.BICUBIC,
     }
     changes = squash if resize == "squash" else {}
-    pictures = CLIPImageProcessorPil.from_pretrained(folder, local_files_only=True, **changes)
-    tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        pictures = CLIPImageProcessorPil.from_pretrained(folder, local_files_only=True, **changes)
+        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # tokenizers and transformers raise anything for damaged files
+        raise DataError(
+            f"{key}: {folder} holds no CLIP tokenizer and image processor that can be read "
+            f"({type(error).__name__}: {error}). Fetch the files again."
+        ) from error
     processor = ClipProcessor(pictures, tokenizer, encoder.max_tokens)
     shape = tuple(processor.pixels(np.zeros((1, 2 * size, 3 * size, 3), np.uint8)).shape[2:])
     if shape != (size, size):

@@ -41,6 +41,7 @@ class ConfiguredScorer(ABC, Generic[Settings]):
             device: Such as cuda:1; None: the first GPU, else the CPU.
         """
         self.key, self.settings, self.device = key, settings, device
+        self._taken: list[Hashable] = []
 
     @property
     def name(self) -> str:
@@ -72,8 +73,21 @@ class ConfiguredScorer(ABC, Generic[Settings]):
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Score a batch that fits into memory."""
 
+    def take_model(self, identity: Hashable, load: Callable[[], Model]) -> Model:
+        """A model that this scorer shares with those of the process that need the same one, until `close`.
+
+        Args:
+            identity: All that the model depends on: kind, files, dtype and device.
+            load: Loads it, where no scorer has it yet.
+        """
+        model = MODELS.take(identity, load)
+        self._taken.append(identity)
+        return model
+
     def close(self) -> None:
-        """Nothing is held; a subclass with a model releases it."""
+        """Give the models back; a subclass drops what it made of them before."""
+        while self._taken:
+            MODELS.give_back(self._taken.pop())
 
 
 def chosen_device(device: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from chunk_grpo.config.scorers import HPSv3Scorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures, ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, chosen_device
+from chunk_grpo.scorers.configured import ConfiguredScorer, chosen_device
 from chunk_grpo.scorers.hpsv3_model import WEIGHTS, HPSv3Network, load_network
 from chunk_grpo.scorers.hpsv3_prompt import PromptEncoder
 
@@ -126,7 +126,6 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
 
     version = 1
     _model: HPSv3Model | None = None
-    _identity: Hashable = None
 
     def check(self) -> None:
         """Find the weights and the backbone's files.
@@ -147,18 +146,17 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
 
     def close(self) -> None:
         """Give the model back."""
-        if self._model is not None:
-            self._model = None
-            MODELS.give_back(self._identity)
+        self._model = None
+        super().close()
 
     def _load(self) -> HPSv3Model:
         if self._model is None:
             weights, backbone = self._folders()
             device = torch.device(chosen_device(self.device))
             dtype: torch.dtype = getattr(torch, self.settings.dtype)
-            self._identity = ("hpsv3", weights, backbone, dtype, device)
-            self._model = MODELS.take(
-                self._identity, lambda: load_model(f"scorers.{self.key}", weights, backbone, dtype, device)
+            self._model = self.take_model(
+                ("hpsv3", weights, backbone, dtype, device),
+                lambda: load_model(f"scorers.{self.key}", weights, backbone, dtype, device),
             )
         return self._model
 

@@ -6,7 +6,6 @@ hpsv3/config/HPSv3_7B.yaml. Shape letters: B images, L tokens, P patches of all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.strict_loading import check_shapes
 
 WEIGHTS = "HPSv3.safetensors"
 
@@ -25,6 +25,8 @@ _HIDDEN = (1024, 16)
 
 _NOT_USED = frozenset({"lm_head.weight"})
 """Saved with the model; a reward needs no logits of words."""
+
+_RULE = "It must be HPSv3.safetensors of MizzenAI/HPSv3, and the backbone Qwen/Qwen2-VL-7B-Instruct."
 
 
 class HPSv3Network(nn.Module):
@@ -119,7 +121,7 @@ def load_network(
     try:
         with safe_open(weights, framework="pt") as file:
             saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _check_weights(f"{key}: {weights}", shapes, saved)
+            check_shapes(f"{key}: weights in {weights}", shapes, saved, _NOT_USED, _RULE)
             tensors = {
                 names[name]: file.get_tensor(name).to(device, torch.float32 if _of_head(name) else dtype)
                 for name in names
@@ -139,23 +141,6 @@ def _of_head(name: str) -> bool:
 def _name_in_file(name: str) -> str:
     """The name that transformers 4.45.2 gives a weight, by which it is saved."""
     return name.replace("backbone.visual.", "visual.", 1).replace("backbone.language_model.", "model.", 1)
-
-
-def _check_weights(
-    where: str, shapes: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Refuse a file whose weights are not exactly the network's."""
-    missing = sorted(shapes.keys() - saved.keys())
-    surplus = sorted(saved.keys() - shapes.keys() - _NOT_USED)
-    misshapen = [name for name in sorted(shapes.keys() & saved.keys()) if shapes[name] != saved[name]]
-    rule = "It must be HPSv3.safetensors of MizzenAI/HPSv3, and the backbone Qwen/Qwen2-VL-7B-Instruct."
-    if missing:
-        raise DataError(f"{where} lacks {len(missing)} weights, such as {missing[0]}. {rule}")
-    if surplus:
-        raise DataError(f"{where} has {len(surplus)} unknown weights, such as {surplus[0]}. {rule}")
-    if misshapen:
-        name = misshapen[0]
-        raise DataError(f"{where}: {name} is {list(saved[name])}, must be {list(shapes[name])}. {rule}")
 
 
 def _round_angles(backbone: Qwen2VLModel) -> None:

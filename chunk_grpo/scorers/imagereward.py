@@ -5,7 +5,7 @@ Xu et al. 2023, arXiv:2304.05977. Preprocessing: package image-reward 1.5, Image
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from chunk_grpo.config.scorers import ImageRewardScorer, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, chosen_device
+from chunk_grpo.scorers.configured import ConfiguredScorer, chosen_device
 from chunk_grpo.scorers.imagereward_model import MODEL_FILES, RewardModel, load_model
 from chunk_grpo.scorers.pictures import of_each_picture
 
@@ -93,8 +93,7 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
     """ImageReward: standardised and unbounded; -2.03 to 0.58 for the four examples in the authors' README."""
 
     version = 1
-    _model: RewardModel | None = None
-    _tokenizer: BertTokenizer | None = None
+    _models: tuple[RewardModel, BertTokenizer] | None = None
 
     def check(self) -> None:
         """Find the files and load nothing.
@@ -126,30 +125,16 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
 
     def close(self) -> None:
         """Give the model back."""
-        if self._model is not None:
-            self._model = self._tokenizer = None
-            MODELS.give_back(self._model_key())
+        self._models = None
+        super().close()
 
     def _load(self) -> tuple[RewardModel, BertTokenizer]:
-        settings, key = self.settings, f"scorers.{self.key}"
-        if self._model is None:
-            self._model = MODELS.take(
-                self._model_key(),
-                lambda: load_model(
-                    f"{key}.model", settings.model, settings.dtype, chosen_device(self.device)
-                ),
+        if self._models is None:
+            settings, key, device = self.settings, f"scorers.{self.key}", chosen_device(self.device)
+            model = self.take_model(
+                ("imagereward", settings.model, settings.dtype, device),
+                lambda: load_model(f"{key}.model", settings.model, settings.dtype, device),
             )
-        if self._tokenizer is None:
-            vocab_size = int(self._model.text.config.vocab_size)
-            self._tokenizer = load_tokenizer(f"{key}.tokenizer", settings.tokenizer, vocab_size)
-        return self._model, self._tokenizer
-
-    def _model_key(self) -> Hashable:
-        model = self.settings.model
-        return (
-            "imagereward",
-            model.checkpoint,
-            model.revision,
-            self.settings.dtype,
-            chosen_device(self.device),
-        )
+            vocab_size = int(model.text.config.vocab_size)
+            self._models = model, load_tokenizer(f"{key}.tokenizer", settings.tokenizer, vocab_size)
+        return self._models

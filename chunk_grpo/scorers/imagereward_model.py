@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
@@ -25,6 +24,7 @@ from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVi
 from chunk_grpo.config.scorers import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.strict_loading import check_shapes
 
 MODEL_FILES = ("ImageReward.pt", "med_config.json")
 """Of THUDM/ImageReward."""
@@ -143,7 +143,13 @@ def load_model(key: str, weights: Weights, dtype: Dtype, device: str) -> RewardM
     except (KeyError, IndexError, ValueError, TypeError, StrictDataclassError) as error:
         raise DataError(f"{key}: {folder} holds no ImageReward ({type(error).__name__}: {error}).") from error
     named = {name: _name_in_file(name) for name in model.state_dict()}
-    _check_weights(key, path, {named[name]: value for name, value in model.state_dict().items()}, tensors)
+    check_shapes(
+        f"{key}: weights in {path}",
+        {named[name]: value.shape for name, value in model.state_dict().items()},
+        {name: value.shape for name, value in tensors.items()},
+        UNUSED_WEIGHTS,
+        "med_config.json beside it is of another ImageReward. Fetch both files again, of one revision.",
+    )
     model.load_state_dict({name: tensors[named[name]].float() for name in named}, assign=True)
     model.vision.to(getattr(torch, dtype))
     model.text.to(getattr(torch, dtype))
@@ -190,25 +196,3 @@ def _empty_model(tensors: Mapping[str, Tensor], med: Mapping[str, Any]) -> Rewar
     )
     with init_empty_weights(include_buffers=False):
         return RewardModel(vision, text)
-
-
-def _check_weights(key: str, path: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    both = sorted(wanted.keys() & found.keys())
-    wrong = [
-        *(f"{name} is missing" for name in sorted(wanted.keys() - found.keys())),
-        *(
-            f"{name} belongs to no ImageReward"
-            for name in sorted(found.keys() - wanted.keys() - UNUSED_WEIGHTS)
-        ),
-        *(
-            f"{name} is {list(found[name].shape)} in place of {list(wanted[name].shape)}"
-            for name in both
-            if found[name].shape != wanted[name].shape
-        ),
-    ]
-    if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise DataError(
-            f"{key}: the weights in {path} do not fit med_config.json beside it: {'; '.join(wrong[:5])}{more}. Fetch "
-            "both files again, of one revision."
-        )

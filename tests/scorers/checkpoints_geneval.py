@@ -19,7 +19,9 @@ from transformers import (
     SwinConfig,
 )
 
-from chunk_grpo.config.scorers import GenEvalScorer
+from chunk_grpo.config.scorers import GenEvalScorer, Weights
+from chunk_grpo.scorers.clip_model import load_encoder, load_processor
+from chunk_grpo.scorers.geneval.colours import ColourClassifier
 from chunk_grpo.scorers.geneval.records import COCO_NAMES
 
 START, END = "<|startoftext|>", "<|endoftext|>"
@@ -126,6 +128,13 @@ def make_classifier(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     side = {"height": CLIP_SIDE, "width": CLIP_SIDE}
     CLIPImageProcessorPil(size={"shortest_edge": CLIP_SIDE}, crop_size=side).save_pretrained(folder)
+
+
+def load_classifier(folder: Path) -> ColourClassifier:
+    """The classifier of a folder that `make_geneval` wrote."""
+    source = "scorers.geneval.classifier", Weights(checkpoint=str(folder / "classifier"), revision=None)
+    encoder = load_encoder(*source, "float32", "cpu")
+    return ColourClassifier(encoder, load_processor(*source, encoder, "processor"))
 
 
 def geneval_settings(folder: Path, **changes: object) -> GenEvalScorer:

@@ -24,20 +24,14 @@ from chunk_grpo.scorers.clip_model import load_encoder, load_processor
 from chunk_grpo.scorers.configured import SharedModels
 from tests.scorers.checkpoints_clip import MEAN, STD, make_clip, small_vocabulary
 
+pytestmark = pytest.mark.usefixtures("models")
+
 PROMPTS = ["the cat", "a red thing", "the cat", "x", "A THE red\tcat, [37]"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_clip(tmp_path_factory.mktemp("clip") / "tiny-clip")
-
-
-@pytest.fixture(autouse=True)
-def models(monkeypatch: pytest.MonkeyPatch) -> SharedModels:
-    """A test's own, empty at its start."""
-    own = SharedModels()
-    monkeypatch.setattr("chunk_grpo.scorers.clip.MODELS", own)
-    return own
 
 
 def weights(folder: Path) -> Weights:
@@ -190,15 +184,16 @@ def test_tokens_by_hand(folder: Path) -> None:
 def test_a_prompt_is_read_once_for_all_its_images(folder: Path) -> None:
     scorer = pickscore(folder)
     scorer.score(batch())
-    assert scorer._processor is not None
+    assert scorer._models is not None
+    encoder, processor = scorer._models
     read: list[list[str]] = []
 
-    class Recording(type(scorer._processor)):  # type: ignore[misc]
+    class Recording(type(processor)):  # type: ignore[misc]
         def tokens(self, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
             read.append(prompts)
             return super().tokens(prompts)  # type: ignore[no-any-return]
 
-    scorer._processor = Recording(**vars(scorer._processor))
+    scorer._models = encoder, Recording(**vars(processor))
     scorer.score(batch())
     assert read == [["the cat", "a red thing", "x", "A THE red\tcat, [37]"]]
 
@@ -210,8 +205,8 @@ def test_bfloat16_keeps_the_scale(folder: Path) -> None:
     found = half.score(batch()).values
     assert 1e-5 < np.abs(found - full).max() < 0.03
     np.testing.assert_allclose(logit.score(batch()).values / found, 100.0030, rtol=1e-6)
-    assert half._encoder is not None
-    assert half._encoder.model.dtype == torch.bfloat16
+    assert half._models is not None
+    assert half._models[0].model.dtype == torch.bfloat16
 
 
 def test_scorers_share_an_encoder_until_the_last_closes(folder: Path, models: SharedModels) -> None:
@@ -224,7 +219,9 @@ def test_scorers_share_an_encoder_until_the_last_closes(folder: Path, models: Sh
         scorer.score(batch())
         scorer.score(batch())
     assert sorted(models.users().values()) == [1, 2]
-    assert first._encoder is second._encoder
+    assert first._models is not None
+    assert second._models is not None
+    assert first._models[0] is second._models[0]
     first.close()
     first.close()
     assert sorted(models.users().values()) == [1, 1]
@@ -288,7 +285,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "surplus weight",
         lambda f: rewrite(f, lambda t: t.update(head=torch.ones(2))),
-        "scorers.pick.model: .*head belongs to no CLIPModel",
+        "scorers.pick.model: .*head is unknown to the model",
     ),
     (
         "another shape",
@@ -298,17 +295,22 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "another kind of model",
         lambda f: reconfigure(f, "config.json", lambda c: c.update(model_type="siglip")),
-        "scorers.pick.model: .*config.json has model_type 'siglip'; needs clip",
+        "scorers.pick.model: .*must be a model of type clip, but .* is 'siglip'",
     ),
     (
         "half a file",
         lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
-        "scorers.pick.model: a file in .* cannot be read",
+        "scorers.pick.model: .* cannot be read as a CLIPModel",
     ),
     (
         "no JSON",
         lambda f: (f / "config.json").write_text("version https://git-lfs"),
-        "scorers.pick.model: a file in .* cannot be read",
+        "scorers.pick.model: .*config.json cannot be read",
+    ),
+    (
+        "half a tokenizer",
+        lambda f: (f / "tokenizer.json").write_text("{}"),
+        "scorers.pick.processor: .* holds no CLIP tokenizer and image processor",
     ),
     (
         "pictures of another size",

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from chunk_grpo.config.scorers import ClipScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, check_scores
+from chunk_grpo.scorers.clip import ClipScore
 from chunk_grpo.scorers.configured import MODELS
-from chunk_grpo.scorers.geneval.colours import crop_object, load_clip, make_classifier
+from chunk_grpo.scorers.geneval.colours import crop_object
 from chunk_grpo.scorers.geneval.detector import load_detector
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS
 from chunk_grpo.scorers.geneval.rules import relations
 from chunk_grpo.scorers.geneval.scorer import GenEval
-from tests.scorers.checkpoints_geneval import geneval_settings, make_geneval
+from tests.scorers.checkpoints_geneval import geneval_settings, load_classifier, make_geneval
 
 CAT = {"tag": "single_object", "include": [{"class": "cat", "count": 1}], "prompt": "a photo of a cat"}
 
@@ -51,8 +53,7 @@ class Seen:
     def __init__(self, folder: Path, images: Pictures) -> None:
         self.images = images
         self.found = load_detector("key", folder / "detector", torch.float32, "cpu").detect(images, 0.0)
-        clip = load_clip("key", folder / "classifier", torch.float32, "cpu")
-        self.classifier = make_classifier("key", clip, folder / "classifier", "cpu")
+        self.classifier = load_classifier(folder)
 
     def scores(self, row: int, name: str) -> list[float]:
         found = self.found[row]
@@ -214,6 +215,25 @@ def test_models_are_shared_and_given_back(folder: Path, seen: Seen) -> None:
     assert users() == []
 
 
+def test_a_clip_score_by_the_classifiers_model_shares_it(folder: Path, seen: Seen) -> None:
+    geneval = GenEval("geneval", geneval_settings(folder), "cpu")
+    settings = ClipScorer(
+        kind="clip",
+        splits=("eval",),
+        batch_size=4,
+        model=geneval.settings.classifier,
+        processor=None,
+        resize="processor",
+        dtype="float32",
+        scale="cosine",
+    )
+    clip = ClipScore("clip", settings, "cpu")
+    assert geneval._load()[1].encoder is clip._load()[0]
+    clip.close()
+    assert geneval.score(batch(seen.images[:1], [CAT])).values.shape == (1,)
+    geneval.close()
+
+
 def test_records_of_other_prompts(scorer: GenEval, seen: Seen) -> None:
     colour = {"tag": "colors", "include": [{"class": "cat", "count": 1, "color": "mauve"}]}
     with pytest.raises(
@@ -247,5 +267,5 @@ def test_check_names_a_missing_file(folder: Path, tmp_path: Path, part: str, fil
 def test_check_refuses_another_detector(folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     shutil.copy(copy / "classifier" / "config.json", copy / "detector" / "config.json")
-    with pytest.raises(DataError, match=r"scorers\.geneval\.detector: needs a Mask2Former"):
+    with pytest.raises(DataError, match=r"scorers\.geneval\.detector: must be a model of type mask2former"):
         GenEval("geneval", geneval_settings(copy)).check()

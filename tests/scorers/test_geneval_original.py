@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from chunk_grpo.image_files import encode_png
-from chunk_grpo.scorers.geneval.colours import crop_object, load_clip, make_classifier
+from chunk_grpo.scorers.geneval.colours import crop_object
 from chunk_grpo.scorers.geneval.folders import read_results, write_prompt_folder
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS, TAGS, parse_record
 from chunk_grpo.scorers.geneval.rules import (
@@ -30,7 +30,7 @@ from chunk_grpo.scorers.geneval.rules import (
     relations,
     tag_means,
 )
-from tests.scorers.checkpoints_geneval import make_geneval
+from tests.scorers.checkpoints_geneval import load_classifier, make_geneval
 from tests.scorers.originals.geneval import evaluator, geneval_source, packages, run_file, stand_in
 
 pytestmark = pytest.mark.network
@@ -199,9 +199,8 @@ def test_colours_by_clip_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         folder / "zeroshot_classification.py", sklearn=stand_in("sklearn"), sklearn__metrics=metrics
     )
     original = evaluator(zeroshot_classification=zsc)
-    path = make_geneval(tmp_path) / "classifier"
-    model = load_clip("test", path, torch.float32, "cpu")
-    ours = make_classifier("test", model, path, "cpu")
+    ours = load_classifier(make_geneval(tmp_path))
+    model = ours.encoder.model
     monkeypatch.setattr(
         torch.utils.data.DataLoader, "__init__", _in_this_process(torch.utils.data.DataLoader.__init__)
     )
@@ -211,8 +210,10 @@ def test_colours_by_clip_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             encode_text=lambda tokens: model.get_text_features(input_ids=tokens).pooler_output,
             encode_image=lambda pixels: model.get_image_features(pixel_values=pixels).pooler_output,
         ),
-        tokenizer=lambda texts: ours.tokenizer(texts, padding=True, return_tensors="pt")["input_ids"],
-        transform=lambda crop: ours.processor(images=crop, return_tensors="pt")["pixel_values"][0],
+        tokenizer=lambda texts: ours.processor.tokenizer(texts, padding=True, return_tensors="pt")[
+            "input_ids"
+        ],
+        transform=lambda crop: ours.processor.pictures(images=crop, return_tensors="pt")["pixel_values"][0],
     )
     rng = np.random.default_rng(3)
     colours = Counter[str]()

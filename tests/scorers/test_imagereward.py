@@ -23,20 +23,14 @@ from chunk_grpo.scorers.configured import SharedModels
 from chunk_grpo.scorers.imagereward import ImageReward, load_tokenizer, to_pixels, tokenize
 from tests.scorers.checkpoints_imagereward import FULL, WORDS, Sizes, _shapes, make_imagereward
 
+pytestmark = pytest.mark.usefixtures("models")
+
 PROMPTS = ["the red cat", "a cat, and 2 dogs.", "x", "the " * 50, "[DEC] CATS!"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_imagereward(tmp_path_factory.mktemp("imagereward"))
-
-
-@pytest.fixture(autouse=True)
-def models(monkeypatch: pytest.MonkeyPatch) -> SharedModels:
-    """A test's own, empty at its start."""
-    own = SharedModels()
-    monkeypatch.setattr("chunk_grpo.scorers.imagereward.MODELS", own)
-    return own
 
 
 def weights(folder: Path) -> Weights:
@@ -202,8 +196,8 @@ def test_bfloat16_is_near_and_keeps_the_head_in_float32(folder: Path) -> None:
     full, half = imagereward(folder), imagereward(folder, dtype="bfloat16")
     apart = np.abs(half.score(batch()).values - full.score(batch()).values)
     assert 1e-5 < apart.max() < 0.2
-    assert half._model is not None
-    types = {name.partition(".")[0]: value.dtype for name, value in half._model.named_parameters()}
+    assert half._models is not None
+    types = {name.partition(".")[0]: value.dtype for name, value in half._models[0].named_parameters()}
     assert types == {"vision": torch.bfloat16, "text": torch.bfloat16, "head": torch.float32}
 
 
@@ -214,8 +208,8 @@ def test_sizes_are_read_from_the_files(tmp_path: Path) -> None:
     given, by_hand = batch(), ByHand(other)
     expected = [by_hand.reward(image, ids, 40) for image, ids in zip(given.images, IDS, strict=True)]
     np.testing.assert_allclose(scorer.score(given).values, expected, atol=2e-5)
-    assert scorer._model is not None
-    vision = scorer._model.vision.config
+    assert scorer._models is not None
+    vision = scorer._models[0].vision.config
     assert (vision.num_attention_heads, vision.patch_size, vision.image_size) == (2, 8, 40)
 
 
@@ -267,7 +261,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "surplus weight",
         lambda f: rewrite(f, lambda t: t.update({"blip.itm_head.weight": torch.ones(2)})),
-        "scorers.ir.model: .*blip.itm_head.weight belongs to no ImageReward",
+        "scorers.ir.model: .*blip.itm_head.weight is unknown to the model",
     ),
     (
         "another shape",
@@ -277,7 +271,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "a block less in the text encoder",
         lambda f: reconfigure(f, lambda m: m.update(num_hidden_layers=1)),
-        "scorers.ir.model: .*blip.text_encoder.encoder.layer.1.* belongs to no ImageReward",
+        "scorers.ir.model: .*blip.text_encoder.encoder.layer.1.* is unknown to the model",
     ),
     (
         "no such setting",

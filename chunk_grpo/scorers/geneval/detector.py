@@ -8,7 +8,6 @@ Shape letters: B images, Q queries, C classes, N detections, H height, W width.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImagePr
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures
-from chunk_grpo.scorers.geneval.loading import Exceptions, load_strict
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COCO_NAMES
 from chunk_grpo.scorers.geneval.rules import Detections
+from chunk_grpo.scorers.strict_loading import Exceptions, load_strict, read_config
 
 DETECTOR_FILES = ("config.json", "preprocessor_config.json", "model.safetensors|pytorch_model.bin")
 
@@ -89,12 +88,12 @@ def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> De
         DataError: The files are damaged, or those of another model.
     """
     check_classes(key, folder)
-    model = load_strict(key, Mask2FormerForUniversalSegmentation, folder, dtype, device, _OLDER_FILES)
+    model = load_strict(key, Mask2FormerForUniversalSegmentation, folder, dtype, _OLDER_FILES)
     try:
         processor = Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers raises anything for damaged files
         raise DataError(f"{key}: {folder} holds no Mask2Former image processor: {error}") from error
-    return Detector(model, processor, device)
+    return Detector(model.to(device), processor, device)
 
 
 def check_classes(key: str, folder: Path) -> None:
@@ -108,13 +107,9 @@ def check_classes(key: str, folder: Path) -> None:
         DataError: Another kind of model, or other classes, or another order of them.
     """
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        kind, labels = config.get("model_type"), dict(config.get("id2label", {}))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise DataError(f"{key}: {path} cannot be read: {error}") from error
-    if kind != "mask2former":
-        raise DataError(f"{key}: needs a Mask2Former, but model_type in {path} is {kind!r}")
+    labels = read_config(key, folder, "mask2former").get("id2label")
+    if not isinstance(labels, dict):
+        raise DataError(f"{key}: {path} has no id2label, the names of the detector's classes")
     if len(labels) != len(COCO_NAMES):
         raise DataError(
             f"{key}: needs a Mask2Former trained on COCO's instances, with 80 classes, but id2label in {path} has "

@@ -7,9 +7,8 @@ the thresholds are not calibrated: hence the name geneval-hf.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +17,15 @@ from chunk_grpo.config.scorers import GenEvalScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import MODELS, ConfiguredScorer, chosen_device, model_name
-from chunk_grpo.scorers.geneval.colours import (
-    CLASSIFIER_FILES,
-    ColourClassifier,
-    crop_object,
-    load_clip,
-    make_classifier,
+from chunk_grpo.scorers.clip_model import (
+    MODEL_FILES,
+    PROCESSOR_FILES,
+    encoder_key,
+    load_encoder,
+    load_processor,
 )
+from chunk_grpo.scorers.configured import ConfiguredScorer, chosen_device, model_name
+from chunk_grpo.scorers.geneval.colours import ColourClassifier, crop_object
 from chunk_grpo.scorers.geneval.detector import DETECTOR_FILES, Detector, check_classes, load_detector
 from chunk_grpo.scorers.geneval.records import GenEvalRecord, parse_record
 from chunk_grpo.scorers.geneval.rules import Verdict, asked_colours, found_objects, judge
@@ -40,10 +40,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
     version = 1
     needs = frozenset({"prompt", "metadata"})
 
-    def __init__(self, key: str, settings: GenEvalScorer, device: str | None = None) -> None:
-        super().__init__(key, settings, device)
-        self._models: tuple[Detector, ColourClassifier] | None = None
-        self._taken: list[Hashable] = []
+    _models: tuple[Detector, ColourClassifier] | None = None
 
     @property
     def name(self) -> str:
@@ -57,7 +54,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             DataError: A file is missing or of another model; says which, and how to get it.
         """
         check_classes(self._key("detector"), self._detector_folder())
-        self._classifier_folder()
+        find_checkpoint(self._key("classifier"), self.settings.classifier, MODEL_FILES + PROCESSOR_FILES)
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """1.0 or 0.0, with details."""
@@ -109,8 +106,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
     def close(self) -> None:
         """Give both models back."""
         self._models = None
-        while self._taken:
-            MODELS.give_back(self._taken.pop())
+        super().close()
 
     def _threshold(self, record: GenEvalRecord) -> float:
         return self.settings.counting_threshold if record.tag == "counting" else self.settings.threshold
@@ -126,30 +122,24 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
 
     def _load(self) -> tuple[Detector, ColourClassifier]:
         if self._models is None:
-            device = chosen_device(self.device)
-            dtype = getattr(torch, self.settings.dtype)
-            paths = self._detector_folder(), self._classifier_folder()
-            keys = self._key("detector"), self._key("classifier")
-            detector = self._take(
-                "Mask2Former", paths[0], device, lambda: load_detector(keys[0], paths[0], dtype, device)
+            settings, device = self.settings, chosen_device(self.device)
+            detector = self.take_model(
+                ("mask2former", settings.detector, settings.dtype, device),
+                lambda: load_detector(
+                    self._key("detector"), self._detector_folder(), getattr(torch, settings.dtype), device
+                ),
             )
-            clip = self._take(
-                "CLIPModel", paths[1], device, lambda: load_clip(keys[1], paths[1], dtype, device)
+            source = self._key("classifier"), settings.classifier
+            encoder = self.take_model(
+                encoder_key(settings.classifier, settings.dtype, device),
+                lambda: load_encoder(*source, settings.dtype, device),
             )
-            self._models = detector, make_classifier(keys[1], clip, paths[1], device)
+            classifier = ColourClassifier(encoder, load_processor(*source, encoder, "processor"))
+            self._models = detector, classifier
         return self._models
-
-    def _take(self, kind: str, folder: Path, device: str, load: Any) -> Any:
-        key = (kind, str(folder.resolve()), self.settings.dtype, device)
-        model = MODELS.take(key, load)
-        self._taken.append(key)
-        return model
 
     def _detector_folder(self) -> Path:
         return find_checkpoint(self._key("detector"), self.settings.detector, DETECTOR_FILES)
-
-    def _classifier_folder(self) -> Path:
-        return find_checkpoint(self._key("classifier"), self.settings.classifier, CLASSIFIER_FILES)
 
     def _key(self, part: str) -> str:
         return f"scorers.{self.key}.{part}"

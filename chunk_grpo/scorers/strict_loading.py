@@ -1,0 +1,151 @@
+"""Models of which every weight is in its place, or an error that names those that are not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers.utils import logging
+
+from chunk_grpo.errors import DataError
+
+Shape = Sequence[int]
+
+_SHOWN = 5
+"""Weights that a message names."""
+
+
+@dataclass(frozen=True)
+class Exceptions:
+    """Weights in which files of older versions of transformers differ from today's model, to no effect.
+
+    Attributes:
+        unused: Pattern of names that a file may lack, since the model computes nothing from them; None: it has all.
+        computed: Pattern of names that a file may have too much, since the model computes them; None: none.
+    """
+
+    unused: str | None = None
+    computed: str | None = None
+
+
+NO_EXCEPTIONS = Exceptions()
+
+
+def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
+    """A model's config.json in the transformers layout.
+
+    Args:
+        key: Of params.yaml, such as scorers.geneval.detector, for messages.
+        folder: With config.json.
+        model_type: What it must be, such as clip.
+
+    Raises:
+        DataError: The file cannot be read, or is of another kind of model.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        found = config.get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{key}: {path} cannot be read: {error}. Fetch the files again.") from error
+    if found != model_type:
+        raise DataError(f"{key}: must be a model of type {model_type}, but model_type in {path} is {found!r}")
+    return dict(config)
+
+
+def load_strict(
+    key: str, model_class: Any, folder: Path, dtype: torch.dtype, exceptions: Exceptions = NO_EXCEPTIONS
+) -> Any:
+    """A model for inference, on the CPU, whose weights are exactly those of its files.
+
+    Args:
+        key: Of params.yaml, such as scorers.geneval.detector, for messages.
+        model_class: A class with from_pretrained.
+        folder: With config.json and the weights.
+        dtype: Of the weights in memory.
+        exceptions: Differences that are none.
+
+    Raises:
+        DataError: A weight is missing, surplus or of another shape, or a file cannot be read.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its report of the differences would list the harmless ones
+    try:
+        model, report = model_class.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # so that the report names them
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        raise DataError(
+            f"{key}: {folder} cannot be read as a {model_class.__name__} ({type(error).__name__}: {error}). Fetch the "
+            "files again."
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    where = f"{key}: weights in {folder}"
+    if report["error_msgs"]:
+        raise DataError(f"{where} cannot be read: {report['error_msgs'][0]}. Fetch the files again.")
+    _refuse(
+        where,
+        _without(exceptions.unused, report["missing_keys"]),
+        _without(exceptions.computed, report["unexpected_keys"]),
+        report["mismatched_keys"],
+        f"config.json beside them is of another {model_class.__name__}, or files are of two revisions.",
+    )
+    return model.eval().requires_grad_(False)
+
+
+def check_shapes(
+    where: str, wanted: Mapping[str, Shape], found: Mapping[str, Shape], unused: Iterable[str], rule: str
+) -> None:
+    """Refuse weights that are not exactly a network's.
+
+    Args:
+        where: Key of params.yaml and file, for messages.
+        wanted: Name to shape, of the network.
+        found: Name to shape, of the file.
+        unused: Names that the file may have too much.
+        rule: A sentence: which files belong here.
+
+    Raises:
+        DataError: Weights are missing, surplus or of another shape: names them.
+    """
+    both = sorted(wanted.keys() & found.keys())
+    _refuse(
+        where,
+        wanted.keys() - found.keys(),
+        found.keys() - wanted.keys() - set(unused),
+        [(name, found[name], wanted[name]) for name in both if tuple(found[name]) != tuple(wanted[name])],
+        rule,
+    )
+
+
+def _refuse(
+    where: str,
+    missing: Iterable[str],
+    surplus: Iterable[str],
+    misshapen: Iterable[tuple[str, Shape, Shape]],
+    rule: str,
+) -> None:
+    wrong = [
+        *(f"{name} is missing" for name in sorted(missing)),
+        *(f"{name} is unknown to the model" for name in sorted(surplus)),
+        *(f"{name} is {list(found)} in place of {list(wanted)}" for name, found, wanted in sorted(misshapen)),
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise DataError(f"{where} do not fit the model: {'; '.join(wrong[:_SHOWN])}{more}. {rule}")
+
+
+def _without(pattern: str | None, names: Iterable[str]) -> list[str]:
+    return [name for name in names if pattern is None or not re.search(pattern, name)]
