@@ -21,7 +21,6 @@ from chunk_grpo.prompts import (
     FieldNames,
     PromptReport,
     PromptRow,
-    PromptRules,
     PromptSource,
     TokenCounts,
     coco_prompts,
@@ -143,12 +142,7 @@ def _require(rows: Sequence[PromptRow], count: int, name: str, file: PromptFile)
 def _read(file: PromptFile, settings: PromptsParams, count_tokens: TokenCounts) -> CheckedPrompts:
     fields = FieldNames(file.prompt_field, file.category_field)
     source = PromptSource(file.path, file.hub_file, file.revision, fields=fields, limit=file.limit)
-    return read_prompts(source, _rules(settings), count_tokens)
-
-
-def _rules(settings: PromptsParams) -> PromptRules:
-    checks = settings.checks
-    return PromptRules(checks.duplicates, checks.empty, checks.spaces, checks.too_long)
+    return read_prompts(source, settings.checks, count_tokens)
 
 
 def _benchmark(
@@ -162,12 +156,12 @@ def _benchmark(
     if isinstance(benchmark, FilePrompts):
         checked = _read(benchmark.file, settings, count_tokens)
     elif isinstance(benchmark, GenEvalPrompts):
-        checked = read_geneval(benchmark.path, _rules(settings), count_tokens)
+        checked = read_geneval(benchmark.path, settings.checks, count_tokens)
     else:
         checked = read_wise(
             benchmark.paths,
             benchmark.version,
-            _rules(settings),
+            settings.checks,
             count_tokens,
             benchmark.rewritten,
             benchmark.missing_ids,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 _RULES: dict[str, str] = {
     "greater_than": "must be > {gt}",
@@ -82,6 +83,10 @@ def schema_problems(error: ValidationError, raw: Mapping[str, Any], model: type[
     for detail, place in zip(details, places, strict=True):
         if detail["type"] == "extra_forbidden" or (detail["type"] == "missing" and place in explained):
             continue
+        if (
+            detail["type"] == "too_short" and detail["input"]
+        ):  # only its wrong items, told already, leave it empty
+            continue
         problems.append(Problem(_place(detail["type"], place), _text(detail)))
     return problems
 
@@ -126,11 +131,18 @@ def _keys_at(model: type[BaseModel], path: Sequence[str | int], raw: Any) -> set
     for part in path:
         raw = raw[part]
         if isinstance(here, type) and issubclass(here, BaseModel):
-            here = here.model_fields[str(part)].annotation
+            here = _fields(here)[str(part)].annotation
+        elif isinstance(part, int):  # tuple[X, ...]
+            here = typing.get_args(here)[0]
         else:  # dict[Name, X]: any name leads to an X
             here = typing.get_args(here)[1]
         here = _choose(here, raw)
-    return set(here.model_fields)
+    return set(_fields(here))
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """By the keys that stand in the file."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _choose(annotation: Any, raw: Any) -> Any:

@@ -31,8 +31,8 @@ class PromptChecks(Section):
     """What to do with prompts that may be meant, or may be a mistake. Whatever is done is told.
 
     Attributes:
-        duplicates: `drop`: all but the first.
-        empty: nothing but whitespace.
+        duplicates: equal after Unicode NFC and with each run of whitespace as one space; `drop`: all but the first.
+        empty: nothing but whitespace, or no value.
         spaces: before or after the prompt.
         too_long: more tokens than a text encoder takes; `keep`: it cuts the rest off.
     """

@@ -5,8 +5,7 @@ Nothing is dropped or changed silently: problems are refused together with their
 
 from chunk_grpo.prompts.checks import TokenCounts, normalized, shared_prompts
 from chunk_grpo.prompts.coco import coco_prompts
-from chunk_grpo.prompts.findings import PromptRules
-from chunk_grpo.prompts.geneval import geneval_problems, read_geneval
+from chunk_grpo.prompts.geneval import read_geneval
 from chunk_grpo.prompts.read import FileFormat, PromptSource, read_prompts
 from chunk_grpo.prompts.rows import CheckedPrompts, Finding, PromptReport, PromptRow
 from chunk_grpo.prompts.tables import FieldNames
@@ -19,12 +18,10 @@ __all__ = [
     "Finding",
     "PromptReport",
     "PromptRow",
-    "PromptRules",
     "PromptSource",
     "TokenCounts",
     "WiseVersion",
     "coco_prompts",
-    "geneval_problems",
     "normalized",
     "read_geneval",
     "read_prompts",

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts.findings import Findings, PromptRules, beginning
+from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 
 TokenCounts: TypeAlias = Mapping[str, tuple[Callable[[str], int], int]]
@@ -23,7 +24,7 @@ _REPLACEMENT = "\ufffd"
 
 def check_prompts(
     rows: Iterable[PromptRow],
-    rules: PromptRules,
+    rules: PromptChecks,
     count_tokens: TokenCounts,
     findings: Findings,
     notes: Sequence[str] = (),
@@ -79,7 +80,7 @@ def shared_prompts(
     return [(row, known[key]) for row in rows if (key := normalized(row.text)) in known]
 
 
-def _checked_text(row: PromptRow, rules: PromptRules, findings: Findings) -> PromptRow | None:
+def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> PromptRow | None:
     """The row with its text as it will be used; None if it is empty, or has characters that no encoder takes."""
     bare = row.text.strip()
     if not bare:
@@ -116,7 +117,7 @@ def fit(text: str, of: str, row: PromptRow, findings: Findings) -> bool:
     return False
 
 
-def _repeats(row: PromptRow, first: dict[str, PromptRow], rules: PromptRules, findings: Findings) -> bool:
+def _repeats(row: PromptRow, first: dict[str, PromptRow], rules: PromptChecks, findings: Findings) -> bool:
     """Whether the row goes because its prompt was there before."""
     earlier = first.setdefault(normalized(row.text), row)
     if earlier is row:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.rows import SHOWN, Action, Finding, Unit
 
@@ -17,32 +18,15 @@ QUOTED = 60
 """Characters of a value that a message quotes."""
 
 
-@dataclass(frozen=True)
-class PromptRules:
-    """What to do with prompts that may be meant, or may be a mistake. Whatever is done is reported.
-
-    Attributes:
-        duplicates: equal after Unicode NFC and with each run of whitespace as one space: `refuse`, `keep`, or `drop`
-            all but the first.
-        empty: nothing but whitespace, or no value: `refuse` or `drop`.
-        spaces: whitespace before or after the prompt: `refuse`, `strip` it, or `keep` it.
-        too_long: more tokens than a text encoder takes: `refuse`, or `keep` (the encoder cuts the rest off).
-    """
-
-    duplicates: Literal["refuse", "keep", "drop"]
-    empty: Literal["refuse", "drop"]
-    spaces: Literal["refuse", "strip", "keep"]
-    too_long: Literal["refuse", "keep"]
-
-    def action(self, kind: Kind) -> Action:
-        """What is done with a problem of this kind."""
-        actions: dict[Kind, Action] = {
-            "duplicates": self.duplicates,
-            "empty": self.empty,
-            "spaces": self.spaces,
-            "too_long": self.too_long,
-        }
-        return actions.get(kind, "refuse")
+def action(rules: PromptChecks, kind: Kind) -> Action:
+    """What is done with a problem of a kind."""
+    actions: dict[Kind, Action] = {
+        "duplicates": rules.duplicates,
+        "empty": rules.empty,
+        "spaces": rules.spaces,
+        "too_long": rules.too_long,
+    }
+    return actions.get(kind, "refuse")
 
 
 @dataclass
@@ -88,13 +72,13 @@ class Findings:
             if not group.lines:
                 del self._groups[key]
 
-    def refuse(self, rules: PromptRules) -> None:
+    def refuse(self, rules: PromptChecks) -> None:
         """Raise if anything is to be refused.
 
         Raises:
             DataError: lists the first SHOWN problems in the order of the files and counts the others.
         """
-        refused = {key: group for key, group in self._groups.items() if rules.action(key[0]) == "refuse"}
+        refused = {key: group for key, group in self._groups.items() if action(rules, key[0]) == "refuse"}
         if not refused:
             return
         order = {source: position for position, source in enumerate(self.sources)}
@@ -114,10 +98,10 @@ class Findings:
             shown.append(f"  and {total - SHOWN} more")
         raise DataError("\n".join([head, *shown, _remedy({kind for kind, _, _ in refused})]))
 
-    def reported(self, rules: PromptRules) -> tuple[Finding, ...]:
+    def reported(self, rules: PromptChecks) -> tuple[Finding, ...]:
         """What is not refused."""
         return tuple(
-            Finding(what, rules.action(kind), source, tuple(group.lines), tuple(group.examples))
+            Finding(what, action(rules, kind), source, tuple(group.lines), tuple(group.examples))
             for (kind, what, source), group in self._groups.items()
         )
 

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from chunk_grpo.artifacts import Location
+from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.prompts.checks import TokenCounts, check_prompts
 from chunk_grpo.prompts.content import INVALID, decoded, json_lines, read_bytes
-from chunk_grpo.prompts.findings import Findings, PromptRules, beginning
+from chunk_grpo.prompts.findings import Findings
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
-from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS, TAGS
+from chunk_grpo.scorers.geneval.records import TAGS, record_problems
 
 OFFICIAL_COUNTS: Mapping[str, int] = {
     "single_object": 80,
@@ -31,7 +32,7 @@ OFFICIAL_COUNTS: Mapping[str, int] = {
 """Prompts of each tag in the official file, 553 together."""
 
 
-def read_geneval(location: Location, rules: PromptRules, count_tokens: TokenCounts) -> CheckedPrompts:
+def read_geneval(location: Location, rules: PromptChecks, count_tokens: TokenCounts) -> CheckedPrompts:
     """Read a file in the format of evaluation_metadata.jsonl.
 
     Args:
@@ -57,84 +58,15 @@ def read_geneval(location: Location, rules: PromptRules, count_tokens: TokenCoun
         if record.value is None:
             rows.append(PromptRow("", "", {}, record.line, source))
             continue
-        problems = geneval_problems(record.value)
+        problems = record_problems(record.value)
+        if isinstance(record.value, Mapping) and "prompt" not in record.value:
+            problems.append("prompt: required, but missing")
         for problem in problems:
             findings.add("record", "not GenEval's format", source, record.line, problem)
         if isinstance(record.value, Mapping) and not problems:
             prompt, tag = str(record.value["prompt"]), str(record.value["tag"])
             rows.append(PromptRow(prompt, tag, record.value, record.line, source))
     return check_prompts(rows, rules, count_tokens, findings, _notes(source, rows))
-
-
-def geneval_problems(record: object) -> list[str]:
-    """What is wrong with a record; empty for a good one."""
-    if not isinstance(record, Mapping):
-        return [f"must be an object, got {beginning(record)}"]
-    problems = list(_key_problems(record, "", {"tag", "include", "prompt"}, {"exclude"}))
-    if "tag" in record and record["tag"] not in TAGS:
-        problems.append(f"tag: must be one of {', '.join(TAGS)}, got {beginning(record['tag'])}")
-    if "prompt" in record and not isinstance(record["prompt"], str):
-        problems.append(f"prompt: must be text, got {beginning(record['prompt'])}")
-    wanted: dict[str, int] = {}
-    for name in ("include", "exclude"):
-        entries = record.get(name, [])
-        if not isinstance(entries, list) or (name == "include" and name in record and not entries):
-            problems.append(f"{name}: must be a list of objects, got {beginning(entries)}")
-            continue
-        for index, entry in enumerate(entries):
-            place = f"{name}[{index}]"
-            found = list(_entry_problems(entry, place, index, included=name == "include"))
-            problems += found
-            if found or not isinstance(entry, Mapping):
-                continue
-            thing, count = str(entry["class"]), int(entry["count"])
-            if name == "include":
-                wanted[thing] = max(wanted.get(thing, 0), count)
-            elif count <= wanted.get(thing, 0):
-                problems.append(
-                    f"{place}: forbids {count} of {thing!r}, include asks for {wanted[thing]}: no image can be right"
-                )
-    return problems
-
-
-def _entry_problems(entry: object, place: str, index: int, *, included: bool) -> Iterable[str]:
-    if not isinstance(entry, Mapping):
-        yield f"{place}: must be an object, got {beginning(entry)}"
-        return
-    yield from _key_problems(
-        entry, f"{place}.", {"class", "count"}, {"color", "position"} if included else set()
-    )
-    if "class" in entry and entry["class"] not in CLASS_NAMES:
-        yield f"{place}.class: must be one of COCO's 80 classes by GenEval's names, got {beginning(entry['class'])}"
-    count = entry.get("count", 1)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        yield f"{place}.count: must be a whole number >= 1, got {beginning(count)}"
-    if included and "color" in entry and entry["color"] not in COLOURS:
-        yield f"{place}.color: must be one of {', '.join(COLOURS)}, got {beginning(entry['color'])}"
-    if included and "position" in entry:
-        yield from _position_problems(entry["position"], f"{place}.position", index)
-
-
-def _position_problems(position: object, place: str, index: int) -> Iterable[str]:
-    if not isinstance(position, list) or len(position) != 2:
-        yield f"{place}: must be [relation, number of an entry], got {beginning(position)}"
-        return
-    relation, target = position
-    if relation not in RELATIONS:
-        yield f"{place}: the relation must be one of {', '.join(RELATIONS)}, got {beginning(relation)}"
-    if not isinstance(target, int) or isinstance(target, bool) or not 0 <= target < index:
-        earlier = f"from 0 to {index - 1}" if index else "and there is none before the first"
-        yield f"{place}: must name an entry of include before this one, {earlier}, got {beginning(target)}"
-
-
-def _key_problems(
-    record: Mapping[str, object], place: str, needed: set[str], allowed: set[str]
-) -> Iterable[str]:
-    for key in sorted(needed - record.keys()):
-        yield f"{place}{key}: is missing"
-    for key in record:
-        if key not in needed | allowed:
-            yield f"{place}{key}: unknown key; known here: {', '.join(sorted(needed | allowed))}"
 
 
 def _notes(source: str, rows: Iterable[PromptRow]) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from chunk_grpo.artifacts import Location, input_file
+from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import TokenCounts, check_prompts, fit
 from chunk_grpo.prompts.content import (
@@ -27,7 +28,7 @@ from chunk_grpo.prompts.content import (
     require_file,
     split_lines,
 )
-from chunk_grpo.prompts.findings import Findings, PromptRules, beginning
+from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.hub import hub_file
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 from chunk_grpo.prompts.tables import FieldNames, Fields, csv_records, parquet_names, parquet_records
@@ -75,7 +76,7 @@ class PromptSource:
         return f"{self.location}/{self.file}" + (f"@{self.revision}" if self.revision else "")
 
 
-def read_prompts(source: PromptSource, rules: PromptRules, count_tokens: TokenCounts) -> CheckedPrompts:
+def read_prompts(source: PromptSource, rules: PromptChecks, count_tokens: TokenCounts) -> CheckedPrompts:
     """Read a file of prompts and check it.
 
     Args:

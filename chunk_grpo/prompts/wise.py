@@ -8,14 +8,15 @@ knowledge is spelt out), data_verified (three files, and merge.json with all of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from chunk_grpo.artifacts import Location
+from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import TokenCounts, check_prompts
 from chunk_grpo.prompts.content import INVALID, decoded, json_array, read_bytes
-from chunk_grpo.prompts.findings import Findings, PromptRules, beginning
+from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS
 
@@ -47,7 +48,7 @@ class _Question:
 def read_wise(
     locations: Sequence[Location],
     version: WiseVersion,
-    rules: PromptRules,
+    rules: PromptChecks,
     count_tokens: TokenCounts,
     rewritten: Sequence[Location] = (),
     missing_ids: Literal["refuse", "report"] = "refuse",
@@ -80,7 +81,7 @@ def read_wise(
         _compare(questions, spelt_out, findings)
     rows = [_row(question, version, spelt_out.get(number)) for number, question in questions.items()]
     if rewritten or rules.duplicates == "drop":
-        rules = replace(rules, duplicates="keep")
+        rules = rules.model_copy(update={"duplicates": "keep"})
     missing = sorted(set(range(1, LAST_IDS[version]["chemistry"] + 1)) - questions.keys())
     notes = [f"WISE ({version}): {len(missing)} ids are missing: {_ranges(missing)}"] if missing else []
     checked = check_prompts(rows, rules, count_tokens, findings, notes)

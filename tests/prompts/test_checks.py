@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts import (
     CheckedPrompts,
     PromptRow,
-    PromptRules,
     PromptSource,
     TokenCounts,
     normalized,
@@ -20,13 +19,11 @@ from chunk_grpo.prompts import (
     shared_prompts,
 )
 from chunk_grpo.prompts.findings import Findings
-
-STRICT = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
-LENIENT = PromptRules(duplicates="drop", empty="drop", spaces="strip", too_long="keep")
+from tests.prompts.policies import LENIENT, STRICT
 
 
 def read(
-    folder: Path, lines: list[str], rules: PromptRules, counts: TokenCounts | None = None
+    folder: Path, lines: list[str], rules: PromptChecks, counts: TokenCounts | None = None
 ) -> CheckedPrompts:
     path = folder / "p.json"
     path.write_text("[" + ",\n".join(json.dumps(line) for line in lines) + "]")
@@ -34,7 +31,7 @@ def read(
 
 
 def refused(
-    folder: Path, lines: list[str], rules: PromptRules = STRICT, counts: TokenCounts | None = None
+    folder: Path, lines: list[str], rules: PromptChecks = STRICT, counts: TokenCounts | None = None
 ) -> list[str]:
     """Lines of the message, without the file's path."""
     with pytest.raises(DataError) as caught:
@@ -83,7 +80,7 @@ class TestRefusing:
         assert lines[21].startswith("Mend")
 
     def test_problems_that_are_not_refused_are_not_among_them(self, tmp_path: Path) -> None:
-        rules = dataclasses.replace(LENIENT, empty="refuse")
+        rules = LENIENT.model_copy(update={"empty": "refuse"})
         assert refused(tmp_path, ["a", "a", "", " b"], rules)[0] == "1 problem (empty: 1)"
 
     def test_values_are_cut_short(self, tmp_path: Path) -> None:
@@ -134,13 +131,13 @@ class TestDuplicates:
         assert (found.report.read, found.report.kept) == (4, 2)
 
     def test_kept(self, tmp_path: Path) -> None:
-        found = read(tmp_path, ["a", "a"], dataclasses.replace(STRICT, duplicates="keep"))
+        found = read(tmp_path, ["a", "a"], STRICT.model_copy(update={"duplicates": "keep"}))
         assert [row.line for row in found.rows] == [1, 2]
         assert found.report.findings[0].action == "keep"
 
     def test_a_space_before_hides_none(self, tmp_path: Path) -> None:
         for spaces in ("strip", "keep"):
-            rules = PromptRules(duplicates="drop", empty="drop", spaces=spaces, too_long="keep")  # type: ignore[arg-type]
+            rules = PromptChecks(duplicates="drop", empty="drop", spaces=spaces, too_long="keep")  # type: ignore[arg-type]
             assert [row.line for row in read(tmp_path, ["a", " a"], rules).rows] == [1]
 
 
@@ -161,12 +158,12 @@ class TestOtherRules:
         assert [(f.action, f.lines) for f in found.report.findings] == [("strip", (1, 2))]
 
     def test_whitespace_is_kept(self, tmp_path: Path) -> None:
-        found = read(tmp_path, [" a", "b"], dataclasses.replace(STRICT, spaces="keep"))
+        found = read(tmp_path, [" a", "b"], STRICT.model_copy(update={"spaces": "keep"}))
         assert [row.text for row in found.rows] == [" a", "b"]
         assert [(f.action, f.lines) for f in found.report.findings] == [("keep", (1,))]
 
     def test_a_line_feed_at_the_end_is_kept_by_no_rule(self, tmp_path: Path) -> None:
-        lines = refused(tmp_path, ["a\n"], dataclasses.replace(STRICT, spaces="keep"))
+        lines = refused(tmp_path, ["a\n"], STRICT.model_copy(update={"spaces": "keep"}))
         assert lines[1] == "  line 1: a line feed (U+000A) at character 2: 'a\\n'"
 
     def test_long_ones_are_kept_and_told_for_each_encoder(self, tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ import pytest
 
 from chunk_grpo.prompts import (
     PromptRow,
-    PromptRules,
     coco_prompts,
-    geneval_problems,
     read_geneval,
 )
-from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, TAGS
+from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, TAGS, record_problems
+from tests.prompts.policies import STRICT
 
 NUMBERS = {"two": 2, "three": 3, "four": 4}
 BACK = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -60,15 +59,14 @@ class TestRecords:
 
     def test_every_record_is_valid_and_holds_the_prompt(self) -> None:
         for row in coco_prompts(6000, 1):
-            assert geneval_problems(row.metadata) == []
+            assert record_problems(row.metadata) == []
             assert (row.metadata["prompt"], row.metadata["tag"]) == (row.text, row.category)
 
     def test_they_can_be_read_back_as_geneval_reads_them(self, tmp_path: Path) -> None:
         rows = coco_prompts(300, 2)
         path = tmp_path / "evaluation_metadata.jsonl"
         path.write_text("".join(json.dumps(row.metadata) + "\n" for row in rows))
-        strict = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
-        read = read_geneval(path, strict, {}).rows
+        read = read_geneval(path, STRICT, {}).rows
         assert [(r.text, r.category, r.metadata) for r in read] == [
             (r.text, r.category, r.metadata) for r in rows
         ]

@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.prompts import PromptRules, PromptSource, read_prompts
-
-STRICT = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
+from chunk_grpo.prompts import PromptSource, read_prompts
+from tests.prompts.policies import STRICT
 
 
 def refused(location: str, file: str, revision: str | None = None) -> str:

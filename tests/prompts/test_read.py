@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import FieldNames, PromptRules, PromptSource, read_prompts
+from chunk_grpo.prompts import FieldNames, PromptSource, read_prompts
 from chunk_grpo.prompts.read import FileFormat
+from tests.prompts.policies import STRICT
 
-STRICT = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
 TEXTS = ["a cat, asleep", 'a "red" kite', "café in Zürich 🎨"]
 
 
@@ -64,11 +65,11 @@ FORMATS: list[tuple[Callable[[Path], Path], list[int]]] = [
 ]
 
 
-def read(path: Path | str, rules: PromptRules = STRICT, **settings: object) -> list[str]:
+def read(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> list[str]:
     return [row.text for row in read_prompts(PromptSource(path, **settings), rules, {}).rows]  # type: ignore[arg-type]
 
 
-def refused(path: Path | str, rules: PromptRules = STRICT, **settings: object) -> str:
+def refused(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> str:
     with pytest.raises(DataError) as caught:
         read(path, rules, **settings)
     return str(caught.value)

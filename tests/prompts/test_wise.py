@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import PromptRules, WiseVersion, read_wise, wise_category
-
-STRICT = PromptRules(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
-LENIENT = PromptRules(duplicates="drop", empty="drop", spaces="strip", too_long="keep")
+from chunk_grpo.prompts import WiseVersion, read_wise, wise_category
+from tests.prompts.policies import LENIENT, STRICT
 
 CALLED = {
     "culture": "Cultural knowledge",
@@ -177,7 +176,7 @@ class TestRewritten:
         assert "2 problems" in message
 
     @pytest.mark.parametrize("rules", [STRICT, LENIENT])
-    def test_equal_ones_are_kept_and_reported(self, rules: PromptRules, tmp_path: Path) -> None:
+    def test_equal_ones_are_kept_and_reported(self, rules: PromptChecks, tmp_path: Path) -> None:
         path = write(tmp_path / "w.json", [record(1), record(2)])
         other = write(tmp_path / "r.json", [record(1, Prompt="a dragon"), record(2, Prompt="a dragon")])
         found = read_wise([path], "legacy", rules, {}, [other], missing_ids="report")

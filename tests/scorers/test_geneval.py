@@ -237,10 +237,10 @@ def test_a_clip_score_by_the_classifiers_model_shares_it(folder: Path, seen: See
 def test_records_of_other_prompts(scorer: GenEval, seen: Seen) -> None:
     colour = {"tag": "colors", "include": [{"class": "cat", "count": 1, "color": "mauve"}]}
     with pytest.raises(
-        DataError, match=r"scorers.geneval: prompt 'prompt 1': include.0.color: must be .* got 'mauve'"
+        DataError, match=r"scorers.geneval: prompt 'prompt 1': include.0..color: must be .* got 'mauve'"
     ):
         scorer.score(batch(seen.images[:2], [CAT, colour]))
-    with pytest.raises(DataError, match="prompt 'prompt 0': the record: needs include, tag, has nothing"):
+    with pytest.raises(DataError, match="prompt 'prompt 0': tag: required, but missing; include: required"):
         scorer.score(batch(seen.images[:1], [{}]))
 
 

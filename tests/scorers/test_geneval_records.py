@@ -1,35 +1,73 @@
 """Prompt records: the official form is read, anything else is refused with key, rule and value."""
 
+from __future__ import annotations
+
+import json
 from typing import Any
 
 import pytest
 
-from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COCO_NAMES, Unwanted, Wanted, parse_record
+from chunk_grpo.scorers.geneval.records import (
+    CLASS_NAMES,
+    COCO_NAMES,
+    COLOURS,
+    Unwanted,
+    Wanted,
+    parse_record,
+    record_problems,
+)
+
+# Of our own making, in the official keys and order.
+COUNTING = {
+    "tag": "counting",
+    "include": [{"class": "cow", "count": 3}],
+    "exclude": [{"class": "cow", "count": 4}],
+    "prompt": "three cows in a field",
+}
+POSITION = {
+    "tag": "position",
+    "include": [
+        {"class": "tv remote", "count": 1},
+        {"class": "cup", "count": 2, "color": "red", "position": ["left of", 0]},
+    ],
+    "prompt": "two red cups to the left of a tv remote",
+}
+
+
+def changed(record: dict[str, Any], **changes: object) -> dict[str, Any]:
+    """A copy with other values; None removes a key."""
+    copy = {**json.loads(json.dumps(record)), **changes}
+    return {key: value for key, value in copy.items() if value is not None}
+
+
+def clause(**changes: object) -> dict[str, Any]:
+    """A record with one clause, that of a cow with changes."""
+    return changed(COUNTING, include=[changed({"class": "cow", "count": 1}, **changes)], exclude=None)
+
+
+def placed(position: object) -> dict[str, Any]:
+    """A record whose second clause has a position."""
+    return changed(
+        POSITION, include=[{"class": "cup", "count": 1}, {"class": "cow", "count": 1, "position": position}]
+    )
 
 
 def test_every_kind_of_clause() -> None:
-    record = parse_record(
-        {
-            "tag": "position",
-            "include": [
-                {"class": "dog", "count": 1, "color": "red"},
-                {"class": "tv remote", "count": 2, "position": ["left of", 0]},
-            ],
-            "exclude": [{"class": "dog", "count": 3}],
-            "prompt": "two tv remotes left of a red dog",
-        }
-    )
-    assert record.tag == "position"
-    assert record.include == (Wanted("dog", 1, "red"), Wanted("tv remote", 2, None, "left of", 0))
-    assert record.exclude == (Unwanted("dog", 3),)
-
-
-def test_exclude_and_prompt_may_be_left_out() -> None:
-    assert parse_record({"tag": "single_object", "include": [{"class": "cat", "count": 1}]}).exclude == ()
+    counting, position = parse_record(COUNTING), parse_record(POSITION)
+    cow: dict[str, Any] = {"class": "cow"}
+    assert (counting.tag, position.tag) == ("counting", "position")
+    assert counting.include == (Wanted(**cow, count=3),)
+    assert counting.exclude == (Unwanted(**cow, count=4),)
+    assert position.exclude == ()
+    remote, cup = position.include
+    assert (remote.class_name, remote.count, remote.colour, remote.position) == ("tv remote", 1, None, None)
+    assert (cup.class_name, cup.count, cup.colour, cup.position) == ("cup", 2, "red", ("left of", 0))
 
 
 def test_names_differ_from_cocos_in_three() -> None:
     assert len(set(COCO_NAMES)) == len(set(CLASS_NAMES)) == 80
+    assert CLASS_NAMES[::79] == ("person", "toothbrush")
+    assert len(COLOURS) == 10
     pairs = enumerate(zip(COCO_NAMES, CLASS_NAMES, strict=True))
     differ = {index: names for index, names in pairs if names[0] != names[1]}
     assert differ == {
@@ -39,63 +77,75 @@ def test_names_differ_from_cocos_in_three() -> None:
     }
 
 
-CAT = {"class": "cat", "count": 1}
-
-
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("record", "problem"),
     [
-        ({"include": [CAT]}, "the record: needs tag"),
-        ({"tag": "colors"}, "needs include, has tag"),
-        ({"tag": "colours", "include": [CAT]}, "tag: must be one of single_object"),
-        ({"tag": "colors", "include": [CAT], "exlude": []}, "unknown exlude"),
-        ({"tag": "colors", "include": []}, r"include: must demand one object at least, got \[\]"),
-        ({"tag": "colors", "include": CAT}, "include: must be a list"),
+        ([1], "must be an object, got [1]"),
+        (changed(COUNTING, tag="count"), "tag: must be one of 'single_object', 'two_object', 'counting'"),
+        (changed(COUNTING, tag=["counting"]), "tag: must be one of"),
+        (changed(COUNTING, prompt=7), "prompt: must be text, got 7"),
+        (changed(COUNTING, tag=None), "tag: required, but missing"),
+        (changed(COUNTING, include=None), "include: required, but missing"),
+        (changed(COUNTING, include=[], exclude=None), "include: must not be empty"),
+        (changed(COUNTING, include={"class": "cow"}, exclude=None), "include: must be a list, got"),
+        (changed(COUNTING, exclude="cow"), "exclude: must be a list, got 'cow'"),
+        (changed(COUNTING, include=["cow"], exclude=None), "include[0]: must be a mapping, got 'cow'"),
+        (changed(COUNTING, exlude=[]), "exlude: unknown key; did you mean 'exclude'?"),
+        (clause(colour="red"), "include[0].colour: unknown key; did you mean 'color'?"),
+        (clause(size=3), "include[0].size: unknown key; known here: class, color, count, position"),
         (
-            {"tag": "colors", "include": ["cat"]},
-            "include.0: must be an object with class and count, got 'cat'",
+            changed(COUNTING, exclude=[{"class": "cow", "count": 4, "color": "red"}]),
+            "exclude[0].color: unknown key; known here: class, count",
         ),
-        ({"tag": "colors", "include": [{"class": "cat"}]}, "include.0: needs count, has class"),
-        ({"tag": "colors", "include": [CAT, {"class": "Cat", "count": 1}]}, "include.1.class: .* got 'Cat'"),
+        (clause(count=None), "include[0].count: required, but missing"),
+        (clause(**{"class": None}), "include[0].class: required, but missing"),
+        (clause(**{"class": "Cow"}), "include[0].class: must be one of COCO's 80 classes, got 'Cow'"),
         (
-            {"tag": "colors", "include": [{"class": "mouse", "count": 1}]},
-            "GenEval's name is 'computer mouse'",
+            clause(**{"class": "mouse"}),
+            "include[0].class: must be one of COCO's 80 classes (GenEval's name is 'computer mouse'), got 'mouse'",
         ),
-        ({"tag": "colors", "include": [CAT | {"count": 0}]}, "include.0.count: .* at least 1, got 0"),
-        ({"tag": "colors", "include": [CAT | {"count": True}]}, "include.0.count: .* got True"),
-        ({"tag": "colors", "include": [CAT | {"count": 1.5}]}, "include.0.count: .* got 1.5"),
+        (clause(count=0), "include[0].count: must be > 0, got 0"),
+        (clause(count=1.0), "include[0].count: must be a whole number, got 1.0"),
+        (clause(count=True), "include[0].count: must be a whole number, got true"),
+        (changed(COUNTING, exclude=[{"class": "cow", "count": 0}]), "exclude[0].count: must be > 0"),
+        (changed(COUNTING, exclude=[{"class": "ox", "count": 4}]), "exclude[0].class: must be one of COCO's"),
+        (clause(color="grey"), "include[0].color: must be one of 'red', 'orange', 'yellow'"),
+        (clause(position=["above", 0]), "include[0].position: must name an earlier clause by its number from 0, got 0"),
+        (placed(["beside", 0]), "include[1].position[0]: must be one of 'left of', 'right of', 'above' or 'below'"),
+        (placed(["above", 1]), "include[1].position: must name an earlier clause by its number from 0, got 1"),
+        (placed(["above", -1]), "include[1].position: must name an earlier clause by its number from 0, got -1"),
+        (placed(["above", False]), "include[1].position[1]: must be a whole number, got false"),
+        (placed(["above"]), "include[1].position[1]: required, but missing"),
+        (placed("above"), "include[1].position: must be a list, got 'above'"),
         (
-            {"tag": "colors", "include": [CAT | {"color": "gray"}]},
-            "include.0.color: must be one of red, .* got 'gray'",
-        ),
-        ({"tag": "colors", "include": [CAT | {"colour": "red"}]}, "include.0: unknown colour"),
-        (
-            {"tag": "position", "include": [CAT, CAT | {"position": "above"}]},
-            r"include.1.position: must be \[relation",
-        ),
-        (
-            {"tag": "position", "include": [CAT, CAT | {"position": ["over", 0]}]},
-            "must be one of left of, .* 'over'",
-        ),
-        (
-            {"tag": "position", "include": [CAT, CAT | {"position": ["above", 1]}]},
-            "an earlier clause than 1, got 1",
+            changed(COUNTING, exclude=[{"class": "cow", "count": 3}]),
+            "exclude[0]: forbids 3 of 'cow', but include asks for 3: no image can be right",
         ),
         (
-            {"tag": "position", "include": [CAT, CAT | {"position": ["above", -1]}]},
-            "an earlier clause than 1, got -1",
-        ),
-        (
-            {"tag": "position", "include": [CAT | {"position": ["above", 0]}]},
-            "an earlier clause than 0, got 0",
-        ),
-        ({"tag": "counting", "include": [CAT], "exclude": [{"class": "cat"}]}, "exclude.0: needs count"),
-        (
-            {"tag": "counting", "include": [CAT], "exclude": [CAT | {"color": "red"}]},
-            "exclude.0: unknown color",
+            changed(
+                COUNTING,
+                include=[{"class": "cow", "count": 3}, {"class": "cow", "count": 1, "color": "red"}],
+                exclude=[{"class": "cow", "count": 2}],
+            ),
+            "exclude[0]: forbids 2 of 'cow', but include asks for 3: no image can be right",
         ),
     ],
-)
-def test_malformed_records(record: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+)  # fmt: skip
+def test_each_rule(record: object, problem: str) -> None:
+    problems = record_problems(record)
+    assert len(problems) == 1, problems
+    assert problems[0].startswith(problem)
+    with pytest.raises(ValueError, match=r"must|required|unknown|forbids"):
         parse_record(record)
+
+
+def test_good_records_have_no_problem() -> None:
+    for record in (COUNTING, POSITION, clause(color="white"), placed(["below", 0])):
+        assert record_problems(record) == []
+    assert record_problems(changed(COUNTING, prompt=None)) == []
+    assert record_problems(changed(COUNTING, exclude=[{"class": "horse", "count": 1}])) == []
+
+
+def test_all_faults_are_told() -> None:
+    with pytest.raises(ValueError, match=r"^tag: .*'x'; include\[0\]\.color: .*'grey'$"):
+        parse_record(changed(clause(color="grey"), tag="x"))

@@ -14,8 +14,14 @@ may be left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, PositiveInt, ValidationError
+from pydantic_core import PydanticCustomError
+
+from chunk_grpo.config.problems import Problem, schema_problems, show
+from chunk_grpo.config.section import Section
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 """The six tasks, in the order of the paper's table."""
@@ -65,141 +71,94 @@ CLASS_NAMES = tuple(_GENEVAL_NAMES.get(name, name) for name in COCO_NAMES)
 """The same classes in the words of GenEval's records."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A clause of `include`: at least `count` objects of a class, of a colour or at a place.
+def _known(name: str) -> str:
+    if name in CLASS_NAMES:
+        return name
+    hint = f" (GenEval's name is {_GENEVAL_NAMES[name]!r})" if name in _GENEVAL_NAMES else ""
+    raise PydanticCustomError("coco_class", f"must be one of COCO's 80 classes{hint}")
+
+
+class Unwanted(Section):
+    """A clause of `exclude`: fewer than `count` objects of a class.
 
     Attributes:
         class_name: One of CLASS_NAMES.
         count: At least 1.
-        colour: One of COLOURS; None: any.
-        relation: One of RELATIONS: where they lie, seen from the objects of clause `target`; None: anywhere.
-        target: Number of an earlier clause; None without a relation.
     """
 
-    class_name: str
-    count: int
-    colour: str | None = None
-    relation: str | None = None
-    target: int | None = None
+    class_name: Annotated[str, AfterValidator(_known), Field(alias="class")]
+    count: PositiveInt
 
 
-@dataclass(frozen=True)
-class Unwanted:
-    """A clause of `exclude`: fewer than `count` objects of a class."""
+class Wanted(Unwanted):
+    """A clause of `include`: at least `count` objects of a class, of a colour or at a place.
 
-    class_name: str
-    count: int
+    Attributes:
+        colour: One of COLOURS; None: any.
+        position: One of RELATIONS and the number of an earlier clause, from whose objects they lie so; None: anywhere.
+    """
+
+    colour: Annotated[Literal[COLOURS] | None, Field(alias="color")] = None  # type: ignore[valid-type]
+    position: Annotated[tuple[Literal[RELATIONS], int], Field(strict=False)] | None = None  # type: ignore[valid-type]
 
 
-@dataclass(frozen=True)
-class GenEvalRecord:
+class GenEvalRecord(Section):
     """What a picture is judged by.
 
     Attributes:
         tag: One of TAGS; counting has a threshold of its own.
         include: Every one must be met.
         exclude: None may be broken.
+        prompt: What the picture was drawn from; no rule reads it, so that it may be left out.
     """
 
-    tag: str
-    include: tuple[Wanted, ...]
-    exclude: tuple[Unwanted, ...]
+    tag: Literal[TAGS]  # type: ignore[valid-type]
+    include: Annotated[tuple[Wanted, ...], Field(strict=False, min_length=1)]
+    exclude: Annotated[tuple[Unwanted, ...], Field(strict=False)] = ()
+    prompt: str = ""
 
 
-def parse_record(record: Mapping[str, object]) -> GenEvalRecord:
+def parse_record(value: object) -> GenEvalRecord:
     """Read a line of evaluation_metadata.jsonl.
 
     The original takes whatever it is given: a misspelt class is never found and a misspelt key asks for nothing.
     Here both are refused.
 
     Args:
-        record: The JSON object.
+        value: The JSON object.
 
     Raises:
-        ValueError: It is no such record; names the key, the rule and the value.
+        ValueError: It is no such record; tells all of `record_problems`.
     """
-    _only("the record", record, required={"tag", "include"}, optional={"exclude", "prompt"})
-    tag = _one_of("tag", record["tag"], TAGS)
-    include = [
-        _clause(f"include.{number}", clause) for number, clause in _listed("include", record["include"])
-    ]
-    if not include:
-        raise ValueError("include: must demand one object at least, got []")
-    return GenEvalRecord(
-        tag,
-        tuple(_wanted(f"include.{number}", clause, number) for number, clause in enumerate(include)),
-        tuple(
-            _unwanted(f"exclude.{number}", _clause(f"exclude.{number}", clause))
-            for number, clause in _listed("exclude", record.get("exclude", []))
-        ),
-    )
+    if problems := record_problems(value):
+        raise ValueError("; ".join(problems))
+    return GenEvalRecord.model_validate(value)
 
 
-def _wanted(key: str, clause: Mapping[str, object], number: int) -> Wanted:
-    _only(key, clause, required={"class", "count"}, optional={"color", "position"})
-    colour = _one_of(f"{key}.color", clause["color"], COLOURS) if "color" in clause else None
-    relation, target = (
-        _position(f"{key}.position", clause["position"], number) if "position" in clause else (None, None)
-    )
-    return Wanted(_class(key, clause), _count(key, clause), colour, relation, target)
-
-
-def _unwanted(key: str, clause: Mapping[str, object]) -> Unwanted:
-    _only(key, clause, required={"class", "count"}, optional=set())
-    return Unwanted(_class(key, clause), _count(key, clause))
-
-
-def _position(key: str, value: object, number: int) -> tuple[str, int]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ValueError(f"{key}: must be [relation, number of an earlier clause], got {value!r}")
-    relation, target = _one_of(key, value[0], RELATIONS), value[1]
-    if not _is_integer(target) or not 0 <= target < number:
-        raise ValueError(f"{key}: must point to an earlier clause than {number}, got {target!r}")
-    return relation, int(target)
-
-
-def _class(key: str, clause: Mapping[str, object]) -> str:
-    value = clause["class"]
-    if value not in CLASS_NAMES:
-        hint = f" (GenEval's name is {_GENEVAL_NAMES[value]!r})" if value in _GENEVAL_NAMES else ""
-        raise ValueError(f"{key}.class: must be one of COCO's 80 classes, got {value!r}{hint}")
-    return str(value)
-
-
-def _count(key: str, clause: Mapping[str, object]) -> int:
-    value = clause["count"]
-    if not _is_integer(value) or value < 1:  # type: ignore[operator]  # an int by the first test
-        raise ValueError(f"{key}.count: must be an integer of at least 1, got {value!r}")
-    return int(value)  # type: ignore[call-overload, no-any-return]  # same
-
-
-def _one_of(key: str, value: object, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ValueError(f"{key}: must be one of {', '.join(allowed)}, got {value!r}")
-    return str(value)
-
-
-def _listed(key: str, value: object) -> list[tuple[int, object]]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{key}: must be a list, got {value!r}")
-    return list(enumerate(value))
-
-
-def _clause(key: str, value: object) -> Mapping[str, object]:
+def record_problems(value: object) -> list[str]:
+    """What is wrong with a record: key, rule and value of each fault; empty for a good one."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{key}: must be an object with class and count, got {value!r}")
-    return value
+        return [f"must be an object, got {show(value)}"]
+    try:
+        record = GenEvalRecord.model_validate(value)
+    except ValidationError as error:
+        return [str(problem) for problem in schema_problems(error, value, GenEvalRecord)]
+    return [str(problem) for problem in _broken_rules(record)]
 
 
-def _only(key: str, value: Mapping[str, object], required: set[str], optional: set[str]) -> None:
-    if missing := required - set(value):
-        raise ValueError(
-            f"{key}: needs {', '.join(sorted(missing))}, has {', '.join(map(str, value)) or 'nothing'}"
-        )
-    if surplus := set(value) - required - optional:
-        raise ValueError(f"{key}: unknown {', '.join(sorted(map(str, surplus)))}")
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _broken_rules(record: GenEvalRecord) -> Iterator[Problem]:
+    """Rules over several keys."""
+    wanted: dict[str, int] = {}
+    for number, clause in enumerate(record.include):
+        wanted[clause.class_name] = max(wanted.get(clause.class_name, 0), clause.count)
+        if clause.position and not 0 <= clause.position[1] < number:
+            yield Problem(
+                ("include", number, "position"),
+                f"must name an earlier clause by its number from 0, got {clause.position[1]}",
+            )
+    for number, limit in enumerate(record.exclude):
+        if limit.count <= (most := wanted.get(limit.class_name, 0)):
+            yield Problem(
+                ("exclude", number),
+                f"forbids {limit.count} of {limit.class_name!r}, but include asks for {most}: no image can be right",
+            )

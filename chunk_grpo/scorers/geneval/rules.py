@@ -202,17 +202,18 @@ def _elsewhere(
     boxes: NDArray[np.float32],
     threshold: float,
 ) -> Reason | None:
-    if wanted.relation is None or wanted.target is None:
+    if wanted.position is None:
         return None
-    targets = met[wanted.target]
+    relation, number = wanted.position
+    targets = met[number]
     if targets is None:
-        return Reason("target", wanted.class_name, wanted.relation, "no target")
+        return Reason("target", wanted.class_name, relation, "no target")
     for row in rows:
         for target in targets:
             true = relations(boxes[row], boxes[target], threshold)
-            if wanted.relation not in true:
+            if relation not in true:
                 found = " and ".join(true) or "no relation"
-                return Reason("position", wanted.class_name, wanted.relation, found)
+                return Reason("position", wanted.class_name, relation, found)
     return None
 
 
