@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,15 +17,15 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
-from chunk_grpo.scorers.placing import place_scorer
-from chunk_grpo.scorers.spec import ScorerSpec, require_same, spec_from
+from chunk_grpo.scorers.placing import place_checked
+from chunk_grpo.scorers.spec import ScorerSpec, spec_from
 from stages._stage import argument, run_stage
 
 BATCH = 64
-"""About how many images are decoded at a time; a scorer takes as many of them at once as its settings say."""
+"""About how many images are decoded at a time, if the scorer takes no more at once."""
 
 GROUP = ("mode", "train_seed", "prompt_id")
-"""What the images of a group share; they lie one after another in images/1."""
+"""What the images of a group share."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,26 @@ class Arguments:
     out: str = field(metadata=argument("scores/1, Parquet", writes=True))
 
 
-def whole_groups(records: pa.Table) -> Iterator[list[dict[str, Any]]]:
-    """Rows in order, about BATCH at a time, the images of a group always together."""
-    waiting: list[dict[str, Any]] = []
-    for part in records.to_batches(max_chunksize=BATCH):
+def whole_groups(images: pa.Table, size: int) -> Iterator[list[dict[str, Any]]]:
+    """Rows, about `size` at a time, all images of a group together.
+
+    In images/1 a group may lie in several places: images are drawn in batches, tuned and hybrid ones in turn.
+    """
+    missing = Counter(zip(*(images[name].to_pylist() for name in GROUP), strict=True))
+    begun: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    whole: list[dict[str, Any]] = []
+    for part in images.to_batches(max_chunksize=size):
         for record in part.to_pylist():
-            if len(waiting) >= BATCH and any(record[name] != waiting[-1][name] for name in GROUP):
-                yield waiting
-                waiting = []
-            waiting.append(record)
-    if waiting:
-        yield waiting
+            group = tuple(record[name] for name in GROUP)
+            begun[group].append(record)
+            missing[group] -= 1
+            if not missing[group]:
+                whole += begun.pop(group)
+            if len(whole) >= size:
+                yield whole
+                whole = []
+    if whole:
+        yield whole
 
 
 def batch_of(records: Sequence[Mapping[str, Any]], prompts: Mapping[str, Mapping[str, str]]) -> ScoreBatch:
@@ -62,17 +72,17 @@ def batch_of(records: Sequence[Mapping[str, Any]], prompts: Mapping[str, Mapping
 
 
 def score_rows(
-    spec: ScorerSpec, scorer: Scorer, images: pa.Table, prompts: Mapping[str, Mapping[str, str]]
+    key: str, scorer: Scorer, images: pa.Table, prompts: Mapping[str, Mapping[str, str]]
 ) -> Iterator[dict[str, str | int | float]]:
     """The scorer's value and details for every image, one row each."""
-    with Meter(f"scoring with {spec.key}", images.num_rows) as meter:
-        for records in whole_groups(images):
+    with Meter(f"scoring with {key}", images.num_rows) as meter:
+        for records in whole_groups(images, max(BATCH, scorer.settings.batch_size)):
             batch = batch_of(records, prompts)
-            scores = check_scores(spec.key, scorer.score(batch), batch.prompts)
+            scores = check_scores(key, scorer.score(batch), batch.prompts)
             for row, record in enumerate(records):
-                key = {name: record[name] for name in ("policy", "mode", "train_seed", "prompt_id", "sample")}
+                of = {name: record[name] for name in ("policy", "mode", "train_seed", "prompt_id", "sample")}
                 for metric, values in {"score": scores.values, **scores.details}.items():
-                    yield {**key, "scorer": spec.key, "metric": metric, "value": float(values[row])}
+                    yield {**of, "scorer": key, "metric": metric, "value": float(values[row])}
             meter.advance(len(records))
 
 
@@ -90,7 +100,7 @@ def images_to_score(
             raise DataError(
                 f"{arguments.images}: prompt_id {name!r} is not in {arguments.prompts}; run `dvc repro`"
             )
-    splits = spec.settings.splits
+    splits = spec.splits
     chosen = images.filter(pa.array([prompts[n]["split"] in splits for n in images["prompt_id"].to_pylist()]))
     if not chosen.num_rows:
         raise DataError(
@@ -105,10 +115,9 @@ def main(params: Params, arguments: Arguments) -> None:
     spec = spec_from(read_json(arguments.spec), arguments.spec)
     prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
     images = images_to_score(arguments, spec, prompts)
-    scorer = place_scorer(spec.key, spec.settings, params.executors.get(spec.key))
+    scorer = place_checked(spec, params.scorers, params.executors)
     try:
-        require_same(spec, scorer)
-        table = table_from_rows(score_rows(spec, scorer, images, prompts), "scores")
+        table = table_from_rows(score_rows(spec.key, scorer, images, prompts), "scores")
     finally:
         scorer.close()
     write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})

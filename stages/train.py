@@ -25,9 +25,9 @@ from chunk_grpo.config import Params
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.placing import place_scorer
+from chunk_grpo.scorers.placing import place_checked
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.scorers.spec import require_same, spec_from
+from chunk_grpo.scorers.spec import spec_from
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
@@ -125,12 +125,8 @@ def read_scorers(params: Params, location: str) -> dict[str, Scorer]:
     Raises:
         DataError: They are not the ones that were checked.
     """
-    scorers = {}
-    for key, record in read_json(location).items():
-        spec = spec_from(record, location)
-        scorers[key] = place_scorer(key, spec.settings, params.executors.get(key))
-        require_same(spec, scorers[key])
-    return scorers
+    specs = [spec_from(record, location) for record in read_json(location).values()]
+    return {spec.key: place_checked(spec, params.scorers, params.executors) for spec in specs}
 
 
 def reward_of(params: Params, scorers: Mapping[str, Scorer], weights: Mapping[str, float]) -> Reward:

@@ -259,6 +259,15 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
             "are of coco",
         ),
         (
+            [
+                put("prompts.benchmarks.more", {**VERIFIED, "version": "legacy"}),
+                put("scorers.judge", WISE),
+                put("train.heldout.scorers", ["judge"]),
+            ],
+            "train.heldout.scorers[0]: judges prompts of wise only, but is asked about the eval split, whose prompts "
+            "are of shapes, got 'judge'",
+        ),
+        (
             [put("prompts.benchmarks.wise", COCO)],
             "prompts.benchmarks.wise: must have another name than the splits train, eval, wise",
         ),

@@ -146,19 +146,33 @@ def scorers_have_images(
             )
 
 
-def scorers_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator[Problem]:
-    """Rules of a benchmark need what its prompts demand."""
+def scorers_fit_the_prompts(
+    scorers: Scorers, prompts: PromptsParams, train: TrainParams
+) -> Iterator[Problem]:
+    """Rules of a benchmark need what its prompts demand, also where eval prompts are measured in training."""
     kinds: dict[str, str] = {name: benchmark.kind for name, benchmark in prompts.benchmarks.items()}
     kinds |= {"eval": prompts.source} | ({"wise": "shapes"} if prompts.wise_count else {})
     for name, settings in scorers.items():
-        judged = JUDGED_PROMPTS.get(settings.kind)
         for position, split in enumerate(settings.splits):
-            if judged and split in kinds and kinds[split] not in judged:
+            if (judged := _judged_others(settings, kinds.get(split))) is not None:
                 yield Problem(
                     ("scorers", name, "splits", position),
-                    f"{settings.kind} judges prompts of {' or '.join(judged)} only, got {split!r}, "
-                    f"whose prompts are of {kinds[split]}",
+                    f"{settings.kind} judges prompts of {judged} only, got {split!r}, whose prompts are of "
+                    f"{kinds[split]}",
                 )
+    for position, name in enumerate(train.heldout.scorers):
+        if name in scorers and (judged := _judged_others(scorers[name], kinds["eval"])) is not None:
+            yield Problem(
+                ("train", "heldout", "scorers", position),
+                f"judges prompts of {judged} only, but is asked about the eval split, whose prompts are of "
+                f"{kinds['eval']}, got {name!r}",
+            )
+
+
+def _judged_others(settings: AnyScorer, prompts: str | None) -> str | None:
+    """Which prompts a scorer judges, if these are none of them."""
+    judged = JUDGED_PROMPTS.get(settings.kind)
+    return " or ".join(judged) if judged and prompts and prompts not in judged else None
 
 
 def judges_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator[Problem]:
@@ -241,7 +255,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (scorers_exist, ("scorers", "rewards", "train", "executors")),
     (heldout_scorers_are_unseen, ("train", "rewards")),
     (scorers_have_images, ("scorers", "prompts", "rewards")),
-    (scorers_fit_the_prompts, ("scorers", "prompts")),
+    (scorers_fit_the_prompts, ("scorers", "prompts", "train")),
     (judges_fit_the_prompts, ("scorers", "prompts")),
     (trackers_are_told_once, ("trackers",)),
     (batches_fit, ("train", "prompts")),

@@ -3,7 +3,7 @@
 A scorer's settings move its results and identify what is measured; where it runs (`executors`) moves none.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
@@ -32,6 +32,9 @@ class ScorerSettings(Section):
         splits: of the prompts, those whose images are scored.
         batch_size: images scored at a time; fewer where the device's memory is too small for them.
     """
+
+    MOVES_NO_SCORE: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
+    """Settings that choose images, or how they are scored at less cost; the rest could move a score."""
 
     splits: Annotated[tuple[Name, ...], Field(min_length=1)]
     batch_size: PositiveInt
@@ -150,6 +153,11 @@ class WiseScorer(ScorerSettings):
         timeout_seconds: of one request.
         answers: folder for the answers, by which a run that was stopped goes on.
     """
+
+    MOVES_NO_SCORE: ClassVar[frozenset[str]] = ScorerSettings.MOVES_NO_SCORE | {
+        *("concurrency", "attempts", "timeout_seconds", "api_key_variable", "answers"),
+        "instructions",  # where they are; what they say does, and is told apart from it
+    }
 
     kind: Literal["wise"]
     protocol: Literal["legacy", "verified"]

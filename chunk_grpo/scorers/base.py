@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from chunk_grpo.config.scorers import ScorerSettings
 from chunk_grpo.errors import DataError
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -70,6 +71,11 @@ class Scorer(Protocol):
     A pointwise scorer's value of an image does not depend on the other images of the batch; a groupwise one's depends
     on those of its group alone, and a batch holds whole groups. Neither depends on the order.
     """
+
+    @property
+    def settings(self) -> ScorerSettings:
+        """Its section of params.yaml."""
+        ...
 
     @property
     def name(self) -> str:

@@ -10,13 +10,13 @@ The softmax is left out: it makes an image's score depend on the others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from chunk_grpo.config.scorers import ClipScorer, PickScoreScorer, Weights
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scores
-from chunk_grpo.scorers.checkpoints import find_checkpoint
 from chunk_grpo.scorers.clip_model import (
     MODEL_FILES,
     PROCESSOR_FILES,
@@ -40,14 +40,12 @@ class _Similarity(ConfiguredScorer[ClipSettings]):
 
     _models: tuple[ClipEncoder, ClipProcessor] | None = None
 
-    def check(self) -> None:
-        """Find the files and load nothing.
-
-        Raises:
-            DataError: A file is missing; says which, and how to get it.
-        """
-        find_checkpoint(f"scorers.{self.key}.model", self.settings.model, MODEL_FILES)
-        find_checkpoint(*self._processor_source(), PROCESSOR_FILES)
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """Of the model, and of the image processor and tokenizer, which may lie with it."""
+        if self.settings.processor is None:
+            return {"model": MODEL_FILES + PROCESSOR_FILES}
+        return {"model": MODEL_FILES, "processor": PROCESSOR_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Score the images of a batch; each prompt is read once, however many images it has.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +12,11 @@ import numpy as np
 
 from chunk_grpo.config.scorers import ScorerSettings, Weights
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
+from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.identity import spec_hash
 
 Settings = TypeVar("Settings", bound=ScorerSettings)
 Model = TypeVar("Model")
-
-_MOVES_NO_RESULT = {"splits", "batch_size"}
-"""Of a scorer's settings: they choose images and how many at a time."""
 
 
 class ConfiguredScorer(ABC, Generic[Settings]):
@@ -48,6 +45,21 @@ class ConfiguredScorer(ABC, Generic[Settings]):
         """The kind; a subclass adds the model where several could measure it."""
         return str(self.settings.kind)  # type: ignore[attr-defined]  # each kind of settings has one
 
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """The settings that are Weights, each with the patterns of its files, as `find_checkpoint` takes them."""
+        return {}
+
+    def folder(self, field: str) -> Path:
+        """Where the files of one of `files` are.
+
+        Raises:
+            DataError: One is missing; says which, and how to get it.
+        """
+        return find_checkpoint(
+            f"scorers.{self.key}.{field}", getattr(self.settings, field), self.files[field]
+        )
+
     def check(self) -> None:
         """Find everything that scoring needs and load nothing.
 
@@ -55,10 +67,12 @@ class ConfiguredScorer(ABC, Generic[Settings]):
             ConfigError: A package is not installed; names the extra.
             DataError: A file is missing; says which, and how to get it.
         """
+        for field in self.files:
+            self.folder(field)
 
     def spec_hash(self) -> str:
-        """Identifies what is measured: version, settings, and the content of local model files."""
-        return spec_hash(self.version, self.settings)
+        """Identifies what is measured: version, settings, and the models' files."""
+        return spec_hash(self.key, self.version, self.settings, self.files)
 
     def score(self, batch: ScoreBatch) -> Scores:
         """Score a batch of any size, `batch_size` images at a time.
@@ -101,32 +115,6 @@ def model_name(weights: Weights) -> str:
     """A hub id as it is, a local folder by its last part: what names a model in a metric's name."""
     folder = Path(weights.checkpoint)
     return folder.resolve().name if folder.is_dir() else weights.checkpoint
-
-
-def spec_hash(version: int, settings: ScorerSettings) -> str:
-    """Sixteen hexadecimal digits that change when the same image could score differently.
-
-    A folder's files are read in whole; a hub id is pinned by its revision.
-    """
-    content: dict[str, Any] = settings.model_dump(mode="json", exclude=_MOVES_NO_RESULT)
-    files: dict[str, str] = {}
-    for field in type(settings).model_fields:
-        value = getattr(settings, field)
-        if isinstance(value, Weights) and Path(value.checkpoint).is_dir():
-            files[field] = _digest(Path(value.checkpoint))
-            del content[field]  # the same files elsewhere are the same model
-    identity = json.dumps([version, content, files], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()[:16]
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(path.relative_to(folder).as_posix().encode())
-        with path.open("rb") as stream:
-            while block := stream.read(2**24):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def in_batches(batch: ScoreBatch, batch_size: int, score_rows: Callable[[ScoreBatch], Scores]) -> Scores:

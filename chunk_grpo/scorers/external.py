@@ -12,7 +12,8 @@ import numpy as np
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
-from chunk_grpo.scorers.configured import in_batches, spec_hash
+from chunk_grpo.scorers.configured import in_batches
+from chunk_grpo.scorers.identity import spec_hash
 
 ENTRY_POINTS = "chunk_grpo.scorers"
 """Group of entry points by which an installed package offers scorers."""
@@ -63,7 +64,7 @@ class External:
 
     def spec_hash(self) -> str:
         """Of source, version and options."""
-        return spec_hash(self.version, self.settings)
+        return spec_hash(self.key, self.version, self.settings, {})
 
     def score(self, batch: ScoreBatch) -> Scores:
         """Call it with `batch_size` images at a time, or, if it is groupwise, with all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLImageProcessorPil
 from chunk_grpo.config.scorers import HPSv3Scorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures, ScoreBatch, Scores
-from chunk_grpo.scorers.checkpoints import find_checkpoint
 from chunk_grpo.scorers.configured import ConfiguredScorer, chosen_device
 from chunk_grpo.scorers.hpsv3_model import WEIGHTS, HPSv3Network, load_network
 from chunk_grpo.scorers.hpsv3_prompt import PromptEncoder
@@ -127,13 +126,10 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
     version = 1
     _model: HPSv3Model | None = None
 
-    def check(self) -> None:
-        """Find the weights and the backbone's files.
-
-        Raises:
-            DataError: A file is missing; says which, and how to get it.
-        """
-        self._folders()
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """Of HPSv3's weights; and the backbone's without weights."""
+        return {"model": (WEIGHTS,), "backbone": _BACKBONE_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Means, with the logarithm of the standard deviation as a detail.
@@ -151,7 +147,7 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
 
     def _load(self) -> HPSv3Model:
         if self._model is None:
-            weights, backbone = self._folders()
+            weights, backbone = self.folder("model"), self.folder("backbone")
             device = torch.device(chosen_device(self.device))
             dtype: torch.dtype = getattr(torch, self.settings.dtype)
             self._model = self.take_model(
@@ -159,9 +155,3 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
                 lambda: load_model(f"scorers.{self.key}", weights, backbone, dtype, device),
             )
         return self._model
-
-    def _folders(self) -> tuple[Path, Path]:
-        return (
-            find_checkpoint(f"scorers.{self.key}.model", self.settings.model, [WEIGHTS]),
-            find_checkpoint(f"scorers.{self.key}.backbone", self.settings.backbone, _BACKBONE_FILES),
-        )

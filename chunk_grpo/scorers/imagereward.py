@@ -95,14 +95,10 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
     version = 1
     _models: tuple[RewardModel, BertTokenizer] | None = None
 
-    def check(self) -> None:
-        """Find the files and load nothing.
-
-        Raises:
-            DataError: A file is missing; says which, and how to get it.
-        """
-        find_checkpoint(f"scorers.{self.key}.model", self.settings.model, MODEL_FILES)
-        find_checkpoint(f"scorers.{self.key}.tokenizer", self.settings.tokenizer, TOKENIZER_FILES)
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """Of the model and of the tokenizer."""
+        return {"model": MODEL_FILES, "tokenizer": TOKENIZER_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Score the images of a batch.

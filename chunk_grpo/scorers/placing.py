@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, InProcess
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.registry import load, make_scorer
+from chunk_grpo.scorers.spec import ScorerSpec, require_same
 
 ELSEWHERE: dict[str, str] = {
     "subprocess": "chunk_grpo.scorers.executors.subprocess_scorer:SubprocessScorer",
@@ -38,3 +41,28 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
             'pip install "chunk-grpo[serving]"'
         ) from error
     return placed
+
+
+def place_checked(
+    spec: ScorerSpec, scorers: Mapping[str, AnyScorer], executors: Mapping[str, AnyExecutor]
+) -> Scorer:
+    """The scorer of a spec, by params.yaml; a server or a process of its own is reached.
+
+    Args:
+        spec: Of the stage check_scorers.
+        scorers: Of params.yaml.
+        executors: Of params.yaml.
+
+    Raises:
+        ConfigError: A package is missing, or an external scorer cannot be found.
+        DataError: It is another scorer than the one that was checked.
+    """
+    if spec.key not in scorers:
+        raise DataError(f"scorers.{spec.key}: was checked, but is not in params.yaml; run `dvc repro`")
+    scorer = place_scorer(spec.key, scorers[spec.key], executors.get(spec.key))
+    try:
+        require_same(spec, scorer)
+    except BaseException:
+        scorer.close()
+        raise
+    return scorer

@@ -5,18 +5,14 @@ A file of specs is what the cache looks at: as long as it stays the same, nothin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Scorer
-
-_SETTINGS: TypeAdapter[AnyScorer] = TypeAdapter(AnyScorer)
+from chunk_grpo.scorers.identity import measured
 
 
 @dataclass(frozen=True)
@@ -25,17 +21,19 @@ class ScorerSpec:
 
     Attributes:
         key: Its name in params.yaml.
-        settings: Its section.
         name: What is measured, such as clip/openai/clip-vit-large-patch14.
         version: Of the code that measures it.
         hash: Of version, settings and model files.
+        splits: Of the prompts whose images are scored.
+        settings: Those that could move a score.
     """
 
     key: str
-    settings: AnyScorer
     name: str
     version: int
     hash: str
+    splits: tuple[str, ...]
+    settings: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -44,13 +42,16 @@ class ScorerSpec:
             "name": self.name,
             "version": self.version,
             "spec_hash": self.hash,
-            "settings": self.settings.model_dump(mode="json"),
+            "splits": list(self.splits),
+            "settings": dict(self.settings),
         }
 
 
 def spec_of(key: str, settings: AnyScorer, scorer: Scorer) -> ScorerSpec:
     """What `scorer` is; reads its local model files in whole."""
-    return ScorerSpec(key, settings, scorer.name, scorer.version, scorer.spec_hash())
+    return ScorerSpec(
+        key, scorer.name, scorer.version, scorer.spec_hash(), settings.splits, measured(settings)
+    )
 
 
 def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
@@ -64,29 +65,35 @@ def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
         DataError: Something is missing or of another kind, for example after an update of this package.
     """
     try:
-        settings = _SETTINGS.validate_json(json.dumps(record["settings"]))
         return ScorerSpec(
             str(record["key"]),
-            settings,
             str(record["name"]),
             int(record["version"]),
             str(record["spec_hash"]),
+            tuple(map(str, record["splits"])),
+            dict(record["settings"]),
         )
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{source}: no spec of a scorer that this version reads ({error}). Run `dvc repro check_scorers`."
+            f"{source}: no spec of a scorer that this version reads ({type(error).__name__}: {error}). Run "
+            "`dvc repro check_scorers`."
         ) from error
 
 
 def require_same(spec: ScorerSpec, scorer: Scorer) -> None:
-    """Refuse a scorer that is another one than was checked.
+    """Refuse a scorer that is another one than was checked; reads its local model files in whole.
 
     Raises:
-        DataError: Its name or version differs.
+        DataError: Its name, version, settings or models differ.
     """
     found = (scorer.name, scorer.version)
     if found != (spec.name, spec.version):
         raise DataError(
             f"scorers.{spec.key}: is {found[0]} version {found[1]}, but was checked as {spec.name} version "
             f"{spec.version}; run `dvc repro`, which checks and scores again"
+        )
+    if scorer.spec_hash() != spec.hash:
+        raise DataError(
+            f"scorers.{spec.key}: settings or model files are others than those that were checked; run "
+            "`dvc repro --force --single-item check_scorers`, then `dvc repro`"
         )

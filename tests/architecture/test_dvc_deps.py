@@ -161,11 +161,11 @@ def within(path: str, declared: str) -> bool:
 NOT_REALLY = {
     # The checkpoint's key holds whole sections, all of them among the stage's params; the names of the variants
     # are read for an error message; trackers are told what comes out and change nothing of it.
-    "train": {"*", "variants", "trackers", "executors"},
+    # What moves a score of `scorers` is in the specs, on which the stage depends; `executors` says where a scorer runs.
+    "train": {"*", "variants", "trackers", "executors", "scorers"},
     "generate_base": {"train.seeds"},  # behind `--trained`, which this stage is not given
-    # Where a scorer runs; the report leaves it out.
-    "score_base": {"executors"},
-    "score": {"executors"},
+    "score_base": {"executors", "scorers"},
+    "score": {"executors", "scorers"},
     "report": {"executors"},
 }
 """Reads in the source that change no result of the stage."""

@@ -1,96 +1,10 @@
-"""What identifies a scorer, batches that are halved when memory is short, and models that scorers share."""
-
-import json
-from pathlib import Path
+"""Batches that are halved when memory is short, and models that scorers share."""
 
 import numpy as np
 import pytest
 
-from chunk_grpo.config.scorers import ClipScorer, ShapesScorer, Weights
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.configured import SharedModels, in_batches, spec_hash
-from chunk_grpo.scorers.spec import require_same, spec_from, spec_of
-from tests.shapes_scorers import SHAPES_SCORERS, shapes_scorer
-
-
-def clip(checkpoint: str = "openai/clip", revision: str | None = "abc", **changes: object) -> ClipScorer:
-    settings = ClipScorer(
-        kind="clip",
-        splits=("eval",),
-        batch_size=4,
-        model=Weights(checkpoint=checkpoint, revision=revision),
-        processor=None,
-        dtype="float32",
-        scale="cosine",
-        resize="processor",
-    )
-    return settings.model_copy(update=changes)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        spec_hash(2, clip()),
-        spec_hash(1, clip(revision="abd")),
-        spec_hash(1, clip("openai/clip-large")),
-        spec_hash(1, clip(dtype="bfloat16")),
-        spec_hash(1, clip(scale="logit")),
-        spec_hash(1, clip(processor=Weights(checkpoint="openai/clip", revision="abc"))),
-    ],
-    ids=["version", "revision", "checkpoint", "dtype", "scale", "processor"],
-)
-def test_whatever_could_move_a_score_is_another_identity(other: str) -> None:
-    assert other != spec_hash(1, clip())
-
-
-def test_which_images_and_how_many_at_a_time_are_no_identity() -> None:
-    assert spec_hash(1, clip(splits=("wise",), batch_size=9)) == spec_hash(1, clip())
-
-
-def test_a_local_model_is_known_by_its_files_wherever_they_lie(tmp_path: Path) -> None:
-    hashes = []
-    for name, content in (("a", b"weights"), ("b", b"weights"), ("c", b"other")):
-        (tmp_path / name / "part").mkdir(parents=True)
-        (tmp_path / name / "part" / "model.safetensors").write_bytes(content)
-        hashes.append(spec_hash(1, clip(str(tmp_path / name), None)))
-    assert hashes[0] == hashes[1] != hashes[2]
-    (tmp_path / "b" / "part" / "model.safetensors").rename(tmp_path / "b" / "model.safetensors")
-    assert spec_hash(1, clip(str(tmp_path / "b"), None)) != hashes[0]
-
-
-def test_every_scorer_has_the_name_it_is_known_by_and_its_own_hash() -> None:
-    assert [shapes_scorer(kind).name for kind in SHAPES_SCORERS] == list(SHAPES_SCORERS)
-    assert len({shapes_scorer(kind).spec_hash() for kind in SHAPES_SCORERS}) == len(SHAPES_SCORERS)
-
-
-def test_a_new_version_is_another_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = shapes_scorer("shapes-exact")
-    spec, before = spec_of("it", SHAPES, scorer), scorer.spec_hash()
-    require_same(spec, scorer)
-    monkeypatch.setattr(type(scorer), "version", scorer.version + 1)
-    assert scorer.spec_hash() != before
-    with pytest.raises(
-        DataError, match=r"scorers.it: is shapes-exact version 2, but was checked as .* version 1"
-    ):
-        require_same(spec, scorer)
-
-
-SHAPES = ShapesScorer(kind="shapes-exact", splits=("eval", "wise"), batch_size=4)
-
-
-def test_a_spec_survives_json() -> None:
-    spec = spec_of("it", SHAPES, shapes_scorer("shapes-exact"))
-    assert spec_from(json.loads(json.dumps(spec.to_json())), "it.json") == spec
-
-
-@pytest.mark.parametrize("missing", ["key", "name", "version", "spec_hash", "settings"])
-def test_a_spec_of_another_kind_is_refused_with_its_file(missing: str) -> None:
-    record = spec_of("it", SHAPES, shapes_scorer("shapes-exact")).to_json()
-    with pytest.raises(DataError, match=r"^it.json: no spec .*Run `dvc repro check_scorers`.$"):
-        spec_from({name: value for name, value in record.items() if name != missing}, "it.json")
-    with pytest.raises(DataError, match=r"^it.json: no spec "):
-        spec_from({**record, "settings": {**record["settings"], "batch_size": 0}}, "it.json")
+from chunk_grpo.scorers.configured import SharedModels, in_batches
 
 
 def images(count: int) -> ScoreBatch:

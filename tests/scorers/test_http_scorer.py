@@ -55,6 +55,7 @@ READY = {
     "needs": [],
     "groupwise": False,
     "spec_hash": "abc",
+    "measured": {},
     "python": "3",
     "packages": {},
 }
@@ -99,6 +100,10 @@ def strange_server() -> Iterator[tuple[str, dict[str, Any]]]:
     [
         ({"name": "other"}, r"scorers.odd: must be odd \(version 1\), but .* is other \(version 1"),
         ({"version": 2}, r"scorers.odd: must be odd \(version 1\), but .* is odd \(version 2"),
+        (
+            {"measured": {"kind": "external", "version": 7}},
+            r"scorers.odd.version: is 1 here, but 7 for .*the server at .* Give both the same section of scorers",
+        ),
         ({"protocol": 2}, "speaks no protocol 1"),
         ({"needs": ["sound"]}, "needs sound; known are prompt, metadata"),
         ({"spec_hash": None, "packages": None}, "does not say what it is"),

@@ -21,6 +21,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.http_app import Limits
 from chunk_grpo.scorers.executors.wire import encode_batch
 from chunk_grpo.scorers.external import External
+from chunk_grpo.scorers.identity import measured
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, client, server_in_thread, write_params
 
@@ -97,6 +98,7 @@ class TestHealth:
             "needs": ["metadata", "prompt"],
             "groupwise": False,
             "spec_hash": scorer.spec_hash(),
+            "measured": measured(settings()),
             "queue": 0,
             "queue_limit": 3,
             "most_bytes": 10**6,
@@ -389,9 +391,8 @@ class TestEnd:
             raise DataError("a file is missing")
 
         monkeypatch.setattr(External, "check", check)
-        watch = threading.Timer(
-            10, os.kill, (os.getpid(), signal.SIGTERM)
-        )  # else a failure would serve for ever
+        # Else a failure would serve for ever.
+        watch = threading.Timer(10, os.kill, (os.getpid(), signal.SIGTERM))
         watch.start()
         assert serve.main([KEY, "--params", str(params), "--port", "0"]) == 3
         assert watch.is_alive()

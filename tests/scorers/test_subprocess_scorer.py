@@ -289,7 +289,7 @@ BY_HAND = """
 import json, sys
 sys.stdin.readline()
 ready = dict(type="ready", protocol=1, name="odd", version=1, needs=[], groupwise=False, spec_hash='by-hand',
-             python="3", packages={{}})
+             measured={{}}, python="3", packages={{}})
 print(json.dumps(ready), flush=True)
 for line in sys.stdin:
     question = json.loads(line)

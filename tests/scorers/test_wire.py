@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_settings_come_back_as_they_were() -> None:
     assert (start.key, start.device) == ("odd", "cuda:1")
     assert read_settings(start) == sent
     with pytest.raises(ConfigError, match=r"scorers.odd: the worker does not know these settings"):
-        read_settings(lines.Start("odd", {**start.settings, "kind": "of tomorrow"}, None))
+        read_settings(replace(start, settings={**start.settings, "kind": "of tomorrow"}))
 
 
 def flip_a_pixel(message: dict[str, Any]) -> None:

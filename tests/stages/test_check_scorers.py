@@ -37,11 +37,9 @@ def test_each_scorer_has_a_spec_and_training_has_those_that_it_uses(finished: Wo
     assert list(found["training.json"]) == ["shapes-graded", "shapes-vivid", "shapes-exact"]
     exact = found["scorers/shapes-exact.json"]
     assert (exact["name"], exact["version"]) == ("shapes-exact", 1)
-    assert exact["settings"]["splits"] == ["eval", "wise"]
-    assert found["training.json"]["shapes-exact"] == {
-        **exact,
-        "settings": {**exact["settings"], "splits": ["train"]},
-    }
+    assert exact["splits"] == ["eval", "wise"]
+    assert exact["settings"] == {"kind": "shapes-exact"}
+    assert found["training.json"]["shapes-exact"] == {**exact, "splits": ["train"]}
 
 
 def test_a_change_of_one_scorer_changes_its_own_spec_alone(workspace: Workspace) -> None:

@@ -11,6 +11,7 @@ from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
 from chunk_grpo.scorers.configured import joined
 from chunk_grpo.scorers.executors.wire import Identity, Question, encode_batch, raise_told, read_scores
+from chunk_grpo.scorers.identity import measured
 from chunk_grpo.scorers.registry import make_scorer
 
 
@@ -124,7 +125,7 @@ def check_identity(key: str, settings: AnyScorer, identity: Identity, who: str) 
     """Refuse another scorer than `settings` asks for.
 
     Raises:
-        DataError: Another name or version.
+        DataError: Another name, version or setting.
     """
     expected = _expected(key, settings)
     if expected is not None and (identity.name, identity.version) != expected:
@@ -133,6 +134,13 @@ def check_identity(key: str, settings: AnyScorer, identity: Identity, who: str) 
             f"scorers.{key}: must be {name} (version {version}), but {who} is {identity.name} (version "
             f"{identity.version}; {identity.software}). Give both the same section and the same version of chunk-grpo."
         )
+    asked = measured(settings)
+    for name in asked.keys() & identity.measured.keys():  # one side may have in a folder what the other names
+        if asked[name] != identity.measured[name]:
+            raise DataError(
+                f"scorers.{key}.{name}: is {asked[name]!r} here, but {identity.measured[name]!r} for {who}. Give both "
+                "the same section of scorers."
+            )
 
 
 def _expected(key: str, settings: AnyScorer) -> tuple[str, int] | None:

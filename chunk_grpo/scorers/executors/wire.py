@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scorer, Scores
+from chunk_grpo.scorers.identity import measured
 from chunk_grpo.scorers.workers import lines
 
 PACKAGES = ("chunk-grpo", "numpy", "pillow", "torch", "transformers")
@@ -58,6 +59,7 @@ class Identity:
         needs: What it reads besides the images.
         groupwise: Whether it compares the images of a group.
         spec_hash: Of name, version, settings and model files.
+        measured: The settings that could move a score.
         software: Its Python and packages, for messages.
     """
 
@@ -66,14 +68,20 @@ class Identity:
     needs: frozenset[Need]
     groupwise: bool
     spec_hash: str
+    measured: Mapping[str, Any]
     software: str
 
 
 def start_line(key: str, settings: AnyScorer, device: str | None) -> bytes:
     """The first line to a worker."""
-    content = settings.model_dump(mode="json")
     return lines.write_message(
-        {"protocol": lines.PROTOCOL, "key": key, "settings": content, "device": device}
+        {
+            "protocol": lines.PROTOCOL,
+            "key": key,
+            "settings": settings.model_dump(mode="json"),
+            "measured": measured(settings),
+            "device": device,
+        }
     )
 
 
@@ -155,6 +163,7 @@ def worker_for(scorer: Scorer) -> lines.Worker:
         needs=sorted(scorer.needs),
         groupwise=scorer.groupwise,
         spec_hash=scorer.spec_hash(),
+        measured=measured(scorer.settings),
         packages=PACKAGES,
         close=scorer.close,
     )
@@ -190,6 +199,7 @@ def read_identity(message: Mapping[str, Any], who: str) -> Identity:
             frozenset(cast("list[Need]", needs)),
             bool(message["groupwise"]),
             str(message["spec_hash"]),
+            dict(message["measured"]),
             ", ".join(software),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -7,8 +7,7 @@ the thresholds are not calibrated: hence the name geneval-hf.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ import torch
 from chunk_grpo.config.scorers import GenEvalScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.checkpoints import find_checkpoint
 from chunk_grpo.scorers.clip_model import (
     MODEL_FILES,
     PROCESSOR_FILES,
@@ -47,14 +45,19 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
         """The detector is part of what is measured."""
         return f"geneval-hf/{model_name(self.settings.detector)}"
 
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """Of both models."""
+        return {"detector": DETECTOR_FILES, "classifier": MODEL_FILES + PROCESSOR_FILES}
+
     def check(self) -> None:
         """Find the files of both models, and refuse a detector of other classes than COCO's.
 
         Raises:
             DataError: A file is missing or of another model; says which, and how to get it.
         """
-        check_classes(self._key("detector"), self._detector_folder())
-        find_checkpoint(self._key("classifier"), self.settings.classifier, MODEL_FILES + PROCESSOR_FILES)
+        super().check()
+        check_classes(self._key("detector"), self.folder("detector"))
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """1.0 or 0.0, with details."""
@@ -126,7 +129,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             detector = self.take_model(
                 ("mask2former", settings.detector, settings.dtype, device),
                 lambda: load_detector(
-                    self._key("detector"), self._detector_folder(), getattr(torch, settings.dtype), device
+                    self._key("detector"), self.folder("detector"), getattr(torch, settings.dtype), device
                 ),
             )
             source = self._key("classifier"), settings.classifier
@@ -137,9 +140,6 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             classifier = ColourClassifier(encoder, load_processor(*source, encoder, "processor"))
             self._models = detector, classifier
         return self._models
-
-    def _detector_folder(self) -> Path:
-        return find_checkpoint(self._key("detector"), self.settings.detector, DETECTOR_FILES)
 
     def _key(self, part: str) -> str:
         return f"scorers.{self.key}.{part}"

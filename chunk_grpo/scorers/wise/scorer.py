@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from chunk_grpo.config.scorers import WiseScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch
-from chunk_grpo.scorers.configured import ConfiguredScorer, spec_hash
+from chunk_grpo.scorers.configured import ConfiguredScorer
+from chunk_grpo.scorers.identity import spec_hash
 from chunk_grpo.scorers.wise.answers import AnswerFile
 from chunk_grpo.scorers.wise.endpoint import Endpoint
 from chunk_grpo.scorers.wise.instructions import Instructions, find_instructions
@@ -63,15 +64,8 @@ class Wise(ConfiguredScorer[WiseScorer]):
 
     def spec_hash(self) -> str:
         """Of all but how often and how fast is asked; of the instructions, their words."""
-        same = {
-            "concurrency": 1,
-            "attempts": 1,
-            "timeout_seconds": 1.0,
-            "api_key_variable": None,
-            "answers": "-",
-        }
-        moved = self.settings.model_copy(update={**same, "instructions": self._instructions.digest()})
-        return spec_hash(self.version, moved)
+        words = {"instructions": self._instructions.digest()}
+        return spec_hash(self.key, self.version, self.settings, self.files, words)
 
     def score(self, batch: ScoreBatch) -> Scores:
         """Score a batch of any size, with `concurrency` requests under way.

@@ -66,11 +66,13 @@ class Start:
     Attributes:
         key: The scorer's name in params.yaml, for messages.
         settings: Its section, as JSON has it.
+        measured: The part of it that could move a score.
         device: Such as cuda:1; None: the first GPU, else the CPU.
     """
 
     key: str
     settings: Mapping[str, Any]
+    measured: Mapping[str, Any]
     device: str | None
 
 
@@ -128,7 +130,8 @@ class Worker:
         score: Scores a batch of any size.
         needs: What it reads besides the images: of prompt, metadata.
         groupwise: Whether it compares the images of a group.
-        spec_hash: Identifies what is measured; None: a digest of name, version and settings.
+        spec_hash: Identifies what is measured; None: a digest of name, version and `measured`.
+        measured: The settings that could move a score; None: those of the start line.
         packages: Distributions whose versions are told.
         close: Gives back what is held.
     """
@@ -139,6 +142,7 @@ class Worker:
     needs: Sequence[str] = ("prompt", "metadata")
     groupwise: bool = False
     spec_hash: str | None = None
+    measured: Mapping[str, Any] | None = None
     packages: Sequence[str] = ()
     close: Callable[[], object] = _nothing
 
@@ -156,8 +160,10 @@ def serve(open_worker: Callable[[Start], Worker]) -> None:
     try:
         start = read_start(read_message(questions.readline()))
         worker = open_worker(start)
+        if worker.measured is None:
+            worker = replace(worker, measured=start.measured)
         if worker.spec_hash is None:
-            worker = replace(worker, spec_hash=settings_hash(worker.name, worker.version, start.settings))
+            worker = replace(worker, spec_hash=settings_hash(worker.name, worker.version, start.measured))
         ready = write_message(ready_message(worker))
     except Exception as error:  # the stage raises it
         _write(answers, write_message(error_message(error)))
@@ -189,6 +195,7 @@ def ready_message(worker: Worker) -> dict[str, Any]:
         "needs": sorted(worker.needs),
         "groupwise": worker.groupwise,
         "spec_hash": worker.spec_hash,
+        "measured": worker.measured,
         "python": platform.python_version(),
         "packages": versions(worker.packages),
     }
@@ -265,7 +272,8 @@ def read_start(message: Mapping[str, Any]) -> Start:
     device = message.get("device")
     if not (device is None or isinstance(device, str)):
         raise MalformedError(f"device: must be text or null, got {device!r}")
-    return Start(_field(message, "key", str), _field(message, "settings", dict), device)
+    settings, measured = _field(message, "settings", dict), _field(message, "measured", dict)
+    return Start(_field(message, "key", str), settings, measured, device)
 
 
 def read_batch(message: Mapping[str, Any]) -> Batch:
@@ -317,10 +325,9 @@ def image_key(number: int, height: int, width: int, pixels: bytes | memoryview, 
     return f"{number}-{digest.hexdigest()[:32]}"
 
 
-def settings_hash(name: str, version: int, settings: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits of what a script measures; `splits` and `batch_size` move no score."""
-    content = {key: value for key, value in settings.items() if key not in ("splits", "batch_size")}
-    identity = json.dumps([name, version, content], sort_keys=True)
+def settings_hash(name: str, version: int, measured: Mapping[str, Any]) -> str:
+    """Sixteen hexadecimal digits of what a script measures."""
+    identity = json.dumps([name, version, dict(measured)], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 

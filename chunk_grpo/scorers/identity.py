@@ -1,0 +1,90 @@
+"""What identifies a scorer: whatever could move a score, and nothing else."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.config.scorers import ScorerSettings, Weights
+from chunk_grpo.scorers.checkpoints import find_checkpoint
+
+_READ_BESIDES = ("*.json", "*.txt", "*.jinja", "*.model")
+"""Of a local folder, next to the files that a scorer asks for: configurations and tokenizers may have more of them."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def measured(settings: ScorerSettings) -> dict[str, Any]:
+    """The settings that could move a score, as JSON has them.
+
+    A model in a local folder is left out: wherever it lies, its files say what it is.
+    """
+    content = settings.model_dump(mode="json", exclude=set(settings.MOVES_NO_SCORE))
+    return {name: value for name, value in content.items() if not _is_local(getattr(settings, name))}
+
+
+def spec_hash(
+    key: str,
+    version: int,
+    settings: ScorerSettings,
+    files: Mapping[str, Sequence[str]],
+    besides: Mapping[str, str] | None = None,
+) -> str:
+    """Sixteen hexadecimal digits that change when the same image could score differently.
+
+    Of a local folder, the files that are read count, in whole; of a hub id, the commit that its revision stands for.
+
+    Args:
+        key: The scorer's name in params.yaml, for messages.
+        version: Of the code.
+        settings: Its section.
+        files: Field of the settings to the patterns of the files that are needed, as `find_checkpoint` takes them.
+        besides: More that could move a score, such as the content of a file that a setting names.
+
+    Raises:
+        DataError: A model is not there.
+    """
+    models = {
+        field: _model(f"scorers.{key}.{field}", getattr(settings, field), patterns)
+        for field, patterns in files.items()
+    }
+    identity = json.dumps([version, measured(settings), models, dict(besides or {})], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def _is_local(value: object) -> bool:
+    return isinstance(value, Weights) and Path(value.checkpoint).is_dir()
+
+
+def _model(key: str, weights: Weights, patterns: Sequence[str]) -> str:
+    """A digest of local files, or the commit on the hub."""
+    if _is_local(weights):
+        return _digest(Path(weights.checkpoint), patterns)
+    if weights.revision and _COMMIT.fullmatch(weights.revision):
+        return weights.revision
+    return find_checkpoint(key, weights, patterns).name  # the hub's cache names a folder by its commit
+
+
+def _digest(folder: Path, patterns: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for path in _files_read(folder, patterns):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        with path.open("rb") as stream:
+            while block := stream.read(2**24):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _files_read(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
+    """In order of their names, without hidden ones: `hf download` writes the time into .cache."""
+    wanted = [*_READ_BESIDES, *(part for pattern in patterns for part in pattern.split("|"))]
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") for part in parts)
+        if path.is_file() and not hidden and any(fnmatch.fnmatch("/".join(parts), p) for p in wanted):
+            yield path

@@ -1,0 +1,160 @@
+"""What identifies a scorer, and what a stage does with a scorer that is another one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunk_grpo.config.scorers import ClipScorer, ExternalScorer, ShapesScorer, Weights
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.identity import measured, spec_hash
+from chunk_grpo.scorers.placing import place_checked
+from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.spec import require_same, spec_from, spec_of
+from tests.shapes_scorers import SHAPES_SCORERS, shapes_scorer
+
+COMMIT, OTHER_COMMIT = "a" * 40, "b" * 40
+FILES = {"model": ("config.json", "*.safetensors|*.bin")}
+SHAPES = ShapesScorer(kind="shapes-exact", splits=("eval", "wise"), batch_size=4)
+
+
+def clip(checkpoint: str = "openai/clip", revision: str | None = COMMIT, **changes: object) -> ClipScorer:
+    settings = ClipScorer(
+        kind="clip",
+        splits=("eval",),
+        batch_size=4,
+        model=Weights(checkpoint=checkpoint, revision=revision),
+        processor=None,
+        dtype="float32",
+        scale="cosine",
+        resize="processor",
+    )
+    return settings.model_copy(update=changes)
+
+
+def identity(settings: ClipScorer, version: int = 1) -> str:
+    return spec_hash("likeness", version, settings, FILES)
+
+
+def model_in(folder: Path, weights: bytes = b"weights") -> ClipScorer:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return clip(str(folder), None)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        identity(clip(), version=2),
+        identity(clip(revision=OTHER_COMMIT)),
+        identity(clip("openai/clip-large")),
+        identity(clip(dtype="bfloat16")),
+        identity(clip(scale="logit")),
+        identity(clip(processor=Weights(checkpoint="openai/clip", revision=COMMIT))),
+    ],
+    ids=["version", "revision", "checkpoint", "dtype", "scale", "processor"],
+)
+def test_whatever_could_move_a_score_is_another_identity(other: str) -> None:
+    assert other != identity(clip())
+
+
+def test_which_images_and_how_many_at_a_time_are_no_identity() -> None:
+    assert identity(clip(splits=("wise",), batch_size=9)) == identity(clip())
+    assert measured(clip(splits=("wise",), batch_size=9)) == measured(clip())
+
+
+def test_a_local_model_is_known_by_its_files_wherever_they_lie(tmp_path: Path) -> None:
+    first, moved = model_in(tmp_path / "a"), model_in(tmp_path / "b" / "c")
+    assert identity(first) == identity(moved)
+    assert measured(first) == measured(moved)
+    assert identity(model_in(tmp_path / "d", b"weightS")) != identity(first)
+    (tmp_path / "a" / "merges.txt").write_text("a tokenizer's")
+    assert identity(first) != identity(moved)
+
+
+def test_files_that_are_not_read_are_no_identity(tmp_path: Path) -> None:
+    """`hf download --local-dir` writes the time of the download below .cache."""
+    settings = model_in(tmp_path / "a")
+    before = identity(settings)
+    for name in (".cache/huggingface/download/config.json", "README.md", "tf_model.h5", ".gitattributes"):
+        path = tmp_path / "a" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1763750000.0")
+    assert identity(settings) == before
+
+
+def test_a_model_of_the_hub_is_known_by_the_commit_of_its_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout of the hub's cache: refs/main names a folder of snapshots."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--openai--clip"
+    for commit in (COMMIT, OTHER_COMMIT):
+        model_in(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    hashes = []
+    for commit in (COMMIT, OTHER_COMMIT, COMMIT):
+        (repository / "refs" / "main").write_text(commit)
+        hashes.append(identity(clip(revision=None)))
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_every_scorer_has_the_name_it_is_known_by_and_its_own_hash() -> None:
+    assert [shapes_scorer(kind).name for kind in SHAPES_SCORERS] == list(SHAPES_SCORERS)
+    assert len({shapes_scorer(kind).spec_hash() for kind in SHAPES_SCORERS}) == len(SHAPES_SCORERS)
+
+
+def test_a_new_version_is_another_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = shapes_scorer("shapes-exact")
+    spec, before = spec_of("it", SHAPES, scorer), scorer.spec_hash()
+    require_same(spec, scorer)
+    monkeypatch.setattr(type(scorer), "version", scorer.version + 1)
+    assert scorer.spec_hash() != before
+    with pytest.raises(
+        DataError, match=r"scorers.it: is shapes-exact version 2, but was checked as .* version 1"
+    ):
+        require_same(spec, scorer)
+
+
+def own(version: int = 1, **options: Any) -> ExternalScorer:
+    return ExternalScorer(
+        kind="external",
+        splits=("eval",),
+        batch_size=4,
+        source="tests.scorers.test_identity:redness",
+        version=version,
+        options=options,
+    )
+
+
+def redness(images: Any, prompts: Any, metadata: Any, scale: float = 1.0) -> Any:
+    return images[..., 0].mean(axis=(1, 2)) * scale
+
+
+def test_what_was_checked_is_what_scores() -> None:
+    spec = spec_of("own", own(scale=2.0), make_scorer("own", own(scale=2.0)))
+    assert place_checked(spec, {"own": own(scale=2.0).model_copy(update={"batch_size": 9})}, {}).name == "own"
+    with pytest.raises(
+        DataError, match=r"scorers.own: settings or model files are others than .* checked; run"
+    ):
+        place_checked(spec, {"own": own(scale=3.0)}, {})
+    with pytest.raises(
+        DataError, match=r"scorers.own: was checked, but is not in params.yaml; run `dvc repro`"
+    ):
+        place_checked(spec, {}, {})
+
+
+def test_a_spec_survives_json() -> None:
+    spec = spec_of("it", SHAPES, shapes_scorer("shapes-exact"))
+    assert spec_from(json.loads(json.dumps(spec.to_json())), "it.json") == spec
+
+
+@pytest.mark.parametrize("missing", ["key", "name", "version", "spec_hash", "splits", "settings"])
+def test_a_spec_of_another_kind_is_refused_with_its_file(missing: str) -> None:
+    record = spec_of("it", SHAPES, shapes_scorer("shapes-exact")).to_json()
+    with pytest.raises(DataError, match=r"^it.json: no spec .*Run `dvc repro check_scorers`.$"):
+        spec_from({name: value for name, value in record.items() if name != missing}, "it.json")
+    with pytest.raises(DataError, match=r"^it.json: no spec "):
+        spec_from({**record, "settings": 7}, "it.json")
