@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     reading.add_argument("--scores", help="scores/1 of the scorer geneval, Parquet, to compare with")
     for command, run in ((writing, write), (reading, read)):
         command.add_argument(
-            "--prompts", default="artifacts/prompts/prompts.parquet", help="prompts/1, Parquet"
+            "--prompts", default="artifacts/prompts/evaluation.parquet", help="prompts/1, Parquet"
         )
         command.add_argument("--split", default="geneval", help="of the prompts (default: geneval)")
         command.add_argument("--mode", default="base", help="base, tuned or hybrid (default: base)")

@@ -34,19 +34,17 @@ def load_model(params: Params, parts: tuple[Part, ...], size: tuple[int, int]) -
 def read_prompts(prompts: str, index: str, tensors: str, splits: tuple[str, ...] | None = None) -> PromptSet:
     """The prompts of `splits`, in the table's order, with their embeddings on the default device.
 
-    Without `splits` they are those of all splits that are drawn: all but train.
+    Without `splits` they are all of the table.
 
     Raises:
         DataError: A prompt has no embedding, or there are no prompts in these splits.
     """
     records = [
-        r
-        for r in read_table(prompts, "prompts").to_pylist()
-        if (r["split"] != "train" if splits is None else r["split"] in splits)
+        r for r in read_table(prompts, "prompts").to_pylist() if splits is None or r["split"] in splits
     ]
     if not records:
-        wanted = "but train" if splits is None else ", ".join(splits)
-        raise DataError(f"{prompts}: must hold prompts of the splits {wanted}, got none")
+        wanted = f" of the splits {', '.join(splits)}" if splits else ""
+        raise DataError(f"{prompts}: must hold prompts{wanted}, got none")
     row_of = {(r["prompt_id"], r["prompt"]): r["row"] for r in read_table(index, "embeddings").to_pylist()}
     names = [(r["prompt_id"], r["prompt"]) for r in records]
     missing = [name for name in names if name not in row_of]

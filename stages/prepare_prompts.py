@@ -16,7 +16,8 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arguments:
-    out: str = field(metadata=argument("prompts/1, Parquet", writes=True))
+    training: str = field(metadata=argument("prompts/1, Parquet: splits train and eval", writes=True))
+    evaluation: str = field(metadata=argument("prompts/1, Parquet: all splits but train", writes=True))
     report: str = field(
         metadata=argument("JSON: what was found in the files, and done about it", writes=True)
     )
@@ -37,7 +38,7 @@ def table_rows(split: Split) -> list[dict[str, str]]:
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Write the prompts table, and what was dropped, changed or kept although it looks like a mistake."""
+    """Write the tables, and what was dropped, changed or kept although it looks like a mistake."""
     splits = list(
         splits_of(params.prompts, {})
     )  # what is wrong with files is told before a model is looked for
@@ -49,8 +50,12 @@ def main(params: Params, arguments: Arguments) -> None:
     for report in reports.values():
         for line in report.lines():
             _LOG.warning("%s", line)
-    rows = [row for split in splits for row in table_rows(split)]
-    write_table(table_from_rows(rows, "prompts"), arguments.out, "prompts")
+    for location, chosen in (
+        (arguments.training, [split for split in splits if split.name in ("train", "eval")]),
+        (arguments.evaluation, [split for split in splits if split.name != "train"]),
+    ):
+        rows = [row for split in chosen for row in table_rows(split)]
+        write_table(table_from_rows(rows, "prompts"), location, "prompts")
     write_json({name: report.as_json() for name, report in reports.items()}, arguments.report)
 
 

@@ -20,7 +20,8 @@ VARIANT, SCORER = "chunk-ws", "shapes-graded"
 ORDER = (
     "prepare_prompts",
     "check_scorers",
-    "encode_prompts",
+    "encode_prompts@training",
+    "encode_prompts@evaluation",
     "profile_l1",
     "chunk_boundaries",
     "train",
@@ -51,9 +52,16 @@ class Workspace:
     def options(self, stage: str, **changes: str) -> tuple[str, list[str]]:
         """The module and the options of a stage as dvc.yaml writes them; `changes` replace options' values."""
         stages = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
+        stage, _, part = stage.partition("@")
         text = stages[stage].get("do", stages[stage])["cmd"]
         key = {"score": f"{VARIANT}-{SCORER}", "score_base": SCORER}.get(stage, VARIANT)
-        values = {"key": key, "item.plan": "listed", "item.variant": VARIANT, "item.scorer": SCORER}
+        values = {
+            "key": key,
+            "item.plan": "listed",
+            "item.variant": VARIANT,
+            "item.scorer": SCORER,
+            "item": part,
+        }
         for name, value in values.items():
             text = text.replace(f"${{{name}}}", value)
         assert "$" not in text, text

@@ -61,7 +61,7 @@ def refused(workspace: Workspace, stage: str, code: int, *prefix: str, **changes
     message = errors[errors.find("error: ") :].rstrip("\n")  # after lines of progress, if there were any
     assert process.returncode == code, errors
     assert "Traceback" not in errors
-    assert NO_MODEL not in message or stage == "encode_prompts", (
+    assert NO_MODEL not in message or stage.startswith("encode_prompts"), (
         "the model was to be loaded before this was found"
     )
     assert workspace.files() == before, "something that existed was lost or changed"
@@ -230,7 +230,7 @@ def test_checkpoint(
     shutil.copytree(CHECKPOINT, model)
     damage(model)
     workspace.edit(edits(model__checkpoint=str(model)))
-    message = refused(workspace, "encode_prompts", DATA)
+    message = refused(workspace, "encode_prompts@training", DATA)
     assert message.startswith(beginning.format(model=model))
     assert message.endswith(end)
 
@@ -296,13 +296,13 @@ def test_a_picture_that_is_damaged(workspace: Workspace) -> None:
 
 def test_embeddings_of_other_prompts(workspace: Workspace) -> None:
     """The same names for other texts, as after a change of prompts.seed without encoding again."""
-    path = workspace.artifacts / "prompts" / "prompts.parquet"
+    path = workspace.artifacts / "prompts" / "training.parquet"
     table = pq.read_table(path)
     records = table.to_pylist()
     records[0]["prompt"] = "a dog"
     pq.write_table(pa.Table.from_pylist(records, schema=table.schema), path)
     assert refused(workspace, "profile_l1", DATA) == (
-        "artifacts/embeddings/index.parquet: must hold every prompt of artifacts/prompts/prompts.parquet, "
+        "artifacts/embeddings/training.parquet: must hold every prompt of artifacts/prompts/training.parquet, "
         "got no row for 'train-00000', 'a dog'; run `dvc repro`"
     )
 

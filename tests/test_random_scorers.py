@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import read_table
+from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.judge_server import JudgeServer
 from tests.scorers.random_models import make_models
 
@@ -23,10 +24,14 @@ SPLIT = dict.fromkeys(KINDS, "eval") | {"geneval": "things", "wise": "knowledge"
 POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}
 """And how many modes each has."""
 
+COMMITS = ("a" * 40, "b" * 40)
+"""Of the repository test/pickscore in the hub's cache that `dvc` looks at."""
+
 
 def dvc(folder: Path, *command: str) -> str:
     """What a command of DVC says."""
     environment = os.environ | {"DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["HF_HUB_CACHE"] = str(folder / "data" / "hub")
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
         [sys.executable, "-m", "dvc", *command],
@@ -66,16 +71,24 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         subprocess.run(["git", *command], cwd=folder, check=True)
     make_models(folder / "data" / "random-models")
+    for seed, commit in enumerate(COMMITS):
+        make_clip(folder / "data" / "hub" / "models--test--pickscore" / "snapshots" / commit, seed=seed)
     return folder
 
 
 def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -> None:
     with JudgeServer() as judge:
-        at = ("-S", f"scorers.wise.base_url={judge.url}")
-        first = ran(dvc(pipeline, "exp", "run", "-S", "preset=random-scorers", *at))
+        settings = {
+            "preset": "random-scorers",
+            "scorers.wise.base_url": judge.url,
+            "scorers.pickscore.model.checkpoint": "test/pickscore",
+            "scorers.pickscore.model.revision": COMMITS[0],
+        }
+        changes = [part for name, value in settings.items() for part in ("-S", f"{name}={value}")]
+        first = ran(dvc(pipeline, "exp", "run", *changes))
         assert {f"score_base@{kind}" for kind in KINDS} < first
         prompts = read_table(
-            str(pipeline / "artifacts" / "prompts" / "prompts.parquet"), "prompts"
+            str(pipeline / "artifacts" / "prompts" / "evaluation.parquet"), "prompts"
         ).to_pylist()
         for policy, modes in POLICIES.items():
             for kind in KINDS:
@@ -96,7 +109,7 @@ def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -
 
         yaml = YAML()
         params = yaml.load(pipeline / "params.yaml")
-        params["scorers"]["pickscore"]["model"]["revision"] = "another"
+        params["scorers"]["pickscore"]["model"]["revision"] = COMMITS[1]
         yaml.dump(params, pipeline / "params.yaml")
         again = ran(dvc(pipeline, "repro"))
     of_pickscore = {"score_base@pickscore", "score@dance-pickscore", "score@chunk-ws-pickscore"}

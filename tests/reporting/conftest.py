@@ -235,7 +235,8 @@ def write_run(
             write_table(table, root / "scores" / policy / f"{scorer}.parquet", "scores")
     stages = (
         "prepare_prompts",
-        "encode_prompts",
+        "encode_prompts@training",
+        "encode_prompts@evaluation",
         "profile_l1",
         "train@dance",
         "train@chunk",

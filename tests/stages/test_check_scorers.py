@@ -74,7 +74,7 @@ def test_the_scores_of_a_users_own_scorer_are_of_its_splits_and_carry_its_spec(
     assert workspace.run("check_scorers") == 0
     out = "artifacts/scores/base/own.parquet"
     assert workspace.run("score_base", spec="artifacts/specs/scorers/own.json", out=out) == 0
-    prompts = read_table(str(workspace.artifacts / "prompts" / "prompts.parquet"), "prompts").to_pylist()
+    prompts = read_table(str(workspace.artifacts / "prompts" / "evaluation.parquet"), "prompts").to_pylist()
     scored = read_table(str(workspace.root / out), "scores").to_pylist()
     assert {row["prompt_id"] for row in scored} == {r["prompt_id"] for r in prompts if r["split"] == "eval"}
     assert {row["scorer"] for row in scored} == {"own"}

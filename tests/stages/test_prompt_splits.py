@@ -130,7 +130,7 @@ def test_the_stage_tells_what_it_did_with_a_file(tmp_path: Path, caplog: pytest.
     made.edit(lambda raw: raw["prompts"]["checks"].update(duplicates="drop"))
     made.edit(any_prompt)
     assert made.run("prepare_prompts") == 0
-    table = read_table(str(made.artifacts / "prompts" / "prompts.parquet"), "prompts")
+    table = read_table(str(made.artifacts / "prompts" / "evaluation.parquet"), "prompts")
     assert table.num_rows == 25
     told = json.loads((made.artifacts / "prompts" / "checks.json").read_text())["train"]
     assert (told["read"], told["kept"]) == (26, 25)

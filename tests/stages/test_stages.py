@@ -50,8 +50,8 @@ def test_a_stage_writes_the_same_bytes_again(stage: str, finished: Workspace, wo
         for name in ("out", "plot", "tensors")
         if f"--{name}" in options
     ]
-    if stage == "encode_prompts":
-        outs.append("artifacts/embeddings/index.parquet")
+    if stage.startswith("encode_prompts"):
+        outs.append(options[options.index("--index") + 1])
     elif stage in ("train", "profile_l1", "generate", "generate_base"):
         outs = [out for out in outs if "embeddings" not in out]
     before = results(workspace)
@@ -64,9 +64,15 @@ def test_a_stage_writes_the_same_bytes_again(stage: str, finished: Workspace, wo
 
 def test_prompts_are_balanced_and_held_out(finished: Workspace) -> None:
     prompts = load_params(finished.root / "params.yaml").prompts
-    found = rows(finished, "prompts/prompts.parquet", "prompts")
+    training = rows(finished, "prompts/training.parquet", "prompts")
+    evaluation = rows(finished, "prompts/evaluation.parquet", "prompts")
+    sizes = {"train": prompts.train_count, "eval": prompts.eval_count, "wise": prompts.wise_count}
+    assert Counter(row["split"] for row in training) == {n: sizes[n] for n in ("train", "eval")}
+    assert Counter(row["split"] for row in evaluation) == {n: sizes[n] for n in ("eval", "wise")}
+    of_eval = [row for row in training if row["split"] == "eval"]
+    assert of_eval == [row for row in evaluation if row["split"] == "eval"]
+    found = training + [row for row in evaluation if row["split"] == "wise"]
     counts = Counter(row["split"] for row in found)
-    assert counts == {"train": prompts.train_count, "eval": prompts.eval_count, "wise": prompts.wise_count}
     texts = {split: {row["prompt"] for row in found if row["split"] == split} for split in counts}
     assert texts["train"].isdisjoint(texts["eval"])
     by_category = Counter(row["category"] for row in found if row["split"] == "train")
@@ -89,7 +95,7 @@ def test_prompts_may_come_from_a_file(tmp_path: Path) -> None:
     lines = [f"ein Würfel, Nummer {number}" for number in range(30)]
     made = from_file(tmp_path, lines)
     assert made.run("prepare_prompts") == 0
-    found = rows(made, "prompts/prompts.parquet", "prompts")
+    found = rows(made, "prompts/training.parquet", "prompts")
     assert Counter(row["split"] for row in found) == {"train": 16, "eval": 8}
     texts = [row["prompt"] for row in found]
     assert len(set(texts)) == 24
@@ -97,16 +103,17 @@ def test_prompts_may_come_from_a_file(tmp_path: Path) -> None:
     assert texts != lines[:24]  # in seeded order
     made.edit(lambda raw: raw["prompts"].update(seed=1))
     assert made.run("prepare_prompts") == 0
-    assert [row["prompt"] for row in rows(made, "prompts/prompts.parquet", "prompts")] != texts
+    assert [row["prompt"] for row in rows(made, "prompts/training.parquet", "prompts")] != texts
 
 
-def test_embeddings_have_a_row_for_every_text(finished: Workspace) -> None:
-    index = rows(finished, "embeddings/index.parquet", "embeddings")
-    prompts = rows(finished, "prompts/prompts.parquet", "prompts")
+@pytest.mark.parametrize("part", ["training", "evaluation"])
+def test_embeddings_have_a_row_for_every_text(part: str, finished: Workspace) -> None:
+    index = rows(finished, f"embeddings/{part}.parquet", "embeddings")
+    prompts = rows(finished, f"prompts/{part}.parquet", "prompts")
     assert [(row["prompt_id"], row["prompt"]) for row in index] == [
         (row["prompt_id"], row["prompt"]) for row in prompts
     ]
-    tensors = load_file(finished.artifacts / "embeddings" / "embeddings.safetensors")
+    tensors = load_file(finished.artifacts / "embeddings" / f"{part}.safetensors")
     texts = {row["prompt"] for row in index}
     assert {len(tensor) for tensor in tensors.values()} == {len(texts)}
     assert {row["row"] for row in index} == set(range(len(texts)))
