@@ -13,8 +13,8 @@ TokenLimits: TypeAlias = Mapping[str, tuple[Callable[[str], int], int]]
 """Name of a text encoder to (counts a prompt's tokens, most that it takes); special tokens count. A prompt that cannot
 have more than that, because it has not as many bytes, is not tokenised: its bytes are given for its tokens."""
 
-_SPECIAL = 2
-"""CLIP's tokens for start and end, or T5's one: at most so many are added."""
+_ADDED = 2
+"""CLIP's tokens for start and end, or T5's for the end and for the space that it sets before a prompt."""
 
 
 def flux_token_limits(checkpoint: str, revision: str | None, max_sequence_length: int) -> TokenLimits:
@@ -46,12 +46,20 @@ def flux_token_limits(checkpoint: str, revision: str | None, max_sequence_length
 
 def _counter(tokenizer: object, limit: int) -> Callable[[str], int]:
     def count(text: str) -> int:
-        normalised = unicodedata.normalize(
-            "NFKC", text.lower()
-        )  # which both tokenizers do, in part, before they count
-        at_most = len(normalised.encode()) + _SPECIAL
+        at_most = _at_most(text)
         if at_most <= limit:
             return at_most
         return len(tokenizer(text, verbose=False)["input_ids"])  # type: ignore[operator]  # transformers' base class
 
     return count
+
+
+def _at_most(text: str) -> int:
+    """Tokens that no tokenizer exceeds: each stands for a byte at least of the text as the tokenizer normalises it.
+
+    CLIP's composes it (NFC) and lowers its letters, T5's replaces compatible characters (NFKC), others leave it alone;
+    any of these may be the longest: a letter of full width has 3 bytes in the first and 1 in the second, a ligature of
+    Arabic words 3 and 33.
+    """
+    forms = (text, unicodedata.normalize("NFC", text).lower(), unicodedata.normalize("NFKC", text))
+    return max(len(form.encode()) for form in forms) + _ADDED

@@ -1,6 +1,10 @@
 """Token counts of a checkpoint's text encoders, as its own tokenizers count."""
 
+import json
+import shutil
 from pathlib import Path
+from typing import Final
+from unicodedata import normalize
 
 import pytest
 from transformers import AutoTokenizer
@@ -10,6 +14,7 @@ from chunk_grpo.families.tokens import flux_token_limits
 
 TINY = Path(__file__).resolve().parents[2] / "assets" / "tiny-flux"
 LONG = "a red circle left of a blue square " * 9
+FORMS: Final = ("NFC", "NFD", "NFKC")
 
 
 def test_limits_are_those_of_the_encoders() -> None:
@@ -20,15 +25,34 @@ def test_limits_are_those_of_the_encoders() -> None:
     }
 
 
-@pytest.mark.parametrize("text", [LONG, "a red circle", "ﷺ" * 9, "İ" * 60, "👩‍🚀" * 20, ""])
+@pytest.mark.parametrize("text", [LONG, "a red circle", "ﷺ" * 9, "İ" * 60, "👩‍🚀" * 20, "\uff21" * 12, ""])
 def test_a_prompt_that_is_too_long_is_counted_and_no_other_passes_for_one(text: str) -> None:
-    """Some characters are one byte for the eye and many for a tokenizer: a ligature, a capital with a dot, an emoji."""
+    """Some characters are one byte for the eye and many for a tokenizer: a ligature, a capital with a dot, an emoji, a
+    letter of full width.
+    """
     for name, folder in (("CLIP", "tokenizer"), ("T5", "tokenizer_2")):
         count, limit = flux_token_limits(str(TINY), None, 8)[name]
         tokens = len(AutoTokenizer.from_pretrained(TINY / folder)(text)["input_ids"])
         assert (count(text) > limit) == (tokens > limit)
         if tokens > limit:
             assert count(text) == tokens
+
+
+def test_no_character_has_more_tokens_than_a_prompt_is_taken_to_have_at_most(tmp_path: Path) -> None:
+    """With a limit that no prompt reaches, what is given for a prompt's tokens is that bound."""
+    for folder in ("tokenizer", "tokenizer_2"):
+        shutil.copytree(TINY / folder, tmp_path / folder)
+    shutil.copy(TINY / "model_index.json", tmp_path)
+    settings = tmp_path / "tokenizer" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 1000}))
+    limits = flux_token_limits(str(tmp_path), None, 1000)
+    odd = [chr(code) for code in range(0x20, 0x110000) if not 0xD800 <= code <= 0xDFFF]
+    odd = [one for one in odd if one.lower() != one or any(normalize(form, one) != one for form in FORMS)]
+    texts = [f"{one * 3} {one}" for one in odd]
+    for name, folder in (("CLIP", "tokenizer"), ("T5", "tokenizer_2")):
+        found = AutoTokenizer.from_pretrained(TINY / folder)(texts, verbose=False)["input_ids"]
+        count, _ = limits[name]
+        assert not [text for text, ids in zip(texts, found, strict=True) if len(ids) > count(text)]
 
 
 def test_a_checkpoint_without_tokenizers_is_named(tmp_path: Path) -> None:
