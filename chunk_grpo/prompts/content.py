@@ -34,10 +34,12 @@ class Record:
         value: text; a mapping of field names to values; None for an empty line or a missing value; INVALID; or
             whatever else the file holds.
         line: where it begins, from 1.
+        column: character of that line at which it begins, from 1.
     """
 
     value: object
     line: int
+    column: int = 1
 
 
 def require_file(location: Location) -> None:
@@ -84,7 +86,7 @@ def decoded(content: bytes, source: str, findings: Findings) -> str:
             message = (
                 f"must be UTF-8, got the byte 0x{byte:02x} at character {bad.start() + 1}: {beginning(raw)}"
             )
-            findings.add("encoding", "wrong encoding", source, number, message)
+            findings.add("encoding", "wrong encoding", source, number, message, bad.start() + 1)
     # The lines are refused; a guess at the characters keeps them from being called repeated or unfit as well.
     return _BAD_BYTES.sub(_guessed, text)
 
@@ -126,21 +128,22 @@ def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
             f"{source}, line {text.count(chr(10), 0, at) + 1}: must be a JSON array of prompts, got "
             f"{beginning(text[at : at + 200])}"
         )
-    line, counted = 1, 0
     at = _after_space(text, at + 1)
     if text[at : at + 1] == "]":
         _nothing_follows(text, at + 1, source, findings)
         return
+    places = _Places(text)
     while True:
-        line, counted = line + text.count("\n", counted, at), at
+        line, column = places.of(at)
         try:
             value, at = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            where = error.lineno if isinstance(error, json.JSONDecodeError) else line
-            findings.add("record", "no JSON", source, where, f"{_reason(error)}; reading ends here")
-            yield Record(INVALID, line)
+            where = (error.lineno, error.colno) if isinstance(error, json.JSONDecodeError) else (line, column)
+            message = f"{_reason(error)}; reading ends here"
+            findings.add("record", "no JSON", source, where[0], message, where[1])
+            yield Record(INVALID, line, column)
             return
-        yield Record(value, line)
+        yield Record(value, line, column)
         at = _after_space(text, at)
         if text[at : at + 1] == "]":
             _nothing_follows(text, at + 1, source, findings)
@@ -148,11 +151,26 @@ def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
         if text[at : at + 1] != ",":
             found = beginning(text[at : at + 200]) if at < len(text) else "the end of the file"
             message = f"must go on with , or ], got {found}; reading ends here"
-            line += text.count("\n", counted, at)
-            findings.add("record", "no JSON", source, line, message)
-            yield Record(INVALID, line)
+            line, column = places.of(at)
+            findings.add("record", "no JSON", source, line, message, column)
+            yield Record(INVALID, line, column)
             return
         at = _after_space(text, at + 1)
+
+
+class _Places:
+    """Line and column of positions that only go forward, so that a long text is gone through once."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._seen, self._line, self._begin = text, 0, 1, 0
+
+    def of(self, at: int) -> tuple[int, int]:
+        ended = self._text.count("\n", self._seen, at)
+        if ended:
+            self._line += ended
+            self._begin = self._text.rindex("\n", self._seen, at) + 1
+        self._seen = at
+        return self._line, at - self._begin + 1
 
 
 def _nothing_follows(text: str, at: int, source: str, findings: Findings) -> None:

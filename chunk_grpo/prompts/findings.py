@@ -31,8 +31,12 @@ def action(rules: PromptChecks, kind: Kind) -> Action:
 
 @dataclass
 class _Group:
-    lines: list[int] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        return tuple(line for line, _ in self.places)
 
 
 @dataclass
@@ -49,7 +53,7 @@ class Findings:
     unit: Unit = "line"
     _groups: dict[tuple[Kind, str, str], _Group] = field(default_factory=dict)
 
-    def add(self, kind: Kind, what: str, source: str, line: int, text: str) -> None:
+    def add(self, kind: Kind, what: str, source: str, line: int, text: str, column: int = 1) -> None:
         """One problem.
 
         Args:
@@ -58,18 +62,19 @@ class Findings:
             source: file.
             line: number in it.
             text: the problem, with the beginning of the value.
+            column: character of the line, from 1, where a line may hold several records.
         """
         group = self._groups.setdefault((kind, what, source), _Group())
-        group.lines.append(line)
+        group.places.append((line, column))
         if len(group.examples) < SHOWN:
             group.examples.append(text)
 
-    def until(self, line: int) -> None:
-        """Forget what stands at `line` or after it, which was not to be read."""
+    def until(self, line: int, column: int = 1) -> None:
+        """Forget what stands in `line` from `column` on or in a later line, which was not to be read."""
         for key, group in list(self._groups.items()):
-            group.lines = [number for number in group.lines if number < line]
-            group.examples = group.examples[: len(group.lines)]
-            if not group.lines:
+            group.places = [place for place in group.places if place < (line, column)]
+            group.examples = group.examples[: len(group.places)]
+            if not group.places:
                 del self._groups[key]
 
     def refuse(self, rules: PromptChecks) -> None:
@@ -90,7 +95,7 @@ class Findings:
         shown = [f"  {self._place(self.sources[at], line)}: {text}" for at, line, text in listed[:SHOWN]]
         counts: Counter[str] = Counter()
         for (_, what, _), group in refused.items():
-            counts[what] += len(group.lines)
+            counts[what] += len(group.places)
         total = sum(counts.values())
         sorts = ", ".join(f"{what}: {count}" for what, count in counts.items())
         head = f"{', '.join(self.sources)}: {total} problem{'s' if total > 1 else ''} ({sorts})"
@@ -101,7 +106,7 @@ class Findings:
     def reported(self, rules: PromptChecks) -> tuple[Finding, ...]:
         """What is not refused."""
         return tuple(
-            Finding(what, action(rules, kind), source, tuple(group.lines), tuple(group.examples))
+            Finding(what, action(rules, kind), source, group.lines, tuple(group.examples))
             for (kind, what, source), group in self._groups.items()
         )
 

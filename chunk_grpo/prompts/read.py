@@ -148,7 +148,7 @@ def _limited(
     yield from itertools.islice(records, source.limit)
     rest = next(records, None) if source.limit is not None else None
     if rest is not None:
-        findings.until(rest.line)
+        findings.until(rest.line, rest.column)
         notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
 
 

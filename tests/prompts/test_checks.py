@@ -197,6 +197,14 @@ class TestFindings:
         (finding,) = findings.reported(LENIENT)
         assert (finding.what, finding.lines, finding.examples) == ("long", (1,), ("on 1",))
 
+    def test_nor_is_what_stands_further_on_in_a_line(self) -> None:
+        findings = Findings(["p.txt"])
+        for column in (3, 7, 8):
+            findings.add("too_long", "long", "p.txt", 2, f"at {column}", column)
+        findings.until(2, 7)
+        (finding,) = findings.reported(LENIENT)
+        assert (finding.lines, finding.examples) == ((2,), ("at 3",))
+
 
 class TestReport:
     def test_it_is_told_in_sentences(self, tmp_path: Path) -> None:

@@ -246,6 +246,33 @@ class TestLimit:
         assert "1 problem (no JSON: 1)" in refused(path, limit=2)
         assert "2 problems (no JSON: 1, duplicates: 1)" in refused(path, limit=4)
 
+    def test_records_before_it_count_although_the_rest_stands_on_their_line(self, tmp_path: Path) -> None:
+        path = write(
+            tmp_path / "p.json", b'[{"prompt": "a cat"}, {"text": "lost"}, {"prompt": "c\xe9"}, "d", {]'
+        )
+        message = refused(path, limit=3)
+        assert "2 problems (wrong encoding: 1, no prompt: 1)" in message
+        assert "line 1: must be UTF-8, got the byte 0xe9 at character 54" in message
+        assert "line 1: needs one field `prompt` with the prompt, got none among the fields 'text'" in message
+        assert read(path, limit=1) == ["a cat"]
+        message = refused(path, limit=2)
+        assert "1 problem (no prompt: 1)" in message
+        assert "0xe9" not in message
+
+    @pytest.mark.parametrize(
+        "content", ['["a", "b", {]', '["a", "b" "c"]', '["a", "b"', '["a",\n"b", {\n"c": ]', '["a", "b", "c" "d"]']
+    )  # fmt: skip
+    def test_what_is_wrong_after_it_on_the_same_line_does_not_count(
+        self, content: str, tmp_path: Path
+    ) -> None:
+        path = write(tmp_path / "p.json", content)
+        assert read(path, limit=2) == ["a", "b"]
+        assert "1 problem (no JSON: 1)" in refused(path)
+
+    def test_a_category_before_it_counts(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "p.json", '[{"prompt": "a", "category": "\\u0007"}, "b"]')
+        assert "control characters: 1" in refused(path, limit=1)
+
 
 class TestEncodings:
     def test_every_line_of_another_encoding_is_told_with_its_byte(self, tmp_path: Path) -> None:
