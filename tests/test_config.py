@@ -32,6 +32,10 @@ def only(kind: str) -> list[Edit]:
 
 A_FILE = {"path": "a.txt", "hub_file": None, "revision": None, "prompt_field": None, "category_field": None}
 A_FILE |= {"limit": None}
+NO_REVISION = (
+    "must be null without hub_file (only a file of a data set on the hub has a revision), got 'v2'; name the file by "
+    "hub_file, or remove the revision"
+)
 COCO = {"kind": "coco", "count": 6, "seed": 0}
 VERIFIED = {"kind": "wise", "version": "verified", "paths": ["a.json"], "rewritten": []}
 VERIFIED |= {"missing_ids": "refuse", "count": None}
@@ -252,6 +256,29 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
         (
             [put("prompts.source", "file"), put("prompts.train_file", A_FILE), *ANY_PROMPT],
             "prompts.wise_count: must be 0 with source: file, got 24",
+        ),
+        (
+            [
+                put("prompts.source", "file"),
+                put("prompts.wise_count", 0),
+                put("prompts.train_file", A_FILE),
+                put("prompts.eval_file", A_FILE | {"revision": "v2"}),
+                *ANY_PROMPT,
+            ],
+            f"prompts.eval_file.revision: {NO_REVISION}",
+        ),
+        (
+            [
+                put(
+                    "prompts.benchmarks.one",
+                    {"kind": "file", "file": A_FILE | {"hub_file": "a.txt"}, "count": None},
+                ),
+                put(
+                    "prompts.benchmarks.more",
+                    {"kind": "file", "file": A_FILE | {"revision": "v2"}, "count": None},
+                ),
+            ],
+            f"prompts.benchmarks.more.file.revision: {NO_REVISION}",
         ),
         (
             [put("prompts.source", "coco"), put("prompts.wise_count", 0), *GRADED],

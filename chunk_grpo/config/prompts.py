@@ -13,7 +13,7 @@ class PromptFile(Section):
     Attributes:
         path: path or URL; with `hub_file`, the id of a data set on the hub.
         hub_file: file of that data set; null: `path` is the file.
-        revision: of that data set; null: main.
+        revision: of that data set; null: main. Null without `hub_file`.
         prompt_field: column or key with the prompt; null: one of the usual names.
         category_field: the same of a category; null: one of the usual names, or none.
         limit: prompts read, from the beginning; null: all.

@@ -19,7 +19,7 @@ from chunk_grpo.config.models import (
     SamplingParams,
 )
 from chunk_grpo.config.problems import Problem, nearest
-from chunk_grpo.config.prompts import PromptsParams, WisePrompts
+from chunk_grpo.config.prompts import FilePrompts, PromptFile, PromptsParams, WisePrompts
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, WiseScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
@@ -64,6 +64,24 @@ def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
         yield Problem(
             ("prompts", "wise_count"), f"must be 0 with source: {prompts.source}, got {prompts.wise_count}"
         )
+
+
+def revisions_are_of_the_hub(prompts: PromptsParams) -> Iterator[Problem]:
+    """A file of a path is read as it is; a revision beside it would be passed over."""
+    files: dict[tuple[str, ...], PromptFile | None] = {
+        ("prompts", "train_file"): prompts.train_file,
+        ("prompts", "eval_file"): prompts.eval_file,
+    }
+    for name, benchmark in prompts.benchmarks.items():
+        if isinstance(benchmark, FilePrompts):
+            files["prompts", "benchmarks", name, "file"] = benchmark.file
+    for path, file in files.items():
+        if file is not None and file.hub_file is None and file.revision is not None:
+            yield Problem(
+                (*path, "revision"),
+                f"must be null without hub_file (only a file of a data set on the hub has a revision), got "
+                f"{file.revision!r}; name the file by hub_file, or remove the revision",
+            )
 
 
 def benchmark_names_are_free(prompts: PromptsParams) -> Iterator[Problem]:
@@ -238,6 +256,7 @@ def grid_prompts_exist(report: ReportParams, prompts: PromptsParams) -> Iterator
 
 RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (prompt_files_fit_source, ("prompts",)),
+    (revisions_are_of_the_hub, ("prompts",)),
     (benchmark_names_are_free, ("prompts",)),
     (plans_fit_steps, ("chunks", "sampling")),
     (variant_names_are_free, ("variants",)),
