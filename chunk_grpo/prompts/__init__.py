@@ -6,7 +6,7 @@ Nothing is dropped or changed silently: problems are refused together with their
 from chunk_grpo.prompts.checks import TokenCounts, normalized, shared_prompts
 from chunk_grpo.prompts.coco import coco_prompts
 from chunk_grpo.prompts.geneval import read_geneval
-from chunk_grpo.prompts.read import FileFormat, PromptSource, read_prompts
+from chunk_grpo.prompts.read import PromptSource, read_prompts
 from chunk_grpo.prompts.rows import CheckedPrompts, Finding, PromptReport, PromptRow
 from chunk_grpo.prompts.tables import FieldNames
 from chunk_grpo.prompts.wise import WiseVersion, read_wise, wise_category
@@ -14,7 +14,6 @@ from chunk_grpo.prompts.wise import WiseVersion, read_wise, wise_category
 __all__ = [
     "CheckedPrompts",
     "FieldNames",
-    "FileFormat",
     "Finding",
     "PromptReport",
     "PromptRow",

@@ -8,7 +8,6 @@ MizzenAI/HPDv3), JSON arrays of prompts (HPSv2's benchmark), and DrawBench's col
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,12 +32,12 @@ from chunk_grpo.prompts.hub import hub_file
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 from chunk_grpo.prompts.tables import FieldNames, Fields, csv_records, parquet_names, parquet_records
 
-FileFormat: TypeAlias = Literal["txt", "csv", "jsonl", "json", "parquet"]
+_Format: TypeAlias = Literal["txt", "csv", "jsonl", "json", "parquet"]
 
 _Known: TypeAlias = dict[tuple[str, ...], Fields]
 """Names of a record's fields to what they hold: worked out once for records of the same fields."""
 
-_SUFFIXES: Mapping[str, FileFormat] = {
+_SUFFIXES: Mapping[str, _Format] = {
     ".txt": "txt",
     ".csv": "csv",
     ".jsonl": "jsonl",
@@ -56,7 +55,6 @@ class PromptSource:
         location: path or URL; with `file`, the id of a data set on the hub.
         file: to read from that data set; None: `location` is the file itself.
         revision: of that data set; None: main.
-        file_format: None: by the end of the file's name.
         fields: which fields hold what, where there are fields.
         limit: read so many records from the beginning; None: all of them.
     """
@@ -64,7 +62,6 @@ class PromptSource:
     location: Location
     file: str | None = None
     revision: str | None = None
-    file_format: FileFormat | None = None
     fields: FieldNames = field(default_factory=FieldNames)
     limit: int | None = None
 
@@ -119,19 +116,17 @@ def read_prompts(source: PromptSource, rules: PromptChecks, count_tokens: TokenC
     return check_prompts(rows, rules, count_tokens, findings, notes)
 
 
-def _format(source: PromptSource) -> FileFormat:
-    if source.file_format is not None:
-        return source.file_format
+def _format(source: PromptSource) -> _Format:
     suffix = Path(str(source.file or source.location)).suffix.lower()
     if suffix not in _SUFFIXES:
         raise DataError(
-            f"{source.name}: must end in {', '.join(_SUFFIXES)}, got {suffix or 'no ending'}; rename it or name its "
-            "format. Of a data set on the hub, name the file to read as well."
+            f"{source.name}: must end in {', '.join(_SUFFIXES)}, got {suffix or 'no ending'}; rename the file. "
+            "Of a data set on the hub, name the file to read by `hub_file`."
         )
     return _SUFFIXES[suffix]
 
 
-def _text_records(kind: FileFormat, text: str, source: PromptSource, findings: Findings) -> Iterator[Record]:
+def _text_records(kind: _Format, text: str, source: PromptSource, findings: Findings) -> Iterator[Record]:
     if kind == "csv":
         return csv_records(text, source.fields, source.name, findings)
     if kind == "jsonl":
@@ -187,11 +182,4 @@ def _row(record: Record, source: PromptSource, known: _Known) -> PromptRow:
         raise ValueError(f"{fields.prompt!r} must be text, got {beginning(text)}")
     if category is not None and (isinstance(category, bool) or not isinstance(category, str | int)):
         raise ValueError(f"{fields.category!r} must be text or a whole number, got {beginning(category)}")
-    metadata = {name: value[name] for name in fields.metadata}
-    try:
-        json.dumps(metadata, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"metadata must be JSON ({error}): {beginning(metadata)}") from error
-    return PromptRow(
-        text or "", "" if category is None else str(category), metadata, record.line, source.name
-    )
+    return PromptRow(text or "", "" if category is None else str(category), {}, record.line, source.name)

@@ -22,13 +22,11 @@ class Fields:
     Attributes:
         prompt: holds the prompt.
         category: holds its category; None: there is none.
-        metadata: are kept as metadata.
-        ignored: are not.
+        ignored: are not read.
     """
 
     prompt: str
     category: str | None
-    metadata: tuple[str, ...]
     ignored: tuple[str, ...]
 
 
@@ -39,12 +37,10 @@ class FieldNames:
     Attributes:
         prompt: with the prompt; None: the one named prompt or prompts, in small or capital letters.
         category: with the category; None: the one named category, if there is one.
-        metadata: to be kept as metadata.
     """
 
     prompt: str | None = None
     category: str | None = None
-    metadata: tuple[str, ...] = ()
 
     def among(self, names: Sequence[str]) -> Fields:
         """The fields of a record with these names.
@@ -72,14 +68,13 @@ class FieldNames:
         )
         if len(categories) > 1 or (self.category is not None and not categories):
             asked = self.category or "category"
-            raise ValueError(f"needs one field {asked!r}, got {len(categories)} among the fields {there}")
-        missing = [name for name in self.metadata if name not in names]
-        if missing:
-            raise ValueError(f"needs the field {missing[0]!r} for metadata, got the fields {there}")
+            raise ValueError(
+                f"needs one field {asked!r}, got {len(categories) or 'none'} among the fields {there}; name it by "
+                "`category_field`"
+            )
         category = categories[0] if categories else None
-        taken = {prompts[0], category, *self.metadata}
-        ignored = tuple(name for name in names if name.strip() and name not in taken)
-        return Fields(prompts[0], category, self.metadata, ignored)
+        ignored = tuple(name for name in names if name.strip() and name not in (prompts[0], category))
+        return Fields(prompts[0], category, ignored)
 
 
 def csv_records(text: str, fields: FieldNames, source: str, findings: Findings) -> Iterator[Record]:
@@ -156,9 +151,7 @@ def parquet_records(path: Path, fields: Fields, source: str, findings: Findings)
     Raises:
         DataError: the file is damaged.
     """
-    columns = dict.fromkeys(
-        [fields.prompt, *([fields.category] if fields.category else []), *fields.metadata]
-    )
+    columns = dict.fromkeys([fields.prompt, *([fields.category] if fields.category else [])])
     number = 0
     try:
         with pq.ParquetFile(path) as file:

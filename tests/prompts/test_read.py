@@ -14,7 +14,6 @@ import pytest
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts import FieldNames, PromptSource, read_prompts
-from chunk_grpo.prompts.read import FileFormat
 from tests.prompts.policies import STRICT
 
 TEXTS = ["a cat, asleep", 'a "red" kite', "café in Zürich 🎨"]
@@ -121,17 +120,16 @@ class TestFormats:
         assert "line 1: the control character U+2028 at character 2" in message
         assert "line 2: whitespace before or after the prompt: 'a dog '" in message
 
-    def test_the_format_may_be_named(self, tmp_path: Path) -> None:
-        kind: FileFormat = "txt"
-        assert read(write(tmp_path / "prompts", "a cat\n"), file_format=kind) == ["a cat"]
-
     def test_letters_of_the_ending_may_be_capital(self, tmp_path: Path) -> None:
         assert read(write(tmp_path / "P.TXT", "a cat\n")) == ["a cat"]
 
     def test_a_name_without_a_known_ending_is_refused(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.tsv", "a cat\n"))
-        assert "must end in .txt, .csv, .jsonl, .ndjson, .json, .parquet, got .tsv" in message
-        assert "name the file to read as well" in refused("ymhao/HPDv2")
+        assert (
+            "must end in .txt, .csv, .jsonl, .ndjson, .json, .parquet, got .tsv; rename the file. Of"
+            in message
+        )
+        assert "name the file to read by `hub_file`" in refused("ymhao/HPDv2")
 
     @pytest.mark.parametrize("name", ["p.txt", "p.parquet"])
     def test_a_missing_file_is_named(self, name: str, tmp_path: Path) -> None:
@@ -154,26 +152,21 @@ class TestFields:
         assert (row.text, row.category, row.metadata) == ("A red car.", "Colors", {})
         assert found.report.notes == ()
 
-    def test_fields_may_be_named_and_kept(self, tmp_path: Path) -> None:
-        record = {"prompt": "not this", "caption": "a cat", "kind": 7, "seen": {"by": [1, None]}, "other": 1}
+    def test_fields_may_be_named(self, tmp_path: Path) -> None:
+        record = {"prompt": "not this", "caption": "a cat", "kind": 7, "other": 1}
         path = write(tmp_path / "p.jsonl", json.dumps(record))
-        names = FieldNames("caption", "kind", ("seen",))
-        found = read_prompts(PromptSource(path, fields=names), STRICT, {})
+        found = read_prompts(PromptSource(path, fields=FieldNames("caption", "kind")), STRICT, {})
         (row,) = found.rows
-        assert (row.text, row.category, row.metadata) == ("a cat", "7", {"seen": {"by": [1, None]}})
+        assert (row.text, row.category, row.metadata) == ("a cat", "7", {})
         assert found.report.notes == (f"{path}: fields that were not read: prompt, other",)
 
     def test_fields_of_parquet(self, tmp_path: Path) -> None:
-        table = pa.table(
-            {"Prompt": ["a cat", "a dog"], "Category": ["x", None], "n": [1, 2], "image": [b"0", b"1"]}
-        )
+        table = pa.table({"Prompt": ["a cat", "a dog"], "Category": ["x", None], "image": [b"0", b"1"]})
         pq.write_table(table, tmp_path / "p.parquet")
-        found = read_prompts(
-            PromptSource(tmp_path / "p.parquet", fields=FieldNames(metadata=("n",))), STRICT, {}
-        )
+        found = read_prompts(PromptSource(tmp_path / "p.parquet"), STRICT, {})
         assert [(r.text, r.category, r.metadata) for r in found.rows] == [
-            ("a cat", "x", {"n": 1}),
-            ("a dog", "", {"n": 2}),
+            ("a cat", "x", {}),
+            ("a dog", "", {}),
         ]
         assert found.report.notes == (f"{tmp_path / 'p.parquet'}: fields that were not read: image",)
 
@@ -184,9 +177,10 @@ class TestFields:
              "'text', 'style'; name it by `prompt_field`"),
             ("prompt,Prompts", FieldNames(), "got 2 among the fields 'prompt', 'Prompts'"),
             ("prompt,style", FieldNames("caption"), "needs one field 'caption' with the prompt, got none"),
-            ("prompt,style", FieldNames(category="kind"), "needs one field 'kind', got 0 among"),
-            ("prompt,Category,category", FieldNames(), "needs one field 'category', got 2 among"),
-            ("prompt,style", FieldNames(metadata=("style", "id")), "needs the field 'id' for metadata"),
+            ("prompt,style", FieldNames(category="kind"), "needs one field 'kind', got none among the fields "
+             "'prompt', 'style'; name it by `category_field`"),
+            ("prompt,Category,category", FieldNames(), "needs one field 'category', got 2 among the fields 'prompt', "
+             "'Category', 'category'; name it by `category_field`"),
             ("prompt,style,style", FieldNames(), "the column 'style' stands in the header more than once"),
         ],
     )  # fmt: skip
@@ -206,14 +200,6 @@ class TestFields:
         assert "line 4: must be text or an object with a field for the prompt, got [1]" in message
         assert "line 6: 'category' must be text or a whole number, got True" in message
         assert "line 5: must be text or an object with a field for the prompt, got 7" in message
-
-    def test_metadata_that_is_no_json(self, tmp_path: Path) -> None:
-        pq.write_table(pa.table({"prompt": ["a", "b"], "image": [None, b"\x00"]}), tmp_path / "p.parquet")
-        message = refused(tmp_path / "p.parquet", fields=FieldNames(metadata=("image",)))
-        assert "row 2: metadata must be JSON (Object of type bytes is not JSON serializable)" in message
-        pq.write_table(pa.table({"prompt": ["a", "b"], "n": [float("nan"), 1.0]}), tmp_path / "n.parquet")
-        message = refused(tmp_path / "n.parquet", fields=FieldNames(metadata=("n",)))
-        assert "row 1: metadata must be JSON (Out of range float values are not JSON compliant" in message
 
     def test_a_category_that_no_table_takes(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.jsonl", '{"prompt": "a", "category": "\\ud800"}'))
