@@ -11,8 +11,12 @@ from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.rows import SHOWN, Action, Finding, Unit
 
-Kind: TypeAlias = Literal["encoding", "control", "record", "duplicates", "empty", "spaces", "too_long"]
-"""`encoding`, `control` and `record` (not of the file's format) are always refused; the others are rules' names."""
+Kind: TypeAlias = Literal[
+    "encoding", "control", "record", "category", "duplicates", "empty", "spaces", "too_long"
+]
+"""`encoding`, `control` and `record` (not of the file's format) are always refused; `category`, which nobody asked for
+and which is no text, is ignored; the others are rules' names.
+"""
 
 QUOTED = 60
 """Characters of a value that a message quotes."""
@@ -21,6 +25,7 @@ QUOTED = 60
 def action(rules: PromptChecks, kind: Kind) -> Action:
     """What is done with a problem of a kind."""
     actions: dict[Kind, Action] = {
+        "category": "ignore",
         "duplicates": rules.duplicates,
         "empty": rules.empty,
         "spaces": rules.spaces,

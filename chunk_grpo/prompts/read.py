@@ -37,6 +37,8 @@ _Format: TypeAlias = Literal["txt", "csv", "jsonl", "json", "parquet"]
 _Known: TypeAlias = dict[tuple[str, ...], Fields]
 """Names of a record's fields to what they hold: worked out once for records of the same fields."""
 
+_ODD_CATEGORY = "category of another kind"
+
 _SUFFIXES: Mapping[str, _Format] = {
     ".txt": "txt",
     ".csv": "csv",
@@ -154,32 +156,38 @@ def _rows(
         if record.value is INVALID:
             continue
         try:
-            row = _row(record, source, known)
+            text, category, name = _values(record.value, source.fields, known)
         except ValueError as error:
             findings.add("record", "no prompt", source.name, record.line, str(error))
             continue
+        if category is not None and (isinstance(category, bool) or not isinstance(category, str | int)):
+            message = f"{name!r} must be text or a whole number, got {beginning(category)}"
+            if source.fields.category is not None:
+                message += "; name another by `category_field`, or set that to null"
+                findings.add("record", _ODD_CATEGORY, source.name, record.line, message)
+                continue
+            findings.add("category", _ODD_CATEGORY, source.name, record.line, message)
+            category = None
+        row = PromptRow(text, "" if category is None else str(category), {}, record.line, source.name)
         if fit(row.category, "category: ", row, findings):
             yield row
 
 
-def _row(record: Record, source: PromptSource, known: _Known) -> PromptRow:
-    """The prompt of a record.
+def _values(value: object, wanted: FieldNames, known: _Known) -> tuple[str, object, str | None]:
+    """The prompt of a record, its category, which may be of any kind, and the name of the category's field.
 
     Raises:
-        ValueError: it has none, or its fields are of another kind than they must be.
+        ValueError: it has no prompt.
     """
-    value = record.value
     if value is None or isinstance(value, str):
-        return PromptRow(value or "", "", {}, record.line, source.name)
+        return value or "", None, None
     if not isinstance(value, Mapping):
         raise ValueError(f"must be text or an object with a field for the prompt, got {beginning(value)}")
     names = tuple(value)
     if names not in known:
-        known[names] = source.fields.among(names)
+        known[names] = wanted.among(names)
     fields = known[names]
-    text, category = value[fields.prompt], value[fields.category] if fields.category else None
+    text = value[fields.prompt]
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{fields.prompt!r} must be text, got {beginning(text)}")
-    if category is not None and (isinstance(category, bool) or not isinstance(category, str | int)):
-        raise ValueError(f"{fields.category!r} must be text or a whole number, got {beginning(category)}")
-    return PromptRow(text or "", "" if category is None else str(category), {}, record.line, source.name)
+    return text or "", value[fields.category] if fields.category else None, fields.category

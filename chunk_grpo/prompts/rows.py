@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 Unit: TypeAlias = Literal["line", "row"]
 """What the numbers count: lines of a text file, or rows of a Parquet table; both from 1."""
 
-Action: TypeAlias = Literal["refuse", "drop", "keep", "strip"]
+Action: TypeAlias = Literal["refuse", "drop", "keep", "strip", "ignore"]
 
 SHOWN = 20
 """Problems or line numbers that a message lists; of the others it gives the number."""
@@ -40,7 +40,8 @@ class Finding:
 
     Attributes:
         what: is wrong with them, such as "duplicates".
-        action: `drop`: left out; `keep`: taken as they are; `strip`: taken without the whitespace around them.
+        action: `drop`: left out; `keep`: taken as they are; `strip`: taken without the whitespace around them;
+            `ignore`: taken without what is wrong.
         source: of the rows.
         lines: their numbers, ascending.
         examples: the first of them as a message shows them, at most SHOWN.
@@ -75,7 +76,13 @@ class PromptReport:
 
     def lines(self) -> list[str]:
         """A sentence for each thing to tell, for a log."""
-        done = {"drop": "dropped", "keep": "kept as they are", "strip": "stripped", "refuse": "refused"}
+        done = {
+            "drop": "dropped",
+            "keep": "kept as they are",
+            "strip": "stripped",
+            "ignore": "ignored",
+            "refuse": "refused",
+        }
         said = [f"{', '.join(self.sources)}: {self.kept} of {self.read} prompts taken"]
         for finding in self.findings:
             shown = ", ".join(str(line) for line in finding.lines[:SHOWN])

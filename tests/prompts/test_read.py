@@ -190,16 +190,48 @@ class TestFields:
         assert rule in refused(write(tmp_path / "p.csv", f"{header}\na,b,c\n"), fields=names)
 
     def test_fields_of_a_record_that_are_of_another_kind(self, tmp_path: Path) -> None:
-        lines = ['{"prompt": 3}', '{"prompt": "a", "category": [1]}', '{"text": "a"}', "[1]", "7"]
-        lines.append('{"prompt": "a", "category": true}')
-        message = refused(write(tmp_path / "p.jsonl", "\n".join(lines)))
-        assert "6 problems (no prompt: 6)" in message
+        lines = ['{"prompt": 3, "kind": "x"}', '{"prompt": "a", "kind": [1]}', '{"text": "a"}', "[1]", "7"]
+        lines.append('{"prompt": "a", "kind": true}')
+        message = refused(write(tmp_path / "p.jsonl", "\n".join(lines)), fields=FieldNames(category="kind"))
+        assert "6 problems (no prompt: 4, category of another kind: 2)" in message
         assert "line 1: 'prompt' must be text, got 3" in message
-        assert "line 2: 'category' must be text or a whole number, got [1]" in message
+        assert (
+            "line 2: 'kind' must be text or a whole number, got [1]; name another by `category_field`, or set that to "
+            "null" in message
+        )
         assert "line 3: needs one field `prompt` with the prompt, got none among the fields 'text'" in message
         assert "line 4: must be text or an object with a field for the prompt, got [1]" in message
-        assert "line 6: 'category' must be text or a whole number, got True" in message
         assert "line 5: must be text or an object with a field for the prompt, got 7" in message
+        assert "line 6: 'kind' must be text or a whole number, got True" in message
+
+    def test_a_category_of_another_kind_that_nobody_asked_for_is_ignored_and_told(
+        self, tmp_path: Path
+    ) -> None:
+        lines = [
+            '{"prompt": "a", "category": [1]}',
+            '{"prompt": "b", "category": "x"}',
+            '{"prompt": "c", "category": true}',
+        ]
+        found = read_prompts(PromptSource(write(tmp_path / "p.jsonl", "\n".join(lines))), STRICT, {})
+        assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "x"), ("c", "")]
+        (finding,) = found.report.findings
+        assert (finding.action, finding.lines) == ("ignore", (1, 3))
+        assert finding.examples[0].startswith("'category' must be text or a whole number, got [1]")
+        assert (
+            found.report.lines()[1]
+            == f"{tmp_path / 'p.jsonl'}: category of another kind: 2 ignored (line 1, 3)"
+        )
+
+    def test_so_is_one_of_parquet(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"prompt": ["a", "b"], "category": [1.0, None]}), tmp_path / "p.parquet")
+        found = read_prompts(PromptSource(tmp_path / "p.parquet"), STRICT, {})
+        assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "")]
+        assert [(f.action, f.lines) for f in found.report.findings] == [("ignore", (1,))]
+        message = refused(tmp_path / "p.parquet", fields=FieldNames(category="category"))
+        assert (
+            "row 1: 'category' must be text or a whole number, got 1.0; name another by `category_field`"
+            in message
+        )
 
     def test_a_category_that_no_table_takes(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.jsonl", '{"prompt": "a", "category": "\\ud800"}'))
