@@ -9,7 +9,7 @@ from chunk_grpo.prompts.geneval import read_geneval
 from chunk_grpo.prompts.read import PromptSource, read_prompts
 from chunk_grpo.prompts.rows import CheckedPrompts, Finding, PromptReport, PromptRow
 from chunk_grpo.prompts.tables import FieldNames
-from chunk_grpo.prompts.wise import WiseVersion, read_wise, wise_category
+from chunk_grpo.prompts.wise import read_wise
 
 __all__ = [
     "CheckedPrompts",
@@ -19,12 +19,10 @@ __all__ = [
     "PromptRow",
     "PromptSource",
     "TokenCounts",
-    "WiseVersion",
     "coco_prompts",
     "normalized",
     "read_geneval",
     "read_prompts",
     "read_wise",
     "shared_prompts",
-    "wise_category",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
@@ -18,12 +18,7 @@ from chunk_grpo.prompts.checks import TokenCounts, check_prompts
 from chunk_grpo.prompts.content import INVALID, decoded, json_array, read_bytes
 from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
-from chunk_grpo.scorers.wise.protocols import PROTOCOLS
-
-WiseVersion: TypeAlias = Literal["legacy", "verified"]
-
-LAST_IDS: Mapping[WiseVersion, Mapping[str, int]] = {name: each.last_ids for name, each in PROTOCOLS.items()}
-"""Of each category, which begins after the last id of the one before; the first id is 1."""
+from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, ProtocolName, category_of
 
 _CALLED = {
     "cultural knowledge": "culture",
@@ -47,7 +42,7 @@ class _Question:
 
 def read_wise(
     locations: Sequence[Location],
-    version: WiseVersion,
+    version: ProtocolName,
     rules: PromptChecks,
     count_tokens: TokenCounts,
     rewritten: Sequence[Location] = (),
@@ -82,27 +77,20 @@ def read_wise(
     rows = [_row(question, version, spelt_out.get(number)) for number, question in questions.items()]
     if rewritten or rules.duplicates == "drop":
         rules = rules.model_copy(update={"duplicates": "keep"})
-    missing = sorted(set(range(1, LAST_IDS[version]["chemistry"] + 1)) - questions.keys())
+    missing = sorted(set(range(1, NUM_PROMPTS + 1)) - questions.keys())
     notes = [f"WISE ({version}): {len(missing)} ids are missing: {_ranges(missing)}"] if missing else []
     checked = check_prompts(rows, rules, count_tokens, findings, notes)
     if missing and missing_ids == "refuse":
         raise DataError(
-            f"{', '.join(findings.sources)}: must hold WISE's ids 1 to {LAST_IDS[version]['chemistry']}, "
+            f"{', '.join(findings.sources)}: must hold WISE's ids 1 to {NUM_PROMPTS}, "
             f"{len(missing)} are missing: {_ranges(missing)}. Give all files of the version, or choose "
             "`missing_ids: report`."
         )
     return checked
 
 
-def wise_category(number: int, version: WiseVersion) -> str | None:
-    """The category of an id; None outside the ids of the benchmark."""
-    if number < 1:
-        return None
-    return next((name for name, last in LAST_IDS[version].items() if number <= last), None)
-
-
 def _questions(
-    locations: Sequence[Location], version: WiseVersion, findings: Findings, *, original: bool
+    locations: Sequence[Location], version: ProtocolName, findings: Findings, *, original: bool
 ) -> dict[int, _Question]:
     found: dict[int, _Question] = {}
     for location in locations:
@@ -126,7 +114,7 @@ def _questions(
     return found
 
 
-def _question(value: object, line: int, source: str, version: WiseVersion, *, original: bool) -> _Question:
+def _question(value: object, line: int, source: str, version: ProtocolName, *, original: bool) -> _Question:
     """A record, checked.
 
     Raises:
@@ -143,9 +131,9 @@ def _question(value: object, line: int, source: str, version: WiseVersion, *, or
     for key in ("Prompt", "Explanation", "Category"):
         if not isinstance(value[key], str) or not value[key].strip():
             raise ValueError(f"{key} of id {number}: must be text, got {beginning(value[key])}")
-    category = wise_category(number, version)
-    if category is None:
-        raise ValueError(f"prompt_id: must be from 1 to {LAST_IDS[version]['chemistry']}, got {number}")
+    if not 1 <= number <= NUM_PROMPTS:
+        raise ValueError(f"prompt_id: must be from 1 to {NUM_PROMPTS}, got {number}")
+    category = category_of(version, number)
     called = _CALLED.get(value["Category"].strip().lower())
     # Rewritten sets have other words for it in places (id 748 of the legacy ones: Ecology); the id counts.
     if original and called != category:
@@ -170,13 +158,13 @@ def _compare(
             findings.add("record", "nothing to rewrite", question.source, question.line, message)
 
 
-def _row(question: _Question, version: WiseVersion, rewritten: _Question | None) -> PromptRow:
+def _row(question: _Question, version: ProtocolName, rewritten: _Question | None) -> PromptRow:
     metadata: dict[str, object] = {"wise_id": question.number, "explanation": question.explanation}
     text = question.prompt
     if rewritten is not None:
         metadata["original_prompt"] = question.prompt
         text = rewritten.prompt
-    category = wise_category(question.number, version) or ""
+    category = category_of(version, question.number)
     return PromptRow(text, category, metadata, question.line, question.source)
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import WiseVersion, read_wise, wise_category
+from chunk_grpo.prompts import read_wise
+from chunk_grpo.scorers.wise.protocols import ProtocolName, category_of
 from tests.prompts.policies import LENIENT, STRICT
 
 CALLED = {
@@ -25,11 +26,11 @@ CALLED = {
 }
 
 
-def record(number: int, version: WiseVersion = "legacy", **changes: object) -> dict[str, Any]:
+def record(number: int, version: ProtocolName = "legacy", **changes: object) -> dict[str, Any]:
     return {
         "Prompt": f"question {number}",
         "Explanation": f"answer {number}",
-        "Category": CALLED[wise_category(number, version) or "culture"],
+        "Category": CALLED[category_of(version, number)],
         "Subcategory": "any",
         "prompt_id": number,
         **changes,
@@ -42,7 +43,7 @@ def write(path: Path, records: Iterable[object]) -> Path:
     return path
 
 
-def refused(*paths: Path, version: WiseVersion = "legacy", rewritten: tuple[Path, ...] = ()) -> str:
+def refused(*paths: Path, version: ProtocolName = "legacy", rewritten: tuple[Path, ...] = ()) -> str:
     with pytest.raises(DataError) as caught:
         read_wise(paths, version, STRICT, {}, rewritten, missing_ids="report")
     return str(caught.value)
@@ -53,7 +54,7 @@ class TestCategories:
         ("version", "counts"),
         [("legacy", [400, 167, 133, 100, 100, 100]), ("verified", [400, 120, 120, 120, 120, 120])],
     )
-    def test_their_sizes(self, version: WiseVersion, counts: list[int], tmp_path: Path) -> None:
+    def test_their_sizes(self, version: ProtocolName, counts: list[int], tmp_path: Path) -> None:
         files = [
             write(tmp_path / f"{first}.json", [record(number, version) for number in range(first, last)])
             for first, last in ((1, 401), (401, 701), (701, 1001))
@@ -63,27 +64,15 @@ class TestCategories:
         assert list(Counter(row.category for row in found.rows).values()) == counts
         assert found.report.notes == ()
 
-    @pytest.mark.parametrize(
-        ("number", "legacy", "verified"),
-        [
-            (1, "culture", "culture"), (400, "culture", "culture"), (401, "time", "time"), (520, "time", "time"),
-            (521, "time", "space"), (567, "time", "space"), (568, "space", "space"), (640, "space", "space"),
-            (641, "space", "biology"), (700, "space", "biology"), (701, "biology", "biology"),
-            (760, "biology", "biology"), (761, "biology", "physics"), (800, "biology", "physics"),
-            (801, "physics", "physics"), (880, "physics", "physics"), (881, "physics", "chemistry"),
-            (900, "physics", "chemistry"), (901, "chemistry", "chemistry"), (1000, "chemistry", "chemistry"),
-            (0, None, None), (1001, None, None),
-        ],
-    )  # fmt: skip
-    def test_their_limits(self, number: int, legacy: str | None, verified: str | None) -> None:
-        assert (wise_category(number, "legacy"), wise_category(number, "verified")) == (legacy, verified)
-
     def test_a_file_of_the_other_version_is_noticed(self, tmp_path: Path) -> None:
         path = write(tmp_path / "w.json", [record(number, "legacy") for number in (520, 521, 567)])
-        assert "3 problems" not in refused(path, version="verified")
-        message = refused(path, version="verified")
-        assert "line 3: id 521 is of space in the version verified, but its Category is 'time'" in message
-        assert "line 4: id 567" in message
+        rest = "is of space in the version verified, but its Category is 'time'; is the file of the other version?"
+        assert refused(path, version="verified").splitlines() == [
+            f"{path}: 2 problems (not WISE's format: 2)",
+            f"  line 3: id 521 {rest}",
+            f"  line 4: id 567 {rest}",
+            "Mend the file, or a copy of it.",
+        ]
 
 
 class TestRecords:
