@@ -95,12 +95,6 @@ class TestScores:
         assert not server.requests
 
 
-def make_empty(scorer: Wise) -> tuple[int, ...]:
-    """Shape of the values of no images."""
-    shape: tuple[int, ...] = scorer.score(batch_of(1).rows([])).values.shape
-    return shape
-
-
 class TestRequests:
     @pytest.mark.parametrize(("protocol", "max_tokens"), [("legacy", 2000), ("verified", 500)])
     def test_what_is_sent(
