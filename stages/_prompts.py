@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from chunk_grpo.config.prompts import (
@@ -22,7 +22,6 @@ from chunk_grpo.prompts import (
     PromptReport,
     PromptRow,
     PromptSource,
-    TokenCounts,
     coco_prompts,
     read_geneval,
     read_prompts,
@@ -39,7 +38,8 @@ class Split:
     Attributes:
         name: Of the split.
         rows: Its prompts in order.
-        report: What was found while reading them; None for prompts that are drawn here.
+        report: What was found while reading them, told with the first split of a file, and how many of them are used;
+            None for prompts that are drawn here.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Split:
     report: PromptReport | None = None
 
 
-def splits_of(settings: PromptsParams, count_tokens: TokenCounts) -> Iterator[Split]:
+def splits_of(settings: PromptsParams) -> Iterator[Split]:
     """Train, eval and every other split.
 
     Raises:
@@ -59,9 +59,9 @@ def splits_of(settings: PromptsParams, count_tokens: TokenCounts) -> Iterator[Sp
         yield Split("train", coco_prompts(settings.train_count, settings.seed, "train"))
         yield Split("eval", coco_prompts(settings.eval_count, settings.seed, "eval"))
     else:
-        yield from _files(settings, count_tokens)
+        yield from _files(settings)
     for name, benchmark in settings.benchmarks.items():
-        yield _benchmark(name, benchmark, settings, count_tokens)
+        yield _benchmark(name, benchmark, settings)
 
 
 def _shapes(settings: PromptsParams) -> Iterator[Split]:
@@ -92,78 +92,81 @@ def _balanced(pools: Sequence[Sequence[PromptSpec]], count: int, rng: random.Ran
     return chosen
 
 
-def _files(settings: PromptsParams, count_tokens: TokenCounts) -> Iterator[Split]:
+def _files(settings: PromptsParams) -> Iterator[Split]:
     """Train and eval prompts of a file in seeded order, or of a file each; none is in both."""
     if settings.train_file is None:
         raise ValueError(
             "prompts.train_file: required with source: file"
         )  # as a rule of the configuration says
-    read = _read(settings.train_file, settings, count_tokens)
-    rows = random.Random(settings.seed).sample(read.rows, len(read.rows))
+    read = _read(settings.train_file, settings)
+    drawn = CheckedPrompts(tuple(random.Random(settings.seed).sample(read.rows, len(read.rows))), read.report)
+    train = drawn.part(0, settings.train_count)
     if settings.eval_file is None:
-        needed, counts = (
-            settings.train_count + settings.eval_count,
-            "prompts.train_count + prompts.eval_count",
+        needed = settings.train_count + settings.eval_count
+        _require(drawn, needed, "prompts.train_count + prompts.eval_count", settings.train_file)
+        evaluated = drawn.part(settings.train_count, needed)
+        evaluated = replace(evaluated, report=replace(evaluated.report, findings=(), notes=()))
+        remedy = (
+            "Set `prompts.checks.duplicates: drop`, which keeps the first of the file's equal prompts, or take them "
+            "out of it"
         )
-        _require(rows, needed, counts, settings.train_file)
-        train, evaluated = rows[: settings.train_count], rows[settings.train_count : needed]
-        _refuse_shared(evaluated, train)
-        yield Split("train", train, read.report)
-        yield Split("eval", evaluated)
-        return
-    _require(rows, settings.train_count, "prompts.train_count", settings.train_file)
-    held_out = _read(settings.eval_file, settings, count_tokens)
-    _require(held_out.rows, settings.eval_count, "prompts.eval_count", settings.eval_file)
-    train, evaluated = rows[: settings.train_count], list(held_out.rows[: settings.eval_count])
-    _refuse_shared(evaluated, train)
-    yield Split("train", train, read.report)
-    yield Split("eval", evaluated, held_out.report)
+    else:
+        _require(drawn, settings.train_count, "prompts.train_count", settings.train_file)
+        held_out = _read(settings.eval_file, settings)
+        _require(held_out, settings.eval_count, "prompts.eval_count", settings.eval_file)
+        evaluated = held_out.part(0, settings.eval_count)
+        remedy = "Take them out of one of the two files"
+    _refuse_shared(evaluated, train, remedy)
+    yield Split("train", train.rows, train.report)
+    yield Split("eval", evaluated.rows, evaluated.report)
 
 
-def _refuse_shared(evaluated: Sequence[PromptRow], train: Sequence[PromptRow]) -> None:
+def _refuse_shared(evaluated: CheckedPrompts, train: CheckedPrompts, remedy: str) -> None:
     """What is trained on tells nothing when it is evaluated on."""
-    shared = shared_prompts(evaluated, train)
+    shared = shared_prompts(evaluated.rows, train.rows)
     if shared:
         row, other = shared[0]
         raise DataError(
-            f"{row.source}, line {row.line}: {row.text!r} is also trained on ({other.source}, line {other.line}); "
-            f"prompts of the eval split that are: {len(shared)}. Take them out of one of the files, or set "
-            "`prompts.checks.duplicates: drop`, which keeps the first of a file's equal prompts"
+            f"{row.source}, {evaluated.report.unit} {row.line}: {row.text!r} is also trained on ({other.source}, "
+            f"{train.report.unit} {other.line}); prompts of the eval split that are: {len(shared)}. {remedy}"
         )
 
 
-def _require(rows: Sequence[PromptRow], count: int, name: str, file: PromptFile) -> None:
-    if len(rows) < count:
-        raise DataError(
-            f"{file.path}: must hold {name} = {count} prompts, got {len(rows)}; lower the counts or add prompts"
-        )
+def _require(checked: CheckedPrompts, count: int, name: str, file: PromptFile) -> None:
+    report = checked.report
+    if report.kept >= count:
+        return
+    dropped = report.read - report.kept
+    got = f"{report.kept} ({report.read} were read and {dropped} dropped)" if dropped else f"{report.kept}"
+    bound = file.limit is not None and report.read >= file.limit
+    steps = f"raise its `limit`, which ends reading after {file.limit}, " if bound else ""
+    raise DataError(
+        f"{file.path}: must hold {name} = {count} prompts, got {got}; {steps}lower the counts or add prompts"
+    )
 
 
-def _read(file: PromptFile, settings: PromptsParams, count_tokens: TokenCounts) -> CheckedPrompts:
+def _read(file: PromptFile, settings: PromptsParams) -> CheckedPrompts:
     fields = FieldNames(file.prompt_field, file.category_field)
     source = PromptSource(file.path, file.hub_file, file.revision, fields=fields, limit=file.limit)
-    return read_prompts(source, settings.checks, count_tokens)
+    return read_prompts(source, settings.checks)
 
 
-def _benchmark(
-    name: str, benchmark: AnyBenchmark, settings: PromptsParams, count_tokens: TokenCounts
-) -> Split:
+def _benchmark(name: str, benchmark: AnyBenchmark, settings: PromptsParams) -> Split:
     if isinstance(benchmark, CocoPrompts):
-        part: Literal["eval", "all"] = (
-            "eval" if settings.source == "coco" else "all"
-        )  # never what is trained on
+        # never what is trained on
+        part: Literal["eval", "all"] = "eval" if settings.source == "coco" else "all"
         return Split(name, coco_prompts(benchmark.count, benchmark.seed, part))
     if isinstance(benchmark, FilePrompts):
-        checked = _read(benchmark.file, settings, count_tokens)
+        checked = _read(benchmark.file, settings).part(0, benchmark.count)
     elif isinstance(benchmark, GenEvalPrompts):
-        checked = read_geneval(benchmark.path, settings.checks, count_tokens)
+        checked = read_geneval(benchmark.path, settings.checks, benchmark.count)
     else:
         checked = read_wise(
             benchmark.paths,
             benchmark.version,
             settings.checks,
-            count_tokens,
             benchmark.rewritten,
             benchmark.missing_ids,
+            benchmark.count,
         )
-    return Split(name, checked.rows[: benchmark.count], checked.report)
+    return Split(name, checked.rows, checked.report)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from chunk_grpo.artifacts import table_from_rows, write_json, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.families.tokens import flux_token_limits
+from chunk_grpo.prompts import check_lengths
 from stages._prompts import Split, splits_of
 from stages._stage import argument, run_stage
 
@@ -19,7 +20,7 @@ class Arguments:
     training: str = field(metadata=argument("prompts/1, Parquet: splits train and eval", writes=True))
     evaluation: str = field(metadata=argument("prompts/1, Parquet: all splits but train", writes=True))
     report: str = field(
-        metadata=argument("JSON: what was found in the files, and done about it", writes=True)
+        metadata=argument("JSON: what was found in the prompts, and done about it", writes=True)
     )
 
 
@@ -39,17 +40,16 @@ def table_rows(split: Split) -> list[dict[str, str]]:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Write the tables, and what was dropped, changed or kept although it looks like a mistake."""
-    splits = list(
-        splits_of(params.prompts, {})
-    )  # what is wrong with files is told before a model is looked for
-    if any(split.report for split in splits):
-        model = params.model
-        limits = flux_token_limits(model.checkpoint, model.revision, model.max_sequence_length)
-        splits = list(splits_of(params.prompts, limits))
-    reports = {split.name: split.report for split in splits if split.report is not None}
-    for report in reports.values():
-        for line in report.lines():
-            _LOG.warning("%s", line)
+    splits = list(splits_of(params.prompts))  # what is wrong with files is told before a model is looked for
+    model = params.model
+    limits = flux_token_limits(model.checkpoint, model.revision, model.max_sequence_length)
+    reports = {}
+    for split in splits:
+        report = check_lengths(split.rows, split.report, params.prompts.checks, limits)
+        if report is not None:
+            reports[split.name] = report
+            for line in report.lines():
+                _LOG.warning("%s: %s", split.name, line)
     for location, chosen in (
         (arguments.training, [split for split in splits if split.name in ("train", "eval")]),
         (arguments.evaluation, [split for split in splits if split.name != "train"]),

@@ -34,7 +34,8 @@ class PromptChecks(Section):
         duplicates: equal after Unicode NFC and with each run of whitespace as one space; `drop`: all but the first.
         empty: nothing but whitespace, or no value.
         spaces: before or after the prompt.
-        too_long: more tokens than a text encoder takes; `keep`: it cuts the rest off.
+        too_long: more tokens than a text encoder takes; `keep`: it cuts the rest off. Of prompts that are used, from
+            whatever source.
     """
 
     duplicates: Literal["refuse", "keep", "drop"]
@@ -118,7 +119,7 @@ class PromptsParams(Section):
         eval_count: prompts of the eval split, none of them in the train split.
         wise_count: indirect (knowledge) prompts, toy world only.
         seed: of the draw.
-        checks: of prompts from files.
+        checks: of prompts from files, and of the length of all.
         benchmarks: split name to more prompts, which are drawn and scored beside the eval split.
     """
 

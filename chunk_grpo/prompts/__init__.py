@@ -3,7 +3,7 @@
 Nothing is dropped or changed silently: problems are refused together with their line numbers, or reported.
 """
 
-from chunk_grpo.prompts.checks import TokenCounts, normalized, shared_prompts
+from chunk_grpo.prompts.checks import check_lengths, normalized, shared_prompts
 from chunk_grpo.prompts.coco import coco_prompts
 from chunk_grpo.prompts.geneval import read_geneval
 from chunk_grpo.prompts.read import PromptSource, read_prompts
@@ -18,7 +18,7 @@ __all__ = [
     "PromptReport",
     "PromptRow",
     "PromptSource",
-    "TokenCounts",
+    "check_lengths",
     "coco_prompts",
     "normalized",
     "read_geneval",

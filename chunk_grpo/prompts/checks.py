@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.tokens import TokenLimits
 from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
-
-TokenCounts: TypeAlias = Mapping[str, tuple[Callable[[str], int], int]]
-"""For each text encoder: what counts the tokens of a prompt, special ones included, and how many it takes."""
 
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 """Control characters, line separators, a byte order mark inside a text, and what is no character at all."""
@@ -25,16 +22,14 @@ _REPLACEMENT = "\ufffd"
 def check_prompts(
     rows: Iterable[PromptRow],
     rules: PromptChecks,
-    count_tokens: TokenCounts,
     findings: Findings,
     notes: Sequence[str] = (),
 ) -> CheckedPrompts:
-    """Check every prompt, and refuse, drop, change or keep those that break a rule.
+    """Check every prompt but for its length, and refuse, drop, change or keep those that break a rule.
 
     Args:
         rows: prompts as they were read; an empty text is an empty prompt.
         rules: what to do.
-        count_tokens: of the text encoders; may be empty.
         findings: problems of the files' form, found before; those of the prompts are added.
         notes: for the report.
 
@@ -53,7 +48,6 @@ def check_prompts(
         checked = _checked_text(row, rules, findings)
         if checked is None or _repeats(checked, first, rules, findings):
             continue
-        _count(checked, count_tokens, findings)
         kept.append(checked)
     findings.refuse(rules)
     sources = tuple(findings.sources)
@@ -61,8 +55,47 @@ def check_prompts(
         raise DataError(f"{', '.join(sources)}: must hold prompts, got none at all. Check the path.")
     return CheckedPrompts(
         tuple(kept),
-        PromptReport(sources, findings.unit, read, len(kept), findings.reported(rules), tuple(notes)),
+        PromptReport(
+            sources, findings.unit, read, len(kept), len(kept), findings.reported(rules), tuple(notes)
+        ),
     )
+
+
+def check_lengths(
+    rows: Sequence[PromptRow], report: PromptReport | None, rules: PromptChecks, limits: TokenLimits
+) -> PromptReport | None:
+    """Find prompts of which a text encoder cuts off the end, so that no image can show it.
+
+    Args:
+        rows: prompts that are used, in any order.
+        report: of reading them; None: they were drawn here, and their numbers are those of the draw.
+        rules: `too_long` says what to do.
+        limits: of the text encoders that the prompts are for.
+
+    Returns:
+        The report with what was found; None for prompts that were drawn here and fit.
+
+    Raises:
+        DataError: prompts are too long and to be refused; names up to 20 and counts the others.
+    """
+    drawn_here = report is None
+    if report is None:
+        sources = tuple(dict.fromkeys(row.source for row in rows))
+        report = PromptReport(sources, "prompt", len(rows), len(rows), len(rows))
+    findings = Findings(report.sources, report.unit)
+    for row in sorted(rows, key=lambda row: row.line):
+        for encoder, (count, limit) in limits.items():
+            tokens = count(row.text)
+            if tokens > limit:
+                text = f"{tokens} tokens of {encoder}, which takes {limit}: {beginning(row.text)}"
+                findings.add(
+                    "too_long", f"longer than {encoder}'s {limit} tokens", row.source, row.line, text
+                )
+    findings.refuse(rules)
+    found = findings.reported(rules)
+    if drawn_here and not found:
+        return None
+    return replace(report, findings=(*report.findings, *found))
 
 
 def normalized(text: str) -> str:
@@ -126,14 +159,6 @@ def _repeats(row: PromptRow, first: dict[str, PromptRow], rules: PromptChecks, f
     text = f"the same prompt as in {place}{findings.unit} {earlier.line}: {beginning(row.text)}"
     findings.add("duplicates", "duplicates", row.source, row.line, text)
     return rules.duplicates == "drop"
-
-
-def _count(row: PromptRow, count_tokens: TokenCounts, findings: Findings) -> None:
-    for encoder, (count, limit) in count_tokens.items():
-        tokens = count(row.text)
-        if tokens > limit:
-            text = f"{tokens} tokens of {encoder}, which takes {limit}: {beginning(row.text)}"
-            findings.add("too_long", f"longer than {encoder}'s {limit} tokens", row.source, row.line, text)
 
 
 def _named(character: str) -> str:

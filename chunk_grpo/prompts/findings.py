@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -20,6 +20,14 @@ and which is no text, is ignored; the others are rules' names.
 
 QUOTED = 60
 """Characters of a value that a message quotes."""
+
+_CHOICES: Mapping[Kind, str] = {
+    "duplicates": "`prompts.checks.duplicates: drop` (all but the first) or `keep`",
+    "empty": "`prompts.checks.empty: drop`",
+    "spaces": "`prompts.checks.spaces: strip` or `keep`",
+    "too_long": "`prompts.checks.too_long: keep` (the text encoder cuts them off) or, for T5, a higher "
+    "`model.max_sequence_length`",
+}
 
 
 def action(rules: PromptChecks, kind: Kind) -> Action:
@@ -106,7 +114,7 @@ class Findings:
         head = f"{', '.join(self.sources)}: {total} problem{'s' if total > 1 else ''} ({sorts})"
         if total > SHOWN:
             shown.append(f"  and {total - SHOWN} more")
-        raise DataError("\n".join([head, *shown, _remedy({kind for kind, _, _ in refused})]))
+        raise DataError("\n".join([head, *shown, self._remedy({kind for kind, _, _ in refused})]))
 
     def reported(self, rules: PromptChecks) -> tuple[Finding, ...]:
         """What is not refused."""
@@ -114,6 +122,14 @@ class Findings:
             Finding(what, action(rules, kind), source, group.lines, tuple(group.examples))
             for (kind, what, source), group in self._groups.items()
         )
+
+    def _remedy(self, kinds: set[Kind]) -> str:
+        rules = [choice for kind, choice in _CHOICES.items() if kind in kinds]
+        if self.unit == "prompt":  # of a generator, which has no file
+            return f"Set {'; '.join(rules)}."
+        if not rules:
+            return "Mend the file, or a copy of it."
+        return f"Mend the file, or a copy of it, or set {'; '.join(rules)}."
 
     def _place(self, source: str, line: int) -> str:
         return f"{source}, {self.unit} {line}" if len(self.sources) > 1 else f"{self.unit} {line}"
@@ -123,16 +139,3 @@ def beginning(value: object) -> str:
     """A value as a message quotes it: with escapes, and cut after QUOTED characters."""
     quoted = repr(value)
     return quoted if len(quoted) <= QUOTED + 2 else f"{quoted[:QUOTED]}..."
-
-
-def _remedy(kinds: set[Kind]) -> str:
-    choices = {
-        "duplicates": "`prompts.checks.duplicates: drop` (all but the first) or `keep`",
-        "empty": "`prompts.checks.empty: drop`",
-        "spaces": "`prompts.checks.spaces: strip` or `keep`",
-        "too_long": "`prompts.checks.too_long: keep` (the text encoder cuts them off)",
-    }
-    rules = [choice for kind, choice in choices.items() if kind in kinds]
-    if not rules:
-        return "Mend the file, or a copy of it."
-    return f"Mend the file, or a copy of it, or set {'; '.join(rules)}."

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
-from chunk_grpo.prompts.checks import TokenCounts, check_prompts
+from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.content import INVALID, decoded, json_lines, read_bytes
 from chunk_grpo.prompts.findings import Findings
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
@@ -32,17 +32,17 @@ OFFICIAL_COUNTS: Mapping[str, int] = {
 """Prompts of each tag in the official file, 553 together."""
 
 
-def read_geneval(location: Location, rules: PromptChecks, count_tokens: TokenCounts) -> CheckedPrompts:
+def read_geneval(location: Location, rules: PromptChecks, count: int | None = None) -> CheckedPrompts:
     """Read a file in the format of evaluation_metadata.jsonl.
 
     Args:
         location: path or URL.
         rules: what to do with prompts that may be a mistake.
-        count_tokens: of the text encoders; may be empty.
+        count: take so many prompts from the beginning; None: all of them.
 
     Returns:
-        The prompts; category is the tag, metadata the whole record. A note tells where the numbers of prompts differ
-        from the official ones.
+        The prompts; category is the tag, metadata the whole record. A note tells where the numbers of prompts that
+        are taken differ from the official ones.
 
     Raises:
         DataError: the file is missing, or has records that are not of this format, or prompts that are to be refused;
@@ -66,11 +66,12 @@ def read_geneval(location: Location, rules: PromptChecks, count_tokens: TokenCou
         if isinstance(record.value, Mapping) and not problems:
             prompt, tag = str(record.value["prompt"]), str(record.value["tag"])
             rows.append(PromptRow(prompt, tag, record.value, record.line, source))
-    return check_prompts(rows, rules, count_tokens, findings, _notes(source, rows))
+    taken = check_prompts(rows, rules, findings).part(0, count)
+    return taken.noted(_notes(source, taken.rows))
 
 
 def _notes(source: str, rows: Iterable[PromptRow]) -> list[str]:
-    counts = Counter(row.category for row in rows if row.category)
+    counts = Counter(row.category for row in rows)
     if counts == Counter(OFFICIAL_COUNTS):
         return []
     found = ", ".join(f"{tag} {counts[tag]} ({OFFICIAL_COUNTS[tag]})" for tag in TAGS)

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from chunk_grpo.artifacts import Location, input_file
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts.checks import TokenCounts, check_prompts, fit
+from chunk_grpo.prompts.checks import check_prompts, fit
 from chunk_grpo.prompts.content import (
     INVALID,
     Record,
@@ -75,14 +75,13 @@ class PromptSource:
         return f"{self.location}/{self.file}" + (f"@{self.revision}" if self.revision else "")
 
 
-def read_prompts(source: PromptSource, rules: PromptChecks, count_tokens: TokenCounts) -> CheckedPrompts:
+def read_prompts(source: PromptSource, rules: PromptChecks) -> CheckedPrompts:
     """Read a file of prompts and check it.
 
     Args:
         source: the file. An empty line, null or an empty text is an empty prompt; a line end after the last line is no
             further line.
         rules: what to do with prompts that may be a mistake.
-        count_tokens: of the text encoders that the prompts are for; may be empty.
 
     Returns:
         The prompts in the file's order, with a report. Line numbers of a Parquet file are those of its rows.
@@ -115,7 +114,7 @@ def read_prompts(source: PromptSource, rules: PromptChecks, count_tokens: TokenC
     ignored = dict.fromkeys(name for fields in known.values() for name in fields.ignored)
     if ignored:
         notes.append(f"{source.name}: fields that were not read: {', '.join(ignored)}")
-    return check_prompts(rows, rules, count_tokens, findings, notes)
+    return check_prompts(rows, rules, findings, notes)
 
 
 def _format(source: PromptSource) -> _Format:

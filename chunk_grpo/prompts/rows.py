@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-Unit: TypeAlias = Literal["line", "row"]
-"""What the numbers count: lines of a text file, or rows of a Parquet table; both from 1."""
+Unit: TypeAlias = Literal["line", "row", "prompt"]
+"""What the numbers count: lines of a text file, rows of a Parquet table, or prompts of a generator; all from 1."""
 
 Action: TypeAlias = Literal["refuse", "drop", "keep", "strip", "ignore"]
 
@@ -62,7 +62,8 @@ class PromptReport:
         sources: files that were read, in order.
         unit: of the line numbers.
         read: prompts, empty ones included.
-        kept: prompts that came through.
+        kept: prompts that passed the checks.
+        used: prompts of these that are taken.
         findings: what was dropped, changed or kept although it breaks a rule.
         notes: anything else worth knowing, a sentence each.
     """
@@ -71,6 +72,7 @@ class PromptReport:
     unit: Unit
     read: int
     kept: int
+    used: int
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -83,7 +85,8 @@ class PromptReport:
             "ignore": "ignored",
             "refuse": "refused",
         }
-        said = [f"{', '.join(self.sources)}: {self.kept} of {self.read} prompts taken"]
+        passed = "" if self.used == self.kept else f", {self.kept} passed the checks"
+        said = [f"{', '.join(self.sources)}: {self.used} of {self.read} prompts taken{passed}"]
         for finding in self.findings:
             shown = ", ".join(str(line) for line in finding.lines[:SHOWN])
             more = f" and {len(finding.lines) - SHOWN} more" if len(finding.lines) > SHOWN else ""
@@ -111,6 +114,7 @@ class PromptReport:
             "unit": self.unit,
             "read": self.read,
             "kept": self.kept,
+            "used": self.used,
             "findings": findings,
             "notes": list(self.notes),
         }
@@ -122,8 +126,17 @@ class CheckedPrompts:
 
     Attributes:
         rows: in the order of the files.
-        report: what was dropped or changed on the way.
+        report: what was dropped or changed on the way; it counts `rows` as used.
     """
 
     rows: tuple[PromptRow, ...]
     report: PromptReport = field(repr=False)
+
+    def part(self, first: int, end: int | None) -> CheckedPrompts:
+        """The prompts from position `first` up to `end`, which is not among them; None: all that follow."""
+        rows = self.rows[first:end]
+        return CheckedPrompts(rows, replace(self.report, used=len(rows)))
+
+    def noted(self, notes: Sequence[str]) -> CheckedPrompts:
+        """The same with more notes in the report."""
+        return CheckedPrompts(self.rows, replace(self.report, notes=(*self.report.notes, *notes)))

@@ -14,7 +14,7 @@ from typing import Literal
 from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts.checks import TokenCounts, check_prompts
+from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.content import INVALID, decoded, json_array, read_bytes
 from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
@@ -44,9 +44,9 @@ def read_wise(
     locations: Sequence[Location],
     version: ProtocolName,
     rules: PromptChecks,
-    count_tokens: TokenCounts,
     rewritten: Sequence[Location] = (),
     missing_ids: Literal["refuse", "report"] = "refuse",
+    count: int | None = None,
 ) -> CheckedPrompts:
     """Read WISE's files.
 
@@ -56,9 +56,9 @@ def read_wise(
         rules: what to do with prompts that may be a mistake. Nothing is dropped here: each id is a question of its own,
             so that `duplicates: drop` keeps them. Of rewritten prompts several are equal in the original, so that they
             are kept whatever the rule says. Both are reported.
-        count_tokens: of the text encoders; may be empty.
         rewritten: files with another prompt for each id.
-        missing_ids: whether the numbers from 1 to 1000 must all be there.
+        missing_ids: whether the files must hold all numbers from 1 to 1000.
+        count: take so many prompts from the beginning; None: all of them. A note tells the ids that are not taken.
 
     Returns:
         The prompts; metadata has `wise_id` (whole number), `explanation` (text) and, with rewritten prompts,
@@ -77,16 +77,24 @@ def read_wise(
     rows = [_row(question, version, spelt_out.get(number)) for number, question in questions.items()]
     if rewritten or rules.duplicates == "drop":
         rules = rules.model_copy(update={"duplicates": "keep"})
-    missing = sorted(set(range(1, NUM_PROMPTS + 1)) - questions.keys())
-    notes = [f"WISE ({version}): {len(missing)} ids are missing: {_ranges(missing)}"] if missing else []
-    checked = check_prompts(rows, rules, count_tokens, findings, notes)
+    checked = check_prompts(rows, rules, findings)
+    missing = _missing(checked.rows)
     if missing and missing_ids == "refuse":
         raise DataError(
             f"{', '.join(findings.sources)}: must hold WISE's ids 1 to {NUM_PROMPTS}, "
             f"{len(missing)} are missing: {_ranges(missing)}. Give all files of the version, or choose "
             "`missing_ids: report`."
         )
-    return checked
+    taken = checked.part(0, count)
+    missing = _missing(taken.rows)
+    return taken.noted(
+        [f"WISE ({version}): {len(missing)} ids are missing: {_ranges(missing)}"] if missing else []
+    )
+
+
+def _missing(rows: Sequence[PromptRow]) -> list[int]:
+    """Ids of the benchmark that are not among the prompts, ascending."""
+    return sorted(set(range(1, NUM_PROMPTS + 1)) - {row.metadata["wise_id"] for row in rows})
 
 
 def _questions(

@@ -13,7 +13,7 @@ from chunk_grpo.prompts import (
     CheckedPrompts,
     PromptRow,
     PromptSource,
-    TokenCounts,
+    check_lengths,
     normalized,
     read_prompts,
     shared_prompts,
@@ -22,43 +22,33 @@ from chunk_grpo.prompts.findings import Findings
 from tests.prompts.policies import LENIENT, STRICT
 
 
-def read(
-    folder: Path, lines: list[str], rules: PromptChecks, counts: TokenCounts | None = None
-) -> CheckedPrompts:
+def read(folder: Path, lines: list[str], rules: PromptChecks) -> CheckedPrompts:
     path = folder / "p.json"
     path.write_text("[" + ",\n".join(json.dumps(line) for line in lines) + "]")
-    return read_prompts(PromptSource(path), rules, counts or {})
+    return read_prompts(PromptSource(path), rules)
 
 
-def refused(
-    folder: Path, lines: list[str], rules: PromptChecks = STRICT, counts: TokenCounts | None = None
-) -> list[str]:
+def refused(folder: Path, lines: list[str], rules: PromptChecks = STRICT) -> list[str]:
     """Lines of the message, without the file's path."""
     with pytest.raises(DataError) as caught:
-        read(folder, lines, rules, counts)
+        read(folder, lines, rules)
     return str(caught.value).removeprefix(f"{folder / 'p.json'}: ").splitlines()
-
-
-def words(text: str) -> int:
-    return len(text.split())
 
 
 class TestRefusing:
     def test_all_problems_are_told_together(self, tmp_path: Path) -> None:
-        lines = ["a cat", "", "a dog ", "a cat", "a\x07b", "one two three four", "bad \ufffd"]
-        assert refused(tmp_path, lines, counts={"clip": (words, 3), "t5": (words, 4)}) == [
-            "6 problems (empty: 1, whitespace around the prompt: 1, duplicates: 1, control characters: 1, "
-            "longer than clip's 3 tokens: 1, wrong encoding: 1)",
+        lines = ["a cat", "", "a dog ", "a cat", "a\x07b", "bad \ufffd"]
+        assert refused(tmp_path, lines) == [
+            "5 problems (empty: 1, whitespace around the prompt: 1, duplicates: 1, control characters: 1, "
+            "wrong encoding: 1)",
             "  line 2: an empty prompt",
             "  line 3: whitespace before or after the prompt: 'a dog '",
             "  line 4: the same prompt as in line 1: 'a cat'",
             "  line 5: the control character U+0007 at character 2: 'a\\x07b'",
-            "  line 6: 4 tokens of clip, which takes 3: 'one two three four'",
-            "  line 7: the replacement character U+FFFD at character 5, which a wrong encoding leaves behind: "
+            "  line 6: the replacement character U+FFFD at character 5, which a wrong encoding leaves behind: "
             "'bad \ufffd'",
             "Mend the file, or a copy of it, or set `prompts.checks.duplicates: drop` (all but the first) or `keep`; "
-            "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip` or `keep`; `prompts.checks.too_long: keep` "
-            "(the text encoder cuts them off).",
+            "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip` or `keep`.",
         ]
 
     def test_one_problem_is_told_as_one(self, tmp_path: Path) -> None:
@@ -98,12 +88,6 @@ class TestRefusing:
         texts = ["猫", "कि\u200dख", "👩\u200d🎨", "a\u00a0b", "ﷺ", "e\u0301"]
         assert [row.text for row in read(tmp_path, texts, STRICT).rows] == texts
 
-    def test_nothing_is_counted_in_a_text_that_no_tokenizer_takes(self, tmp_path: Path) -> None:
-        def encoded(text: str) -> int:
-            return len(text.encode())
-
-        assert len(refused(tmp_path, ["a\ud800"], LENIENT, {"clip": (encoded, 1)})) == 3
-
 
 class TestDuplicates:
     @pytest.mark.parametrize(
@@ -120,8 +104,8 @@ class TestDuplicates:
         assert [line.split(": ")[1] for line in lines[1:3]] == ["the same prompt as in line 1"] * 2
 
     def test_all_problems_of_a_repeated_one_are_told(self, tmp_path: Path) -> None:
-        lines = refused(tmp_path, ["a b", "a b"], counts={"clip": (words, 1)})
-        assert lines[0] == "3 problems (longer than clip's 1 tokens: 2, duplicates: 1)"
+        lines = refused(tmp_path, ["a ", "a "])
+        assert lines[0] == "3 problems (whitespace around the prompt: 2, duplicates: 1)"
 
     def test_dropped(self, tmp_path: Path) -> None:
         found = read(tmp_path, ["a", "b", "a", "a"], LENIENT)
@@ -166,25 +150,59 @@ class TestOtherRules:
         lines = refused(tmp_path, ["a\n"], STRICT.model_copy(update={"spaces": "keep"}))
         assert lines[1] == "  line 1: a line feed (U+000A) at character 2: 'a\\n'"
 
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+LIMITS = {"clip": (words, 2), "t5": (words, 3)}
+
+
+class TestLengths:
     def test_long_ones_are_kept_and_told_for_each_encoder(self, tmp_path: Path) -> None:
-        counts = {"clip": (words, 2), "t5": (words, 3)}
-        found = read(tmp_path, ["a b", "a b c", "a b c d"], LENIENT, counts)
-        assert len(found.rows) == 3
-        assert [(f.what, f.action, f.lines) for f in found.report.findings] == [
-            ("longer than clip's 2 tokens", "keep", (2, 3)),
-            ("longer than t5's 3 tokens", "keep", (3,)),
+        found = read(tmp_path, ["a b", "a", "a b c", "a b c d", "a"], LENIENT)
+        report = check_lengths(found.rows, found.report, LENIENT, LIMITS)
+        assert report is not None
+        assert [(f.what, f.action, f.lines) for f in report.findings] == [
+            ("duplicates", "drop", (5,)),
+            ("longer than clip's 2 tokens", "keep", (3, 4)),
+            ("longer than t5's 3 tokens", "keep", (4,)),
         ]
-        assert found.report.findings[1].examples == ("4 tokens of t5, which takes 3: 'a b c d'",)
+        assert report.findings[2].examples == ("4 tokens of t5, which takes 3: 'a b c d'",)
 
-    def test_what_is_dropped_is_not_counted(self, tmp_path: Path) -> None:
-        asked: list[str] = []
+    def test_they_are_refused_together(self, tmp_path: Path) -> None:
+        found = read(tmp_path, ["a b c d", "a", "a b c"], STRICT)
+        with pytest.raises(DataError) as caught:
+            check_lengths(found.rows[::-1], found.report, STRICT, LIMITS)
+        assert str(caught.value).splitlines() == [
+            f"{tmp_path / 'p.json'}: 3 problems (longer than clip's 2 tokens: 2, longer than t5's 3 tokens: 1)",
+            "  line 1: 4 tokens of clip, which takes 2: 'a b c d'",
+            "  line 1: 4 tokens of t5, which takes 3: 'a b c d'",
+            "  line 3: 3 tokens of clip, which takes 2: 'a b c'",
+            "Mend the file, or a copy of it, or set `prompts.checks.too_long: keep` (the text encoder cuts them off) "
+            "or, for T5, a higher `model.max_sequence_length`.",
+        ]
 
-        def count(text: str) -> int:
-            asked.append(text)
-            return 1
+    def test_only_prompts_that_are_used_count(self, tmp_path: Path) -> None:
+        found = read(tmp_path, ["a", "b", "a b c d"], STRICT).part(0, 2)
+        assert check_lengths(found.rows, found.report, STRICT, LIMITS) == found.report
 
-        read(tmp_path, ["a", "", "a", "b "], LENIENT, {"clip": (count, 77)})
-        assert asked == ["a", "b"]
+    def test_prompts_of_our_own_are_told_by_their_number(self) -> None:
+        rows = [PromptRow(text, "", {}, number, "coco") for number, text in enumerate(("a", "a b c", "a"), 1)]
+        report = check_lengths(rows, None, LENIENT, LIMITS)
+        assert report is not None
+        assert report.lines() == [
+            "coco: 3 of 3 prompts taken",
+            "coco: longer than clip's 2 tokens: 1 kept as they are (prompt 2)",
+        ]
+        assert check_lengths(rows[:1], None, LENIENT, LIMITS) is None
+        with pytest.raises(DataError) as caught:
+            check_lengths(rows, None, STRICT, LIMITS)
+        assert str(caught.value).splitlines()[1:] == [
+            "  prompt 2: 3 tokens of clip, which takes 2: 'a b c'",
+            "Set `prompts.checks.too_long: keep` (the text encoder cuts them off) or, for T5, a higher "
+            "`model.max_sequence_length`.",
+        ]
 
 
 class TestFindings:
@@ -216,9 +234,16 @@ class TestReport:
             f"{path}: empty: 1 dropped (line 3)",
         ]
 
+    def test_prompts_that_are_not_used_are_told(self, tmp_path: Path) -> None:
+        found = read(tmp_path, ["a", "a", "b", "c"], LENIENT).part(0, 2)
+        assert [row.text for row in found.rows] == ["a", "b"]
+        assert found.report.lines()[0] == f"{tmp_path / 'p.json'}: 2 of 4 prompts taken, 3 passed the checks"
+        content = found.report.as_json()
+        assert (content["read"], content["kept"], content["used"]) == (4, 3, 2)
+
     def test_notes_come_last(self, tmp_path: Path) -> None:
         (tmp_path / "p.txt").write_text("a\nb\n")
-        report = read_prompts(PromptSource(tmp_path / "p.txt", limit=1), STRICT, {}).report
+        report = read_prompts(PromptSource(tmp_path / "p.txt", limit=1), STRICT).report
         assert report.lines()[1:] == list(report.notes) != []
 
     def test_long_lists_are_cut_and_counted(self, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class TestRecords:
         rows = coco_prompts(300, 2)
         path = tmp_path / "evaluation_metadata.jsonl"
         path.write_text("".join(json.dumps(row.metadata) + "\n" for row in rows))
-        read = read_geneval(path, STRICT, {}).rows
+        read = read_geneval(path, STRICT).rows
         assert [(r.text, r.category, r.metadata) for r in read] == [
             (r.text, r.category, r.metadata) for r in rows
         ]

@@ -11,17 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.config.prompts import PromptChecks
-from chunk_grpo.errors import DataError
 from chunk_grpo.prompts import FieldNames, PromptSource, read_prompts
+from tests.prompts.files import read, refused, write
 from tests.prompts.policies import STRICT
 
 TEXTS = ["a cat, asleep", 'a "red" kite', "café in Zürich 🎨"]
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def csv_text(*rows: list[str]) -> str:
@@ -64,23 +58,13 @@ FORMATS: list[tuple[Callable[[Path], Path], list[int]]] = [
 ]
 
 
-def read(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> list[str]:
-    return [row.text for row in read_prompts(PromptSource(path, **settings), rules, {}).rows]  # type: ignore[arg-type]
-
-
-def refused(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> str:
-    with pytest.raises(DataError) as caught:
-        read(path, rules, **settings)
-    return str(caught.value)
-
-
 class TestFormats:
     @pytest.mark.parametrize(("made", "lines"), FORMATS)
     def test_every_format_gives_the_same_prompts_with_its_lines(
         self, made: Callable[[Path], Path], lines: list[int], tmp_path: Path
     ) -> None:
         path = made(tmp_path)
-        found = read_prompts(PromptSource(path), STRICT, {})
+        found = read_prompts(PromptSource(path), STRICT)
         assert [(row.text, row.line, row.source) for row in found.rows] == [
             (text, line, str(path)) for text, line in zip(TEXTS, lines, strict=True)
         ]
@@ -91,9 +75,9 @@ class TestFormats:
         self, made: Callable[[Path], Path], tmp_path: Path
     ) -> None:
         path = made(tmp_path)
-        plain = read_prompts(PromptSource(path), STRICT, {}).rows
+        plain = read_prompts(PromptSource(path), STRICT).rows
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-        assert read_prompts(PromptSource(path), STRICT, {}).rows == plain
+        assert read_prompts(PromptSource(path), STRICT).rows == plain
 
     def test_a_url_of_an_object_store(self) -> None:
         files = fsspec.filesystem("memory")
@@ -147,7 +131,7 @@ class TestFields:
         path = write(
             tmp_path / "p.csv", csv_text(["Prompts", "Category", "", ""], ["A red car.", "Colors", "", ""])
         )
-        found = read_prompts(PromptSource(path), STRICT, {})
+        found = read_prompts(PromptSource(path), STRICT)
         (row,) = found.rows
         assert (row.text, row.category, row.metadata) == ("A red car.", "Colors", {})
         assert found.report.notes == ()
@@ -155,7 +139,7 @@ class TestFields:
     def test_fields_may_be_named(self, tmp_path: Path) -> None:
         record = {"prompt": "not this", "caption": "a cat", "kind": 7, "other": 1}
         path = write(tmp_path / "p.jsonl", json.dumps(record))
-        found = read_prompts(PromptSource(path, fields=FieldNames("caption", "kind")), STRICT, {})
+        found = read_prompts(PromptSource(path, fields=FieldNames("caption", "kind")), STRICT)
         (row,) = found.rows
         assert (row.text, row.category, row.metadata) == ("a cat", "7", {})
         assert found.report.notes == (f"{path}: fields that were not read: prompt, other",)
@@ -163,7 +147,7 @@ class TestFields:
     def test_fields_of_parquet(self, tmp_path: Path) -> None:
         table = pa.table({"Prompt": ["a cat", "a dog"], "Category": ["x", None], "image": [b"0", b"1"]})
         pq.write_table(table, tmp_path / "p.parquet")
-        found = read_prompts(PromptSource(tmp_path / "p.parquet"), STRICT, {})
+        found = read_prompts(PromptSource(tmp_path / "p.parquet"), STRICT)
         assert [(r.text, r.category, r.metadata) for r in found.rows] == [
             ("a cat", "x", {}),
             ("a dog", "", {}),
@@ -212,7 +196,7 @@ class TestFields:
             '{"prompt": "b", "category": "x"}',
             '{"prompt": "c", "category": true}',
         ]
-        found = read_prompts(PromptSource(write(tmp_path / "p.jsonl", "\n".join(lines))), STRICT, {})
+        found = read_prompts(PromptSource(write(tmp_path / "p.jsonl", "\n".join(lines))), STRICT)
         assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "x"), ("c", "")]
         (finding,) = found.report.findings
         assert (finding.action, finding.lines) == ("ignore", (1, 3))
@@ -224,7 +208,7 @@ class TestFields:
 
     def test_so_is_one_of_parquet(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"prompt": ["a", "b"], "category": [1.0, None]}), tmp_path / "p.parquet")
-        found = read_prompts(PromptSource(tmp_path / "p.parquet"), STRICT, {})
+        found = read_prompts(PromptSource(tmp_path / "p.parquet"), STRICT)
         assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "")]
         assert [(f.action, f.lines) for f in found.report.findings] == [("ignore", (1,))]
         message = refused(tmp_path / "p.parquet", fields=FieldNames(category="category"))
@@ -236,60 +220,6 @@ class TestFields:
     def test_a_category_that_no_table_takes(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.jsonl", '{"prompt": "a", "category": "\\ud800"}'))
         assert "line 1: category: half of a surrogate pair (U+D800) at character 1" in message
-
-
-class TestLimit:
-    def test_the_first_ones_are_read_and_the_rest_is_told(self, tmp_path: Path) -> None:
-        found = read_prompts(PromptSource(as_txt(tmp_path), limit=2), STRICT, {})
-        assert [row.text for row in found.rows] == TEXTS[:2]
-        assert found.report.notes == (f"{tmp_path / 'p.txt'}: read up to the limit of 2; there is more",)
-        assert read_prompts(PromptSource(as_txt(tmp_path), limit=3), STRICT, {}).report.notes == ()
-
-    @pytest.mark.parametrize(
-        ("name", "content"),
-        [
-            ("p.txt", b"a\nb\n\nc\xff\nb\n"),
-            ("p.csv", b'prompt\na\n"b"\nc,d\n\xff\n'),
-            ("p.jsonl", b'"a"\n"b"\n{\n"\xff"\n'),
-            ("p.json", b'["a",\n"b",\n{\n"x',),
-        ],
-    )  # fmt: skip
-    def test_what_is_wrong_after_it_does_not_count(self, name: str, content: bytes, tmp_path: Path) -> None:
-        path = write(tmp_path / name, content)
-        assert read(path, limit=2) == ["a", "b"]
-        assert "problem" in refused(path)
-
-    def test_a_record_that_cannot_be_read_is_one_of_them(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "p.jsonl", '"a"\n{\n"b"\n"b"\n')
-        assert "1 problem (no JSON: 1)" in refused(path, limit=2)
-        assert "2 problems (no JSON: 1, duplicates: 1)" in refused(path, limit=4)
-
-    def test_records_before_it_count_although_the_rest_stands_on_their_line(self, tmp_path: Path) -> None:
-        path = write(
-            tmp_path / "p.json", b'[{"prompt": "a cat"}, {"text": "lost"}, {"prompt": "c\xe9"}, "d", {]'
-        )
-        message = refused(path, limit=3)
-        assert "2 problems (wrong encoding: 1, no prompt: 1)" in message
-        assert "line 1: must be UTF-8, got the byte 0xe9 at character 54" in message
-        assert "line 1: needs one field `prompt` with the prompt, got none among the fields 'text'" in message
-        assert read(path, limit=1) == ["a cat"]
-        message = refused(path, limit=2)
-        assert "1 problem (no prompt: 1)" in message
-        assert "0xe9" not in message
-
-    @pytest.mark.parametrize(
-        "content", ['["a", "b", {]', '["a", "b" "c"]', '["a", "b"', '["a",\n"b", {\n"c": ]', '["a", "b", "c" "d"]']
-    )  # fmt: skip
-    def test_what_is_wrong_after_it_on_the_same_line_does_not_count(
-        self, content: str, tmp_path: Path
-    ) -> None:
-        path = write(tmp_path / "p.json", content)
-        assert read(path, limit=2) == ["a", "b"]
-        assert "1 problem (no JSON: 1)" in refused(path)
-
-    def test_a_category_before_it_counts(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "p.json", '[{"prompt": "a", "category": "\\u0007"}, "b"]')
-        assert "control characters: 1" in refused(path, limit=1)
 
 
 class TestEncodings:

@@ -45,7 +45,7 @@ def write(path: Path, records: Iterable[object]) -> Path:
 
 def refused(*paths: Path, version: ProtocolName = "legacy", rewritten: tuple[Path, ...] = ()) -> str:
     with pytest.raises(DataError) as caught:
-        read_wise(paths, version, STRICT, {}, rewritten, missing_ids="report")
+        read_wise(paths, version, STRICT, rewritten, missing_ids="report")
     return str(caught.value)
 
 
@@ -59,7 +59,7 @@ class TestCategories:
             write(tmp_path / f"{first}.json", [record(number, version) for number in range(first, last)])
             for first, last in ((1, 401), (401, 701), (701, 1001))
         ]
-        found = read_wise(files, version, STRICT, {})
+        found = read_wise(files, version, STRICT)
         assert [row.metadata["wise_id"] for row in found.rows] == list(range(1, 1001))
         assert list(Counter(row.category for row in found.rows).values()) == counts
         assert found.report.notes == ()
@@ -78,7 +78,7 @@ class TestCategories:
 class TestRecords:
     def test_a_row(self, tmp_path: Path) -> None:
         path = write(tmp_path / "w.json", [record(2), record(1)])
-        rows = read_wise([path], "legacy", STRICT, {}, missing_ids="report").rows
+        rows = read_wise([path], "legacy", STRICT, missing_ids="report").rows
         assert [(row.text, row.category, row.metadata, row.line, row.source) for row in rows] == [
             ("question 2", "culture", {"wise_id": 2, "explanation": "answer 2"}, 2, str(path)),
             ("question 1", "culture", {"wise_id": 1, "explanation": "answer 1"}, 3, str(path)),
@@ -124,10 +124,18 @@ class TestMissingIds:
         path = write(
             tmp_path / "w.json", [record(n) for n in range(1, 1001) if n not in (3, 500, 501, 502, 1000)]
         )
-        found = read_wise([path], "legacy", STRICT, {}, missing_ids="report")
+        found = read_wise([path], "legacy", STRICT, missing_ids="report")
         assert found.report.notes == ("WISE (legacy): 5 ids are missing: 3, 500-502, 1000",)
         with pytest.raises(DataError, match=r"ids 1 to 1000, 5 are missing: 3, 500-502, 1000\. Give all"):
-            read_wise([path], "legacy", STRICT, {})
+            read_wise([path], "legacy", STRICT)
+
+    def test_those_that_are_not_taken_are_noted(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "w.json", [record(n) for n in range(1, 1001)])
+        found = read_wise([path], "legacy", STRICT, count=600)
+        assert (len(found.rows), found.report.used, found.report.kept) == (600, 600, 1000)
+        assert found.report.notes == ("WISE (legacy): 400 ids are missing: 601-1000",)
+        with pytest.raises(DataError, match="500 are missing: 501-1000"):
+            read_wise([write(path, [record(n) for n in range(1, 501)])], "legacy", STRICT, count=500)
 
 
 class TestRewritten:
@@ -140,7 +148,7 @@ class TestRewritten:
                 record(1, Prompt="a cake"),
             ],
         )
-        rows = read_wise([path], "legacy", STRICT, {}, [other], missing_ids="report").rows
+        rows = read_wise([path], "legacy", STRICT, [other], missing_ids="report").rows
         assert [(row.text, row.category, row.metadata, row.line) for row in rows] == [
             (
                 "a cake",
@@ -168,7 +176,7 @@ class TestRewritten:
     def test_equal_ones_are_kept_and_reported(self, rules: PromptChecks, tmp_path: Path) -> None:
         path = write(tmp_path / "w.json", [record(1), record(2)])
         other = write(tmp_path / "r.json", [record(1, Prompt="a dragon"), record(2, Prompt="a dragon")])
-        found = read_wise([path], "legacy", rules, {}, [other], missing_ids="report")
+        found = read_wise([path], "legacy", rules, [other], missing_ids="report")
         assert [row.metadata["wise_id"] for row in found.rows] == [1, 2]
         assert [(f.what, f.action, f.lines) for f in found.report.findings] == [("duplicates", "keep", (3,))]
 
@@ -176,7 +184,7 @@ class TestRewritten:
 def test_no_id_is_dropped_for_its_text(tmp_path: Path) -> None:
     path = write(tmp_path / "w.json", [record(1), record(2, Prompt="question 1")])
     assert "line 3: the same prompt as in line 2" in refused(path)
-    assert len(read_wise([path], "legacy", LENIENT, {}, missing_ids="report").rows) == 2
+    assert len(read_wise([path], "legacy", LENIENT, missing_ids="report").rows) == 2
 
 
 def test_equal_texts_of_two_files_name_the_other_file(tmp_path: Path) -> None:

@@ -4,13 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.tokens import flux_token_limits
+from chunk_grpo.prompts import read_prompts
+from chunk_grpo.shapes.prompts import all_prompts, knowledge_prompts
 from stages._prompts import Split, splits_of
-from tests.conftest import any_prompt, new_workspace, prompt_file
+from tests.conftest import CHECKPOINT, Workspace, any_prompt, new_workspace, prompt_file
 
 CHECKS = {"duplicates": "refuse", "empty": "refuse", "spaces": "strip", "too_long": "keep"}
 RECORD = {
@@ -30,7 +35,7 @@ def splits(**settings: Any) -> dict[str, Split]:
     given = {"source": "file", "train_file": None, "eval_file": None, "train_count": 3, "eval_count": 2}
     given |= {"wise_count": 0, "seed": 0, "checks": CHECKS, "benchmarks": {}, **settings}
     params = PromptsParams.model_validate_json(json.dumps(given))
-    return {split.name: split for split in splits_of(params, {})}
+    return {split.name: split for split in splits_of(params)}
 
 
 def write(path: Path, *lines: str) -> dict[str, Any]:
@@ -64,11 +69,21 @@ def test_what_is_trained_on_is_not_evaluated_on(tmp_path: Path) -> None:
         splits(train_file=file, eval_file=held_out)
     assert str(caught.value).startswith(
         f"{tmp_path / 'b.txt'}, line 2: 'y' is also trained on ({tmp_path / 'a.txt'}, line 2); "
-        "prompts of the eval split that are: 1."
+        "prompts of the eval split that are: 1. Take them out of one of the two files"
     )
     same = write(tmp_path / "c.txt", "x", "x", "x", "x", "x")
-    with pytest.raises(DataError, match="'x' is also trained on"):
+    with pytest.raises(
+        DataError, match=r"'x' is also trained on .* Set `prompts\.checks\.duplicates: drop`, which"
+    ):
         splits(train_file=same, checks=CHECKS | {"duplicates": "keep"})
+
+
+def test_what_is_trained_on_too_is_named_by_its_row(tmp_path: Path) -> None:
+    for name, texts in (("a.parquet", ["x", "y", "z"]), ("b.parquet", ["a", "y"])):
+        pq.write_table(pa.table({"prompt": texts}), tmp_path / name)
+    file, held_out = prompt_file(str(tmp_path / "a.parquet")), prompt_file(str(tmp_path / "b.parquet"))
+    with pytest.raises(DataError, match=r"b.parquet, row 2: 'y' is also trained on \(.*a.parquet, row 2\)"):
+        splits(train_file=file, eval_file=held_out)
 
 
 def test_a_file_that_is_too_short_is_named_with_the_key(tmp_path: Path) -> None:
@@ -81,6 +96,49 @@ def test_a_file_that_is_too_short_is_named_with_the_key(tmp_path: Path) -> None:
         splits(train_file=file, eval_file=short, train_count=4)
     with pytest.raises(DataError, match=r"b.txt: must hold prompts.eval_count = 2 prompts, got 1"):
         splits(train_file=file, eval_file=short)
+
+
+def test_a_file_that_is_too_short_for_its_duplicates_says_so(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.txt", "x", "y", "x", "z", "x", "v", "w")
+    checks = CHECKS | {"duplicates": "drop"}
+    with pytest.raises(DataError) as caught:
+        splits(train_file=file | {"limit": 5}, checks=checks)
+    assert str(caught.value) == (
+        f"{tmp_path / 'a.txt'}: must hold prompts.train_count + prompts.eval_count = 5 prompts, got 3 (5 were read and "
+        "2 dropped); raise its `limit`, which ends reading after 5, lower the counts or add prompts"
+    )
+    with pytest.raises(DataError, match=r"got 5 \(7 were read and 2 dropped\); lower the counts"):
+        splits(train_file=file | {"limit": 8}, train_count=4, checks=checks)
+    assert len(splits(train_file=file, checks=checks)["train"].rows) == 3
+
+
+def test_reports_tell_how_many_prompts_are_used(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(99)), "prompt 0")
+    held_out = write(tmp_path / "b.txt", "a", "b", "c", "d")
+    checks = CHECKS | {"duplicates": "drop"}
+
+    def told(**settings: Any) -> dict[str, list[str]]:
+        made = splits(checks=checks, train_count=4, **settings)
+        return {name: split.report.lines() for name, split in made.items() if split.report}
+
+    assert told(train_file=file) == {
+        "train": [
+            f"{tmp_path / 'a.txt'}: 4 of 100 prompts taken, 99 passed the checks",
+            f"{tmp_path / 'a.txt'}: duplicates: 1 dropped (line 100)",
+        ],
+        "eval": [f"{tmp_path / 'a.txt'}: 2 of 100 prompts taken, 99 passed the checks"],
+    }
+    benchmarks = {
+        "more": {"kind": "file", "file": file, "count": 3},
+        "all": {"kind": "file", "file": held_out, "count": None},
+    }
+    found = told(train_file=file, eval_file=held_out, benchmarks=benchmarks)
+    assert {name: lines[0].split(": ")[1] for name, lines in found.items()} == {
+        "train": "4 of 100 prompts taken, 99 passed the checks",
+        "eval": "2 of 4 prompts taken, 4 passed the checks",
+        "more": "3 of 100 prompts taken, 99 passed the checks",
+        "all": "4 of 4 prompts taken",
+    }
 
 
 def test_our_own_prompts_need_no_file_and_a_benchmark_of_them_is_not_trained_on() -> None:
@@ -118,6 +176,9 @@ def test_benchmarks_are_splits_of_their_own(tmp_path: Path) -> None:
     assert {row.category for row in made["wise"].rows} == {"culture"}
     assert [(row.text, row.category) for row in made["drawbench"].rows] == [("one", "x"), ("two", "y")]
     assert made["wise"].report is not None
+    assert made["geneval"].report is not None
+    assert (made["geneval"].report.read, made["geneval"].report.used) == (3, 2)
+    assert "counting 2 (80)" in made["geneval"].report.notes[0]
     with pytest.raises(DataError, match="997 are missing"):
         splits(source="coco", benchmarks={"wise": of_wise | {"missing_ids": "refuse", "count": None}})
 
@@ -132,10 +193,68 @@ def test_the_stage_tells_what_it_did_with_a_file(tmp_path: Path, caplog: pytest.
     assert made.run("prepare_prompts") == 0
     table = read_table(str(made.artifacts / "prompts" / "evaluation.parquet"), "prompts")
     assert table.num_rows == 25
-    told = json.loads((made.artifacts / "prompts" / "checks.json").read_text())["train"]
-    assert (told["read"], told["kept"]) == (26, 25)
+    told = checks_of(made)["train"]
+    assert (told["read"], told["kept"], told["used"]) == (26, 25, 16)
     by_kind = {finding["what"]: (finding["action"], finding["count"]) for finding in told["findings"]}
     assert by_kind["duplicates"] == ("drop", 1)
     assert by_kind["whitespace around the prompt"] == ("strip", 24)
     assert ("keep", 1) in [entry for name, entry in by_kind.items() if "CLIP" in name]
-    assert any("25 of 26 prompts taken" in message for message in caplog.messages)
+    assert "train: a.txt: 16 of 26 prompts taken, 25 passed the checks" in caplog.messages
+    assert "eval: a.txt: 9 of 26 prompts taken, 25 passed the checks" in caplog.messages
+
+
+def checks_of(made: Workspace) -> Any:
+    return json.loads((made.artifacts / "prompts" / "checks.json").read_text())
+
+
+def test_our_own_prompts_that_are_too_long_are_told_or_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T5 of the toy checkpoint takes 8 tokens, most of these prompts have more."""
+    made = new_workspace(tmp_path)
+    given = {"source": "coco", "wise_count": 0, "benchmarks": {"things": coco(60)}}
+    made.edit(lambda raw: raw["prompts"].update(given))
+    made.edit(any_prompt)
+    assert made.run("prepare_prompts") == 0
+    told = checks_of(made)
+    assert set(told) == {"train", "eval", "things"}
+    count, limit = flux_token_limits(str(CHECKPOINT), None, 8)["T5"]
+    table = read_table(str(made.artifacts / "prompts" / "prompts.parquet"), "prompts").to_pylist()
+    things = [row["prompt"] for row in table if row["split"] == "things"]
+    long = [number for number, text in enumerate(things, start=1) if count(text) > limit]
+    (finding,) = (one for one in told["things"]["findings"] if "T5" in one["what"])
+    assert (finding["action"], finding["count"], finding["first"]) == ("keep", len(long), long[:20])
+    assert len(long) > 30
+    assert any(message.startswith("things: coco: longer than T5's 8 tokens") for message in caplog.messages)
+    made.edit(lambda raw: raw["prompts"]["checks"].update(too_long="refuse"))
+    assert made.run("prepare_prompts") == DataError.exit_code
+
+
+def test_captions_of_the_toy_world_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = new_workspace(tmp_path)
+    assert made.run("prepare_prompts") == 0
+    assert checks_of(made) == {}
+    assert not caplog.messages
+    for count, limit in flux_token_limits(str(CHECKPOINT), None, 8).values():
+        assert max(count(spec.prompt) for spec in (*all_prompts(), *knowledge_prompts())) <= limit
+
+
+def test_a_file_is_read_once_and_its_faults_are_told_before_a_model_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = new_workspace(tmp_path)
+    write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(24)))
+    made.edit(lambda raw: raw["prompts"].update(source="file", train_file=prompt_file("a.txt"), wise_count=0))
+    made.edit(any_prompt)
+    read: list[object] = []
+    monkeypatch.setattr(
+        "stages._prompts.read_prompts", lambda *args: read.append(args) or read_prompts(*args)
+    )
+    assert made.run("prepare_prompts") == 0
+    assert len(read) == 1
+    made.edit(lambda raw: raw["model"].update(checkpoint="not/there/at/all"))
+    assert made.run("prepare_prompts") == DataError.exit_code
+    assert "model.checkpoint: the folder not/there/at/all does not exist" in capsys.readouterr().err
+    write(tmp_path / "a.txt", "a", "", *(f"prompt {n}" for n in range(24)))
+    assert made.run("prepare_prompts") == DataError.exit_code
+    assert "line 2: an empty prompt" in capsys.readouterr().err

@@ -1,0 +1,27 @@
+"""Files of prompts, and what reading them gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.config.prompts import PromptChecks
+from chunk_grpo.errors import DataError
+from chunk_grpo.prompts import PromptSource, read_prompts
+from tests.prompts.policies import STRICT
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def read(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> list[str]:
+    return [row.text for row in read_prompts(PromptSource(path, **settings), rules).rows]  # type: ignore[arg-type]
+
+
+def refused(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> str:
+    with pytest.raises(DataError) as caught:
+        read(path, rules, **settings)
+    return str(caught.value)
