@@ -191,7 +191,7 @@ def test_the_stage_tells_what_it_did_with_a_file(tmp_path: Path, caplog: pytest.
     made.edit(lambda raw: raw["prompts"]["checks"].update(duplicates="drop"))
     made.edit(any_prompt)
     assert made.run("prepare_prompts") == 0
-    table = read_table(str(made.artifacts / "prompts" / "evaluation.parquet"), "prompts")
+    table = read_table(str(made.artifacts / "prompts" / "training.parquet"), "prompts")
     assert table.num_rows == 25
     told = checks_of(made)["train"]
     assert (told["read"], told["kept"], told["used"]) == (26, 25, 16)
@@ -219,7 +219,7 @@ def test_our_own_prompts_that_are_too_long_are_told_or_refused(
     told = checks_of(made)
     assert set(told) == {"train", "eval", "things"}
     count, limit = flux_token_limits(str(CHECKPOINT), None, 8)["T5"]
-    table = read_table(str(made.artifacts / "prompts" / "prompts.parquet"), "prompts").to_pylist()
+    table = read_table(str(made.artifacts / "prompts" / "evaluation.parquet"), "prompts").to_pylist()
     things = [row["prompt"] for row in table if row["split"] == "things"]
     long = [number for number, text in enumerate(things, start=1) if count(text) > limit]
     (finding,) = (one for one in told["things"]["findings"] if "T5" in one["what"])
@@ -258,3 +258,13 @@ def test_a_file_is_read_once_and_its_faults_are_told_before_a_model_is_looked_fo
     write(tmp_path / "a.txt", "a", "", *(f"prompt {n}" for n in range(24)))
     assert made.run("prepare_prompts") == DataError.exit_code
     assert "line 2: an empty prompt" in capsys.readouterr().err
+
+
+def test_a_new_benchmark_changes_nothing_that_is_trained_on(tmp_path: Path) -> None:
+    made = new_workspace(tmp_path)
+    assert made.run("prepare_prompts") == 0
+    before = made.files()
+    made.edit(lambda raw: raw["prompts"]["benchmarks"].update(things=coco(6)))
+    assert made.run("prepare_prompts") == 0
+    assert made.files()["prompts/training.parquet"] == before["prompts/training.parquet"]
+    assert made.files()["prompts/evaluation.parquet"] != before["prompts/evaluation.parquet"]
