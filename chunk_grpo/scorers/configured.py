@@ -148,9 +148,9 @@ def joined(parts: Sequence[Scores]) -> Scores:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    from accelerate.utils.memory import should_reduce_batch_size
+    import torch  # as above
 
-    return bool(should_reduce_batch_size(error))
+    return isinstance(error, torch.OutOfMemoryError)
 
 
 class SharedModels:

@@ -23,19 +23,19 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Exceptions:
+class KnownDifferences:
     """Weights in which files of older versions of transformers differ from today's model, to no effect.
 
     Attributes:
-        unused: Pattern of names that a file may lack, since the model computes nothing from them; None: it has all.
-        computed: Pattern of names that a file may have too much, since the model computes them; None: none.
+        may_lack: Pattern of names from which the model computes nothing; None: a file must have all.
+        may_have: Pattern of names that the model computes itself; None: a file may have no more than the model.
     """
 
-    unused: str | None = None
-    computed: str | None = None
+    may_lack: str | None = None
+    may_have: str | None = None
 
 
-NO_EXCEPTIONS = Exceptions()
+NO_DIFFERENCES = KnownDifferences()
 
 
 def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
 
 
 def load_strict(
-    key: str, model_class: Any, folder: Path, dtype: torch.dtype, exceptions: Exceptions = NO_EXCEPTIONS
+    key: str, model_class: Any, folder: Path, dtype: torch.dtype, known: KnownDifferences = NO_DIFFERENCES
 ) -> Any:
     """A model for inference, on the CPU, whose weights are exactly those of its files.
 
@@ -70,7 +70,7 @@ def load_strict(
         model_class: A class with from_pretrained.
         folder: With config.json and the weights.
         dtype: Of the weights in memory.
-        exceptions: Differences that are none.
+        known: Differences that are none.
 
     Raises:
         DataError: A weight is missing, surplus or of another shape, or a file cannot be read.
@@ -97,8 +97,8 @@ def load_strict(
         raise DataError(f"{where} cannot be read: {report['error_msgs'][0]}. Fetch the files again.")
     _refuse(
         where,
-        _without(exceptions.unused, report["missing_keys"]),
-        _without(exceptions.computed, report["unexpected_keys"]),
+        _without(known.may_lack, report["missing_keys"]),
+        _without(known.may_have, report["unexpected_keys"]),
         report["mismatched_keys"],
         f"config.json beside them is of another {model_class.__name__}, or files are of two revisions.",
     )
@@ -106,7 +106,7 @@ def load_strict(
 
 
 def check_shapes(
-    where: str, wanted: Mapping[str, Shape], found: Mapping[str, Shape], unused: Iterable[str], rule: str
+    where: str, wanted: Mapping[str, Shape], found: Mapping[str, Shape], may_have: Iterable[str], rule: str
 ) -> None:
     """Refuse weights that are not exactly a network's.
 
@@ -114,7 +114,7 @@ def check_shapes(
         where: Key of params.yaml and file, for messages.
         wanted: Name to shape, of the network.
         found: Name to shape, of the file.
-        unused: Names that the file may have too much.
+        may_have: Names that the file may have besides.
         rule: A sentence: which files belong here.
 
     Raises:
@@ -124,7 +124,7 @@ def check_shapes(
     _refuse(
         where,
         wanted.keys() - found.keys(),
-        found.keys() - wanted.keys() - set(unused),
+        found.keys() - wanted.keys() - set(may_have),
         [(name, found[name], wanted[name]) for name in both if tuple(found[name]) != tuple(wanted[name])],
         rule,
     )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.configured import SharedModels, in_batches
@@ -35,7 +36,7 @@ def test_batches_are_halved_until_they_fit_into_memory() -> None:
     def score(part: ScoreBatch) -> Scores:
         asked.append(len(part))
         if len(part) > 3:
-            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         return Scores(part.images[:, 0, 0, 0].astype(float))
 
     assert in_batches(images(9), 8, score).values.tolist() == list(range(9))
@@ -44,7 +45,9 @@ def test_batches_are_halved_until_they_fit_into_memory() -> None:
 
 def test_one_image_that_does_not_fit_and_other_errors_are_raised() -> None:
     def score(part: ScoreBatch) -> Scores:
-        raise RuntimeError("CUDA out of memory." if len(part) == 1 else "shapes do not match")
+        raise (
+            torch.OutOfMemoryError("out of memory") if len(part) == 1 else RuntimeError("shapes do not match")
+        )
 
     with pytest.raises(RuntimeError, match="out of memory"):
         in_batches(images(2), 1, score)

@@ -21,13 +21,13 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COCO_NAMES
 from chunk_grpo.scorers.geneval.rules import Detections
-from chunk_grpo.scorers.strict_loading import Exceptions, load_strict, read_config
+from chunk_grpo.scorers.strict_loading import KnownDifferences, load_strict, read_config
 
 DETECTOR_FILES = ("config.json", "preprocessor_config.json", "model.safetensors|pytorch_model.bin")
 
-_OLDER_FILES = Exceptions(
-    unused=r"pixel_level_module\.encoder\.swin\.layernorm\.",  # the backbone has a norm for each stage instead
-    computed=r"pixel_level_module\.encoder\..*\.relative_position_index$",
+_OLDER_FILES = KnownDifferences(
+    may_lack=r"pixel_level_module\.encoder\.swin\.layernorm\.",  # the backbone has a norm for each stage instead
+    may_have=r"pixel_level_module\.encoder\..*\.relative_position_index$",
 )
 """facebook/mask2former-swin-small-coco-instance was written by transformers 4.26."""
 
