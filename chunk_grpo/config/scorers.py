@@ -3,10 +3,20 @@
 A scorer's settings move its results and identify what is measured; where it runs (`executors`) moves none.
 """
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from chunk_grpo.config.section import Fraction, Name, Section, Text
 
@@ -244,17 +254,32 @@ class InSubprocess(Section):
     timeout_seconds: PositiveFloat
 
 
+def _without_user(url: object) -> object:
+    """The URL with *** for its user and password: what is refused is quoted, and must not tell them."""
+    return re.sub("//.*@", "//***@", url) if isinstance(url, str) else url
+
+
+def _checked_url(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s@?#]+", url):
+        raise PydanticCustomError(
+            "server_url",
+            "must be http:// or https:// with a host and no user, password, query or fragment (a token stands in "
+            "token_variable)",
+        )
+    return url
+
+
 class OverHttp(Section):
     """At a server, started with `python -m chunk_grpo.scorers.serve NAME`.
 
     Attributes:
-        url: of the server.
+        url: of the server; no user, password, query or fragment, since messages name it.
         token_variable: environment variable with the server's token; null: it asks for none.
         timeout_seconds: until it must have scored a batch.
     """
 
     kind: Literal["http"]
-    url: Annotated[str, Field(pattern=r"^https?://\S+$")]
+    url: Annotated[str, AfterValidator(_checked_url), BeforeValidator(_without_user)]
     token_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None
     timeout_seconds: PositiveFloat
 

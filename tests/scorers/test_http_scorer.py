@@ -1,6 +1,7 @@
 """The client of a scoring server: a server that is away, crashes, hangs, or is or answers something else."""
 
 import json
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,9 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers import serve
+from tests.params_edits import problems, put
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, client, write_params
 
@@ -146,3 +150,71 @@ def test_an_answer_to_another_question_is_never_used(
 def test_an_address_that_is_none_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match=r"executors.odd.url: must be a URL, got 'http://host:port'"):
         client("http://host:port").check()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://user:hunter2@192.0.2.1:8901", "http://***@192.0.2.1:8901"),
+        ("https://user:hun@ter2@scores.example", "https://***@scores.example"),
+        ("http://hunter2@192.0.2.1", "http://***@192.0.2.1"),
+        ("http://192.0.2.1:8901?wait=1", "http://192.0.2.1:8901?wait=1"),
+        ("http://192.0.2.1:8901#a", "http://192.0.2.1:8901#a"),
+        ("192.0.2.1:8901", "192.0.2.1:8901"),
+        ("http://", "http://"),
+    ],
+)
+def test_an_address_with_a_user_or_a_query_is_refused_and_its_password_not_told(url: str, told: str) -> None:
+    rule = "must be http:// or https:// with a host and no user, password, query or fragment"
+    executor = {"kind": "http", "url": url, "token_variable": None, "timeout_seconds": 10.0}
+    assert problems(put("executors.shapes-exact", executor)) == [
+        f"executors.shapes-exact.url: {rule} (a token stands in token_variable), got {told!r}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "command"),
+    [
+        ("http://127.0.0.1:1", None, ["--port", "1"]),
+        ("http://localhost:1", "A_TOKEN", ["--port", "1", "--token-variable", "A_TOKEN"]),
+        (
+            "http://192.0.2.1",
+            "A_TOKEN",
+            ["--host", "192.0.2.1", "--port", "80", "--token-variable", "A_TOKEN"],
+        ),
+        (
+            "http://[2001:db8::1]:7",
+            "A_TOKEN",
+            ["--host", "2001:db8::1", "--port", "7", "--token-variable", "A_TOKEN"],
+        ),
+        ("http://192.0.2.1:7", None, ["--host", "192.0.2.1", "--port", "7", "--token-variable", "VARIABLE"]),
+        ("https://192.0.2.1:7", None, []),
+        ("https://192.0.2.1", "A_TOKEN", ["--token-variable", "A_TOKEN"]),
+    ],
+)
+def test_the_command_that_is_proposed_starts_a_server(
+    params: Path, monkeypatch: pytest.MonkeyPatch, url: str, variable: str | None, command: list[str]
+) -> None:
+    """The server's own command line takes it; with TLS the server listens behind a proxy, at its own port."""
+    started: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        "chunk_grpo.scorers.executors.http_server.serve", lambda s, at, limits, merge: started.append(at) or 0
+    )
+    for name in ("A_TOKEN", "VARIABLE"):
+        monkeypatch.setenv(name, "a-token")
+    scorer = client(url, token_variable=variable)
+    monkeypatch.setattr(scorer, "_connected", unreachable)
+    with pytest.raises(TransientError) as caught:
+        scorer.check()
+    message = str(caught.value)
+    proposed = shlex.split(message.split("`")[1])
+    assert proposed == ["python", "-m", "chunk_grpo.scorers.serve", KEY, *command]
+    assert serve.main([*proposed[3:], "--params", str(params)]) == 0
+    assert len(started) == 1
+    assert ("put a token into VARIABLE" in message) == ("VARIABLE" in command)
+    assert (f"executors.{KEY}.token_variable" in message) == ("VARIABLE" in command)
+    assert ("the server speaks no TLS: a proxy at https://192.0.2.1" in message) == url.startswith("https")
+
+
+def unreachable() -> None:
+    raise httpx.ConnectError("nobody listens")

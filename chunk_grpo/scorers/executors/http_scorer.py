@@ -131,8 +131,7 @@ class HttpScorer(Remote):
             ) from error
         except httpx.TransportError as error:
             raise TransientError(
-                f"{self.who} does not answer ({type(error).__name__}: {error}). Start it there: "
-                f"`python -m chunk_grpo.scorers.serve {self.key}{self._options()}`"
+                f"{self.who} does not answer ({type(error).__name__}: {error}). {self._how_to_start()}"
             ) from error
 
     def _connected(self) -> httpx.Client:
@@ -168,11 +167,27 @@ class HttpScorer(Remote):
             raise DataError(f"{self.who} refuses the request: {message.get('message')}")
         return message
 
-    def _options(self) -> str:
-        url = httpx.URL(self._url)
-        host = "" if is_loopback(url.host) else f" --host {url.host}"
-        token = f" --token-variable {self.executor.token_variable}" if self.executor.token_variable else ""
-        return f"{host} --port {url.port or (443 if url.scheme == 'https' else 80)}{token}"
+    def _how_to_start(self) -> str:
+        """A command that the server's own rules let pass: no other machine reaches one without a token."""
+        url, variable = httpx.URL(self._url), self.executor.token_variable
+        command, notes = f"python -m chunk_grpo.scorers.serve {self.key}", ""
+        if url.scheme == "https":
+            notes = (
+                f"; the server speaks no TLS: a proxy at {self._url} must end that and pass the requests on to "
+                "http://127.0.0.1:8901, where this command listens"
+            )
+        else:
+            if not is_loopback(url.host):
+                command += f" --host {url.host}"
+                if variable is None:
+                    variable = "VARIABLE"
+                    notes = (
+                        "; for other machines than its own it asks for a token: put a token into VARIABLE, on both "
+                        f"machines, and name that in executors.{self.key}.token_variable too"
+                    )
+            command += f" --port {url.port or 80}"
+        command += f" --token-variable {variable}" if variable else ""
+        return f"Start it there: `{command}`{notes}"
 
 
 def _retry_after(response: httpx.Response) -> float | None:
