@@ -180,7 +180,7 @@ class TestKey:
             monkeypatch.setenv("JUDGE_KEY", value)
         scorer = make(api_key_variable="JUDGE_KEY")
         for act in (scorer.check, lambda: scorer.score(batch_of(1))):
-            with pytest.raises(DataError, match=fault) as caught:
+            with pytest.raises(ConfigError, match=fault) as caught:
                 act()
             assert "sk-" not in everything(caught.value)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunk_grpo.errors import ChunkGrpoError, DataError, TransientError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, TransientError
 
 _QUOTED = 120
 """Characters of an answer or of a refusal that a message quotes."""
@@ -50,19 +50,19 @@ class Endpoint:
         """The key, or an empty text where none is needed.
 
         Raises:
-            DataError: The variable is not set, or holds what can be no key.
+            ConfigError: The variable is not set, or holds what can be no key.
         """
         variable = self.api_key_variable
         if variable is None:
             return ""
         key = os.environ.get(variable, "").strip()
         if not key:
-            raise DataError(
+            raise ConfigError(
                 f"{self.section}.api_key_variable: the environment variable {variable} is not set; put the key of "
                 f"{self.url} into it, or write null if that asks for none."
             )
         if not (key.isascii() and key.isprintable()) or set(key) & set(" \"'\\"):
-            raise DataError(
+            raise ConfigError(
                 f"{self.section}.api_key_variable: the environment variable {variable} holds characters that no key "
                 "can have, such as a line break, a quotation mark or a letter with an accent."
             )

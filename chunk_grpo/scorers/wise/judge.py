@@ -74,8 +74,8 @@ class Judge:
         """Ask the endpoint for its models; warn if the judge is not among them.
 
         Raises:
-            ConfigError: The openai package is not installed.
-            DataError: The key's variable is not set, or the endpoint refuses the key.
+            ConfigError: The openai package is not installed, or the key's variable is not set.
+            DataError: The endpoint refuses the key.
             TransientError: The endpoint does not answer.
         """
         self._find_packages()
@@ -98,7 +98,7 @@ class Judge:
                 another form than asked for, and the question is asked again.
 
         Raises:
-            ConfigError: The openai package is not installed.
+            ConfigError: The openai package is not installed, or the key's variable is not set.
             DataError: The key or a request is refused, or a question got no well-formed answer.
             TransientError: The endpoint fails or is silent.
         """

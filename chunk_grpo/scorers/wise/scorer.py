@@ -55,8 +55,8 @@ class Wise(ConfiguredScorer[WiseScorer]):
         """Read the instructions, and see that the endpoint answers.
 
         Raises:
-            ConfigError: The openai package is not installed; names the extra.
-            DataError: The instructions cannot be read, or the key is missing or refused.
+            ConfigError: The openai package is not installed (names the extra), or the key's variable is not set.
+            DataError: The instructions cannot be read, or the key is refused.
             TransientError: The endpoint does not answer.
         """
         self.spec_hash()  # reads the instructions
@@ -71,6 +71,7 @@ class Wise(ConfiguredScorer[WiseScorer]):
         """Score a batch of any size, with `concurrency` requests under way.
 
         Raises:
+            ConfigError: The openai package is not installed, or the key's variable is not set.
             DataError: The metadata is not of WISE, the endpoint refuses, or an image gets no well-formed answer.
             TransientError: The endpoint fails or is silent.
         """
