@@ -19,17 +19,7 @@ from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.content import INVALID, decoded, json_lines, read_bytes
 from chunk_grpo.prompts.findings import Findings
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
-from chunk_grpo.scorers.geneval.records import TAGS, record_problems
-
-OFFICIAL_COUNTS: Mapping[str, int] = {
-    "single_object": 80,
-    "two_object": 99,
-    "counting": 80,
-    "colors": 94,
-    "position": 100,
-    "color_attr": 100,
-}
-"""Prompts of each tag in the official file, 553 together."""
+from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS, TAGS, record_problems
 
 
 def read_geneval(location: Location, rules: PromptChecks, count: int | None = None) -> CheckedPrompts:

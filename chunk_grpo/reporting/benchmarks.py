@@ -10,13 +10,15 @@ from typing import Literal
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.reporting.comparisons import Comparisons
 from chunk_grpo.reporting.evidence import BASE, MODES, Evidence, ReportSettings, ScoreBook, ScorerUse
+from chunk_grpo.reporting.published import Benchmark, benchmark_of
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, Cell, Row, Table, category_table, policy_table
 
 EVAL = "eval"
 
 Overall = Literal["categories", "prompts"]
-"""The unweighted mean of categories (GenEval), or that of prompts (WISE: its weights are its categories' sizes)."""
+"""The unweighted mean of categories (GenEval), or that of prompts (WISE: its weights are its categories' sizes, if all
+its prompts are there)."""
 
 OVERALL: dict[str, Overall] = {"shapes-exact": "categories", "geneval": "categories", "wise": "prompts"}
 """Kind of scorer that is reported by category to how its overall is made."""
@@ -30,14 +32,18 @@ class CategoryTable:
         scorer: Its name in params.yaml.
         split: Of the prompts.
         table: A column for each category, and the overall with its difference to the base.
+        what: What it is of, where its scorer has the rules of a published benchmark; else empty.
         note: How the overall is made.
+        is_overall: Whether the last column is the overall that the scorer's rules define, not the mean of a part.
         overall: (variant, mode) to the overall's difference to the base.
     """
 
     scorer: str
     split: str
     table: Table
+    what: str
     note: str
+    is_overall: bool
     overall: dict[tuple[str, str], Interval]
 
 
@@ -56,8 +62,21 @@ def category_tables(book: ScoreBook, evidence: Evidence, settings: ReportSetting
         for split in use.splits if use.kind in OVERALL else ():
             prompts = book.prompt_set(evidence.prompts, split, use.name)
             if prompts is not None and len(set(prompts.categories)) > 1:
-                found.append(_category_table(Comparisons(book, prompts, settings), settings, use, split))
+                benchmark = benchmark_of(use, split, evidence.prompts, settings)
+                comparisons = Comparisons(book, prompts, settings)
+                found.append(_category_table(comparisons, settings, use, split, benchmark))
     return found
+
+
+def benchmarks_run(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[Benchmark]:
+    """What was scored by the rules of published benchmarks."""
+    pairs = [(use, split) for use in settings.measured for split in use.splits]
+    found = (
+        benchmark_of(use, split, evidence.prompts, settings)
+        for use, split in pairs
+        if book.prompt_set(evidence.prompts, split, use.name) is not None
+    )
+    return [benchmark for benchmark in found if benchmark is not None]
 
 
 def split_tables(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[SplitTable]:
@@ -91,15 +110,23 @@ def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
 
 
 def _category_table(
-    comparisons: Comparisons, settings: ReportSettings, use: ScorerUse, split: str
+    comparisons: Comparisons,
+    settings: ReportSettings,
+    use: ScorerUse,
+    split: str,
+    benchmark: Benchmark | None,
 ) -> CategoryTable:
-    kind = OVERALL[use.kind]
+    kind, categories = OVERALL[use.kind], comparisons.prompts.categories
     overall = dict(_overalls(comparisons, settings.variants, use.name, kind))
+    is_overall = kind == "categories" or benchmark is None or benchmark.complete
+    head = "Overall" if is_overall else f"Mean of {len(categories):,} prompts"
     return CategoryTable(
         use.name,
         split,
-        category_table(comparisons, settings.variants, use.name, overall, kind == "prompts"),
-        _note(kind, comparisons.prompts.categories),
+        category_table(comparisons, settings.variants, use.name, overall, kind == "prompts", head),
+        "" if benchmark is None else benchmark.what,
+        _note(kind, categories, is_overall),
+        is_overall,
         overall,
     )
 
@@ -115,9 +142,11 @@ def _overalls(
                 yield (variant, mode), comparisons.against_base(variant, mode, scorer).difference
 
 
-def _note(kind: Overall, categories: Sequence[str]) -> str:
+def _note(kind: Overall, categories: Sequence[str], is_overall: bool) -> str:
+    if kind == "prompts" and is_overall:
+        return "Overall: by WISE’s weights of the categories, which is the mean of all its prompts"
     if kind == "prompts":
-        return "Overall: mean of all prompts, so that a category weighs what it has of them (as WISE's weights do)"
+        return "Mean: of the prompts that are there, whatever their categories; not WISE’s Overall"
     if set(categories) == set(GENEVAL_CATEGORIES):
         return "Overall: unweighted mean of the six categories"
     return "Overall: unweighted mean of the categories present, not GenEval’s six"

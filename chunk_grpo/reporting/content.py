@@ -12,6 +12,7 @@ from chunk_grpo.reporting.benchmarks import (
     EVAL,
     CategoryTable,
     SplitTable,
+    benchmarks_run,
     category_tables,
     scorers_table,
     split_tables,
@@ -35,6 +36,7 @@ from chunk_grpo.reporting.evidence import (
     TrainingSettings,
 )
 from chunk_grpo.reporting.gallery import Grid
+from chunk_grpo.reporting.published import Benchmark, benchmarks_not_run
 from chunk_grpo.reporting.series import Chunk, Curve
 from chunk_grpo.reporting.statistics import METHOD, Interval
 from chunk_grpo.reporting.tables import Table
@@ -49,7 +51,6 @@ from chunk_grpo.reporting.trained import (
 from chunk_grpo.reporting.watching import Ending
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
-PAPER_BENCHMARKS = {"geneval": "GenEval", "wise": "WISE"}
 REWARD_METRICS = {
     "heldout_reward": "training reward, held-out prompts, fixed noise",
     "reward_mean": "training reward, prompts of the iteration",
@@ -187,7 +188,7 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         runs=tables.runs_table(evidence.runs),
         total_seconds=sum(run.seconds for run in evidence.runs),
         machine=_machine(evidence.runs),
-        not_run=_not_run(settings, not others, not categories),
+        not_run=_not_run(settings, benchmarks_run(book, evidence, settings), not others, not categories),
     )
 
 
@@ -274,14 +275,14 @@ def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _not_run(settings: ReportSettings, no_others: bool, no_categories: bool) -> tuple[str, ...]:
+def _not_run(
+    settings: ReportSettings, benchmarks: Sequence[Benchmark], no_others: bool, no_categories: bool
+) -> tuple[str, ...]:
     found, kinds = [], {use.kind for use in settings.measured}
     missing = [name for kind, name in PAPER_SCORERS.items() if kind not in kinds]
     if missing:
         found.append(f"The paper’s reward models: {', '.join(missing)}.")
-    missing = [name for kind, name in PAPER_BENCHMARKS.items() if kind not in kinds]
-    if missing:
-        found.append(f"The paper’s benchmarks: {', '.join(missing)}. Tables here may have their form.")
+    found.extend(filter(None, [benchmarks_not_run(benchmarks)]))
     if no_categories:
         found.append("A score by category: no scorer that counts right prompts, or one category only.")
     if no_others:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.wise.protocols import ProtocolName
 
 BASE = "base"
 MODES = ("tuned", "hybrid")
@@ -56,12 +57,43 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class WiseJudge:
+    """Of a scorer that asks a judge by WISE's rules.
+
+    Attributes:
+        protocol: legacy or verified.
+        model: The judge's id at its endpoint.
+        original_words: Whether it is asked in the words of WISE's evaluator, not in this package's own.
+    """
+
+    protocol: ProtocolName
+    model: str
+    original_words: bool
+
+
+@dataclass(frozen=True)
 class ScorerUse:
-    """A scorer of params.yaml: its name there, its kind, and the splits of prompts whose images it judged."""
+    """A scorer of params.yaml.
+
+    Attributes:
+        name: Its name there.
+        kind: Its kind.
+        splits: Of prompts whose images it judged.
+        judge: Of kind wise alone.
+    """
 
     name: str
     kind: str
     splits: tuple[str, ...]
+    judge: WiseJudge | None = None
+
+
+@dataclass(frozen=True)
+class PromptKind:
+    """Where a split's prompts come from: shapes, coco, geneval, wise or file; of WISE, whether they are rewritten."""
+
+    kind: str
+    rewritten: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +108,7 @@ class ReportSettings:
         other_plans: Plans of params.yaml that no variant trains with.
         rewards: Weight of each scorer in the training reward.
         measured: The scorers in the order of params.yaml.
+        prompt_kinds: Split to where its prompts come from.
         training: How the variants were trained.
         num_steps: ODE steps of the evaluation images.
         base_steps: Of these, the last taken by the base model in the mode "hybrid".
@@ -96,6 +129,7 @@ class ReportSettings:
     other_plans: tuple[str, ...]
     rewards: Mapping[str, float]
     measured: tuple[ScorerUse, ...]
+    prompt_kinds: Mapping[str, PromptKind]
     training: TrainingSettings
     num_steps: int
     base_steps: int

@@ -10,7 +10,18 @@ import yaml
 
 from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
 from chunk_grpo.config import Params
-from chunk_grpo.reporting.evidence import BASE, Evidence, ReportSettings, ScorerUse, Source, TrainingSettings
+from chunk_grpo.config.prompts import WisePrompts
+from chunk_grpo.config.scorers import AnyScorer, WiseScorer
+from chunk_grpo.reporting.evidence import (
+    BASE,
+    Evidence,
+    PromptKind,
+    ReportSettings,
+    ScorerUse,
+    Source,
+    TrainingSettings,
+    WiseJudge,
+)
 from chunk_grpo.reporting.recipes import clip_ranges_of, images_of, recipe
 
 
@@ -50,7 +61,8 @@ def settings_from(params: Params) -> ReportSettings:
         recipes={name: recipe(variant) for name, variant in variants.items()},
         other_plans=tuple(name for name in params.chunks.plans if name not in trained),
         rewards=params.rewards,
-        measured=tuple(ScorerUse(name, s.kind, s.splits) for name, s in params.scorers.items()),
+        measured=tuple(_use(name, scorer) for name, scorer in params.scorers.items()),
+        prompt_kinds=_prompt_kinds(params),
         training=_training_settings(params),
         num_steps=params.generate.num_steps,
         base_steps=params.generate.base_steps,
@@ -65,6 +77,20 @@ def settings_from(params: Params) -> ReportSettings:
             params.model_dump(mode="json", exclude={"executors"}), sort_keys=False, allow_unicode=True
         ),
     )
+
+
+def _use(name: str, scorer: AnyScorer) -> ScorerUse:
+    judge = None
+    if isinstance(scorer, WiseScorer):
+        judge = WiseJudge(scorer.protocol, scorer.judge, scorer.instructions is not None)
+    return ScorerUse(name, scorer.kind, scorer.splits, judge)
+
+
+def _prompt_kinds(params: Params) -> dict[str, PromptKind]:
+    found = {"eval": PromptKind(params.prompts.source), "wise": PromptKind("shapes")}
+    for split, source in params.prompts.benchmarks.items():
+        found[split] = PromptKind(source.kind, isinstance(source, WisePrompts) and bool(source.rewritten))
+    return found
 
 
 def _training_settings(params: Params) -> TrainingSettings:

@@ -249,7 +249,8 @@ def summary(content: Content) -> dict[str, object]:
             of_split = "" if found_table.split == EVAL else f"_{found_table.split}"
             for mode in MODES:
                 interval = found_table.overall[variant, mode]
-                modes[mode][f"{found_table.scorer}{of_split}_overall"] = _interval(interval)
+                mean = "overall" if found_table.is_overall else "mean"
+                modes[mode][f"{found_table.scorer}{of_split}_{mean}"] = _interval(interval)
         found[variant] = modes
     return found
 

@@ -27,6 +27,16 @@ GENEVAL_CATEGORIES = {
     "position": "Position",
     "color_attr": "Color attribution",
 }
+WISE_CATEGORIES = {
+    "culture": "Cultural",
+    "time": "Time",
+    "space": "Space",
+    "biology": "Biology",
+    "physics": "Physics",
+    "chemistry": "Chemistry",
+}
+_CATEGORY_HEADS = GENEVAL_CATEGORIES | WISE_CATEGORIES
+"""In the order of the benchmarks' tables; other categories follow by their names."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,7 @@ def category_table(
     scorer: str,
     overall: Mapping[tuple[str, str], Interval],
     by_prompts: bool,
+    overall_head: str,
 ) -> Table:
     """GenEval's form: a column for each category, and an overall with its difference to the base.
 
@@ -122,10 +133,11 @@ def category_table(
         scorer: What counts.
         overall: (variant, mode) to the overall's difference to the base.
         by_prompts: Whether the overall is the mean of the prompts, not of the categories.
+        overall_head: Head of its column.
     """
     present = dict.fromkeys(comparisons.prompts.categories)
-    known = [c for c in GENEVAL_CATEGORIES if c in present]
-    categories = known + sorted(c for c in present if c not in GENEVAL_CATEGORIES)
+    known = [c for c in _CATEGORY_HEADS if c in present]
+    categories = known + sorted(c for c in present if c not in _CATEGORY_HEADS)
     counts = {c: comparisons.prompts.categories.count(c) for c in categories}
     weights = {c: counts[c] if by_prompts else 1 for c in categories}
     rows = [_category_row(comparisons, "base", (BASE, BASE, scorer), weights, None)]
@@ -133,8 +145,8 @@ def category_table(
         for mode in MODES:
             key, difference = (variant, mode, scorer), overall[variant, mode]
             rows.append(_category_row(comparisons, f"{variant}, {mode}", key, weights, difference))
-    heads = tuple(f"{GENEVAL_CATEGORIES.get(c, c)} ({counts[c]})" for c in categories)
-    return Table(("policy", *heads, "Overall"), tuple(rows))
+    heads = tuple(f"{_CATEGORY_HEADS.get(c, c)} ({counts[c]})" for c in categories)
+    return Table(("policy", *heads, overall_head), tuple(rows))
 
 
 def _category_row(

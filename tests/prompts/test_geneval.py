@@ -10,8 +10,7 @@ import pytest
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts import read_geneval
-from chunk_grpo.prompts.geneval import OFFICIAL_COUNTS
-from chunk_grpo.scorers.geneval.records import TAGS
+from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS, TAGS
 from tests.prompts.policies import LENIENT, STRICT
 
 # Of our own making, in the official keys and order.

@@ -8,6 +8,8 @@ import pytest
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES
+from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
+from chunk_grpo.scorers.wise.protocols import PROTOCOLS
 from stages import report
 from stages._stage import run_stage
 from tests.reporting.conftest import Run
@@ -42,33 +44,47 @@ BASE_SCORERS: dict[str, Any] = {
         "answers": ".answers",
     },
 }
-OF_CATEGORY = {"things": dict.fromkeys(GENEVAL_CATEGORIES, 2), "knowledge": {"culture": 4, "time": 2}}
+Counts = dict[str, dict[str, int]]
+A_FEW: Counts = {"things": dict.fromkeys(GENEVAL_CATEGORIES, 2), "knowledge": {"culture": 4, "time": 2}}
+OF_WISE = {
+    name: last - first
+    for name, first, last in zip(
+        PROTOCOLS["legacy"].last_ids,
+        (0, *PROTOCOLS["legacy"].last_ids.values()),
+        PROTOCOLS["legacy"].last_ids.values(),
+        strict=False,
+    )
+}
+OFFICIAL: Counts = {"things": dict(OFFICIAL_COUNTS), "knowledge": OF_WISE}
 
 
 def value(policy: str, category: str, number: int) -> float:
     """The base: 0.5 of single objects, 0 of all else; knowledge 0.2 of culture, 0.5 of time. Others 0.25 more."""
-    base = {"single_object": number / 1.0, "culture": 0.2, "time": 0.5}.get(category, 0.0)
+    base = {"single_object": number % 2 / 1.0, "culture": 0.2, "time": 0.5}.get(category, 0.0)
     return base + (0.0 if policy == "base" else 0.25)
 
 
-@pytest.fixture
-def with_benchmarks(run: Run) -> Run:
-    """The synthetic run with a split of GenEval's form and one of WISE's."""
+def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: str | None) -> None:
+    """A split of GenEval's form and one of WISE's, with scores."""
     prompts = read_table(run.root / "prompts.parquet", "prompts").to_pylist()
     more = [
         {"prompt_id": f"{split}-{category}-{n}", "split": split, "prompt": f"{category} {n}"}
-        | {"category": category, "metadata": "{}"}
-        for split, counts in OF_CATEGORY.items()
-        for category, count in counts.items()
+        | {"category": category}
+        for split, of_category in counts.items()
+        for category, count in of_category.items()
         for n in range(count)
     ]
+    ids = iter(range(1, 1001))
+    for row in more:
+        row["metadata"] = json.dumps({"wise_id": next(ids)} if row["split"] == "knowledge" else {})
     write_table(table_from_rows(prompts + more, "prompts"), run.root / "prompts.parquet", "prompts")
     path = run.root / "params.yaml"
     params = json.loads(path.read_text())
     params["scorers"] |= BASE_SCORERS
+    params["scorers"]["wise"] = BASE_SCORERS["wise"] | {"instructions": original}
     params["prompts"]["benchmarks"] = {
-        "things": {"kind": "coco", "count": 12, "seed": 0},
-        "knowledge": {"kind": "wise", "version": "legacy", "paths": ["w.json"], "rewritten": []}
+        "things": things,
+        "knowledge": {"kind": "wise", "version": "legacy", "paths": ["w.json"], "rewritten": ["r.json"]}
         | {"missing_ids": "report", "count": None},
     }
     path.write_text(json.dumps(params))
@@ -91,6 +107,12 @@ def with_benchmarks(run: Run) -> Run:
             write_table(
                 table_from_rows(rows, "scores"), target, "scores", {"chunk_grpo.scorer": json.dumps(spec)}
             )
+
+
+@pytest.fixture
+def with_benchmarks(run: Run) -> Run:
+    """Prompts of this package in GenEval's form, and six of WISE's."""
+    add_benchmarks(run, A_FEW, {"kind": "coco", "count": 12, "seed": 0}, None)
     return run
 
 
@@ -119,15 +141,50 @@ def test_geneval_has_its_six_tags_and_their_unweighted_mean(with_benchmarks: Run
     assert summary["chunk"]["tuned"]["geneval_things_overall"]["difference"] == pytest.approx(0.25)
 
 
-def test_wises_overall_weighs_a_category_by_its_prompts(with_benchmarks: Run) -> None:
+def test_a_part_of_wise_has_no_overall_but_a_mean_of_its_prompts(with_benchmarks: Run) -> None:
     """(4 * 0.2 + 2 * 0.5) / 6 = 0.3, where the mean of the two categories would be 0.35."""
     markdown, summary = build(with_benchmarks)
     title = "## wise by category, split knowledge"
-    assert row_of(markdown, title, "policy") == ["culture (4)", "time (2)", "Overall"]
+    assert row_of(markdown, title, "policy") == ["Cultural (4)", "Time (2)", "Mean of 6 prompts"]
     assert row_of(markdown, title, "base") == ["0.20", "0.50", "0.300"]
     assert row_of(markdown, title, "chunk, tuned")[-1].startswith("0.550<br>+0.250")
-    assert "Overall: mean of all prompts" in markdown
+    assert (
+        "6 of WISE’s 1,000 prompts, rewritten; protocol legacy, judged by a-judge, asked in this" in markdown
+    )
+    assert "Mean: of the prompts that are there, whatever their categories; not WISE’s Overall." in markdown
+    assert summary["chunk"]["tuned"]["wise_knowledge_mean"]["difference"] == pytest.approx(0.25)
+    assert "wise_knowledge_overall" not in summary["chunk"]["tuned"]
+
+
+def test_other_prompts_and_a_part_of_them_leave_the_benchmarks_to_be_run(with_benchmarks: Run) -> None:
+    markdown, _ = build(with_benchmarks)
+    assert (
+        "- The paper’s benchmarks: GenEval (things: its rules on 12 other prompts), WISE (knowledge: 6 of its 1,000 "
+        "prompts, asked in this package’s own words, judged by a-judge, not gpt-4o-2024-05-13)." in markdown
+    )
+    assert "\nNot GenEval: 12 prompts of this package, not the official 553, " in markdown
+
+
+def test_the_whole_of_the_benchmarks_is_called_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WISE's Overall by its weights: 0.4 * 0.2 + 0.167 * 0.5 = 0.1635."""
+    monkeypatch.setitem(BASE_SCORERS["wise"], "judge", "gpt-4o-2024-05-13")
+    add_benchmarks(run, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
+    markdown, summary = build(run)
+    title = "## wise by category, split knowledge"
+    heads = [
+        "Cultural (400)",
+        "Time (167)",
+        "Space (133)",
+        "Biology (100)",
+        "Physics (100)",
+        "Chemistry (100)",
+    ]
+    assert row_of(markdown, title, "policy") == [*heads, "Overall"]
+    assert row_of(markdown, title, "base") == ["0.20", "0.50", *["0.00"] * 4, "0.164"]
+    assert "Overall: by WISE’s weights of the categories, which is the mean of all its prompts." in markdown
+    assert "\nGenEval’s official 553 prompts, judged by GenEval’s rules with a detector" in markdown
     assert summary["chunk"]["tuned"]["wise_knowledge_overall"]["difference"] == pytest.approx(0.25)
+    assert "The paper’s benchmarks" not in markdown
 
 
 def test_a_benchmark_of_other_prompts_stays_out_of_the_comparison(with_benchmarks: Run) -> None:
@@ -146,4 +203,3 @@ def test_each_scorer_is_named_with_what_measures(with_benchmarks: Run) -> None:
     title = "## What was run"
     assert row_of(markdown, title, "geneval") == ["geneval/a-model", "3", "0123456789abcdef", "things"]
     assert row_of(markdown, title, "shapes-exact")[0] == "not recorded"
-    assert "The paper’s benchmarks" not in markdown

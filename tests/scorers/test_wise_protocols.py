@@ -1,24 +1,21 @@
-"""WISE's numbers by hand: answers, values of images, scores of models, and the wording of the question."""
+"""WISE's numbers by hand: answers, values of images, categories of prompts, and the wording of the question."""
 
 import ast
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.wise.instructions import OWN, find_instructions, read_evaluator
 from chunk_grpo.scorers.wise.protocols import (
+    NUM_PROMPTS,
     PROTOCOLS,
     ProtocolName,
     category_of,
     image_value,
     parse_answer,
-    summarize,
     without_thoughts,
 )
-
-IDS = np.arange(1, 1001)
 
 # First and last id of each category, and its weight, as in Calculate.py and calculate_verified.py.
 TABLE: dict[ProtocolName, dict[str, tuple[int, int, float]]] = {
@@ -131,50 +128,20 @@ class TestValues:
 
 
 @pytest.mark.parametrize("protocol", ["legacy", "verified"])
-class TestSummary:
-    def test_categories_are_ranges_of_ids(self, protocol: ProtocolName) -> None:
+class TestCategories:
+    def test_they_are_ranges_of_ids(self, protocol: ProtocolName) -> None:
         for name, (first, last, _) in TABLE[protocol].items():
             assert category_of(protocol, first) == category_of(protocol, last) == name
         for outside in (0, 1001):
             with pytest.raises(ValueError, match=f"got {outside}"):
                 category_of(protocol, outside)
 
-    def test_means_and_overall_by_the_table(self, protocol: ProtocolName) -> None:
-        values = np.random.default_rng(0).random(1000)
-        means = {name: values[first - 1 : last].mean() for name, (first, last, _) in TABLE[protocol].items()}
-        overall = sum(TABLE[protocol][name][2] * mean for name, mean in means.items())
-        order = np.random.default_rng(1).permutation(1000)
-        found = summarize(protocol, IDS[order], values[order])
-        assert found.categories == pytest.approx(means, abs=1e-14)
-        assert found.overall == pytest.approx(overall, abs=1e-14)
-
-    def test_a_perfect_model_has_one(self, protocol: ProtocolName) -> None:
-        assert summarize(protocol, IDS, np.ones(1000)).overall == pytest.approx(1.0, abs=1e-12)
-        assert sum(PROTOCOLS[protocol].category_weights.values()) == pytest.approx(1.0, abs=1e-12)
-
-    def test_images_of_a_prompt_count_as_their_mean(self, protocol: ProtocolName) -> None:
-        ids, values = np.append(IDS, [1, 1]), np.append(np.ones(1000), [0.0, 0.5])
-        assert summarize(protocol, ids, values).categories["culture"] == pytest.approx(399.5 / 400, abs=1e-12)
-
-    def test_missing_prompts_are_refused(self, protocol: ProtocolName) -> None:
-        with pytest.raises(DataError, match="2 of 1000 prompts have no score, the first is id 17;"):
-            summarize(protocol, np.delete(IDS, [16, 999]), np.ones(998))
-
-    @pytest.mark.parametrize(
-        ("ids", "values"),
-        [
-            (np.append(IDS, 0), np.ones(1001)),
-            (np.append(IDS, 1001), np.ones(1001)),
-            (IDS.astype(np.float64), np.ones(1000)),
-            (IDS, np.ones(999)),
-            (IDS.reshape(10, 100), np.ones((10, 100))),
-        ],
-    )
-    def test_other_arrays_are_refused(
-        self, protocol: ProtocolName, ids: np.ndarray, values: np.ndarray
+    def test_overall_is_the_mean_of_all_prompts_for_weights_are_shares_of_the_ids(
+        self, protocol: ProtocolName
     ) -> None:
-        with pytest.raises(ValueError, match="wise_ids"):
-            summarize(protocol, ids, values)
+        names = [category_of(protocol, number) for number in range(1, NUM_PROMPTS + 1)]
+        weights = {name: names.count(name) / NUM_PROMPTS for name in dict.fromkeys(names)}
+        assert weights == {name: weight for name, (_, _, weight) in TABLE[protocol].items()}
 
 
 class TestInstructions:

@@ -26,6 +26,16 @@ from chunk_grpo.config.section import Section
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 """The six tasks, in the order of the paper's table."""
 
+OFFICIAL_COUNTS: Mapping[str, int] = {
+    "single_object": 80,
+    "two_object": 99,
+    "counting": 80,
+    "colors": 94,
+    "position": 100,
+    "color_attr": 100,
+}
+"""Prompts of each tag in the official file, 553 together."""
+
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 """Those that the classifier tells apart, in the original's order: it decides between equal similarities."""
 

@@ -1,4 +1,4 @@
-"""WISE's two protocols: what an answer must look like, the score of an image, and the score of a model.
+"""WISE's two protocols: what an answer must look like, the score of an image, and the categories of the prompts.
 
 Facts from PKU-YuanGroup/WISE at eb51174: `legacy` is WISE_legacy/gpt_eval.py and WISE_legacy/Calculate.py, the protocol
 of the paper (arXiv 2503.07265); `verified` is vllm_eval.py and calculate_verified.py of April 2026. They ask other
@@ -13,13 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
-
-from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.base import FloatArray
+from typing import Literal, TypeAlias
 
 ProtocolName: TypeAlias = Literal["legacy", "verified"]
 
@@ -36,8 +30,8 @@ class Protocol:
         maximum: Of each score; the least is 0.
         weights: Of the scores in the image's value, before it is divided by the maximum.
         max_tokens: Of an answer.
-        last_ids: Category to the id of its last prompt; the first follows the category before it.
-        category_weights: Category to its part in Overall; they sum to 1.
+        last_ids: Category to the id of its last prompt; the first follows the category before it. In the original's
+            Overall a category weighs its share of the ids, so that Overall is the mean of all of them.
     """
 
     labels: Mapping[str, str]
@@ -45,7 +39,6 @@ class Protocol:
     weights: Mapping[str, float]
     max_tokens: int
     last_ids: Mapping[str, int]
-    category_weights: Mapping[str, float]
 
 
 PROTOCOLS: Mapping[ProtocolName, Protocol] = {
@@ -63,14 +56,6 @@ PROTOCOLS: Mapping[ProtocolName, Protocol] = {
             "physics": 900,
             "chemistry": 1000,
         },
-        category_weights={
-            "culture": 0.4,
-            "time": 0.167,
-            "space": 0.133,
-            "biology": 0.1,
-            "physics": 0.1,
-            "chemistry": 0.1,
-        },
     ),
     "verified": Protocol(
         labels={"score": "score"},
@@ -84,14 +69,6 @@ PROTOCOLS: Mapping[ProtocolName, Protocol] = {
             "biology": 760,
             "physics": 880,
             "chemistry": 1000,
-        },
-        category_weights={
-            "culture": 0.4,
-            "time": 0.12,
-            "space": 0.12,
-            "biology": 0.12,
-            "physics": 0.12,
-            "chemistry": 0.12,
         },
     ),
 }
@@ -156,52 +133,3 @@ def category_of(protocol: ProtocolName, wise_id: int) -> str:
     if not 1 <= wise_id <= NUM_PROMPTS:
         raise ValueError(f"wise_id must be 1 to {NUM_PROMPTS}, got {wise_id}")
     return next(name for name, last in PROTOCOLS[protocol].last_ids.items() if wise_id <= last)
-
-
-@dataclass(frozen=True)
-class WiseSummary:
-    """The scores of a model.
-
-    Attributes:
-        categories: Category to the mean over its prompts; culture, time, space, biology, physics, chemistry.
-        overall: The means, weighted as the protocol says.
-    """
-
-    categories: Mapping[str, float]
-    overall: float
-
-
-def summarize(protocol: ProtocolName, wise_ids: NDArray[Any], values: FloatArray) -> WiseSummary:
-    """Scores of a model from those of its images.
-
-    Args:
-        protocol: By which the images were judged.
-        wise_ids: Integers [B], the images' prompts; each of 1 to 1000 at least once.
-        values: [B], the images' values, or one of their details.
-
-    Returns:
-        Means and Overall; several images of a prompt count as their mean.
-
-    Raises:
-        DataError: Prompts are missing; an Overall of some of them compares with no other.
-        ValueError: Shapes differ, or an id is none of WISE's.
-    """
-    if wise_ids.ndim != 1 or wise_ids.shape != values.shape:
-        raise ValueError(f"wise_ids and values: must be [B] both, got {wise_ids.shape} and {values.shape}")
-    if not np.issubdtype(wise_ids.dtype, np.integer) or np.any((wise_ids < 1) | (wise_ids > NUM_PROMPTS)):
-        raise ValueError(f"wise_ids: must be integers from 1 to {NUM_PROMPTS}")
-    counts = np.bincount(wise_ids, minlength=NUM_PROMPTS + 1)[1:]
-    missing = np.flatnonzero(counts == 0) + 1
-    if missing.size:
-        raise DataError(
-            f"wise ({protocol}): {missing.size} of {NUM_PROMPTS} prompts have no score, the first is id {missing[0]}; "
-            "Overall needs every one. Generate and score the whole set."
-        )
-    means = np.bincount(wise_ids, weights=values, minlength=NUM_PROMPTS + 1)[1:] / counts
-    categories: dict[str, float] = {}
-    first = 0
-    for name, last in PROTOCOLS[protocol].last_ids.items():
-        categories[name] = float(means[first:last].mean())
-        first = last
-    weights = PROTOCOLS[protocol].category_weights
-    return WiseSummary(categories, sum(weights[name] * mean for name, mean in categories.items()))

@@ -34,7 +34,8 @@ class Wise(ConfiguredScorer[WiseScorer]):
 
     It reads `wise_id` (whole number from 1 to 1000) and `explanation` (text) of the prompts' metadata; which of WISE's
     prompt sets they are of, must fit the protocol. The value is WiScore in [0, 1] with the details consistency, realism
-    and aesthetic in [0, 2] (legacy), or 0 or 1 (verified). `protocols.summarize` makes the score of a model.
+    and aesthetic in [0, 2] (legacy), or 0 or 1 (verified). The mean over all 1,000 prompts of a version is WISE's
+    Overall; that over some of them is not.
 
     Unless `instructions` names a copy of the original evaluator, the judge is asked in this package's own words: such
     numbers compare only among runs with the same protocol, judge and version, not with published ones.

@@ -1,0 +1,105 @@
+"""Whether scores are those of a published benchmark: its prompts, all of them, by its rules; and if not, what differs.
+
+A scorer's kind does not tell: GenEval's rules also judge prompts of this package, and WISE's judge a part of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chunk_grpo.reporting.evidence import PromptKind, ReportSettings, ScorerUse, Source, WiseJudge
+from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
+from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, ProtocolName
+
+PAPER_BENCHMARKS = {"geneval": "GenEval", "wise": "WISE"}
+"""Kind of scorer to the benchmark that the paper reports."""
+
+PUBLISHED_JUDGES: dict[ProtocolName, str] = {"legacy": "gpt-4o-2024-05-13", "verified": "Qwen3.5-35B-A3B"}
+"""Whose judgements WISE's repository lists, by protocol."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What the scores of a split by GenEval's or WISE's rules are.
+
+    Attributes:
+        kind: Of the scorer, a key of `PAPER_BENCHMARKS`.
+        split: Of the prompts.
+        complete: Whether the prompts are the benchmark's, and all of them.
+        what: Prompts, rules and judge, in a sentence.
+        differs: What the paper's table has otherwise, in a few words each; empty where nothing is known.
+    """
+
+    kind: str
+    split: str
+    complete: bool
+    what: str
+    differs: tuple[str, ...]
+
+
+def benchmark_of(use: ScorerUse, split: str, prompts: Source, settings: ReportSettings) -> Benchmark | None:
+    """What a scorer's scores of a split are; None for a scorer whose rules are of no published benchmark.
+
+    Args:
+        use: The scorer.
+        split: One of its splits.
+        prompts: Schema prompts.
+        settings: Where the split's prompts come from.
+    """
+    columns = (prompts.table.column(name).to_pylist() for name in ("split", "category", "metadata"))
+    rows = [row for row_split, *row in zip(*columns, strict=True) if row_split == split]
+    source = settings.prompt_kinds.get(split, PromptKind("unknown"))
+    if use.kind == "geneval":
+        return _geneval(split, source, [category for category, _ in rows])
+    if use.judge is not None:
+        ids = [json.loads(metadata).get("wise_id") for _, metadata in rows]
+        return _wise(split, source, ids, use.judge)
+    return None
+
+
+def benchmarks_not_run(found: Sequence[Benchmark]) -> str:
+    """The paper's benchmarks that were not run as it runs them, with what was run in their place; empty if all were."""
+    parts = []
+    for kind, name in PAPER_BENCHMARKS.items():
+        near = [one for one in found if one.kind == kind]
+        if all(one.differs for one in near):
+            told = "; ".join(f"{one.split}: {', '.join(one.differs)}" for one in near)
+            parts.append(f"{name} ({told})" if told else name)
+    return f"The paper’s benchmarks: {', '.join(parts)}. Tables here may have their form." if parts else ""
+
+
+def _geneval(split: str, source: PromptKind, categories: Sequence[str]) -> Benchmark:
+    total, count = sum(OFFICIAL_COUNTS.values()), len(categories)
+    rules = "judged by GenEval’s rules with a detector whose weights are not the original’s"
+    if source.kind == "geneval" and Counter(categories) == Counter(OFFICIAL_COUNTS):
+        return Benchmark("geneval", split, True, f"GenEval’s official {total} prompts, {rules}", ())
+    whose = "prompts in GenEval’s format" if source.kind == "geneval" else "prompts of this package"
+    what = f"Not GenEval: {count} {whose}, not the official {total}, {rules}; no published number compares"
+    return Benchmark("geneval", split, False, what, (f"its rules on {count} other prompts",))
+
+
+def _wise(split: str, source: PromptKind, ids: Sequence[object], judge: WiseJudge) -> Benchmark:
+    count = len(set(range(1, NUM_PROMPTS + 1)).intersection(ids))
+    complete = count == NUM_PROMPTS
+    published = PUBLISHED_JUDGES[judge.protocol]
+    incomparable = [
+        *([] if complete else [f"{count:,} of its {NUM_PROMPTS:,} prompts"]),
+        *([] if judge.original_words else ["asked in this package’s own words"]),
+        *([] if published in judge.model else [f"judged by {judge.model}, not {published}"]),
+    ]
+    otherwise = [
+        *([] if judge.protocol == "legacy" else [f"protocol {judge.protocol}, not legacy"]),
+        *([] if source.rewritten else ["prompts not rewritten"]),
+    ]
+    prompts = (
+        f"WISE’s {NUM_PROMPTS:,} prompts" if complete else f"{count:,} of WISE’s {NUM_PROMPTS:,} prompts"
+    )
+    words = "the original evaluator’s words" if judge.original_words else "this package’s own words"
+    what = (
+        f"{prompts}, {'rewritten' if source.rewritten else 'not rewritten'}; protocol {judge.protocol}, judged by "
+        f"{judge.model}, asked in {words}" + ("; no published number compares" if incomparable else "")
+    )
+    return Benchmark("wise", split, complete, what, tuple(incomparable + otherwise))
