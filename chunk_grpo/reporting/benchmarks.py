@@ -30,6 +30,7 @@ class CategoryTable:
 
     Attributes:
         scorer: Its name in params.yaml.
+        scale: What its numbers are, in words.
         split: Of the prompts.
         table: A column for each category, and the overall with its difference to the base.
         what: What it is of, where its scorer has the rules of a published benchmark; else empty.
@@ -39,6 +40,7 @@ class CategoryTable:
     """
 
     scorer: str
+    scale: str
     split: str
     table: Table
     what: str
@@ -49,7 +51,7 @@ class CategoryTable:
 
 @dataclass(frozen=True)
 class SplitTable:
-    """The scorers that judge a split other than eval, in the form of the paper's Table 1."""
+    """The scorers that judge a split other than eval and have no table by category there, a column each."""
 
     split: str
     table: Table
@@ -79,12 +81,16 @@ def benchmarks_run(book: ScoreBook, evidence: Evidence, settings: ReportSettings
     return [benchmark for benchmark in found if benchmark is not None]
 
 
-def split_tables(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[SplitTable]:
-    """For each split but eval, the scorers that judge it."""
-    splits = dict.fromkeys(split for use in settings.measured for split in use.splits if split != EVAL)
+def split_tables(
+    book: ScoreBook, evidence: Evidence, settings: ReportSettings, by_category: Sequence[CategoryTable]
+) -> list[SplitTable]:
+    """For each split but eval, the scorers that judge it and are not among those by category."""
+    shown = {(table.scorer, table.split) for table in by_category}
+    judged = [(use.name, split) for use in settings.measured for split in use.splits if split != EVAL]
+    rest = [pair for pair in judged if pair not in shown]
     found = []
-    for split in splits:
-        names = [use.name for use in settings.measured if split in use.splits]
+    for split in dict.fromkeys(split for _, split in rest):
+        names = [name for name, of in rest if of == split]
         prompts = book.prompt_set(evidence.prompts, split, names[0])
         if prompts is not None:
             comparisons = Comparisons(book, prompts, settings)
@@ -93,7 +99,7 @@ def split_tables(book: ScoreBook, evidence: Evidence, settings: ReportSettings) 
 
 
 def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
-    """What each scorer is: model, version and identity, as its scores carry them."""
+    """What each scorer is: scale, and model, version and identity as its scores carry them."""
     rows = []
     for use in settings.measured:
         spec = json.loads(
@@ -101,12 +107,15 @@ def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
         )
         cells = (
             spec.get("name", "not recorded"),
+            use.scale,
             str(spec.get("version", "–")),
             spec.get("spec_hash", "–"),
             ", ".join(use.splits),
         )
         rows.append(Row(use.name, tuple(Cell(text) for text in cells)))
-    return Table(("scorer", "what measures", "version", "identity", "prompts"), tuple(rows))
+    return Table(
+        ("scorer", "metric", "scale, higher is better", "version", "identity", "splits"), tuple(rows)
+    )
 
 
 def _category_table(
@@ -122,6 +131,7 @@ def _category_table(
     head = "Overall" if is_overall else f"Mean of {len(categories):,} prompts"
     return CategoryTable(
         use.name,
+        use.scale,
         split,
         category_table(comparisons, settings.variants, use.name, overall, kind == "prompts", head),
         "" if benchmark is None else benchmark.what,
@@ -146,7 +156,7 @@ def _note(kind: Overall, categories: Sequence[str], is_overall: bool) -> str:
     if kind == "prompts" and is_overall:
         return "Overall: by WISE’s weights of the categories, which is the mean of all its prompts"
     if kind == "prompts":
-        return "Mean: of the prompts that are there, whatever their categories; not WISE’s Overall"
+        return "Mean of these prompts alone, not WISE’s Overall"
     if set(categories) == set(GENEVAL_CATEGORIES):
         return "Overall: unweighted mean of the six categories"
     return "Overall: unweighted mean of the categories present, not GenEval’s six"

@@ -51,6 +51,9 @@ from chunk_grpo.reporting.trained import (
 from chunk_grpo.reporting.watching import Ending
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
+FEW_SCORERS = 2
+"""Outside the reward; of more of them those on which no difference is shown share a sentence."""
+
 REWARD_METRICS = {
     "heldout_reward": "training reward, held-out prompts, fixed noise",
     "reward_mean": "training reward, prompts of the iteration",
@@ -107,7 +110,7 @@ class Content:
         preference: Our table in the form of the paper's Table 1.
         pairs: Variants against each other.
         categories: Scorers by category.
-        others: Scores of other prompts than those of the eval split.
+        others: Scores of other prompts than those of the eval split that are not among `categories`.
         scorers: What each scorer is.
         shown_chunks: Chunks of the plan in use.
         guided_chunks: Chunks of the guided plan.
@@ -159,7 +162,7 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
     answer, sentence = headline([c for c in found if (c.mode, c.measure) == ("tuned", REWARD)])
     pairs = main.between_variants()
     categories = tuple(category_tables(book, evidence, settings))
-    others = tuple(split_tables(book, evidence, settings))
+    others = tuple(split_tables(book, evidence, settings, categories))
     profile = _profile(evidence, settings)
     return Content(
         settings=settings,
@@ -188,7 +191,7 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         runs=tables.runs_table(evidence.runs),
         total_seconds=sum(run.seconds for run in evidence.runs),
         machine=_machine(evidence.runs),
-        not_run=_not_run(settings, benchmarks_run(book, evidence, settings), not others, not categories),
+        not_run=_not_run(settings, benchmarks_run(book, evidence, settings), categories, others),
     )
 
 
@@ -247,12 +250,23 @@ def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) 
         return f"{start}: {effects_text([c for c in found if (c.mode, c.measure) == (mode, measure)])}."
 
     hybrid = f"Hybrid inference (the last {settings.base_steps} of {settings.num_steps} steps by the base)"
-    outside = (
+    outside = [scorer for scorer in settings.scorers if scorer not in settings.rewards]
+    quiet = _quiet(found, outside) if len(outside) > FEW_SCORERS else []
+    told = [
         sentence(f"{scorer}, which the reward does not hold, tuned against base", "tuned", scorer)
-        for scorer in settings.scorers
-        if scorer not in settings.rewards
-    )
-    return (sentence(f"{hybrid}, training reward", "hybrid", REWARD), *outside, *([order] if order else []))
+        for scorer in outside
+        if scorer not in quiet
+    ]
+    if quiet:
+        start = "Scorers that the reward does not hold and on which no variant, tuned, is shown to differ from the base"
+        told.append(f"{start}: {', '.join(quiet)}.")
+    return (sentence(f"{hybrid}, training reward", "hybrid", REWARD), *told, *([order] if order else []))
+
+
+def _quiet(found: Sequence[Comparison], scorers: Sequence[str]) -> list[str]:
+    """The scorers that show no difference for any tuned variant."""
+    moved = {c.measure for c in found if c.mode == "tuned" and c.difference.verdict != "none"}
+    return [scorer for scorer in scorers if scorer not in moved]
 
 
 def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
@@ -276,16 +290,19 @@ def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
 
 
 def _not_run(
-    settings: ReportSettings, benchmarks: Sequence[Benchmark], no_others: bool, no_categories: bool
+    settings: ReportSettings,
+    benchmarks: Sequence[Benchmark],
+    categories: Sequence[CategoryTable],
+    others: Sequence[SplitTable],
 ) -> tuple[str, ...]:
     found, kinds = [], {use.kind for use in settings.measured}
     missing = [name for kind, name in PAPER_SCORERS.items() if kind not in kinds]
     if missing:
         found.append(f"The paper’s reward models: {', '.join(missing)}.")
     found.extend(filter(None, [benchmarks_not_run(benchmarks)]))
-    if no_categories:
+    if not categories:
         found.append("A score by category: no scorer that counts right prompts, or one category only.")
-    if no_others:
+    if not others and all(table.split == EVAL for table in categories):
         found.append("Prompts of other splits than eval: none was scored.")
     if settings.other_plans:
         found.append(f"Training with the chunk plans {', '.join(settings.other_plans)}.")

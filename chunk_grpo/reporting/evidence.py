@@ -79,12 +79,14 @@ class ScorerUse:
         name: Its name there.
         kind: Its kind.
         splits: Of prompts whose images it judged.
+        scale: What its numbers are, in words.
         judge: Of kind wise alone.
     """
 
     name: str
     kind: str
     splits: tuple[str, ...]
+    scale: str
     judge: WiseJudge | None = None
 
 

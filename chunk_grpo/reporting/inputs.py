@@ -23,6 +23,7 @@ from chunk_grpo.reporting.evidence import (
     WiseJudge,
 )
 from chunk_grpo.reporting.recipes import clip_ranges_of, images_of, recipe
+from chunk_grpo.reporting.scales import scale
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _use(name: str, scorer: AnyScorer) -> ScorerUse:
     judge = None
     if isinstance(scorer, WiseScorer):
         judge = WiseJudge(scorer.protocol, scorer.judge, scorer.instructions is not None)
-    return ScorerUse(name, scorer.kind, scorer.splits, judge)
+    return ScorerUse(name, scorer.kind, scorer.splits, scale(scorer), judge)
 
 
 def _prompt_kinds(params: Params) -> dict[str, PromptKind]:

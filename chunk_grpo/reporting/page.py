@@ -121,6 +121,7 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
     )
     environment.globals["chip_class"] = partial(_chip_class, content.settings.variants)
     environment.filters["markdown"] = tables.to_markdown
+    environment.filters["in_parts"] = tables.in_parts
     environment.filters["paper"] = tables.paper_table
     environment.filters["duration"] = tables.duration
     environment.filters["prompts_text"] = prompts_text
@@ -139,6 +140,7 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
         crowded=palette.is_crowded(variants),
         grids=named_grids(content),
         how=training_story(content),
+        others_by_category=any(table.split != EVAL for table in content.categories),
         reward=mix_text(content.settings.rewards),
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.reporting.comparisons import (
@@ -18,6 +20,9 @@ from chunk_grpo.reporting.evidence import BASE, MODES
 from chunk_grpo.reporting.paper import PaperTable
 from chunk_grpo.reporting.series import Chunk
 from chunk_grpo.reporting.statistics import Interval
+
+PAGE_COLUMNS = 6
+"""Means with their differences and intervals that fit beside each other on the page."""
 
 GENEVAL_CATEGORIES = {
     "single_object": "Single object",
@@ -100,6 +105,20 @@ def policy_table(comparisons: Comparisons, variants: Sequence[str], measures: Se
             cells = tuple(difference_cell(c.mean, c.difference) for c in found)
             rows.append(Row(f"{variant}, {mode}", cells, variant, mode))
     return Table(("policy", *measures), tuple(rows))
+
+
+def in_parts(table: Table) -> list[Table]:
+    """A table in parts that fit the page's width: the same rows, each with an equal share of the value columns."""
+    count = len(table.columns) - 1
+    parts = max(1, math.ceil(count / PAGE_COLUMNS))
+    edges = [count * part // parts for part in range(parts + 1)]
+    return [
+        Table(
+            (table.columns[0], *table.columns[first + 1 : last + 1]),
+            tuple(replace(row, cells=row.cells[first:last]) for row in table.rows),
+        )
+        for first, last in pairwise(edges)
+    ]
 
 
 def pairs_table(pairs: Sequence[PairComparison]) -> Table:

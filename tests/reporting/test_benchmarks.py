@@ -12,7 +12,7 @@ from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS
 from stages import report
 from stages._stage import run_stage
-from tests.reporting.conftest import Run
+from tests.reporting.conftest import SCORERS, Run
 
 MODEL = {"checkpoint": "a/model", "revision": None}
 BASE_SCORERS: dict[str, Any] = {
@@ -151,7 +151,7 @@ def test_a_part_of_wise_has_no_overall_but_a_mean_of_its_prompts(with_benchmarks
     assert (
         "6 of WISE’s 1,000 prompts, rewritten; protocol legacy, judged by a-judge, asked in this" in markdown
     )
-    assert "Mean: of the prompts that are there, whatever their categories; not WISE’s Overall." in markdown
+    assert "Mean of these prompts alone, not WISE’s Overall. Mean score (WiScore, 0 to 1);" in markdown
     assert summary["chunk"]["tuned"]["wise_knowledge_mean"]["difference"] == pytest.approx(0.25)
     assert "wise_knowledge_overall" not in summary["chunk"]["tuned"]
 
@@ -188,18 +188,30 @@ def test_the_whole_of_the_benchmarks_is_called_so(run: Run, monkeypatch: pytest.
 
 
 def test_a_benchmark_of_other_prompts_stays_out_of_the_comparison(with_benchmarks: Run) -> None:
+    """Scores by category are not told a second time: their plain mean would have another interval."""
     markdown, summary = build(with_benchmarks)
     assert not {"geneval", "wise"} & set(summary["base"])
     others = markdown[markdown.index("## Other prompts") :]
-    assert [split for split in ("wise", "things", "knowledge") if f"Split {split}:" in others] == [
-        "wise",
-        "things",
-        "knowledge",
-    ]
+    assert [split for split in ("wise", "things", "knowledge") if f"Split {split}:" in others] == ["wise"]
 
 
-def test_each_scorer_is_named_with_what_measures(with_benchmarks: Run) -> None:
+def test_without_other_prompts_there_is_no_section_of_them(with_benchmarks: Run) -> None:
+    path = with_benchmarks.root / "params.yaml"
+    params = json.loads(path.read_text())
+    for name in SCORERS:
+        params["scorers"][name]["splits"] = ["eval"]
+    path.write_text(json.dumps(params))
+    markdown, _ = build(with_benchmarks)
+    page = (with_benchmarks.root / "report" / "index.html").read_text()
+    assert "Other prompts</h3>" not in page and "## Other prompts" not in markdown
+    assert "none was scored" not in markdown
+
+
+def test_each_scorer_is_named_with_its_metric_and_scale(with_benchmarks: Run) -> None:
     markdown, _ = build(with_benchmarks)
     title = "## What was run"
-    assert row_of(markdown, title, "geneval") == ["geneval/a-model", "3", "0123456789abcdef", "things"]
-    assert row_of(markdown, title, "shapes-exact")[0] == "not recorded"
+    identity = ["3", "0123456789abcdef"]
+    assert row_of(markdown, title, "scorer")[:2] == ["metric", "scale, higher is better"]
+    assert row_of(markdown, title, "geneval") == ["geneval/a-model", "1: right, 0: not", *identity, "things"]
+    assert row_of(markdown, title, "wise") == ["wise/a-model", "WiScore, 0 to 1", *identity, "knowledge"]
+    assert row_of(markdown, title, "shapes-exact")[:2] == ["not recorded", "1: right, 0: not"]

@@ -14,7 +14,7 @@ from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, WISE_CATEGORIES
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS, TAGS
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS
 
-GENEVAL = ScorerUse("ge", "geneval", ("more",))
+GENEVAL = ScorerUse("ge", "geneval", ("more",), "1: right, 0: not")
 ALL_IDS = range(1, 1001)
 GPT = "openai/gpt-4o-2024-05-13"
 
@@ -89,7 +89,9 @@ def wise(
 ) -> Benchmark:
     judge = WiseJudge(protocol, model, original_words)  # type: ignore[arg-type]
     source = prompts(("culture", {"wise_id": number}) for number in ids)
-    return found_of(ScorerUse("w", "wise", ("more",), judge), PromptKind("wise", rewritten), source)
+    return found_of(
+        ScorerUse("w", "wise", ("more",), "WiScore", judge), PromptKind("wise", rewritten), source
+    )
 
 
 def test_wise_as_in_the_paper() -> None:
@@ -144,7 +146,7 @@ def test_one_split_as_in_the_paper_is_enough() -> None:
 
 
 def test_scorers_of_the_toy_world_are_no_benchmark() -> None:
-    use = ScorerUse("shapes-exact", "shapes-exact", ("eval",))
+    use = ScorerUse("shapes-exact", "shapes-exact", ("eval",), "1: right, 0: not")
     assert benchmark_of(use, "eval", tags({"colors": 2}), settings_from(load_params())) is None
 
 

@@ -83,7 +83,7 @@ def test_the_page_is_self_contained_and_well_formed(run: Run) -> None:
         "How fast the image changes, step by step",
         "Training",
         "Scores on held-out prompts",
-        "Prompts drawn right, by category",
+        "Scores by category",
         "What was run",
         "Deviations and limits",
     ]

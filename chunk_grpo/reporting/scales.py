@@ -1,0 +1,36 @@
+"""What a scorer's numbers are, in words. Of all of them higher is better."""
+
+from __future__ import annotations
+
+from chunk_grpo.config.scorers import (
+    AnyScorer,
+    ClipScorer,
+    ExternalScorer,
+    GenEvalScorer,
+    HPSv3Scorer,
+    ImageRewardScorer,
+    PickScoreScorer,
+    WiseScorer,
+)
+
+RIGHT_OR_NOT = "1: right, 0: not"
+
+
+def scale(scorer: AnyScorer) -> str:
+    """The range of a scorer's values, and what they are of."""
+    match scorer:
+        case ClipScorer():
+            return f"similarity, {scorer.scale}"
+        case PickScoreScorer():
+            return f"preference, {scorer.scale}"
+        case ImageRewardScorer():
+            return "preference, standardised"
+        case HPSv3Scorer():
+            return "preference, unbounded"
+        case GenEvalScorer():
+            return RIGHT_OR_NOT
+        case WiseScorer():
+            return "WiScore, 0 to 1" if scorer.protocol == "legacy" else RIGHT_OR_NOT
+        case ExternalScorer():
+            return "its own"
+    return RIGHT_OR_NOT if scorer.kind == "shapes-exact" else "0 to 1"
