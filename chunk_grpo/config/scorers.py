@@ -23,6 +23,43 @@ from chunk_grpo.config.section import Fraction, Name, Section, Text
 Dtype = Literal["float32", "bfloat16"]
 
 
+def _without_user(url: object) -> object:
+    """The URL with *** for its user and password: what is refused is quoted, and must not tell them."""
+    return re.sub("//.*@", "//***@", url) if isinstance(url, str) else url
+
+
+def _checked_url(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s@?#]+", url) or not _has_a_possible_port(url):
+        raise PydanticCustomError(
+            "server_url",
+            "must be http:// or https:// with a host, and no user, password, query or fragment (secrets stand in an "
+            "environment variable that another key names)",
+        )
+    return url
+
+
+def _has_a_possible_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
+
+
+Url = Annotated[str, AfterValidator(_checked_url), BeforeValidator(_without_user)]
+
+
+def _checked_variable(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise PydanticCustomError(
+            "variable", "must be the name of an environment variable: letters, digits and _, no digit first"
+        )
+    return name
+
+
+Variable = Annotated[str, AfterValidator(_checked_variable)]
+"""Name of an environment variable."""
+
+
 class Weights(Section):
     """Where the files of a model are.
 
@@ -174,18 +211,12 @@ class WiseScorer(ScorerSettings):
     judge: Text
     instructions: Text | None
     request: dict[str, Any]
-    base_url: Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$")]
-    api_key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None
+    base_url: Url
+    api_key_variable: Variable | None
     concurrency: PositiveInt
     attempts: PositiveInt
     timeout_seconds: PositiveFloat
     answers: Text
-
-    @field_validator("base_url")
-    @classmethod
-    def _has_a_port_that_can_be(cls, url: str) -> str:
-        urlsplit(url).port  # noqa: B018  # raises ValueError
-        return url
 
     @field_validator("request")
     @classmethod
@@ -254,21 +285,6 @@ class InSubprocess(Section):
     timeout_seconds: PositiveFloat
 
 
-def _without_user(url: object) -> object:
-    """The URL with *** for its user and password: what is refused is quoted, and must not tell them."""
-    return re.sub("//.*@", "//***@", url) if isinstance(url, str) else url
-
-
-def _checked_url(url: str) -> str:
-    if not re.fullmatch(r"https?://[^\s@?#]+", url):
-        raise PydanticCustomError(
-            "server_url",
-            "must be http:// or https:// with a host and no user, password, query or fragment (a token stands in "
-            "token_variable)",
-        )
-    return url
-
-
 class OverHttp(Section):
     """At a server, started with `python -m chunk_grpo.scorers.serve NAME`.
 
@@ -279,8 +295,8 @@ class OverHttp(Section):
     """
 
     kind: Literal["http"]
-    url: Annotated[str, AfterValidator(_checked_url), BeforeValidator(_without_user)]
-    token_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None
+    url: Url
+    token_variable: Variable | None
     timeout_seconds: PositiveFloat
 
 

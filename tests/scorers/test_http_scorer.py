@@ -148,8 +148,8 @@ def test_an_answer_to_another_question_is_never_used(
 
 
 def test_an_address_that_is_none_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match=r"executors.odd.url: must be a URL, got 'http://host:port'"):
-        client("http://host:port").check()
+    with pytest.raises(ConfigError, match=r"executors.odd.url: must be a URL, got 'http://a..b'"):
+        client("http://a..b").check()
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,24 @@ def test_an_address_that_is_none_is_a_configuration_error() -> None:
         ("http://192.0.2.1:8901#a", "http://192.0.2.1:8901#a"),
         ("192.0.2.1:8901", "192.0.2.1:8901"),
         ("http://", "http://"),
+        ("http://host:port", "http://host:port"),
+        ("http://host:99999", "http://host:99999"),
     ],
 )
 def test_an_address_with_a_user_or_a_query_is_refused_and_its_password_not_told(url: str, told: str) -> None:
-    rule = "must be http:// or https:// with a host and no user, password, query or fragment"
+    rule = "must be http:// or https:// with a host, and no user, password, query or fragment"
     executor = {"kind": "http", "url": url, "token_variable": None, "timeout_seconds": 10.0}
     assert problems(put("executors.shapes-exact", executor)) == [
-        f"executors.shapes-exact.url: {rule} (a token stands in token_variable), got {told!r}"
+        f"executors.shapes-exact.url: {rule} (secrets stand in an environment variable that another key names), "
+        f"got {told!r}"
+    ]
+
+
+def test_a_name_that_no_environment_variable_has_is_refused() -> None:
+    executor = {"kind": "http", "url": "http://a", "token_variable": "my-token", "timeout_seconds": 10.0}
+    assert problems(put("executors.shapes-exact", executor)) == [
+        "executors.shapes-exact.token_variable: must be the name of an environment variable: letters, digits and _, "
+        "no digit first, got 'my-token'"
     ]
 
 

@@ -121,7 +121,7 @@ class HttpScorer(Remote):
         timeout = httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
         try:
             return self._connected().request(method, self._url + path, content=content, timeout=timeout)
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, UnicodeError) as error:  # the latter of a host that is no domain name
             raise ConfigError(
                 f"executors.{self.key}.url: must be a URL, got {self.executor.url!r} ({error})"
             ) from error
