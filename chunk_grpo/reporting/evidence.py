@@ -105,6 +105,7 @@ class ReportSettings:
     Attributes:
         title: Heading of the page.
         preset: Name of the preset, for the reader.
+        model: Checkpoint of the base, with its revision.
         variants: Names in the order of params.yaml; colours follow it.
         recipes: What each variant trains with, in words.
         other_plans: Plans of params.yaml that no variant trains with.
@@ -126,6 +127,7 @@ class ReportSettings:
 
     title: str
     preset: str
+    model: str
     variants: tuple[str, ...]
     recipes: Mapping[str, str]
     other_plans: tuple[str, ...]

@@ -58,6 +58,7 @@ def settings_from(params: Params) -> ReportSettings:
     return ReportSettings(
         title=params.report.title,
         preset=params.preset,
+        model=", revision ".join(filter(None, (params.model.checkpoint, params.model.revision))),
         variants=tuple(variants),
         recipes={name: recipe(variant) for name, variant in variants.items()},
         other_plans=tuple(name for name in params.chunks.plans if name not in trained),

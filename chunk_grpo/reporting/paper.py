@@ -1,4 +1,4 @@
-"""The paper's own numbers, to print beside ours. They are of another model and are not comparable with it.
+"""The paper's own numbers, to print beside ours. They are of the authors' own run and do not compare with ours.
 
 Source: "Chunk-GRPO", arXiv:2510.21583v1. FLUX.1-dev, 50 steps, hybrid inference (30 tuned, 20 base).
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ANOTHER_MODEL = (
-    "From the paper (arXiv:2510.21583v1), another model: FLUX.1-dev with hybrid inference. Other prompts, "
-    "other scorers, other scales: not comparable with the numbers of this report."
+ANOTHER_RUN = (
+    "From the paper (arXiv:2510.21583v1), the authors’ own run: FLUX.1-dev with hybrid inference. Other prompts, other "
+    "images and other code of the scorers, if not other models: not comparable with the numbers of this report."
 )
 
 
