@@ -28,7 +28,7 @@ def flux_token_limits(checkpoint: str, revision: str | None, max_sequence_length
     Raises:
         DataError: The checkpoint is missing, incomplete, or cannot be downloaded.
     """
-    from transformers import AutoTokenizer  # takes seconds, which the toy world's prompts need not wait for
+    from transformers import AutoTokenizer  # takes seconds, before which faults of the prompts are told
 
     check_checkpoint(checkpoint, "FluxPipeline", ("tokenizer", "tokenizer_2"))
     limits: dict[str, tuple[Callable[[str], int], int]] = {}
