@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import time
@@ -12,8 +13,22 @@ from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores
 
 _LOG = logging.getLogger(__name__)
 
-_MAY_PASS = (TransientError, OSError)
-"""What another try may mend. OSError holds ConnectionError and TimeoutError."""
+_OF_THE_NETWORK = {"ConnectionError", "TimeoutError", "gaierror", "URLError", "RequestException"}
+"""By name: requests, whose errors are OSErrors too, need not be installed."""
+
+_MAY_PASS = {errno.EAGAIN, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE}
+"""Of the operating system: the network, or a file system behind one, is away."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether another try may end otherwise: not when a file is missing or must not be read.
+
+    `workers.lines.error_message` judges alike in another process.
+    """
+    if isinstance(error, TransientError):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, OSError) and (bool(names & _OF_THE_NETWORK) or error.errno in _MAY_PASS)
 
 
 def score_with_retries(
@@ -24,7 +39,7 @@ def score_with_retries(
     wait_seconds: float,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Scores:
-    """Score a batch; try again after failures that may pass, and wait twice as long after each of them.
+    """Score a batch; try again after failures that `may_pass`, and wait twice as long after each of them.
 
     DataError, ConfigError and errors of the program are raised at once: another try would end like the first.
 
@@ -50,7 +65,9 @@ def score_with_retries(
     for attempt in range(1, attempts):
         try:
             return scorer.score(batch)
-        except _MAY_PASS as error:
+        except Exception as error:
+            if not may_pass(error):
+                raise
             wait = wait_seconds * 2 ** (attempt - 1)
             _LOG.warning(
                 "scorer %s: attempt %d of %d failed (%s); the next follows in %g s",
@@ -63,7 +80,9 @@ def score_with_retries(
             sleep(wait)
     try:
         return scorer.score(batch)
-    except _MAY_PASS as error:
+    except Exception as error:
+        if not may_pass(error):
+            raise
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         raise TransientError(
             f"scorer {name}: no answer after {tried}; the last failed with {_reason(error)}. "

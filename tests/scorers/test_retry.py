@@ -1,15 +1,20 @@
 """A scorer that fails: what is tried again, how long the waits are, and how it ends."""
 
+import errno
 import logging
+import socket
 from collections.abc import Iterable
+from urllib.error import URLError
 
 import numpy as np
 import pytest
+from PIL import UnidentifiedImageError
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.retry import score_with_retries
 from chunk_grpo.scorers.reward import Reward, mix
+from chunk_grpo.scorers.workers import lines
 from tests.shapes_scorers import ScorerForTests
 
 BATCH = ScoreBatch(np.zeros((2, 4, 4, 3), dtype=np.uint8), ["a", "b"], [{}, {}], [0, 1])
@@ -30,15 +35,32 @@ class Flaky(ScorerForTests):
         return Scores(self._values)
 
 
+class RequestException(OSError):  # noqa: N818
+    """As requests has it: an OSError without a number, of no class of Python's own."""
+
+
+PASSING = [
+    ConnectionResetError("reset"),
+    TimeoutError(),
+    OSError(errno.ENETUNREACH, "Network is unreachable"),
+    OSError(errno.ESTALE, "Stale file handle"),
+    socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+    URLError(ConnectionRefusedError("refused")),
+    RequestException("502 Bad Gateway"),
+]
+LASTING = [
+    FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.pt"),
+    PermissionError(errno.EACCES, "Permission denied", "weights.pt"),
+    IsADirectoryError(errno.EISDIR, "Is a directory", "weights"),
+    OSError("clip does not appear to have a file named config.json"),
+    UnidentifiedImageError("cannot identify image file"),
+    ValueError("bug"),
+    KeyError("bug"),
+]
+
+
 @pytest.mark.parametrize(
-    "error",
-    [
-        TransientError("the service is busy"),
-        OSError("disk away"),
-        ConnectionResetError("reset"),
-        TimeoutError(),
-    ],
-    ids=lambda error: type(error).__name__,
+    "error", [TransientError("the service is busy"), *PASSING], ids=lambda error: type(error).__name__
 )
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
     waits: list[float] = []
@@ -56,7 +78,7 @@ def test_an_answer_at_once_costs_one_call_and_no_wait() -> None:
 
 def test_each_wait_is_twice_the_one_before_and_none_follows_the_last_attempt() -> None:
     waits: list[float] = []
-    scorer = Flaky([OSError("away")] * 9)
+    scorer = Flaky([ConnectionError("away")] * 9)
     with pytest.raises(TransientError):
         score_with_retries("flaky", scorer, BATCH, 4, 1.5, waits.append)
     assert (scorer.calls, waits) == (4, [1.5, 3.0, 6.0])
@@ -66,7 +88,12 @@ def test_the_end_says_who_how_often_why_and_what_next() -> None:
     last = ConnectionError("no route to scorer-host")
     with pytest.raises(TransientError) as caught:
         score_with_retries(
-            "flaky", Flaky([OSError("first"), OSError("second"), last]), BATCH, 3, 0, lambda _: None
+            "flaky",
+            Flaky([ConnectionError("first"), TimeoutError("second"), last]),
+            BATCH,
+            3,
+            0,
+            lambda _: None,
         )
     assert str(caught.value) == (
         "scorer flaky: no answer after 3 attempts; the last failed with ConnectionError: no route to scorer-host. "
@@ -78,7 +105,7 @@ def test_the_end_says_who_how_often_why_and_what_next() -> None:
 
 
 def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    errors = [TransientError("busy"), TimeoutError(), OSError("away")]
+    errors = [TransientError("busy"), TimeoutError(), ConnectionError("away")]
     with caplog.at_level(logging.WARNING), pytest.raises(TransientError):
         score_with_retries("flaky", Flaky(errors), BATCH, 3, 2.0, lambda _: None)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
@@ -92,13 +119,7 @@ def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize(
     "error",
-    [
-        DataError("no such prompt"),
-        ConfigError("no such key"),
-        ValueError("bug"),
-        KeyError("bug"),
-        KeyboardInterrupt(),
-    ],
+    [DataError("no such prompt"), ConfigError("no such key"), *LASTING, KeyboardInterrupt()],
     ids=lambda error: type(error).__name__,
 )
 def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) -> None:
@@ -108,6 +129,12 @@ def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) ->
         score_with_retries("flaky", scorer, BATCH, 3, 2.0, waits.append)
     assert caught.value is error
     assert (scorer.calls, waits) == (1, [])
+
+
+@pytest.mark.parametrize("error", [*PASSING, *LASTING], ids=lambda error: type(error).__name__)
+def test_a_worker_in_another_process_judges_alike(error: Exception) -> None:
+    expected = "TransientError" if error in PASSING else type(error).__name__
+    assert lines.error_message(error)["kind"] == expected
 
 
 @pytest.mark.parametrize("attempts", [0, -1])
@@ -123,7 +150,7 @@ def test_a_wait_is_a_number_of_seconds(seconds: float) -> None:
 
 
 def test_the_reward_asks_again_and_then_stops() -> None:
-    scorer = Flaky([OSError("away")] * 3)
+    scorer = Flaky([ConnectionError("away")] * 3)
     reward = Reward({"flaky": scorer}, {"flaky": 2.0}, attempts=2, wait_seconds=0)
     with pytest.raises(TransientError, match="scorer flaky: no answer after 2 attempts"):
         reward.score(BATCH)

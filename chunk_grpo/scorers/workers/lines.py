@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import binascii
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -41,6 +42,8 @@ PROTOCOL = 1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _BUFFER = 2**20  # bytes; a batch has megabytes
 _KINDS = ("ConfigError", "DataError", "TransientError")
+_OF_THE_NETWORK = {"ConnectionError", "TimeoutError", "gaierror", "URLError", "RequestException"}
+_MAY_PASS = {errno.EAGAIN, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE}
 
 
 class DataError(Exception):
@@ -223,11 +226,13 @@ def _plain(values: Any) -> Any:
 def error_message(error: Exception) -> dict[str, Any]:
     """An exception: its kind if it is one of the three that a user can mend, its text and its traceback.
 
-    An OSError, such as a ConnectionError, may pass, and is a TransientError.
+    What may pass, such as a ConnectionError, is a TransientError; chunk_grpo.scorers.retry judges alike.
     """
     name, text = type(error).__name__, str(error)
-    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
-    if isinstance(error, OSError):
+    names = [kind.__name__ for kind in type(error).__mro__]
+    kinds = [kind for kind in names if kind in _KINDS]
+    may_pass = not _OF_THE_NETWORK.isdisjoint(names) or getattr(error, "errno", None) in _MAY_PASS
+    if isinstance(error, OSError) and may_pass:
         kinds, text = ["TransientError"], f"{name}: {text}"
     return {
         "type": "error",
