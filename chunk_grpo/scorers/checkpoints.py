@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunk_grpo.config.scorers import Weights
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import ChunkGrpoError, DataError
+
+_GIVE = "Give a folder that holds the model, or its hub id and revision."
 
 
 def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
@@ -23,7 +25,8 @@ def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path
         The folder.
 
     Raises:
-        DataError: The folder or a file is not there, or the hub cannot be reached; says how to get it.
+        DataError: The folder or a file is not there, the name can be none of the hub's, or the hub cannot be reached;
+            says how to get it.
     """
     folder = Path(weights.checkpoint)
     if not folder.is_dir():
@@ -58,28 +61,52 @@ def _may_be_hub_id(checkpoint: str) -> bool:
 
 def _download(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
     from huggingface_hub import list_repo_files, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     every = [part for pattern in patterns for part in pattern.split("|")]
     repository, revision = weights.checkpoint, weights.revision
     try:
-        kept = Path(
-            snapshot_download(repository, revision=revision, allow_patterns=every, local_files_only=True)
-        )
-        if not _missing(kept, patterns):
+        kept = _kept(repository, revision, every)
+        if kept is not None and not _missing(kept, patterns):
             return kept
-    except LocalEntryNotFoundError:
-        pass  # nothing of it was downloaded yet
-    try:
         names = list_repo_files(repository, revision=revision)
         wanted = [_first_that_is_there(pattern, names) for pattern in patterns]
         return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except ChunkGrpoError:  # SIGTERM, while it downloads
+        raise
+    except HFValidationError as error:
         raise DataError(
-            f"{key}: {weights.checkpoint} (revision {weights.revision or 'main'}) is no folder here, not in the hub's "
-            f"cache, and could not be downloaded ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            f"{_how(weights)}"
+            f"{key}.checkpoint: {repository!r} is no folder here, and no name of the hub's either, such as "
+            f"openai/clip-vit-large-patch14 ({_first_line(error)}). {_GIVE}"
         ) from error
+    except (
+        Exception
+    ) as error:  # the network library's own, which one depends on the version of huggingface_hub
+        raise DataError(
+            f"{key}: {repository} (revision {revision or 'main'}) is no folder here, not in the hub's cache, and could "
+            f"not be downloaded ({_first_line(error)}). If the network is only away for now, run the same command "
+            f"again later. {_how(weights)}"
+        ) from error
+
+
+def _kept(repository: str, revision: str | None, files: Sequence[str]) -> Path | None:
+    """The folder in the hub's cache; None: nothing of it was downloaded yet."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=list(files), local_files_only=True
+            )
+        )
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    """The error's type and the first line of its words; some errors of the network have no words."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _first_that_is_there(pattern: str, names: Sequence[str]) -> str:
@@ -90,7 +117,7 @@ def _first_that_is_there(pattern: str, names: Sequence[str]) -> str:
 
 def _how(weights: Weights) -> str:
     if not _may_be_hub_id(weights.checkpoint):
-        return "Give a folder that holds the model, or its hub id and revision."
+        return _GIVE
     revision = f" --revision {weights.revision}" if weights.revision else ""
     return (
         f"Where there is a network: `hf download {weights.checkpoint}{revision} --local-dir FOLDER`; then give FOLDER "

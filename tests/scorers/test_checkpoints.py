@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from chunk_grpo.config.scorers import Weights
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.checkpoints import find_checkpoint
 
 FILES = ("config.json", "*.safetensors|pytorch_model.bin")
@@ -44,19 +44,54 @@ def test_a_path_that_is_no_folder_is_not_asked_of_the_hub(checkpoint: str) -> No
     )
 
 
-def test_without_a_network_the_way_to_get_a_hub_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object, **__: object) -> None:
+class ConnectTimeout(Exception):  # noqa: N818
+    """As the network libraries have it: no OSError, and without words."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (LocalEntryNotFoundError("not in the cache\nor so"), "LocalEntryNotFoundError: not in the cache"),
+        (ConnectTimeout(""), "ConnectTimeout"),
+    ],
+)
+def test_without_a_network_the_way_to_get_a_hub_model_is_told(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_kept(*_: object, **__: object) -> None:
         raise LocalEntryNotFoundError("not in the cache")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", away)
+    def away(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", nothing_kept)
     monkeypatch.setattr(huggingface_hub, "list_repo_files", away)
     with pytest.raises(DataError) as caught:
         find("openai/clip", "abc")
     assert str(caught.value) == (
         "scorers.clip.model: openai/clip (revision abc) is no folder here, not in the hub's cache, and could not be "
-        "downloaded (LocalEntryNotFoundError: not in the cache). Where there is a network: `hf download openai/clip "
-        "--revision abc --local-dir FOLDER`; then give FOLDER as checkpoint, with revision null."
+        f"downloaded ({said}). If the network is only away for now, run the same command again later. Where there is "
+        "a network: `hf download openai/clip --revision abc --local-dir FOLDER`; then give FOLDER as checkpoint, with "
+        "revision null."
     )
+
+
+@pytest.mark.parametrize("checkpoint", ["my model", "a--b/c", "owner/name.git"])
+def test_what_can_be_no_hub_id_is_told(checkpoint: str) -> None:
+    with pytest.raises(DataError) as caught:
+        find(checkpoint)
+    said = f"scorers.clip.model.checkpoint: '{checkpoint}' is no folder here, and no name of the hub's either"
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith("Give a folder that holds the model, or its hub id and revision.")
+
+
+def test_a_signal_while_it_downloads_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise TransientError("stopped by SIGTERM")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", stopped)
+    with pytest.raises(TransientError, match="stopped"):
+        find("openai/clip")
 
 
 class Hub:
