@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 
 from chunk_grpo.config.scorers import ExternalScorer
-from chunk_grpo.errors import ConfigError
-from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError
+from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scores, check_batch, check_scores
 from chunk_grpo.scorers.configured import in_batches
 from chunk_grpo.scorers.identity import spec_hash
 
@@ -38,11 +39,12 @@ class External:
             settings: Its section.
 
         Raises:
-            ConfigError: There is no such thing, or importing it fails.
+            ConfigError: There is no such thing, importing it fails, or it cannot be called like this.
         """
         self.key, self.settings = key, settings
         self._source = find_source(key, settings.source)
         self._instance: Any = None
+        self._check_calls()
 
     @property
     def name(self) -> str:
@@ -67,8 +69,14 @@ class External:
         return spec_hash(self.key, self.version, self.settings, {})
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Call it with `batch_size` images at a time, or, if it is groupwise, with all."""
+        """Call it with `batch_size` images at a time, or, if it is groupwise, with all; without images not at all.
+
+        Raises:
+            DataError: It does not return a finite number for each image.
+        """
         check_batch(batch)
+        if not len(batch):
+            return Scores(np.zeros(0))
         if self.groupwise:
             return self._call(batch)
         return in_batches(batch, self.settings.batch_size, self._call)
@@ -89,34 +97,89 @@ class External:
             answer = self._instance.score(*arguments)
         else:
             answer = self._source(*arguments, **self.settings.options)
-        values, details = answer if isinstance(answer, tuple) else (answer, {})
-        return Scores(
-            np.asarray(values, dtype=np.float64),
-            {name: np.asarray(detail, dtype=np.float64) for name, detail in details.items()},
-        )
+        is_pair = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+        values, details = answer if is_pair else (answer, {})
+        scores = Scores(self._numbers(values), {name: self._numbers(each) for name, each in details.items()})
+        # Each call by itself: of two, one number too few and one too many would go unseen, and be others' scores.
+        return check_scores(self.name, scores, batch.prompts)
+
+    def _numbers(self, answer: Any) -> FloatArray:
+        try:
+            return np.asarray(answer, dtype=np.float64)
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of a tensor with a gradient
+            raise DataError(
+                f"scorers.{self.key}: {self.settings.source} must return a number for each image, or a pair of them "
+                f"and a mapping of named details, got {answer!r:.200} ({error})"
+            ) from error
+
+    def _check_calls(self) -> None:
+        """Refuse what cannot be called with the images and the options, as far as its signature tells.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        images = ["images", "prompts", "metadata", *(["groups"] if self.groupwise else [])]
+        options = self.settings.options
+        if not isinstance(self._source, type):
+            self._check_call("options", self._source, images, options)
+            return
+        self._check_call("options", self._source, [], options)
+        score = inspect.getattr_static(self._source, "score", None)
+        if score is None:
+            raise ConfigError(
+                f"scorers.{self.key}.source: the class {self.settings.source} must have a method "
+                f"score({', '.join(images)}), got none"
+            )
+        if inspect.isfunction(score):
+            self._check_call("source", score, ["self", *images], {})
+
+    def _check_call(
+        self, part: str, called: Callable[..., Any], positional: list[str], options: Mapping[str, Any]
+    ) -> None:
+        try:
+            signature = inspect.signature(called)
+        except (TypeError, ValueError):
+            return  # some that are written in C tell none
+        try:
+            signature.bind(*positional, **options)
+        except TypeError as error:
+            given = [*positional, *(f"{name}={value!r}" for name, value in options.items())]
+            raise ConfigError(
+                f"scorers.{self.key}.{part}: {getattr(called, '__name__', called)} of {self.settings.source} is called "
+                f"with ({', '.join(given)}), but takes {signature}: {error}. Give the keyword arguments that it takes "
+                "as options; the images and what is known of them come first."
+            ) from error
 
 
 def find_source(key: str, source: str) -> Callable[..., Any]:
     """What an external scorer's `source` names: an entry point, else `module:attribute`.
 
     Raises:
-        ConfigError: There is no such thing, or importing it fails.
+        ConfigError: There is no such thing, importing it fails, or it is neither a function nor a class.
     """
     offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if source in offered:
-        found: Callable[..., Any] = offered[source].load()
-        return found
     module, _, attribute = source.partition(":")
-    if not attribute:
+    if source not in offered and not (module and attribute):
         raise ConfigError(
             f"scorers.{key}.source: must be module:attribute or an entry point of {ENTRY_POINTS}, got {source!r}; "
             f"the installed packages offer: {', '.join(sorted(offered)) or 'none'}"
         )
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = (
+            offered[source].load()
+            if source in offered
+            else getattr(importlib.import_module(module), attribute)
+        )
+    except ChunkGrpoError:  # SIGTERM, while it is imported
+        raise
+    except (Exception, SystemExit) as error:  # the module runs when it is imported, and may raise anything
         raise ConfigError(
-            f"scorers.{key}.source: cannot import {source} ({error}). A module is found in the folder that the command "
-            "runs in, on PYTHONPATH, or installed."
+            f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). A module is found in the "
+            "folder that the command runs in, on PYTHONPATH, or installed."
         ) from error
-    return found
+    if not callable(found):
+        raise ConfigError(
+            f"scorers.{key}.source: must be a function or a class, but {source} is {found!r:.200}"
+        )
+    function: Callable[..., Any] = found
+    return function

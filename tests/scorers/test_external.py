@@ -1,5 +1,6 @@
 """A user's own scorer: a function or a class in a file, or what an installed package offers."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -7,10 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from chunk_grpo.config.scorers import ExternalScorer
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers import external
 from chunk_grpo.scorers.base import ScoreBatch, Scorer
 from chunk_grpo.scorers.registry import make_scorer
@@ -132,12 +134,17 @@ def test_an_installed_package_may_offer_scorers(monkeypatch: pytest.MonkeyPatch)
             "scorers.mine.source: must be module:attribute or an entry point of chunk_grpo.scorers, got 'sharp'",
         ),
         (
+            ":f",
+            "scorers.mine.source: must be module:attribute or an entry point of chunk_grpo.scorers, got ':f'",
+        ),
+        ("os:sep", "scorers.mine.source: must be a function or a class, but os:sep is '/'"),
+        (
             "no_such_module:f",
-            "scorers.mine.source: cannot import no_such_module:f (No module named 'no_such_module')",
+            "scorers.mine.source: cannot import no_such_module:f (ModuleNotFoundError: No module named",
         ),
         (
             f"{HERE}:nothing",
-            f"scorers.mine.source: cannot import {HERE}:nothing (module '{HERE}' has no attribute",
+            f"scorers.mine.source: cannot import {HERE}:nothing (AttributeError: module '{HERE}' has no attribute",
         ),
     ],
 )
@@ -145,3 +152,121 @@ def test_a_source_that_is_not_there_is_named(source: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         scorer(source)
     assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("1 / 0", "(ZeroDivisionError: division by zero)"),
+        ("raise SystemExit(0)", "(SystemExit: 0)"),
+        ("def f(:", "(SyntaxError: "),
+        ("import no_such_module", "(ModuleNotFoundError: No module named 'no_such_module')"),
+    ],
+)
+@pytest.mark.parametrize("offered", [False, True])
+def test_a_module_that_cannot_be_imported_is_told(
+    line: str, said: str, offered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_rewards.py").write_text(f"{line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = EntryPoints([EntryPoint("broken", "broken_rewards:f", external.ENTRY_POINTS)])
+    monkeypatch.setattr(external, "entry_points", lambda group: points.select(group=group))
+    source = "broken" if offered else "broken_rewards:f"
+    with pytest.raises(ConfigError) as caught:
+        scorer(source)
+    assert str(caught.value).startswith(f"scorers.mine.source: cannot import {source} {said}")
+
+
+def test_a_signal_while_it_is_imported_comes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_rewards.py").write_text(
+        "from chunk_grpo.errors import TransientError\nraise TransientError('stopped')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TransientError, match="stopped"):
+        scorer("slow_rewards:f")
+
+
+class Ungrouped:
+    groupwise = True
+
+    def score(self, images: object, prompts: object, metadata: object) -> list[float]:
+        return []
+
+
+class Scoreless:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        ("lengths", {}, r"options: lengths of .* missing a required argument: 'weight'"),
+        (
+            "lengths",
+            {"weight": 1, "wait": 2},
+            r"options: .* with \(images, prompts, metadata, weight=1, wait=2\), .* unexpected keyword .*'wait'",
+        ),
+        ("lengths", {"weight": 1, "prompts": 2}, r"options: .* multiple values for argument 'prompts'"),
+        ("Counting", {}, r"options: Counting of .* missing a required argument: 'start'"),
+        (
+            "Ungrouped",
+            {},
+            r"source: score of .*self, images, prompts, metadata, groups.* too many positional",
+        ),
+        ("Scoreless", {}, r"source: the class .* must have a method score\(images, prompts, metadata\)"),
+    ],
+)
+def test_what_it_cannot_be_called_with_is_told_before_it_is_called(
+    source: str, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^scorers\.mine\.{said}"):
+        scorer(f"{HERE}:{source}", **options)
+
+
+def test_what_tells_no_signature_is_called_as_it_is() -> None:
+    """`max` of Python's own has none."""
+    with pytest.raises(ValueError):
+        inspect.signature(max)
+    scorer("builtins:max").check()
+
+
+def uneven(images: NDArray[np.uint8], prompts: object, metadata: object) -> list[float]:
+    """One too few of two images, one too many of one: three of three in all."""
+    return [1.0] if len(images) == 2 else [2.0, 3.0]
+
+
+def test_each_call_gives_a_number_for_each_of_its_images() -> None:
+    with pytest.raises(DataError, match=r"scorer mine: needs one value for each of 2 images, got \(1,\)"):
+        scorer(f"{HERE}:uneven").score(BATCH)
+
+
+def answering(images: object, prompts: object, metadata: object, answer: object) -> object:
+    return answer
+
+
+def test_a_tuple_of_numbers_is_numbers() -> None:
+    made = scorer(f"{HERE}:answering", answer=(0.25, 0.5))
+    assert made.score(BATCH.rows([0, 1])).values.tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ([0.25, 0.5], [1.0, 2.0], [3.0, 4.0]),
+        (["a", "b"]),
+        ([0.25, 0.5], {"name": [[1.0], [2.0, 3.0]]}),
+        torch.ones(2, requires_grad=True),
+        {"value": [0.25, 0.5]},
+    ],
+)
+def test_another_answer_is_told(answer: object) -> None:
+    with pytest.raises(
+        DataError, match=r"mine: .*answering must return a number .* or a pair of them and|got \(3, 2"
+    ):
+        scorer(f"{HERE}:answering", answer=answer).score(BATCH.rows([0, 1]))
+
+
+def test_no_images_have_no_scores_and_it_is_not_called() -> None:
+    Counting.made.clear()
+    assert scorer(f"{HERE}:Counting", start=10).score(BATCH.rows([])).values.shape == (0,)
+    assert not Counting.made
