@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, InProcess
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InProcess, InSubprocess
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.registry import load, make_scorer
@@ -27,10 +27,11 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
         executor: Its section of `executors`; None: in this process.
 
     Raises:
-        ConfigError: A package is missing, or an external scorer cannot be found.
+        ConfigError: A package is missing, an external scorer cannot be found, or it is given a device.
     """
     if executor is None:
         return make_scorer(key, settings)
+    _check_device(key, settings, executor)
     if isinstance(executor, InProcess):
         return make_scorer(key, settings, executor.device)
     try:
@@ -54,7 +55,7 @@ def place_checked(
         executors: Of params.yaml.
 
     Raises:
-        ConfigError: A package is missing, or an external scorer cannot be found.
+        ConfigError: A package is missing, an external scorer cannot be found, or it is given a device.
         DataError: It is another scorer than the one that was checked.
     """
     if spec.key not in scorers:
@@ -66,3 +67,14 @@ def place_checked(
         scorer.close()
         raise
     return scorer
+
+
+def _check_device(key: str, settings: AnyScorer, executor: AnyExecutor) -> None:
+    """Refuse a device that nobody reads; a script of the user's own is told it."""
+    told_it = isinstance(executor, InSubprocess) and executor.script is not None
+    device = executor.device if isinstance(executor, (InProcess, InSubprocess)) else None
+    if isinstance(settings, ExternalScorer) and device is not None and not told_it:
+        raise ConfigError(
+            f"executors.{key}.device: must be null, got {device!r}: an external scorer places itself. Give the device "
+            f"as one of scorers.{key}.options, if {settings.source} takes one."
+        )

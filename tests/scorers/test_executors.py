@@ -178,3 +178,15 @@ def test_in_this_process_it_gets_its_device(device: str | None) -> None:
     assert isinstance(scorer, ShapesVivid)
     assert scorer.device == device
     assert isinstance(place_scorer("vivid", section, None), ShapesVivid)
+
+
+def test_an_external_scorer_places_itself() -> None:
+    """No one would read its device; but a script of the user's own does."""
+    executors: list[AnyExecutor] = [InProcess(kind="in-process", device="cuda:1")]
+    executors += [in_subprocess().model_copy(update={"device": "cuda:1"})]
+    for executor in executors:
+        with pytest.raises(
+            ConfigError, match=r"^executors\.odd\.device: must be null, got 'cuda:1': .*odd\.options"
+        ):
+            place_scorer(KEY, settings(), executor)
+    place_scorer(KEY, settings(), executors[1].model_copy(update={"script": "mine.py"}))
