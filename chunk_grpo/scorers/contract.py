@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scorer, Scores, check_batch, check_scores
 
 TOLERANCE = 1e-4
@@ -48,6 +48,7 @@ def check_contract(scorer: Scorer, batch: ScoreBatch, tolerance: float = TOLERAN
             part = batch.rows(rows)
             scores = check_scores(scorer.name, scorer.score(part), part.prompts)
             _compare(f"{rule}: scorer {scorer.name}", first, scores, rows, tolerance)
+    _check_empty(scorer, batch.rows([]))
 
 
 def _rules(groupwise: bool, groups: Sequence[int], every: Sequence[int]) -> Mapping[str, list[Sequence[int]]]:
@@ -68,6 +69,18 @@ def _rules(groupwise: bool, groups: Sequence[int], every: Sequence[int]) -> Mapp
         alone = [[row] for row in every]
         rules["independent of the other images"] = [*alone, every[: count // 2]]
     return rules
+
+
+def _check_empty(scorer: Scorer, empty: ScoreBatch) -> None:
+    try:
+        scores = scorer.score(empty)
+    except TransientError:
+        raise
+    except Exception as error:  # whatever it is, it is a rule broken
+        raise DataError(
+            f"a batch of any size: scorer {scorer.name} fails without images ({type(error).__name__}: {error})"
+        ) from error
+    check_scores(scorer.name, scores, [])
 
 
 def _check_identity(scorer: Scorer) -> None:

@@ -68,6 +68,27 @@ def test_differences_of_rounding_pass() -> None:
         check_contract(Rounding(KEY, settings()), batch(), tolerance=1e-7)
 
 
+def test_no_images_are_a_batch_too() -> None:
+    class Full(External):
+        def score(self, batch: ScoreBatch) -> Any:
+            first = batch.prompts[0]
+            del first
+            return super().score(batch)
+
+    with pytest.raises(
+        DataError, match=r"^a batch of any size: scorer odd fails without images \(IndexError: list index"
+    ):
+        check_contract(Full(KEY, settings()), batch())
+
+    class Padded(External):
+        def score(self, batch: ScoreBatch) -> Any:
+            scores = super().score(batch)
+            return scores if len(batch) else dataclasses.replace(scores, values=np.zeros(1))
+
+    with pytest.raises(DataError, match=r"scorer odd: needs one value for each of 0 images, got \(1,\)"):
+        check_contract(Padded(KEY, settings()), batch())
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_too_few_images_show_no_order(count: int) -> None:
     with pytest.raises(DataError, match=f"contract: needs at least 3 images, got {count}"):

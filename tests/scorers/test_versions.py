@@ -4,6 +4,7 @@ Scores are cached under a scorer's version, not under its code. So code that sco
 then this test fails until the new version's scores are written down here, and old scores are not mixed with new ones.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 from chunk_grpo.config import load_params
 from chunk_grpo.image_files import as_pictures
-from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.scorers.base import ScoreBatch, Scorer
+from chunk_grpo.scorers.contract import check_contract
 from chunk_grpo.scorers.registry import BUILT_IN, make_scorer
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.shapes.render import render
@@ -61,10 +63,13 @@ def test_every_built_in_scorer_is_pinned() -> None:
     assert set(VERSIONS) == set(BUILT_IN)
 
 
-@pytest.mark.parametrize("kind", BUILT_IN)
-def test_a_version_scores_what_it_always_scored(
-    kind: str, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(params=BUILT_IN)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def scorer(kind: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scorer]:
     monkeypatch.chdir(models)
     with JudgeServer() as judge:
         if kind in SHAPES_SCORERS:
@@ -73,11 +78,18 @@ def test_a_version_scores_what_it_always_scored(
             settings = load_params(compose("random-scorers", models)).scorers[kind]
             changes = {"base_url": judge.url} if kind == "wise" else {}
             scorer = make_scorer(kind, settings.model_copy(update=changes))
-        scores = scorer.score(batch(kind))
+        yield scorer
         scorer.close()
+
+
+def test_a_version_scores_what_it_always_scored(kind: str, scorer: Scorer) -> None:
     version, values = VERSIONS[kind]
     assert scorer.version == version
-    assert scores.values == pytest.approx(values, rel=1e-4)
+    assert scorer.score(batch(kind)).values == pytest.approx(values, rel=1e-4)
+
+
+def test_every_built_in_scorer_keeps_the_contract(kind: str, scorer: Scorer) -> None:
+    check_contract(scorer, batch(kind))
 
 
 def batch(kind: str) -> ScoreBatch:

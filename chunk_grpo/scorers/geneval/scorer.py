@@ -77,6 +77,8 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             DataError: A prompt's record is none of GenEval's; or the models cannot be loaded.
         """
         records = [self._record(*row) for row in zip(batch.prompts, batch.metadata, strict=True)]
+        if not records:
+            return []  # the detector's processor needs an image
         detector, classifier = self._load()
         detections = detector.detect(
             batch.images, min(self.settings.threshold, self.settings.counting_threshold)
