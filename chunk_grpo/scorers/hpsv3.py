@@ -106,11 +106,16 @@ def load_model(
         DataError: A file cannot be read, or they do not fit together.
     """
     try:
-        config = Qwen2VLConfig.from_pretrained(backbone)
-        questions = PromptEncoder(Qwen2Tokenizer.from_pretrained(backbone))
-        processor = Qwen2VLImageProcessorPil.from_pretrained(backbone)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{key}.backbone: the files of {backbone} cannot be read: {error}") from error
+        config = Qwen2VLConfig.from_pretrained(backbone, local_files_only=True)
+        questions = PromptEncoder(Qwen2Tokenizer.from_pretrained(backbone, local_files_only=True))
+        processor = Qwen2VLImageProcessorPil.from_pretrained(backbone, local_files_only=True)
+    except DataError:
+        raise
+    except Exception as error:  # tokenizers and transformers raise anything for damaged files
+        raise DataError(
+            f"{key}.backbone: a file in {backbone} cannot be read ({type(error).__name__}: {error}). Fetch the files "
+            "again."
+        ) from error
     if config.image_token_id != questions.image_id:
         raise DataError(
             f"{key}.backbone: in {backbone}, config.json has image_token_id {config.image_token_id}, but the "

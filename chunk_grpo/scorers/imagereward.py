@@ -41,12 +41,18 @@ def load_tokenizer(key: str, weights: Weights, vocab_size: int) -> BertTokenizer
         vocab_size: Of the model, with the two.
 
     Raises:
-        DataError: A file is missing, or the tokenizer is another model's.
+        DataError: A file is missing or damaged, or the tokenizer is another model's.
     """
     folder = find_checkpoint(key, weights, TOKENIZER_FILES)
-    tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
-    tokenizer.add_special_tokens({"bos_token": "[DEC]"})
-    tokenizer.add_special_tokens({"extra_special_tokens": ["[ENC]"]})
+    try:
+        tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer.add_special_tokens({"bos_token": "[DEC]"})
+        tokenizer.add_special_tokens({"extra_special_tokens": ["[ENC]"]})
+    except Exception as error:  # tokenizers and transformers raise anything for damaged files
+        raise DataError(
+            f"{key}: {folder} holds no BERT tokenizer that can be read ({type(error).__name__}: {error}). Fetch the "
+            "files again."
+        ) from error
     if len(tokenizer) != vocab_size:
         raise DataError(
             f"{key}: the tokenizer in {folder} has {len(tokenizer)} tokens, with [DEC] and [ENC]; med_config.json says "

@@ -311,9 +311,22 @@ def test_a_tokenizer_without_the_templates_tokens_is_refused(copy: Path) -> None
         scorer(copy).score(FOUR)
 
 
-def test_a_broken_configuration_is_named(copy: Path) -> None:
-    (copy / "backbone" / "config.json").write_text("{")
-    with pytest.raises(DataError, match=r"scorers\.hpsv3\.backbone"):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("preprocessor_config.json", "[]"),
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "["),
+        ("tokenizer_config.json", '{"pad_token": 3}'),
+    ],
+)
+def test_a_damaged_file_is_told(copy: Path, name: str, content: str) -> None:
+    (copy / "backbone" / name).write_text(content)
+    with pytest.raises(
+        DataError, match=r"scorers\.hpsv3\.backbone: a file in .*backbone cannot be read \(\w+"
+    ):
         scorer(copy).score(FOUR)
 
 

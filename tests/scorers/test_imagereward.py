@@ -289,6 +289,16 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
         "scorers.ir.model: a file in .* cannot be read",
     ),
     (
+        "half a configuration of the tokenizer",
+        lambda f: (f / "bert-base-uncased" / "tokenizer_config.json").write_text('{"do_lower_case": tr'),
+        r"scorers.ir.tokenizer: .* holds no BERT tokenizer that can be read \(\w+.*Fetch the files again",
+    ),
+    (
+        "an empty tokenizer",
+        lambda f: (f / "bert-base-uncased" / "tokenizer.json").write_text("{}"),
+        r"scorers.ir.tokenizer: .* holds no BERT tokenizer that can be read \(\w+.*Fetch the files again",
+    ),
+    (
         "another tokenizer",
         lambda f: (f / "bert-base-uncased" / "vocab.txt").write_text("\n".join(WORDS[:-1])),
         f"scorers.ir.tokenizer: .* has {len(WORDS) + 1} tokens, .* says {len(WORDS) + 2}",
