@@ -1,8 +1,9 @@
-"""Images of the pipeline for GenEval's own evaluator, and its results beside ours.
+r"""Images of the pipeline for GenEval's own evaluator, and its results beside ours.
 
-    python -m infra.geneval_folders write artifacts/images/chunk/images.parquet FOLDER --split geneval --mode tuned
+    python -m infra.geneval_folders write artifacts/images/chunk/images.parquet FOLDER --mode tuned --train-seed 0
     # then, where mmdet is installed: python evaluation/evaluate_images.py FOLDER --outfile results.jsonl
-    python -m infra.geneval_folders read results.jsonl --scores artifacts/scores/chunk/geneval.parquet --mode tuned
+    python -m infra.geneval_folders read results.jsonl --scores artifacts/scores/chunk/geneval.parquet \
+        --mode tuned --train-seed 0
 
 `read` prints the part of right images by tag, and, with the scores of the scorer `geneval`, ours and how many images
 both judge alike. Prompts are numbered in the order of the prompts table.
@@ -15,19 +16,19 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from chunk_grpo.artifacts import read_table
-from chunk_grpo.errors import ChunkGrpoError, DataError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.geneval.folders import OriginalResult, read_results, write_prompt_folder
 from chunk_grpo.scorers.geneval.rules import overall, tag_means
 
-BASE_SEED = -1
+BASE, BASE_SEED = "base", -1
 
 
 def prompts_of(location: str, split: str) -> list[dict[str, Any]]:
@@ -38,18 +39,53 @@ def prompts_of(location: str, split: str) -> list[dict[str, Any]]:
     return rows
 
 
+def chosen_rows(
+    options: argparse.Namespace, location: str, kind: Literal["images", "scores"]
+) -> list[dict[str, Any]]:
+    """The rows of the mode and the training seed that the options name.
+
+    Raises:
+        ConfigError: No seed is named, and the mode is not the base's.
+        DataError: There are no such rows; says which there are.
+    """
+    rows = read_table(location, kind).to_pylist()
+    there = sorted({(row["mode"], row["train_seed"]) for row in rows})
+    seeds = ", ".join(str(seed) for mode, seed in there if mode == options.mode) or "none"
+    if options.train_seed is None and options.mode != BASE:
+        raise ConfigError(
+            f"--train-seed: is needed with --mode {options.mode}; {location} has the seeds {seeds} in this mode"
+        )
+    chosen = [row for row in rows if (row["mode"], row["train_seed"]) == (options.mode, seed_of(options))]
+    if not chosen:
+        modes = ", ".join(sorted({mode for mode, _ in there})) or "none"
+        raise DataError(
+            f"{location}: must hold {kind} {named(options)}, got none; it has the modes {modes}, and in mode "
+            f"{options.mode} the seeds {seeds}"
+        )
+    return chosen
+
+
+def seed_of(options: argparse.Namespace) -> int:
+    """The training seed in the tables; the base has none, and so the same in all of them."""
+    return BASE_SEED if options.train_seed is None else int(options.train_seed)
+
+
+def named(options: argparse.Namespace) -> str:
+    """Mode and seed, for messages."""
+    return f"in mode {options.mode} of training seed {seed_of(options)}"
+
+
 def write(options: argparse.Namespace) -> None:
     """A folder for each prompt, with the pictures of one mode and training seed."""
     prompts = prompts_of(options.prompts, options.split)
     pictures: dict[str, list[dict[str, Any]]] = {}
-    for row in read_table(options.images, "images").to_pylist():
-        if (row["mode"], row["train_seed"]) == (options.mode, options.train_seed):
-            pictures.setdefault(row["prompt_id"], []).append(row)
+    for row in chosen_rows(options, options.images, "images"):
+        pictures.setdefault(row["prompt_id"], []).append(row)
     missing = [prompt["prompt_id"] for prompt in prompts if prompt["prompt_id"] not in pictures]
     if missing:
         raise DataError(
-            f"{options.images}: must hold images of every prompt of {options.split!r} in mode {options.mode} of "
-            f"training seed {options.train_seed}, got none of {missing[0]!r} and {len(missing) - 1} others"
+            f"{options.images}: must hold images of every prompt of {options.split!r} {named(options)}, got none of "
+            f"{missing[0]!r} and {len(missing) - 1} others"
         )
     with Meter("writing folders", len(prompts)) as meter:
         for number, prompt in enumerate(prompts):
@@ -82,11 +118,10 @@ def read(options: argparse.Namespace) -> None:
 def our_scores(options: argparse.Namespace, results: Sequence[OriginalResult]) -> np.ndarray[Any, Any]:
     """The scorer's values of the evaluator's images, in its order."""
     ids = [prompt["prompt_id"] for prompt in prompts_of(options.prompts, options.split)]
-    wanted = (options.mode, options.train_seed, "score")
     scores = {
         (row["prompt_id"], row["sample"]): row["value"]
-        for row in read_table(options.scores, "scores").to_pylist()
-        if (row["mode"], row["train_seed"], row["metric"]) == wanted
+        for row in chosen_rows(options, options.scores, "scores")
+        if row["metric"] == "score"
     }
     values = []
     for result in results:
@@ -94,14 +129,14 @@ def our_scores(options: argparse.Namespace, results: Sequence[OriginalResult]) -
         if key not in scores:
             raise DataError(
                 f"{options.scores}: no score of sample {result.sample} of prompt {result.prompt_number} of the split "
-                f"{options.split!r} in mode {options.mode} of training seed {options.train_seed}"
+                f"{options.split!r} {named(options)}"
             )
         values.append(scores[key])
     return np.array(values)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 3 for files that do not fit."""
+    """Run the command line; the exit code is 2 for options and 3 for files that do not fit."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.geneval_folders",
         description=__doc__,
@@ -118,8 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--prompts", default="artifacts/prompts/evaluation.parquet", help="prompts/1, Parquet"
         )
         command.add_argument("--split", default="geneval", help="of the prompts (default: geneval)")
-        command.add_argument("--mode", default="base", help="base, tuned or hybrid (default: base)")
-        command.add_argument("--train-seed", type=int, default=BASE_SEED, help="-1: the base")
+        command.add_argument("--mode", default=BASE, help="base, tuned or hybrid (default: base)")
+        command.add_argument("--train-seed", type=int, help="of the variant; needed with every mode but base")
         command.set_defaults(run=run)
     options = parser.parse_args(argv)
     try:
