@@ -14,10 +14,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.scorers import workers
 from chunk_grpo.scorers.base import FloatArray
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("hpsv3_alone.py")
+WORKERS = Path(*workers.__path__)
+"""Has the module that makes the package's scorer of a section of params.yaml."""
+
 WITH_TORCHVISION = ROOT / "tests" / "scorers" / "originals" / "with_torchvision.py"
 """Lets PyPI's torchvision be imported beside a torch for the CPU; elsewhere it changes nothing."""
 
@@ -93,10 +97,12 @@ def hpsv3_package(
     if not python.is_file():
         raise DataError(f"there is no interpreter {python}")
     job = {
-        "checkpoint": str((model / "HPSv3.safetensors").resolve()),
-        "backbone": str(backbone.resolve()),
+        "settings": {
+            "model": {"checkpoint": str(model.resolve())},
+            "backbone": {"checkpoint": str(backbone.resolve())},
+            "dtype": dtype,
+        },
         "device": device,
-        "dtype": dtype,
         "images": [str(image.resolve()) for image in images],
         "prompts": list(prompts),
     }
@@ -107,7 +113,7 @@ def hpsv3_package(
             process = subprocess.Popen(
                 [python.absolute(), WITH_TORCHVISION, SCRIPT, folder / "job.json"],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": str(WORKERS)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

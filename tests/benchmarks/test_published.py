@@ -1,7 +1,6 @@
 """The check on real weights, run on small random ones, whose scores are others than the published."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.published import DIFFERS, HPSV3, IMAGEREWARD, MISSING, main
+from tests.fake_python import fake_python
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.checkpoints_imagereward import make_imagereward
 from tests.scorers.hpsv3_cases import pictures
@@ -74,17 +74,16 @@ def test_published_values_agree(
 
 def package(path: Path, values: list[float]) -> Path:
     """Stands for the package's interpreter: answers with these values whatever it is to run."""
-    path.write_text(
-        f"#!{sys.executable}\nimport json, sys\n"
+    return fake_python(
+        path,
+        "import json, sys\n"
         "job = json.load(open(sys.argv[3]))\n"
         "assert [name[-12:] for name in job['images']] == ['example1.png', 'example2.png']\n"
-        "assert len(job['prompts']) == 2 and job['dtype'] == 'float32'\n"
+        "assert len(job['prompts']) == 2 and job['settings']['dtype'] == 'float32'\n"
         "print(json.dumps({'ready': True}), flush=True)\n"
         "for _ in sys.stdin:\n"
-        f"    print(json.dumps({{'values': {json.dumps(values)}, 'seconds': [1, 1]}}), flush=True)\n"
+        f"    print(json.dumps({{'values': {json.dumps(values)}, 'seconds': [1, 1]}}), flush=True)",
     )
-    path.chmod(0o755)
-    return path
 
 
 def test_hpsv3_stands_beside_its_package(
@@ -122,8 +121,6 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path, capsys: pytest.C
 def test_a_package_that_fails_is_told_with_its_words(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'no such device' >&2\nexit 3\n")
-    python.chmod(0o755)
+    python = fake_python(tmp_path / "python", "import sys\nsys.exit('no such device')")
     assert main(hpsv3(folder, "--hpsv3-python", str(python))) == MISSING
     assert "the package hpsv3 ended:\nno such device" in capsys.readouterr().out

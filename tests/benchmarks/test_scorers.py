@@ -1,6 +1,5 @@
 """The command from its options to its table; equal scores are a condition of comparing speeds."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from benchmarks.hpsv3_package import hpsv3_package
 from benchmarks.scorers import GROUP, NOT_MEASURED, Contest, Times, check_same, main, make_batch, measured
 from chunk_grpo.errors import DataError
+from tests.fake_python import fake_python
 
 
 def test_the_command_measures_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,14 +73,12 @@ def test_groups_share_a_prompt() -> None:
 
 def test_the_packages_own_seconds_are_taken(tmp_path: Path) -> None:
     """The process stands for the package; its second answer differs from its first."""
-    python = tmp_path / "python"
     answers = [{"values": [1.5, 2.5], "seconds": [0.25, 0.5]}, {"values": [3.5, 4.5], "seconds": [1, 2]}]
-    python.write_text(
-        f"#!{sys.executable}\nimport json, sys\n"
-        f"print('ready', flush=True)\nfor answer in {answers}:\n"
-        "    sys.stdin.readline()\n    print(json.dumps(answer), flush=True)\n"
+    python = fake_python(
+        tmp_path / "python",
+        f"import json, sys\nprint('ready', flush=True)\nfor answer in {answers}:\n"
+        "    sys.stdin.readline()\n    print(json.dumps(answer), flush=True)",
     )
-    python.chmod(0o755)
     files = [tmp_path / "a.png", tmp_path / "b.png"]
     with hpsv3_package(
         python, tmp_path, tmp_path, files, ["a", "b"], dtype="float32", device="cpu"

@@ -2,7 +2,7 @@
 
 import json
 import logging
-import shutil
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from ruamel.yaml import YAML
-from safetensors.numpy import save_file
 
 import chunk_grpo.scorers.workers
-from chunk_grpo.config.scorers import InSubprocess, Weights
+from chunk_grpo.config.scorers import InSubprocess
 from chunk_grpo.scorers import hpsv3_model
 from chunk_grpo.scorers.placing import place_scorer
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
@@ -44,32 +42,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hpsv3(tmp_path_factory.mktemp("hpsv3"))
 
 
-def config_of(folder: Path, python: Path, dtype: str) -> Path:
-    """The package's own configuration, but for the backbone's place and the dtype."""
-    backbone = folder / "original-backbone"
-    if not backbone.exists():
-        shutil.copytree(folder / "backbone", backbone)
-        # The package wants a file of weights there, and replaces them; an unknown weight is none.
-        save_file({"none": np.zeros(1)}, backbone / "model.safetensors", metadata={"format": "pt"})
-    package = next((python.parent.parent / "lib").glob("python*/site-packages/hpsv3"))
-    config = YAML(typ="safe").load(package / "config" / "HPSv3_7B.yaml")
-    config |= {"model_name_or_path": str(backbone), "bf16": dtype == "bfloat16", "torch_dtype": dtype}
-    path = folder / f"{dtype}.yaml"
-    YAML(typ="safe").dump(config, path)
-    return path
-
-
 def dump(folder: Path, python: Path, dtype: str) -> dict[str, NDArray[np.generic]]:
     job = {
-        "checkpoint": str(folder / "model" / "HPSv3.safetensors"),
-        "config": str(config_of(folder, python, dtype)),
+        "settings": {name: {"checkpoint": str(folder / name)} for name in ("model", "backbone")}
+        | {"dtype": dtype},
         "images": str(folder / "images.npz"),
         "prompts": [prompt for _, prompt in CASES],
     }
-    np.savez(job["images"], **{f"{number:03d}": image for number, (image, _) in enumerate(CASES)})
+    np.savez(folder / "images.npz", **{f"{number:03d}": image for number, (image, _) in enumerate(CASES)})
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     scripts = [ORIGINALS / "with_torchvision.py", ORIGINALS / "dump_hpsv3.py"]
-    subprocess.run([python, *scripts, folder / "job.json", folder / "out.npz"], cwd=folder, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(WORKER.parent)}
+    command = [python, *scripts, folder / "job.json", folder / "out.npz"]
+    subprocess.run(command, cwd=folder, env=environment, check=True)
     with np.load(folder / "out.npz") as arrays:
         return dict(arrays)
 
@@ -172,11 +157,9 @@ def test_the_score_in_bfloat16_is_nearer_with_the_originals_angles(
 
 
 def test_the_package_may_score_in_the_scorers_stead(folder: Path, python: Path) -> None:
-    """As a worker of the executor `subprocess`: the golden values, whatever the batch."""
-    config_of(folder, python, "float32")
+    """As a worker of the executor `subprocess`: the golden values, whatever the batch; its backbone has no weights."""
     in_process = scorer(folder)
-    original = Weights(checkpoint=str(folder / "original-backbone"), revision=None)
-    settings = in_process.settings.model_copy(update={"backbone": original, "batch_size": 3})
+    settings = in_process.settings.model_copy(update={"batch_size": 3})
     executor = InSubprocess(
         kind="subprocess",
         python=str(python),

@@ -1,19 +1,20 @@
 """What the untouched hpsv3 computes on the way to a reward: python dump_hpsv3.py JOB.json OUT.npz.
 
-The job names checkpoint, config (YAML of the package), images (an .npz) and prompts. Runs in the package's interpreter.
+The job has the scorer's settings, images (an .npz) and prompts. Runs in the package's interpreter, with the folder of
+the workers on PYTHONPATH.
 """
 
 import json
 import sys
 from pathlib import Path
 
+import hpsv3_original
 import numpy as np
 import torch
-from hpsv3.inference import HPSv3RewardInferencer
 from PIL import Image
 
 job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-original = HPSv3RewardInferencer(config_path=job["config"], checkpoint_path=job["checkpoint"], device="cpu")
+original = hpsv3_original.Original("hpsv3", job["settings"], "cpu").load()
 if original.model.model.embed_tokens.weight.dtype == torch.bfloat16:
     # On a GPU, autocast gives the head its input in float32; on a CPU the package's autocast does nothing.
     original.model.rm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
