@@ -8,28 +8,29 @@ github.com/THUDM/ImageReward. The second scores the two images of HPSv3's README
 github.com/MizzenAI/HPSv3. No values of these are published, so the untouched package hpsv3 1.0.0 scores them in its own
 interpreter; without one, ours stand alone. Nothing is downloaded.
 
-Ends with 0 when all differences are small, with 1 when one is not, and with 2 when a file is missing or broken.
+Ends with 0 when all differences are small, and with 1 when one is not; with 2 when a package is missing and with 3 when
+a file is missing or broken, as the pipeline's stages do.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 from rich.console import Console
 
 from benchmarks.hpsv3_package import hpsv3_package
 from benchmarks.results import machine
 from benchmarks.sheets import Sheet
-from chunk_grpo.config.scorers import HPSv3Scorer, ImageRewardScorer, Weights
-from chunk_grpo.errors import DataError
+from chunk_grpo.config.scorers import HPSv3Scorer, ImageRewardScorer
+from chunk_grpo.errors import ChunkGrpoError, DataError
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer
-from chunk_grpo.scorers.hpsv3 import HPSv3
-from chunk_grpo.scorers.imagereward import ImageReward
+from chunk_grpo.scorers.configured import chosen_device
+from chunk_grpo.scorers.registry import make_scorer
 
 IMAGEREWARD_PROMPT = "a painting of an ocean with clouds and birds, day time, low depth field effect"
 IMAGEREWARD = {"1.webp": 0.5812, "2.webp": 0.2745, "3.webp": -1.4132, "4.webp": -2.0296}
@@ -43,7 +44,8 @@ IMAGEREWARD_TOLERANCE = 0.01
 HPSV3_TOLERANCES: Mapping[str, float] = {"bfloat16": 0.1, "float32": 0.01}
 """By dtype; scores of HPSv3 are about 10, of which bfloat16 has two digits."""
 
-DIFFERS, MISSING = 1, 2
+DIFFERS = 1
+"""Exit code; those of errors are in chunk_grpo.errors."""
 
 
 def main(options: Sequence[str] | None = None) -> int:
@@ -54,23 +56,28 @@ def main(options: Sequence[str] | None = None) -> int:
         if arguments.scorer == "imagereward":
             return imagereward(arguments, console)
         return hpsv3(arguments, console)
-    except DataError as error:
-        console.print(str(error), markup=False)
-        return MISSING
+    except ChunkGrpoError as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        return error.exit_code
+
+
+def scorer_of(
+    kind: type[ImageRewardScorer] | type[HPSv3Scorer], arguments: argparse.Namespace, *parts: str
+) -> Scorer:
+    """Ours, of the folders that the options named like `parts` name; one image at a time.
+
+    Raises:
+        ConfigError: A package is missing.
+    """
+    folders = {part: {"checkpoint": str(getattr(arguments, part)), "revision": None} for part in parts}
+    fixed = {"kind": arguments.scorer, "splits": ("check",), "batch_size": 1, "dtype": arguments.dtype}
+    return make_scorer(arguments.scorer, kind.model_validate(fixed | folders), arguments.device)
 
 
 def imagereward(arguments: argparse.Namespace, console: Console) -> int:
     """ImageReward beside its README."""
-    settings = ImageRewardScorer(
-        kind="imagereward",
-        splits=("check",),
-        batch_size=1,
-        model=Weights(checkpoint=str(arguments.model), revision=None),
-        tokenizer=Weights(checkpoint=str(arguments.tokenizer), revision=None),
-        dtype=arguments.dtype,
-    )
     files = find_images(arguments.images, list(IMAGEREWARD), "assets/images of github.com/THUDM/ImageReward")
-    ours = scored(ImageReward("imagereward", settings, arguments.device), files, IMAGEREWARD_PROMPT)
+    ours = scored(scorer_of(ImageRewardScorer, arguments, "model", "tokenizer"), files, IMAGEREWARD_PROMPT)
     return compare(
         console,
         "ImageReward",
@@ -83,22 +90,13 @@ def imagereward(arguments: argparse.Namespace, console: Console) -> int:
 
 def hpsv3(arguments: argparse.Namespace, console: Console) -> int:
     """HPSv3 beside its package."""
-    settings = HPSv3Scorer(
-        kind="hpsv3",
-        splits=("check",),
-        batch_size=1,
-        model=Weights(checkpoint=str(arguments.model), revision=None),
-        backbone=Weights(checkpoint=str(arguments.backbone), revision=None),
-        dtype=arguments.dtype,
-    )
     files = find_images(arguments.images, HPSV3, "assets of github.com/MizzenAI/HPSv3")
     # Ours has given its memory back when the package starts: 16 GB each.
-    ours = scored(HPSv3("hpsv3", settings, arguments.device), files, HPSV3_PROMPT)
+    ours = scored(scorer_of(HPSv3Scorer, arguments, "model", "backbone"), files, HPSV3_PROMPT)
     if arguments.hpsv3_python is None:
         compare(console, "HPSv3", files, ours, None, 0)
         console.print("No values are published; give --hpsv3-python for those of the package hpsv3 1.0.0.")
         return 0
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with hpsv3_package(
         arguments.hpsv3_python,
         arguments.model,
@@ -106,7 +104,7 @@ def hpsv3(arguments: argparse.Namespace, console: Console) -> int:
         files,
         [HPSV3_PROMPT] * len(files),
         dtype=arguments.dtype,
-        device=device,
+        device=chosen_device(arguments.device),
     ) as package:
         theirs = package.score().values
     return compare(console, "HPSv3", files, ours, ("hpsv3 1.0.0", theirs), HPSV3_TOLERANCES[arguments.dtype])
@@ -214,4 +212,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

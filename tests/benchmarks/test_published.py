@@ -1,13 +1,15 @@
 """The check on real weights, run on small random ones, whose scores are others than the published."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.published import DIFFERS, HPSV3, IMAGEREWARD, MISSING, main
+from benchmarks.published import DIFFERS, HPSV3, IMAGEREWARD, main
+from chunk_grpo.errors import ConfigError, DataError
 from tests.fake_python import fake_python
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.checkpoints_imagereward import make_imagereward
@@ -103,24 +105,34 @@ def test_hpsv3_stands_beside_its_package(
 
 def test_what_is_missing_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "images").mkdir()
-    assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == MISSING
-    assert "no 1.webp, 2.webp, 3.webp, 4.webp" in (printed := capsys.readouterr().out)
+    assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == DataError.exit_code
+    assert "no 1.webp, 2.webp, 3.webp, 4.webp" in (printed := capsys.readouterr().err)
     assert "assets/images of github.com/THUDM/ImageReward" in printed
     for name in IMAGEREWARD:
         (tmp_path / "images" / name).write_bytes(b"RIFF")
-    assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == MISSING
-    assert "1.webp is no image" in capsys.readouterr().out
+    assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == DataError.exit_code
+    assert "1.webp is no image" in capsys.readouterr().err
     options = hpsv3(folder)
     options[2] = str(tmp_path)
-    assert main(options) == MISSING
-    assert "no file HPSv3.safetensors" in capsys.readouterr().out
-    assert main(hpsv3(folder, "--hpsv3-python", str(tmp_path / "python"))) == MISSING
-    assert "there is no interpreter" in capsys.readouterr().out
+    assert main(options) == DataError.exit_code
+    assert "no file HPSv3.safetensors" in capsys.readouterr().err
+    assert main(hpsv3(folder, "--hpsv3-python", str(tmp_path / "python"))) == DataError.exit_code
+    assert "there is no interpreter" in capsys.readouterr().err
 
 
 def test_a_package_that_fails_is_told_with_its_words(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = fake_python(tmp_path / "python", "import sys\nsys.exit('no such device')")
-    assert main(hpsv3(folder, "--hpsv3-python", str(python))) == MISSING
-    assert "the package hpsv3 ended:\nno such device" in capsys.readouterr().out
+    assert main(hpsv3(folder, "--hpsv3-python", str(python))) == DataError.exit_code
+    assert "the package hpsv3 ended:\nno such device" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_told_with_the_extra(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "chunk_grpo.scorers.imagereward", None)
+    assert main(imagereward(folder)) == ConfigError.exit_code
+    said = capsys.readouterr().err
+    assert said.startswith("error: scorers.imagereward: kind imagereward needs a package")
+    assert 'pip install "chunk-grpo[scoring]"' in said
