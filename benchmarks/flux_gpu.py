@@ -27,7 +27,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransfo
 from rich.console import Console
 
 from benchmarks.flops import Shape, Work, forward_flops, work_flops
-from benchmarks.results import machine
+from benchmarks.machine import machine
 from benchmarks.sheets import Sheet
 from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions
 from chunk_grpo.families.flux import FluxFamily

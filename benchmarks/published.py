@@ -24,7 +24,7 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks.hpsv3_package import hpsv3_package
-from benchmarks.results import machine
+from benchmarks.machine import machine
 from benchmarks.sheets import Sheet
 from chunk_grpo.config.scorers import HPSv3Scorer, ImageRewardScorer
 from chunk_grpo.errors import ChunkGrpoError, DataError

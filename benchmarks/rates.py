@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.configurations import TEXT_TOKENS, Configuration, configurations, quiet
-from benchmarks.results import machine
+from benchmarks.machine import machine
 from benchmarks.sheets import Sheet
 from chunk_grpo.families.base import Conditioning, TuningOptions
 from chunk_grpo.families.flux import FluxFamily

@@ -28,7 +28,7 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from benchmarks.configurations import quiet
 from benchmarks.hpsv3_package import hpsv3_package
-from benchmarks.results import machine
+from benchmarks.machine import machine
 from benchmarks.sheets import Sheet
 from chunk_grpo.config.scorers import PickScoreScorer, Weights
 from chunk_grpo.errors import DataError

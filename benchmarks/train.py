@@ -18,10 +18,11 @@ import torch
 from rich.console import Console
 
 from benchmarks.configurations import Configuration, configurations, quiet
+from benchmarks.machine import machine
 from benchmarks.memory import chunk_peaks
 from benchmarks.minimum import counted_minimum
 from benchmarks.report import about, sheets
-from benchmarks.results import Results, machine
+from benchmarks.results import Results
 from benchmarks.rows import OURS, REFERENCE, ROWS, Row, measure
 from chunk_grpo.progress import Meter
 from chunk_grpo.training.trainer import Task

@@ -1,6 +1,7 @@
 """The check on real weights, run on small random ones, whose scores are others than the published."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tests.fake_python import fake_python
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.checkpoints_imagereward import make_imagereward
 from tests.scorers.hpsv3_cases import pictures
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +131,13 @@ def test_a_package_that_fails_is_told_with_its_words(
     assert "the package hpsv3 ended:\nno such device" in capsys.readouterr().err
 
 
-def test_a_missing_package_is_told_with_the_extra(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "chunk_grpo.scorers.imagereward", None)
-    assert main(imagereward(folder)) == ConfigError.exit_code
-    said = capsys.readouterr().err
-    assert said.startswith("error: scorers.imagereward: kind imagereward needs a package")
-    assert 'pip install "chunk-grpo[scoring]"' in said
+def test_a_missing_package_is_told_with_the_extra(folder: Path) -> None:
+    """In a process that finds no transformers; importing the command must not need it either."""
+    code = (
+        "import sys; sys.modules['transformers'] = None; from benchmarks.published import main; "
+        f"sys.exit(main({imagereward(folder)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == ConfigError.exit_code, done.stderr
+    assert done.stderr.startswith("error: scorers.imagereward: kind imagereward needs a package")
+    assert 'pip install "chunk-grpo[scoring]"' in done.stderr
