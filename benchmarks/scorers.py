@@ -36,8 +36,9 @@ from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch
 from chunk_grpo.scorers.clip import PickScore
 from tests.scorers import checkpoints_clip, checkpoints_hpsv3
-from tests.scorers.hpsv3_cases import batch_of, pictures
+from tests.scorers.hpsv3_cases import pictures
 from tests.scorers.hpsv3_cases import scorer as hpsv3_scorer
+from tests.scorers.samples import batch_of
 
 CLIP_SIZES = checkpoints_clip.Sizes(width=128, layers=12, heads=2, patch=32, image=224)
 """CLIP ViT-B/32 at a quarter of its widths."""

@@ -1,6 +1,13 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from chunk_grpo.scorers.configured import SharedModels
+from chunk_grpo.scorers.wise.scorer import Wise
+from tests.scorers.judge_server import JudgeServer
+from tests.scorers.wise_cases import wise
 
 
 @pytest.fixture
@@ -9,3 +16,20 @@ def models(monkeypatch: pytest.MonkeyPatch) -> SharedModels:
     own = SharedModels()
     monkeypatch.setattr("chunk_grpo.scorers.configured.MODELS", own)
     return own
+
+
+@pytest.fixture
+def judge_server() -> Iterator[JudgeServer]:
+    """A judge for WISE."""
+    with JudgeServer() as running:
+        yield running
+
+
+@pytest.fixture
+def make_wise(judge_server: JudgeServer, tmp_path: Path) -> Callable[..., Wise]:
+    """Makes scorers that ask it, by what is other than in `wise_cases.wise`."""
+
+    def make(**changes: Any) -> Wise:
+        return wise(judge_server.url, tmp_path / "answers", **changes)
+
+    return make

@@ -6,9 +6,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from chunk_grpo.config.scorers import HPSv3Scorer, Weights
-from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.config.scorers import HPSv3Scorer
 from chunk_grpo.scorers.hpsv3 import HPSv3
+from tests.scorers.samples import weights
 
 PROMPTS = [
     "a photo of a red circle",
@@ -51,15 +51,9 @@ def pictures(count: int, height: int = 64, width: int = 64, seed: int = 0) -> ND
     return noisy.clip(0, 255).astype(np.uint8)
 
 
-def batch_of(images: NDArray[np.uint8], prompts: list[str]) -> ScoreBatch:
-    return ScoreBatch(images, prompts, [{}] * len(prompts), [0] * len(prompts))
-
-
 def scorer(folder: Path, dtype: Literal["float32", "bfloat16"] = "float32", batch_size: int = 8) -> HPSv3:
     """A scorer of what make_hpsv3 wrote to a folder."""
-    model, backbone = (
-        Weights(checkpoint=str(folder / name), revision=None) for name in ("model", "backbone")
-    )
+    model, backbone = (weights(folder / name) for name in ("model", "backbone"))
     settings = HPSv3Scorer(
         kind="hpsv3", splits=("test",), batch_size=batch_size, model=model, backbone=backbone, dtype=dtype
     )

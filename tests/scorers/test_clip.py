@@ -23,6 +23,7 @@ from chunk_grpo.scorers.clip import ClipScore, PickScore
 from chunk_grpo.scorers.clip_model import load_encoder, load_processor
 from chunk_grpo.scorers.configured import SharedModels
 from tests.scorers.checkpoints_clip import MEAN, STD, make_clip, small_vocabulary
+from tests.scorers.samples import noise, reconfigure, weights
 
 pytestmark = pytest.mark.usefixtures("models")
 
@@ -32,10 +33,6 @@ PROMPTS = ["the cat", "a red thing", "the cat", "x", "A THE red\tcat, [37]"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_clip(tmp_path_factory.mktemp("clip") / "tiny-clip")
-
-
-def weights(folder: Path) -> Weights:
-    return Weights(checkpoint=str(folder), revision=None)
 
 
 def pickscore(folder: Path, **changes: Any) -> PickScore:
@@ -51,8 +48,7 @@ def clip(folder: Path, **changes: Any) -> ClipScore:
 
 
 def batch(height: int = 40, width: int = 56, prompts: list[str] = PROMPTS) -> ScoreBatch:
-    images = np.random.default_rng(7).integers(0, 256, (len(prompts), height, width, 3), dtype=np.uint8)
-    return ScoreBatch(images, prompts, [{}] * len(prompts), [0] * len(prompts))
+    return noise(prompts, height, width, seed=7)
 
 
 def by_hand(image: Pictures, size: int = 32) -> NDArray[np.float64]:
@@ -268,12 +264,6 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def reconfigure(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((folder / name).read_text())
-    change(content)
-    (folder / name).write_text(json.dumps(content))
 
 
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [

@@ -15,11 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from chunk_grpo.config.scorers import ClipScorer, Weights
+from chunk_grpo.config.scorers import ClipScorer
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.clip import ClipScore
 from tests.scorers.checkpoints_clip import MEAN, STD, Sizes, make_clip
 from tests.scorers.originals.environments import python_with, run_original
+from tests.scorers.samples import noise, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -130,15 +131,14 @@ def original(
 
 
 def scorer(folder: Path, resize: str) -> ClipScore:
-    model = Weights(checkpoint=str(folder / "checkpoint"), revision=None)
+    model = weights(folder / "checkpoint")
     settings: dict[str, Any] = {"model": model, "processor": None, "resize": resize, "dtype": "float32"}
     settings |= {"kind": "clip", "splits": ("eval",), "batch_size": 4, "scale": "cosine"}
     return ClipScore("likeness", ClipScorer(**settings), "cpu")
 
 
 def batch(prompts: list[str], height: int, width: int) -> ScoreBatch:
-    images = np.random.default_rng(3).integers(0, 256, (len(prompts), height, width, 3), dtype=np.uint8)
-    return ScoreBatch(images, prompts, [{}] * len(prompts), [0] * len(prompts))
+    return noise(prompts, height, width, seed=3)
 
 
 @pytest.mark.parametrize("mode", ["squash", "shortest"])
@@ -148,11 +148,11 @@ def test_tokens_pixels_and_cosines_are_open_clips(python: Path, folder: Path, mo
     mine = scorer(folder, "squash" if mode == "squash" else "processor")
     values = mine.score(given).values
     assert np.ptp(theirs["cosines"]) > 0.1
-    assert mine._processor is not None
-    ids, mask = mine._processor.tokens(PROMPTS)
+    _, processor = mine._load()
+    ids, mask = processor.tokens(PROMPTS)
     assert ids.shape == (len(PROMPTS), 77)  # the long prompt's
     np.testing.assert_array_equal((ids * mask).numpy(), theirs["tokens"])
-    pixels = mine._processor.pixels(given.images).numpy()
+    pixels = processor.pixels(given.images).numpy()
     np.testing.assert_allclose(pixels, theirs["pixels"], atol=1e-6)
     np.testing.assert_allclose(values, theirs["cosines"], atol=1e-6)
 
@@ -174,7 +174,7 @@ def test_the_middle_of_a_picture_is_one_pixel_apart_for_one_remainder_in_four(
     given = batch(PROMPTS, SIZE, SIZE + 3)
     theirs, mine = original(python, folder, given, "shortest"), scorer(folder, "processor")
     mine.score(given)
-    assert mine._processor is not None
-    pixels = mine._processor.pixels(given.images).numpy()
+    _, processor = mine._load()
+    pixels = processor.pixels(given.images).numpy()
     assert np.abs(pixels - theirs["pixels"]).max() > 0.5
     np.testing.assert_allclose(pixels[..., 1:], theirs["pixels"][..., :-1], atol=1e-6)

@@ -19,7 +19,8 @@ from chunk_grpo.scorers.configured import MODELS
 from chunk_grpo.scorers.hpsv3 import HPSv3, HPSv3Model
 from chunk_grpo.scorers.hpsv3_prompt import CLOSING, INSTRUCTION, RATING, REWARD
 from tests.scorers.checkpoints_hpsv3 import CHAT_TEMPLATE, PREPROCESSOR, SPECIAL, make_hpsv3
-from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, batch_of, pictures, scorer
+from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, pictures, scorer
+from tests.scorers.samples import batch_of
 
 ALL_PROMPTS = [*PROMPTS, *(prompt for _, _, prompt in MORE)]
 FOUR = batch_of(pictures(4), PROMPTS)

@@ -16,8 +16,9 @@ from chunk_grpo.config.scorers import InSubprocess
 from chunk_grpo.scorers import hpsv3_model
 from chunk_grpo.scorers.placing import place_scorer
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
-from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, batch_of, pictures, scorer
+from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, pictures, scorer
 from tests.scorers.originals.environments import python_with, script_dependencies
+from tests.scorers.samples import batch_of
 
 LOG = logging.getLogger(__name__)
 """The differences, with --log-cli-level=INFO."""

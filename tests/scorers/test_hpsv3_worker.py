@@ -17,8 +17,8 @@ from chunk_grpo.scorers import workers
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.placing import place_scorer
 from tests.fake_python import python_with_folder
-from tests.scorers.hpsv3_cases import batch_of
 from tests.scorers.hpsv3_cases import scorer as in_process
+from tests.scorers.samples import batch_of
 
 WORKER = Path(*workers.__path__) / "hpsv3_original.py"
 FILES = (

@@ -16,12 +16,13 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import conv2d, gelu, layer_norm, softmax
 
-from chunk_grpo.config.scorers import ImageRewardScorer, Weights
+from chunk_grpo.config.scorers import ImageRewardScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
 from chunk_grpo.scorers.configured import SharedModels
 from chunk_grpo.scorers.imagereward import ImageReward, load_tokenizer, to_pixels, tokenize
 from tests.scorers.checkpoints_imagereward import FULL, WORDS, Sizes, _shapes, make_imagereward
+from tests.scorers.samples import noise, reconfigure, weights
 
 pytestmark = pytest.mark.usefixtures("models")
 
@@ -33,10 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_imagereward(tmp_path_factory.mktemp("imagereward"))
 
 
-def weights(folder: Path) -> Weights:
-    return Weights(checkpoint=str(folder), revision=None)
-
-
 def imagereward(folder: Path, **changes: Any) -> ImageReward:
     settings: dict[str, Any] = {"model": weights(folder), "tokenizer": weights(folder / "bert-base-uncased")}
     settings |= {"kind": "imagereward", "splits": ("eval",), "batch_size": 16, "dtype": "float32"} | changes
@@ -44,8 +41,7 @@ def imagereward(folder: Path, **changes: Any) -> ImageReward:
 
 
 def batch(height: int = 60, width: int = 80, prompts: list[str] = PROMPTS) -> ScoreBatch:
-    images = np.random.default_rng(5).integers(0, 256, (len(prompts), height, width, 3), dtype=np.uint8)
-    return ScoreBatch(images, prompts, [{}] * len(prompts), [0] * len(prompts))
+    return noise(prompts, height, width, seed=5)
 
 
 def pixels_by_hand(image: Pictures, size: int) -> NDArray[np.float64]:
@@ -203,7 +199,7 @@ def test_bfloat16_is_near_and_keeps_the_head_in_float32(folder: Path) -> None:
 
 def test_sizes_are_read_from_the_files(tmp_path: Path) -> None:
     other = make_imagereward(tmp_path, sizes=Sizes(width=128, patch=8, image=40, hidden=24, heads=3))
-    reconfigure(other, lambda med: med.update(layer_norm_eps=1e-2, encoder_width=7))
+    reconfigure(other, "med_config.json", lambda med: med.update(layer_norm_eps=1e-2, encoder_width=7))
     scorer = imagereward(other)
     given, by_hand = batch(), ByHand(other)
     expected = [by_hand.reward(image, ids, 40) for image, ids in zip(given.images, IDS, strict=True)]
@@ -245,12 +241,6 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
     torch.save(tensors, folder / "ImageReward.pt")
 
 
-def reconfigure(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    med = json.loads((folder / "med_config.json").read_text())
-    change(med)
-    (folder / "med_config.json").write_text(json.dumps(med))
-
-
 HEAD = "mlp.layers.4.weight"
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
@@ -270,12 +260,12 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     (
         "a block less in the text encoder",
-        lambda f: reconfigure(f, lambda m: m.update(num_hidden_layers=1)),
+        lambda f: reconfigure(f, "med_config.json", lambda m: m.update(num_hidden_layers=1)),
         "scorers.ir.model: .*blip.text_encoder.encoder.layer.1.* is unknown to the model",
     ),
     (
         "no such setting",
-        lambda f: reconfigure(f, lambda m: m.pop("num_attention_heads")),
+        lambda f: reconfigure(f, "med_config.json", lambda m: m.pop("num_attention_heads")),
         "scorers.ir.model: .* holds no ImageReward .*num_attention_heads",
     ),
     (

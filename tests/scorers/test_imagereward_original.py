@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from chunk_grpo.config.scorers import ImageRewardScorer, Weights
-from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.config.scorers import ImageRewardScorer
 from chunk_grpo.scorers.imagereward import ImageReward, to_pixels, tokenize
 from tests.scorers.checkpoints_imagereward import FULL, make_imagereward
 from tests.scorers.originals.environments import python_with, run_original
+from tests.scorers.samples import batch_of, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -56,12 +56,11 @@ def test_tokens_pixels_and_rewards_are_the_packages(folder: Path) -> None:
     assert theirs["unfitting"].tolist() == []
 
     scorer = imagereward(folder)
-    batch = ScoreBatch(images, PROMPTS, [{}] * 3, [0] * 3)
-    rewards = scorer.score(batch).values
-    assert scorer._tokenizer is not None
-    np.testing.assert_array_equal(tokenize(scorer._tokenizer, PROMPTS)["input_ids"], theirs["tokens"])
+    rewards = scorer.score(batch_of(images, PROMPTS)).values
+    _, tokenizer = scorer._load()
+    np.testing.assert_array_equal(tokenize(tokenizer, PROMPTS)["input_ids"], theirs["tokens"])
     np.testing.assert_allclose(to_pixels(images, 224), theirs["pixels"], atol=1e-6)
-    first = scorer.score(ScoreBatch(images, PROMPTS[:1] * 3, [{}] * 3, [0] * 3)).values
+    first = scorer.score(batch_of(images, PROMPTS[:1] * 3)).values
     assert min(np.ptp(theirs["rewards"]), np.ptp(theirs["of_first_prompt"])) > 0.01
     np.testing.assert_allclose(rewards, theirs["rewards"], atol=1e-5)
     np.testing.assert_allclose(first, theirs["of_first_prompt"], atol=1e-5)
@@ -75,5 +74,5 @@ def imagereward(folder: Path) -> ImageReward:
         "dtype": "float32",
     }
     for name, where in (("model", folder), ("tokenizer", folder / "bert-base-uncased")):
-        settings[name] = Weights(checkpoint=str(where), revision=None)
+        settings[name] = weights(where)
     return ImageReward("ir", ImageRewardScorer(**settings), "cpu")

@@ -4,9 +4,8 @@ import json
 import logging
 import socket
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,58 +21,45 @@ SOON = {"retry-after-ms": "5"}
 """Of a server that wants to be asked again at once: the tests need not wait."""
 
 
-@pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    with JudgeServer() as running:
-        yield running
-
-
-@pytest.fixture
-def make(server: JudgeServer, tmp_path: Path) -> Callable[..., Wise]:
-    def make(**changes: Any) -> Wise:
-        return wise(server.url, tmp_path / "answers", **changes)
-
-    return make
-
-
 class TestFailures:
     def test_a_rate_limit_is_waited_for_as_long_as_it_says(
-        self, server: JudgeServer, make: Callable[..., Wise]
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
     ) -> None:
-        server.replies.append(
+        judge_server.replies.append(
             Reply(b"{}", 429, {"Retry-After": "1"})
         )  # the client's own first wait is 0.5 s at most
-        assert make().score(batch_of(1)).values.size == 1
-        first, second = server.requests
+        assert make_wise().score(batch_of(1)).values.size == 1
+        first, second = judge_server.requests
         assert second.time - first.time >= 1.0
         assert first.body == second.body
 
     def test_each_wait_after_a_failing_server_is_longer(
-        self, server: JudgeServer, make: Callable[..., Wise]
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
     ) -> None:
-        server.replies.extend([Reply(b"oops", 500), Reply(drop=True)])
-        make().score(batch_of(1))
-        a, b, c = (request.time for request in server.requests)
+        judge_server.replies.extend([Reply(b"oops", 500), Reply(drop=True)])
+        make_wise().score(batch_of(1))
+        a, b, c = (request.time for request in judge_server.requests)
         assert b - a >= 0.375 and c - b >= 0.75  # 0.5 and 1 s, less a quarter at most, drawn
 
     @pytest.mark.parametrize("status", [429, 500, 503])
     def test_a_server_that_keeps_failing_ends_it(
-        self, server: JudgeServer, make: Callable[..., Wise], status: int
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], status: int
     ) -> None:
-        server.answer = lambda request: Reply(b'{"error": {"message": "busy"}}', status, SOON)
+        judge_server.answer = lambda request: Reply(b'{"error": {"message": "busy"}}', status, SOON)
         with pytest.raises(
-            TransientError, match=rf"(?s)no answer from {server.url} to WISE prompt 1 .*{status}.*busy.*again"
+            TransientError,
+            match=rf"(?s)no answer from {judge_server.url} to WISE prompt 1 .*{status}.*busy.*again",
         ):
-            make().score(batch_of(1))
-        assert len(server.requests) == 3
+            make_wise().score(batch_of(1))
+        assert len(judge_server.requests) == 3
 
-    def test_silence_ends_it(self, server: JudgeServer, make: Callable[..., Wise]) -> None:
-        server.answer = lambda request: Reply(GOOD, wait_seconds=1.0)
+    def test_silence_ends_it(self, judge_server: JudgeServer, make_wise: Callable[..., Wise]) -> None:
+        judge_server.answer = lambda request: Reply(GOOD, wait_seconds=1.0)
         with pytest.raises(
-            TransientError, match=f"{server.url} to WISE prompt 1 after 2 attempts of 0.3 s .*timed out"
+            TransientError, match=f"{judge_server.url} to WISE prompt 1 after 2 attempts of 0.3 s .*timed out"
         ):
-            make(timeout_seconds=0.3, attempts=2).score(batch_of(1))
-        assert len(server.requests) == 2
+            make_wise(timeout_seconds=0.3, attempts=2).score(batch_of(1))
+        assert len(judge_server.requests) == 2
 
     def test_no_server_ends_it(self, tmp_path: Path) -> None:
         with socket.socket() as free:
@@ -98,70 +84,80 @@ class TestFailures:
         ids=["cut JSON", "no choice", "no JSON", "no content", "out of range", "no scores"],
     )
     def test_another_form_is_asked_again_and_then_refused(
-        self, server: JudgeServer, make: Callable[..., Wise], reply: Reply, fault: str
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], reply: Reply, fault: str
     ) -> None:
-        server.replies.extend([reply, reply])
-        np.testing.assert_allclose(make().score(batch_of(1)).values, make().score(batch_of(1)).values)
-        assert [request.body["seed"] for request in server.requests] == [0, 1, 2]
-        server.replies.extend([reply] * 3)
+        judge_server.replies.extend([reply, reply])
+        np.testing.assert_allclose(
+            make_wise().score(batch_of(1)).values, make_wise().score(batch_of(1)).values
+        )
+        assert [request.body["seed"] for request in judge_server.requests] == [0, 1, 2]
+        judge_server.replies.extend([reply] * 3)
         with pytest.raises(
             DataError, match=rf"(?s)tiny-judge gave no answer .* 3 attempts\. WISE prompt 2: .*{fault}"
         ):
-            make().score(batch_of(1, first=2))
-        assert len(server.requests) == 6
+            make_wise().score(batch_of(1, first=2))
+        assert len(judge_server.requests) == 6
 
-    def test_the_other_answers_are_kept(self, server: JudgeServer, make: Callable[..., Wise]) -> None:
-        server.answer = lambda request: Reply("no", wait_seconds=0.8) if id_of(request) == 3 else Reply(GOOD)
+    def test_the_other_answers_are_kept(
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
+    ) -> None:
+        judge_server.answer = lambda request: (
+            Reply("no", wait_seconds=0.8) if id_of(request) == 3 else Reply(GOOD)
+        )
         with pytest.raises(DataError, match="WISE prompt 3"):
-            make(attempts=1).score(batch_of(5))
-        assert sorted(map(id_of, server.requests)) == [1, 2, 3, 4, 5]
-        server.requests.clear()
-        server.answer = by_image
-        make().score(batch_of(5))
-        assert list(map(id_of, server.requests)) == [3]
+            make_wise(attempts=1).score(batch_of(5))
+        assert sorted(map(id_of, judge_server.requests)) == [1, 2, 3, 4, 5]
+        judge_server.requests.clear()
+        judge_server.answer = by_image
+        make_wise().score(batch_of(5))
+        assert list(map(id_of, judge_server.requests)) == [3]
 
     @pytest.mark.parametrize("status", [401, 403])
     def test_a_wrong_key_names_its_variable(
-        self, server: JudgeServer, make: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch, status: int
+        self,
+        judge_server: JudgeServer,
+        make_wise: Callable[..., Wise],
+        monkeypatch: pytest.MonkeyPatch,
+        status: int,
     ) -> None:
         monkeypatch.setenv("JUDGE_KEY", KEY)
-        server.answer = lambda request: Reply(b"{}", status)
+        judge_server.answer = lambda request: Reply(b"{}", status)
         with pytest.raises(DataError, match=f"answered {status} .* into the environment variable JUDGE_KEY"):
-            make(api_key_variable="JUDGE_KEY").score(batch_of(1))
+            make_wise(api_key_variable="JUDGE_KEY").score(batch_of(1))
         with pytest.raises(DataError, match=r"in scorers\.wise\.api_key_variable"):
-            make().score(batch_of(1))
-        assert len(server.requests) == 2  # it would not become right by asking again
+            make_wise().score(batch_of(1))
+        assert len(judge_server.requests) == 2  # it would not become right by asking again
 
     @pytest.mark.parametrize("status", [400, 404, 422])
     def test_a_refused_request_says_what_to_look_at(
-        self, server: JudgeServer, make: Callable[..., Wise], status: int
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], status: int
     ) -> None:
-        server.answer = lambda request: Reply(b'{"error": {"message": "no field seed"}}', status)
+        judge_server.answer = lambda request: Reply(b'{"error": {"message": "no field seed"}}', status)
         with pytest.raises(
             DataError, match=rf"answered {status} to WISE prompt 1: .*no field seed.*`request`"
         ):
-            make(concurrency=1).score(batch_of(4))
-        assert len(server.requests) == 1  # neither that again nor the others
+            make_wise(concurrency=1).score(batch_of(4))
+        assert len(judge_server.requests) == 1  # neither that again nor the others
 
 
 class TestKey:
     def test_it_is_sent_and_no_other(
-        self, server: JudgeServer, make: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-other")
         monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
-        make(api_key_variable="JUDGE_KEY").score(batch_of(1))
-        make().score(batch_of(1, first=2))
-        with_key, without = (request.headers for request in server.requests)
+        make_wise(api_key_variable="JUDGE_KEY").score(batch_of(1))
+        make_wise().score(batch_of(1, first=2))
+        with_key, without = (request.headers for request in judge_server.requests)
         assert with_key["Authorization"] == f"Bearer {KEY}"
         assert "Authorization" not in without and "sk-other" not in str(without)
 
     def test_a_placeholder_is_no_secret(
-        self, server: JudgeServer, make: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("JUDGE_KEY", "1")
-        server.answer = lambda request: Reply(GOOD)
-        assert make(api_key_variable="JUDGE_KEY").score(batch_of(1)).details["realism"].tolist() == [1.0]
+        judge_server.answer = lambda request: Reply(GOOD)
+        assert make_wise(api_key_variable="JUDGE_KEY").score(batch_of(1)).details["realism"].tolist() == [1.0]
 
     @pytest.mark.parametrize(
         ("value", "fault"),
@@ -173,12 +169,12 @@ class TestKey:
         ],
     )
     def test_a_variable_without_a_key_is_told(
-        self, make: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch, value: str | None, fault: str
+        self, make_wise: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch, value: str | None, fault: str
     ) -> None:
         monkeypatch.delenv("JUDGE_KEY", raising=False)
         if value is not None:
             monkeypatch.setenv("JUDGE_KEY", value)
-        scorer = make(api_key_variable="JUDGE_KEY")
+        scorer = make_wise(api_key_variable="JUDGE_KEY")
         for act in (scorer.check, lambda: scorer.score(batch_of(1))):
             with pytest.raises(ConfigError, match=fault) as caught:
                 act()
@@ -187,8 +183,8 @@ class TestKey:
     @pytest.mark.parametrize("status", [200, 200.2, 200.5, 400, 401, 404, 500, 0], ids=str)
     def test_it_is_never_told(
         self,
-        server: JudgeServer,
-        make: Callable[..., Wise],
+        judge_server: JudgeServer,
+        make_wise: Callable[..., Wise],
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
         capfd: pytest.CaptureFixture[str],
@@ -213,9 +209,9 @@ class TestKey:
             body = json.dumps({"error": {"message": said}}).replace("sk-", r"\u0073k-")
             return Reply(body.encode(), int(status), SOON)
 
-        server.answer = repeat
-        server.models = Reply(json.dumps({"data": [{"id": KEY}]}).encode())
-        scorer = make(api_key_variable="JUDGE_KEY", attempts=2)
+        judge_server.answer = repeat
+        judge_server.models = Reply(json.dumps({"data": [{"id": KEY}]}).encode())
+        scorer = make_wise(api_key_variable="JUDGE_KEY", attempts=2)
         told = [repr(scorer), repr(vars(scorer))]
         try:
             scorer.check()
@@ -223,7 +219,7 @@ class TestKey:
         except (DataError, TransientError) as error:
             told.append(everything(error))
             assert error.__context__ is None and error.__cause__ is None
-        assert server.requests[0].headers["Authorization"].endswith(KEY)
+        assert judge_server.requests[0].headers["Authorization"].endswith(KEY)
         told += [f"{record.getMessage()} {vars(record)}" for record in caplog.records]
         assert len(told) > 10  # the client's own records are among them
         told += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
@@ -244,10 +240,10 @@ def everything(error: BaseException) -> str:
 
 class TestCheck:
     def test_a_server_with_the_judge_is_fine(
-        self, server: JudgeServer, make: Callable[..., Wise], caplog: pytest.LogCaptureFixture
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], caplog: pytest.LogCaptureFixture
     ) -> None:
-        make().check()
-        assert len(server.model_requests) == 1 and not server.requests and not caplog.text
+        make_wise().check()
+        assert len(judge_server.model_requests) == 1 and not judge_server.requests and not caplog.text
 
     @pytest.mark.parametrize(
         ("models", "warning"),
@@ -263,36 +259,36 @@ class TestCheck:
     )
     def test_a_judge_that_is_not_listed_is_warned_of(
         self,
-        server: JudgeServer,
-        make: Callable[..., Wise],
+        judge_server: JudgeServer,
+        make_wise: Callable[..., Wise],
         caplog: pytest.LogCaptureFixture,
         models: Reply,
         warning: str,
     ) -> None:
-        server.models = models
-        make().check()
-        assert f"{server.url} {warning}" in caplog.text
+        judge_server.models = models
+        make_wise().check()
+        assert f"{judge_server.url} {warning}" in caplog.text
 
     def test_a_refused_key_and_a_failing_server_are_errors(
-        self, server: JudgeServer, make: Callable[..., Wise]
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
     ) -> None:
-        server.models = Reply(b"{}", 401)
+        judge_server.models = Reply(b"{}", 401)
         with pytest.raises(DataError, match="answered 401 to GET /models"):
-            make().check()
-        server.models = Reply(b"{}", 500, SOON)
-        with pytest.raises(TransientError, match=f"no answer from {server.url} to GET /models"):
-            make().check()
+            make_wise().check()
+        judge_server.models = Reply(b"{}", 500, SOON)
+        with pytest.raises(TransientError, match=f"no answer from {judge_server.url} to GET /models"):
+            make_wise().check()
 
-    def test_instructions_are_read(self, server: JudgeServer, make: Callable[..., Wise]) -> None:
+    def test_instructions_are_read(self, judge_server: JudgeServer, make_wise: Callable[..., Wise]) -> None:
         with pytest.raises(DataError, match=r"scorers\.wise\.instructions: nowhere\.py"):
-            make(instructions="nowhere.py").check()
-        assert not server.model_requests
+            make_wise(instructions="nowhere.py").check()
+        assert not judge_server.model_requests
 
     def test_a_missing_package_names_the_extra(
-        self, make: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
+        self, make_wise: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(judge, "find_spec", lambda name: None)
-        scorer = make()
+        scorer = make_wise()
         for act in (scorer.check, lambda: scorer.score(batch_of(1))):
             with pytest.raises(ConfigError, match=r'needs openai, .* pip install "chunk-grpo\[scoring\]"'):
                 act()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,12 @@ from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    with JudgeServer() as running:
-        yield running
-
-
-@pytest.fixture
-def make(server: JudgeServer, tmp_path: Path) -> Callable[..., Wise]:
-    def make(**changes: Any) -> Wise:
-        return wise(server.url, tmp_path / "answers", **changes)
-
-    return make
-
-
 class TestScores:
-    def test_legacy_by_hand(self, server: JudgeServer, make: Callable[..., Wise]) -> None:
-        server.answer = lambda request: Reply(
+    def test_legacy_by_hand(self, judge_server: JudgeServer, make_wise: Callable[..., Wise]) -> None:
+        judge_server.answer = lambda request: Reply(
             {1: GOOD, 2: "**Realism:** 2\n**Consistency:** 0\n**Aesthetic Quality:** 1"}[id_of(request)]
         )
-        scores = make().score(batch_of(2))
+        scores = make_wise().score(batch_of(2))
         np.testing.assert_allclose(scores.values, [0.8, 0.25], atol=1e-15)
         assert {name: values.tolist() for name, values in scores.details.items()} == {
             "consistency": [2.0, 0.0],
@@ -53,26 +39,28 @@ class TestScores:
         }
         check_scores("wise", scores, ["a", "b"])
 
-    def test_verified_is_right_or_wrong(self, server: JudgeServer, make: Callable[..., Wise]) -> None:
-        server.answer = lambda request: Reply(
+    def test_verified_is_right_or_wrong(
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
+    ) -> None:
+        judge_server.answer = lambda request: Reply(
             "<think>Score: 1?</think> Score: 0" if id_of(request) == 1 else "Score: 1"
         )
-        scores = make(protocol="verified").score(batch_of(2))
+        scores = make_wise(protocol="verified").score(batch_of(2))
         assert scores.values.tolist() == [0.0, 1.0] and scores.details == {}
 
     def test_a_score_depends_neither_on_the_batch_nor_on_the_order(
-        self, server: JudgeServer, tmp_path: Path
+        self, judge_server: JudgeServer, tmp_path: Path
     ) -> None:
         batch = batch_of(9)
-        together = wise(server.url, tmp_path / "a").score(batch).values
+        together = wise(judge_server.url, tmp_path / "a").score(batch).values
         assert len(set(together)) > 2
-        alone = wise(server.url, tmp_path / "b", concurrency=1)
+        alone = wise(judge_server.url, tmp_path / "b", concurrency=1)
         order = np.random.default_rng(0).permutation(9)
         assert [alone.score(batch.rows([row])).values[0] for row in order] == together[order].tolist()
         assert alone.score(batch.rows([])).values.shape == (0,)
 
-    def test_the_metric_has_protocol_and_judge_in_its_name(self, make: Callable[..., Wise]) -> None:
-        assert make(protocol="verified", judge="Qwen/Q3").name == "wise/verified/Qwen/Q3"
+    def test_the_metric_has_protocol_and_judge_in_its_name(self, make_wise: Callable[..., Wise]) -> None:
+        assert make_wise(protocol="verified", judge="Qwen/Q3").name == "wise/verified/Qwen/Q3"
 
     @pytest.mark.parametrize(
         ("record", "fault"),
@@ -87,22 +75,22 @@ class TestScores:
         ],
     )
     def test_prompts_of_others_are_refused(
-        self, server: JudgeServer, make: Callable[..., Wise], record: dict[str, object], fault: str
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], record: dict[str, object], fault: str
     ) -> None:
         batch = batch_of(1)
         with pytest.raises(DataError, match=rf"scorers.wise: prompt 'prompt 1': metadata: .*{fault}"):
-            make().score(ScoreBatch(batch.images, batch.prompts, [record], [0]))
-        assert not server.requests
+            make_wise().score(ScoreBatch(batch.images, batch.prompts, [record], [0]))
+        assert not judge_server.requests
 
 
 class TestRequests:
     @pytest.mark.parametrize(("protocol", "max_tokens"), [("legacy", 2000), ("verified", 500)])
     def test_what_is_sent(
-        self, server: JudgeServer, make: Callable[..., Wise], protocol: Any, max_tokens: int
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], protocol: Any, max_tokens: int
     ) -> None:
         batch = batch_of(1, first=7)
-        make(protocol=protocol).score(batch)
-        (request,) = server.requests
+        make_wise(protocol=protocol).score(batch)
+        (request,) = judge_server.requests
         system, user = request.body.pop("messages")
         assert request.body == {
             "model": "tiny-judge",
@@ -117,18 +105,18 @@ class TestRequests:
         np.testing.assert_array_equal(request.image, batch.images[0])
 
     def test_fields_are_added_replaced_and_left_out(
-        self, server: JudgeServer, make: Callable[..., Wise]
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
     ) -> None:
         extra = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 9, "seed": None}
-        make(request=extra).score(batch_of(1))
-        body = server.requests[0].body
+        make_wise(request=extra).score(batch_of(1))
+        body = judge_server.requests[0].body
         assert body["chat_template_kwargs"] == {"enable_thinking": False}
         assert body["max_tokens"] == 9 and "seed" not in body and body["temperature"] == 0.0
 
     @pytest.mark.parametrize("field", ["messages", "model", "n", "stream"])
-    def test_the_question_itself_is_no_field(self, make: Callable[..., Wise], field: str) -> None:
+    def test_the_question_itself_is_no_field(self, make_wise: Callable[..., Wise], field: str) -> None:
         with pytest.raises(ValueError, match=f"must not hold {field}"):
-            make(request={field: 1})
+            make_wise(request={field: 1})
 
     @pytest.mark.parametrize(
         "url",
@@ -142,12 +130,12 @@ class TestRequests:
             "http://[::1/v1",
         ],
     )
-    def test_a_url_holds_no_key_and_can_be(self, make: Callable[..., Wise], url: str) -> None:
+    def test_a_url_holds_no_key_and_can_be(self, make_wise: Callable[..., Wise], url: str) -> None:
         with pytest.raises(ValueError, match="base_url"):
-            make(base_url=url)
+            make_wise(base_url=url)
 
     def test_the_users_evaluator_asks_its_question(
-        self, server: JudgeServer, make: Callable[..., Wise], tmp_path: Path
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], tmp_path: Path
     ) -> None:
         text = "Rate {prompt_data['Prompt']}, {prompt_data['Explanation']}\\nScore: 0"
         lines = [
@@ -155,29 +143,29 @@ class TestRequests:
             f"    return [{{'text': 'Be fair.'}}, {{'text': f\"{text}\"}}]",
         ]
         (tmp_path / "vllm_eval.py").write_text("\n".join(lines))
-        make(protocol="verified", instructions=str(tmp_path / "vllm_eval.py")).score(batch_of(1))
-        (request,) = server.requests
+        make_wise(protocol="verified", instructions=str(tmp_path / "vllm_eval.py")).score(batch_of(1))
+        (request,) = judge_server.requests
         assert request.body["messages"][0]["content"][0]["text"] == "Be fair."
         assert request.text == "Rate prompt 1, meaning 1\nScore: 0"
 
     @pytest.mark.parametrize("concurrency", [1, 3])
     def test_so_many_at_once_and_no_more(
-        self, server: JudgeServer, make: Callable[..., Wise], concurrency: int
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], concurrency: int
     ) -> None:
-        server.answer = lambda request: Reply(GOOD, wait_seconds=0.15)
-        make(concurrency=concurrency).score(batch_of(2 * concurrency))
-        assert server.most_at_once == concurrency and len(server.requests) == 2 * concurrency
+        judge_server.answer = lambda request: Reply(GOOD, wait_seconds=0.15)
+        make_wise(concurrency=concurrency).score(batch_of(2 * concurrency))
+        assert judge_server.most_at_once == concurrency and len(judge_server.requests) == 2 * concurrency
 
-    def test_inside_a_running_loop(self, make: Callable[..., Wise]) -> None:
+    def test_inside_a_running_loop(self, make_wise: Callable[..., Wise]) -> None:
         async def caller() -> int:
-            return len(make().score(batch_of(2)).values)
+            return len(make_wise().score(batch_of(2)).values)
 
         assert asyncio.run(caller()) == 2
 
     def test_a_signal_handlers_error_comes_through_at_once(
-        self, server: JudgeServer, make: Callable[..., Wise]
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
     ) -> None:
-        server.answer = lambda request: Reply(GOOD, wait_seconds=20.0)
+        judge_server.answer = lambda request: Reply(GOOD, wait_seconds=20.0)
         threads = threading.active_count() - server_threads()
 
         def stop(number: int, frame: object) -> None:
@@ -188,7 +176,7 @@ class TestRequests:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.4)
             with pytest.raises(TransientError, match="stopped"):
-                make().score(batch_of(6))
+                make_wise().score(batch_of(6))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
@@ -202,19 +190,19 @@ def server_threads() -> int:
 
 
 class TestKept:
-    def test_an_image_is_judged_once(self, server: JudgeServer, make: Callable[..., Wise]) -> None:
-        scorer, batch = make(), batch_of(3)
+    def test_an_image_is_judged_once(self, judge_server: JudgeServer, make_wise: Callable[..., Wise]) -> None:
+        scorer, batch = make_wise(), batch_of(3)
         first = scorer.score(batch.rows([0, 1, 2, 1, 0]))
-        assert len(server.requests) == 3
-        again = make(concurrency=1, attempts=9, timeout_seconds=7.0).score(batch)
-        assert len(server.requests) == 3
+        assert len(judge_server.requests) == 3
+        again = make_wise(concurrency=1, attempts=9, timeout_seconds=7.0).score(batch)
+        assert len(judge_server.requests) == 3
         assert first.values[:3].tolist() == again.values.tolist()
 
     def test_another_image_prompt_explanation_or_id_is_another_question(
-        self, server: JudgeServer, make: Callable[..., Wise]
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
     ) -> None:
         one = batch_of(1)
-        make().score(one)
+        make_wise().score(one)
         others = [
             ScoreBatch(one.images ^ 1, one.prompts, one.metadata, [0]),
             ScoreBatch(one.images.reshape(1, 5, 6, 3), one.prompts, one.metadata, [0]),
@@ -223,11 +211,11 @@ class TestKept:
             ScoreBatch(one.images, one.prompts, [{**one.metadata[0], "wise_id": 2}], [0]),
         ]
         for count, other in enumerate(others, start=2):
-            make().score(other)
-            assert len(server.requests) == count
+            make_wise().score(other)
+            assert len(judge_server.requests) == count
 
     def test_what_moves_a_result_moves_the_identity(
-        self, make: Callable[..., Wise], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, make_wise: Callable[..., Wise], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         same: list[dict[str, Any]] = [
             {},
@@ -240,39 +228,39 @@ class TestKept:
             {"request": {"seed": None}},
             {"base_url": "http://b/v1"},
         ]
-        assert len({make(**changes).spec_hash() for changes in same}) == 1
-        assert len({make(**changes).spec_hash() for changes in [{}, *other]}) == 5
-        before = make().spec_hash()
+        assert len({make_wise(**changes).spec_hash() for changes in same}) == 1
+        assert len({make_wise(**changes).spec_hash() for changes in [{}, *other]}) == 5
+        before = make_wise().spec_hash()
         monkeypatch.setitem(OWN, "legacy", OWN["verified"])
-        assert make().spec_hash() != before
+        assert make_wise().spec_hash() != before
 
     def test_the_same_evaluator_elsewhere_is_the_same(
-        self, make: Callable[..., Wise], tmp_path: Path
+        self, make_wise: Callable[..., Wise], tmp_path: Path
     ) -> None:
         slots = "{prompt_data['Prompt']} {prompt_data['Explanation']}"
         messages = f"[{{'text': 'S'}}, {{'text': f\"{slots} Score: 1\"}}]"
         text = f"def build_evaluation_messages(prompt_data):\n    return {messages}\n"
         for name, content in {"a": text, "b": text, "c": text.replace("'S'", "'T'")}.items():
             (tmp_path / name).write_text(content)
-        a, b, c = (make(protocol="verified", instructions=str(tmp_path / n)).spec_hash() for n in "abc")
+        a, b, c = (make_wise(protocol="verified", instructions=str(tmp_path / n)).spec_hash() for n in "abc")
         assert a == b != c
 
     def test_a_cut_last_line_is_dropped(
-        self, server: JudgeServer, make: Callable[..., Wise], caplog: pytest.LogCaptureFixture
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], caplog: pytest.LogCaptureFixture
     ) -> None:
-        scorer, batch = make(concurrency=1), batch_of(3)
+        scorer, batch = make_wise(concurrency=1), batch_of(3)
         values = scorer.score(batch).values
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
         path.write_bytes(path.read_bytes()[:-30])
-        assert make().score(batch).values.tolist() == values.tolist()
-        assert len(server.requests) == 4
+        assert make_wise().score(batch).values.tolist() == values.tolist()
+        assert len(judge_server.requests) == 4
         assert [json.loads(line)["label"] for line in path.read_text().splitlines()] == [
             f"WISE prompt {i}" for i in (1, 2, 3)
         ]
         assert "the last answer was cut off" in caplog.text
 
-    def test_a_line_cut_by_another_process_harms_no_later_one(self, make: Callable[..., Wise]) -> None:
-        scorer, batch = make(), batch_of(2)
+    def test_a_line_cut_by_another_process_harms_no_later_one(self, make_wise: Callable[..., Wise]) -> None:
+        scorer, batch = make_wise(), batch_of(2)
         scorer.score(batch.rows([0]))
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
         with path.open("ab") as stream:
@@ -294,44 +282,48 @@ class TestKept:
             b"\xff\xfe",
         ],
     )
-    def test_other_damage_names_the_line(self, make: Callable[..., Wise], line: bytes) -> None:
-        scorer = make()
+    def test_other_damage_names_the_line(self, make_wise: Callable[..., Wise], line: bytes) -> None:
+        scorer = make_wise()
         scorer.score(batch_of(2))
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
         first, second = path.read_bytes().splitlines()
         path.write_bytes(b"\n".join([first, line, second, b""]))
         with pytest.raises(DataError, match=rf"{path.name}, line 2: .*Delete the line"):
-            make().score(batch_of(2))
+            make_wise().score(batch_of(2))
 
-    def test_of_two_answers_to_a_question_the_first_counts(self, make: Callable[..., Wise]) -> None:
-        scorer = make()
+    def test_of_two_answers_to_a_question_the_first_counts(self, make_wise: Callable[..., Wise]) -> None:
+        scorer = make_wise()
         values = scorer.score(batch_of(1)).values
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
         record = json.loads(path.read_text())
         for answer in (GOOD, GOOD.replace("2", "0")):
             with path.open("a") as stream:
                 stream.write(json.dumps({**record, "answer": answer}) + "\n")
-        assert make().score(batch_of(1)).values.tolist() == values.tolist()
+        assert make_wise().score(batch_of(1)).values.tolist() == values.tolist()
 
-    def test_a_folder_that_cannot_be_made_is_told(self, make: Callable[..., Wise], tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_made_is_told(
+        self, make_wise: Callable[..., Wise], tmp_path: Path
+    ) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DataError, match="the judge's answers cannot be kept there"):
-            make(answers=str(tmp_path / "file")).score(batch_of(1))
+            make_wise(answers=str(tmp_path / "file")).score(batch_of(1))
 
-    def test_a_killed_run_asks_only_for_what_is_missing(self, server: JudgeServer, tmp_path: Path) -> None:
-        server.answer = lambda request: Reply(by_image(request).body, wait_seconds=0.25)
+    def test_a_killed_run_asks_only_for_what_is_missing(
+        self, judge_server: JudgeServer, tmp_path: Path
+    ) -> None:
+        judge_server.answer = lambda request: Reply(by_image(request).body, wait_seconds=0.25)
         code = (
             "import sys; from pathlib import Path; from tests.scorers.wise_cases import wise, batch_of; "
             "wise(sys.argv[1], Path(sys.argv[2]), concurrency=2).score(batch_of(12))"
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", code, server.url, str(tmp_path)],
+            [sys.executable, "-c", code, judge_server.url, str(tmp_path)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         )
         try:
             until = time.monotonic() + 30
-            while len(server.requests) < 5 and time.monotonic() < until and process.poll() is None:
+            while len(judge_server.requests) < 5 and time.monotonic() < until and process.poll() is None:
                 time.sleep(0.01)
         finally:
             process.send_signal(signal.SIGKILL)
@@ -342,11 +334,13 @@ class TestKept:
             for line in path.read_bytes().splitlines(keepends=True)
             if line.endswith(b"\n")
         ]
-        sent = len(server.requests)
-        server.answer = by_image
+        sent = len(judge_server.requests)
+        judge_server.answer = by_image
         assert sent - 2 <= len(kept) <= sent < 12
-        server.requests.clear()
-        resumed = wise(server.url, tmp_path, concurrency=8).score(batch_of(12)).values
-        assert {id_of(r) for r in server.requests} == set(range(1, 13)) - {int(k.split()[-1]) for k in kept}
-        assert len(server.requests) == 12 - len(kept)
-        assert resumed.tolist() == wise(server.url, tmp_path / "b").score(batch_of(12)).values.tolist()
+        judge_server.requests.clear()
+        resumed = wise(judge_server.url, tmp_path, concurrency=8).score(batch_of(12)).values
+        assert {id_of(r) for r in judge_server.requests} == set(range(1, 13)) - {
+            int(k.split()[-1]) for k in kept
+        }
+        assert len(judge_server.requests) == 12 - len(kept)
+        assert resumed.tolist() == wise(judge_server.url, tmp_path / "b").score(batch_of(12)).values.tolist()

@@ -1,0 +1,33 @@
+"""What the tests of several scorers make: weights in a folder, batches, files with another content."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunk_grpo.config.scorers import Weights
+from chunk_grpo.scorers.base import Pictures, ScoreBatch
+
+
+def weights(folder: Path) -> Weights:
+    return Weights(checkpoint=str(folder), revision=None)
+
+
+def batch_of(images: Pictures, prompts: Sequence[str]) -> ScoreBatch:
+    """Images that nothing is known of but their prompts."""
+    return ScoreBatch(images, list(prompts), [{}] * len(prompts), [0] * len(prompts))
+
+
+def noise(prompts: Sequence[str], height: int, width: int, seed: int) -> ScoreBatch:
+    """A picture of noise for each prompt."""
+    rng = np.random.default_rng(seed)
+    return batch_of(rng.integers(0, 256, (len(prompts), height, width, 3), dtype=np.uint8), prompts)
+
+
+def reconfigure(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON file of a folder."""
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
