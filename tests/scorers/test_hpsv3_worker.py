@@ -20,6 +20,7 @@ from tests.fake_python import python_with_folder
 from tests.scorers.hpsv3_cases import scorer as in_process
 from tests.scorers.samples import batch_of
 
+ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(*workers.__path__) / "hpsv3_original.py"
 FILES = (
     "model/HPSv3.safetensors",
@@ -130,6 +131,13 @@ def test_a_missing_file_is_named(name: str, files: Path, python: Path, placed: A
         DataError, match=rf"^scorers\.hpsv3\.{part}: no file {file} in {files / part}\. .*`hf download"
     ):
         placed(files, python).check()
+
+
+def test_the_documented_downloads_have_every_file() -> None:
+    lines = (ROOT / "docs" / "scorers.md").read_text(encoding="utf-8").splitlines()
+    for hub_id, part in (("MizzenAI/HPSv3", "model"), ("Qwen/Qwen2-VL-7B-Instruct", "backbone")):
+        (told,) = (line.split() for line in lines if f"hf download {hub_id} " in line)
+        assert {name for name in FILES if name.startswith(part)} <= {f"{part}/{word}" for word in told}
 
 
 def made_of(tmp_path: Path) -> dict[str, Any]:
