@@ -30,8 +30,17 @@ class DataError(ChunkGrpoError):
 class TransientError(ChunkGrpoError):
     """Nothing is wrong with the configuration or the data: the same command may succeed later.
 
-    For example the stage was told to stop (SIGTERM), or the object store did not answer. 75 is EX_TEMPFAIL of
-    sysexits.h.
+    For example the object store did not answer. 75 is EX_TEMPFAIL of sysexits.h.
     """
 
     exit_code = 75
+
+
+class Stopped(BaseException):
+    """The process was told to end (SIGTERM); the same command goes on.
+
+    No Exception, as KeyboardInterrupt is none: where a library's errors are caught, to be told as those of a damaged
+    file or to try again, a stop is none of them.
+    """
+
+    exit_code = TransientError.exit_code

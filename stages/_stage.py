@@ -29,7 +29,7 @@ from rich.console import Console
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
 from chunk_grpo.config import Params, load_params
-from chunk_grpo.errors import ChunkGrpoError, TransientError
+from chunk_grpo.errors import ChunkGrpoError, Stopped
 
 RUN_MARKER = "STAGE_RUN_MARKER"
 """Environment variable: a file that a stage touches to say that it really ran."""
@@ -73,7 +73,7 @@ def run_stage(
             for location in (manifest, *outputs) if writes else ():
                 check_writable(location)
             main(parameters, arguments(**options))
-    except ChunkGrpoError as error:
+    except (ChunkGrpoError, Stopped) as error:
         return report_error(error)
     return 0
 
@@ -90,8 +90,8 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def report_error(error: ChunkGrpoError) -> int:
-    """Tell an error that is not a bug; its exit code."""
+def report_error(error: ChunkGrpoError | Stopped) -> int:
+    """Tell what ended a stage that has no bug; its exit code."""
     Console(stderr=True, soft_wrap=True).print(
         f"error: {error}", style="bold red", markup=False, highlight=False
     )
@@ -109,7 +109,7 @@ def argument(help_text: str, writes: bool = False) -> dict[str, Any]:
 
 
 class StopSignal:
-    """SIGTERM as a request: at once an error, or, inside `deferred`, a flag that long work looks at.
+    """SIGTERM as a request: at once an exception, or, inside `deferred`, a flag that long work looks at.
 
     Attributes:
         requested: whether SIGTERM has come.
@@ -134,11 +134,9 @@ class StopSignal:
         """End the stage.
 
         Raises:
-            TransientError: always.
+            Stopped: always.
         """
-        raise TransientError(
-            "stopped by SIGTERM. Run the same command again; it goes on from the last checkpoint."
-        )
+        raise Stopped("stopped by SIGTERM. Run the same command again; it goes on from the last checkpoint.")
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""

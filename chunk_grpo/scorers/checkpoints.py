@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunk_grpo.config.scorers import Weights
-from chunk_grpo.errors import ChunkGrpoError, DataError
+from chunk_grpo.errors import DataError
 
 _GIVE = "Give a folder that holds the model, or its hub id and revision."
 
@@ -36,6 +36,11 @@ def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path
             raise DataError(
                 f"{key}.checkpoint: the folder {weights.checkpoint} does not exist. {_how(weights)}"
             )
+    elif weights.revision is not None:
+        raise DataError(
+            f"{key}.revision: must be null for the folder {weights.checkpoint}, got {weights.revision!r}; a folder is "
+            "identified by its files."
+        )
     missing = _missing(folder, patterns)
     if missing:
         found = ", ".join(_names(folder)[:8]) or "nothing"
@@ -72,16 +77,12 @@ def _download(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
         names = list_repo_files(repository, revision=revision)
         wanted = [_first_that_is_there(pattern, names) for pattern in patterns]
         return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
-    except ChunkGrpoError:  # SIGTERM, while it downloads
-        raise
     except HFValidationError as error:
         raise DataError(
             f"{key}.checkpoint: {repository!r} is no folder here, and no name of the hub's either, such as "
             f"openai/clip-vit-large-patch14 ({_first_line(error)}). {_GIVE}"
         ) from error
-    except (
-        Exception
-    ) as error:  # the network library's own, which one depends on the version of huggingface_hub
+    except Exception as error:  # of whichever network library the installed huggingface_hub has
         raise DataError(
             f"{key}: {repository} (revision {revision or 'main'}) is no folder here, not in the hub's cache, and could "
             f"not be downloaded ({_first_line(error)}). If the network is only away for now, run the same command "

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from chunk_grpo.config.scorers import Weights
-from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.errors import DataError, Stopped
 from chunk_grpo.scorers.checkpoints import find_checkpoint
 
 FILES = ("config.json", "*.safetensors|pytorch_model.bin")
@@ -23,6 +23,14 @@ def test_a_folder_with_every_file_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     (tmp_path / "pytorch_model.bin").touch()
     assert find(tmp_path) == tmp_path
+
+
+def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(
+        DataError, match=r"^scorers.clip.model.revision: must be null for the folder .*, got 'v2'"
+    ):
+        find(tmp_path, "v2")
 
 
 def test_a_missing_file_is_named_with_what_is_there(tmp_path: Path) -> None:
@@ -87,10 +95,10 @@ def test_what_can_be_no_hub_id_is_told(checkpoint: str) -> None:
 
 def test_a_signal_while_it_downloads_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> None:
-        raise TransientError("stopped by SIGTERM")
+        raise Stopped("stopped by SIGTERM")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", stopped)
-    with pytest.raises(TransientError, match="stopped"):
+    with pytest.raises(Stopped, match="stopped"):
         find("openai/clip")
 
 

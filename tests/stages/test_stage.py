@@ -13,7 +13,7 @@ import pytest
 
 from chunk_grpo.artifacts import read_manifest
 from chunk_grpo.config import Params
-from chunk_grpo.errors import TransientError
+from chunk_grpo.errors import Stopped
 from stages import _stage
 from stages._stage import StopSignal, argument, run_stage
 
@@ -24,7 +24,7 @@ import os, sys, time
 from dataclasses import dataclass, field
 from pathlib import Path
 from chunk_grpo.artifacts import read_table, write_text
-from chunk_grpo.errors import TransientError
+from chunk_grpo.errors import DataError, TransientError
 from stages._stage import STOP, argument, run_stage
 
 @dataclass(frozen=True)
@@ -46,6 +46,12 @@ def main(params, arguments):
     elif arguments.work == "wait":
         Path(arguments.out).write_text(str(os.getpid()))
         time.sleep(60)
+    elif arguments.work == "load":
+        try:
+            Path(arguments.out).write_text(str(os.getpid()))
+            time.sleep(60)
+        except Exception as error:
+            raise DataError("a damaged file") from error
     elif arguments.work == "train":
         with STOP.deferred():
             Path(arguments.out).write_text(str(os.getpid()))
@@ -154,8 +160,10 @@ def test_help_tells_what_the_stage_does_and_each_option(command: list[str]) -> N
     assert "tables to read" in done.stdout
 
 
-def test_sigterm_ends_a_stage_at_once(command: list[str], tmp_path: Path) -> None:
-    with subprocess.Popen([*command, "--work", "wait"], env=environment(), stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize("work", ["wait", "load"])
+def test_sigterm_ends_a_stage_at_once(work: str, command: list[str], tmp_path: Path) -> None:
+    """Also where all errors of a library are caught."""
+    with subprocess.Popen([*command, "--work", work], env=environment(), stderr=subprocess.PIPE) as process:
         wait_for(tmp_path / "out.txt")
         process.terminate()
         assert process.wait(timeout=10) == 75
@@ -199,11 +207,11 @@ def is_running(pid: int) -> bool:
 
 def test_a_stop_outside_deferred_raises_and_inside_waits() -> None:
     stop = StopSignal()
-    with pytest.raises(TransientError, match="stopped by SIGTERM"):
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
         stop.handle(signal.SIGTERM, None)
     patient = StopSignal()
     reached = False
-    with pytest.raises(TransientError), patient.deferred():
+    with pytest.raises(Stopped), patient.deferred():
         patient.handle(signal.SIGTERM, None)
         assert patient.requested
         reached = True

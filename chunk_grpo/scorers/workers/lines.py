@@ -133,7 +133,8 @@ class Worker:
         score: Scores a batch of any size.
         needs: What it reads besides the images: of prompt, metadata.
         groupwise: Whether it compares the images of a group.
-        spec_hash: Identifies what is measured; None: a digest of name, version and `measured`.
+        spec_hash: Identifies what is measured; None: a digest of name, version and `measured`, which names no local
+            folder: a script that reads one adds its files to `settings_hash`, as hpsv3_original.py does.
         measured: The settings that could move a score; None: those of the start line.
         packages: Distributions whose versions are told.
         close: Gives back what is held.
