@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chunk_grpo.config.scorers import ExternalScorer
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scores, check_batch, check_scores
 from chunk_grpo.scorers.configured import in_batches
 from chunk_grpo.scorers.identity import spec_hash
@@ -170,8 +170,6 @@ def find_source(key: str, source: str) -> Callable[..., Any]:
             if source in offered
             else getattr(importlib.import_module(module), attribute)
         )
-    except ChunkGrpoError:  # SIGTERM, while it is imported
-        raise
     except (Exception, SystemExit) as error:  # the module runs when it is imported, and may raise anything
         raise ConfigError(
             f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). A module is found in the "

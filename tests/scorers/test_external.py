@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from chunk_grpo.config.scorers import ExternalScorer
-from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.errors import ConfigError, DataError, Stopped
 from chunk_grpo.scorers import external
 from chunk_grpo.scorers.base import ScoreBatch, Scorer
 from chunk_grpo.scorers.registry import make_scorer
@@ -179,10 +179,10 @@ def test_a_module_that_cannot_be_imported_is_told(
 
 def test_a_signal_while_it_is_imported_comes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_rewards.py").write_text(
-        "from chunk_grpo.errors import TransientError\nraise TransientError('stopped')\n"
+        "from chunk_grpo.errors import Stopped\nraise Stopped('stopped')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TransientError, match="stopped"):
+    with pytest.raises(Stopped, match="stopped"):
         scorer("slow_rewards:f")
 
 
