@@ -11,29 +11,8 @@ import pytest
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts import read_geneval
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS, TAGS
+from tests.geneval_records import COUNTING, POSITION, changed
 from tests.prompts.policies import LENIENT, STRICT
-
-# Of our own making, in the official keys and order.
-COUNTING = {
-    "tag": "counting",
-    "include": [{"class": "cow", "count": 3}],
-    "exclude": [{"class": "cow", "count": 4}],
-    "prompt": "three cows in a field",
-}
-POSITION = {
-    "tag": "position",
-    "include": [
-        {"class": "tv remote", "count": 1},
-        {"class": "cup", "count": 1, "color": "red", "position": ["left of", 0]},
-    ],
-    "prompt": "a red cup to the left of a tv remote",
-}
-
-
-def changed(record: dict[str, Any], **changes: object) -> dict[str, Any]:
-    """A copy with other values; None removes a key."""
-    copy = {**json.loads(json.dumps(record)), **changes}
-    return {key: value for key, value in copy.items() if value is not None}
 
 
 def entry(**changes: object) -> dict[str, Any]:
@@ -54,7 +33,7 @@ def test_rows_have_the_tag_and_the_whole_record(tmp_path: Path) -> None:
     found = read_geneval(path, STRICT)
     assert [(row.text, row.category, row.metadata, row.line) for row in found.rows] == [
         ("three cows in a field", "counting", COUNTING, 1),
-        ("a red cup to the left of a tv remote", "position", POSITION, 2),
+        ("two red cups to the left of a tv remote", "position", POSITION, 2),
     ]
 
 
