@@ -1,9 +1,13 @@
 """Images of a group are scored together, however they lie in the table."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from stages.score import GROUP, whole_groups
+from chunk_grpo.image_files import encode_png
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from stages.score import GROUP, score_rows, whole_groups
+from tests.shapes_scorers import shapes_scorer
 
 
 def table(groups: list[tuple[str, int, str]]) -> pa.Table:
@@ -35,3 +39,28 @@ def test_no_batch_holds_a_part_of_a_group(size: int) -> None:
 
 def test_there_may_be_no_images() -> None:
     assert list(whole_groups(table([A])[:0], 4)) == []
+
+
+@pytest.mark.parametrize(("batch_size", "handed"), [(8, [64, 36]), (100, [100])])
+def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
+    batch_size: int, handed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer, sizes = shapes_scorer("shapes-vivid"), []
+    scorer.settings = scorer.settings.model_copy(update={"batch_size": batch_size})
+
+    def score(batch: ScoreBatch) -> Scores:
+        sizes.append(len(batch))
+        return Scores(np.zeros(len(batch)))
+
+    monkeypatch.setattr(scorer, "score", score)
+    picture = {"bytes": encode_png(np.zeros((2, 2, 3), np.uint8)), "path": "a.png"}
+    groups = [("tuned", 0, f"eval-{number}") for number in range(100)]
+    images = pa.Table.from_pylist(
+        [
+            {**dict(zip(GROUP, group, strict=True)), "policy": "base", "sample": 0, "image": picture}
+            for group in groups
+        ]
+    )
+    prompts = {name: {"prompt": "a circle", "metadata": "{}"} for _, _, name in groups}
+    assert len(list(score_rows("vivid", scorer, images, prompts))) == 100
+    assert sizes == handed
