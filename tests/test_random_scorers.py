@@ -103,7 +103,7 @@ def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -
         )
         assert "## geneval by category, split things" in report
         assert "## wise by category, split knowledge" in report
-        assert "| wise | wise/legacy/tiny-judge | 1 |" in report
+        assert "| wise | wise/legacy/tiny-judge | WiScore, 0 to 1 | 1 |" in report
         summary = json.loads((pipeline / "artifacts" / "report" / "summary.json").read_text())
         assert {"hpsv3", "imagereward", "pickscore", "clip"} < set(summary["base"])
 
