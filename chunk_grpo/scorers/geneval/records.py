@@ -138,34 +138,46 @@ def parse_record(value: object) -> GenEvalRecord:
         value: The JSON object.
 
     Raises:
-        ValueError: It is no such record; tells all of `record_problems`.
+        ValueError: It is no such record; tells key, rule and value of each fault.
     """
-    if problems := record_problems(value):
+    problems = _form_problems(value)
+    if problems:
         raise ValueError("; ".join(problems))
     return GenEvalRecord.model_validate(value)
 
 
 def record_problems(value: object) -> list[str]:
-    """What is wrong with a record: key, rule and value of each fault; empty for a good one."""
+    """What is wrong with a prompt's record: key, rule and value of each fault; empty for a good one.
+
+    Also where it demands what it forbids, which the benchmark's rules can judge, and no image can meet.
+    """
+    problems = _form_problems(value)
+    return problems or [str(problem) for problem in _contradictions(GenEvalRecord.model_validate(value))]
+
+
+def _form_problems(value: object) -> list[str]:
     if not isinstance(value, Mapping):
         return [f"must be an object, got {show(value)}"]
     try:
         record = GenEvalRecord.model_validate(value)
     except ValidationError as error:
         return [str(problem) for problem in schema_problems(error, value, GenEvalRecord)]
-    return [str(problem) for problem in _broken_rules(record)]
-
-
-def _broken_rules(record: GenEvalRecord) -> Iterator[Problem]:
-    """Rules over several keys."""
-    wanted: dict[str, int] = {}
-    for number, clause in enumerate(record.include):
-        wanted[clause.class_name] = max(wanted.get(clause.class_name, 0), clause.count)
-        if clause.position and not 0 <= clause.position[1] < number:
-            yield Problem(
+    return [
+        str(
+            Problem(
                 ("include", number, "position"),
                 f"must name an earlier clause by its number from 0, got {clause.position[1]}",
             )
+        )
+        for number, clause in enumerate(record.include)
+        if clause.position and not 0 <= clause.position[1] < number
+    ]
+
+
+def _contradictions(record: GenEvalRecord) -> Iterator[Problem]:
+    wanted: dict[str, int] = {}
+    for clause in record.include:
+        wanted[clause.class_name] = max(wanted.get(clause.class_name, 0), clause.count)
     for number, limit in enumerate(record.exclude):
         if limit.count <= (most := wanted.get(limit.class_name, 0)):
             yield Problem(
