@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.errors import DataError, Stopped
 from chunk_grpo.scorers.base import ScoreBatch, check_scores
 from chunk_grpo.scorers.wise.instructions import OWN
 from chunk_grpo.scorers.wise.scorer import Wise
@@ -162,20 +162,20 @@ class TestRequests:
 
         assert asyncio.run(caller()) == 2
 
-    def test_a_signal_handlers_error_comes_through_at_once(
+    def test_a_stop_comes_through_at_once(
         self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
     ) -> None:
         judge_server.answer = lambda request: Reply(GOOD, wait_seconds=20.0)
         threads = threading.active_count() - server_threads()
 
         def stop(number: int, frame: object) -> None:
-            raise TransientError("stopped")
+            raise Stopped("stopped")
 
         before = signal.signal(signal.SIGALRM, stop)
         start = time.monotonic()
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.4)
-            with pytest.raises(TransientError, match="stopped"):
+            with pytest.raises(Stopped, match="stopped"):
                 make_wise().score(batch_of(6))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
