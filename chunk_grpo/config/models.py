@@ -194,6 +194,24 @@ class GenerateParams(Section):
     width: Eight
 
 
+class PoolsParams(Section):
+    """On which work pool of Prefect stages run; null: where the flow runs. `dvc repro` does not look at it.
+
+    Attributes:
+        encode: prompts.
+        profile: the relative L1 distances.
+        train: the variants.
+        generate: evaluation images.
+        score: evaluation images.
+    """
+
+    encode: Name | None
+    profile: Name | None
+    train: Name | None
+    generate: Name | None
+    score: Name | None
+
+
 class ReportParams(Section):
     """The report.
 
@@ -220,6 +238,7 @@ class Params(Section):
         scorers: scorer name to scorer; all of them score evaluation images.
         executors: scorer name to where it runs; without an entry in the stage's process. No result depends on it.
         trackers: who is told the metrics while training goes on; no result depends on it.
+        pools: where a flow runs stages; no result depends on it.
     """
 
     preset: str
@@ -237,6 +256,7 @@ class Params(Section):
     executors: dict[Name, AnyExecutor]
     report: ReportParams
     trackers: tuple[Literal["tensorboard", "wandb"], ...]
+    pools: PoolsParams
 
     def variant_fraction(self, variant: str) -> float:
         """The fraction that `variant` trains with: its own, else train.fraction."""

@@ -76,7 +76,9 @@ def settings_from(params: Params) -> ReportSettings:
         train_seeds=params.train.seeds,
         image_seed=params.generate.seed,
         parameters=yaml.safe_dump(
-            params.model_dump(mode="json", exclude={"executors"}), sort_keys=False, allow_unicode=True
+            params.model_dump(mode="json", exclude={"executors", "pools"}),
+            sort_keys=False,
+            allow_unicode=True,
         ),
     )
 

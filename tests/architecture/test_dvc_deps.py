@@ -162,11 +162,11 @@ NOT_REALLY = {
     # The checkpoint's key holds whole sections, all of them among the stage's params; the names of the variants
     # are read for an error message; trackers are told what comes out and change nothing of it.
     # What moves a score of `scorers` is in the specs, on which the stage depends; `executors` says where a scorer runs.
-    "train": {"*", "variants", "trackers", "executors", "scorers"},
+    "train": {"*", "variants", "trackers", "executors", "scorers", "pools"},
     "generate_base": {"train.seeds"},  # behind `--trained`, which this stage is not given
     "score_base": {"executors", "scorers"},
     "score": {"executors", "scorers"},
-    "report": {"executors"},
+    "report": {"executors", "pools"},
 }
 """Reads in the source that change no result of the stage."""
 
