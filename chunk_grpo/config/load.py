@@ -50,7 +50,7 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
     Raises:
         ConfigError: a rule is broken; the message tells all of them.
     """
-    values = _tuples(raw)
+    values = tuples(raw)
     problems: list[Problem] = []
     invalid: set[str | int] = set()
     try:
@@ -118,12 +118,12 @@ def _valid_sections(values: Mapping[str, Any], invalid: set[str | int]) -> dict[
     }
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """YAML's lists as tuples: the frozen models hold tuples, and strict validation converts nothing."""
     if isinstance(value, Mapping):
-        return {key: _tuples(item) for key, item in value.items()}
+        return {key: tuples(item) for key, item in value.items()}
     if isinstance(value, list):
-        return tuple(_tuples(item) for item in value)
+        return tuple(tuples(item) for item in value)
     return value
 
 
