@@ -1,0 +1,113 @@
+"""Run a command of which no process outlives the one that asked for it, however that one ends.
+
+`python guard.py PARENT SECONDS COMMAND ...` runs the command in a session of its own and ends with its exit code,
+or with 128 plus the number of the signal that ended it. On SIGTERM, and on Linux also when PARENT is gone (killed, or
+crashed), the whole process group gets SIGTERM and, after SECONDS, SIGKILL. What the command leaves running is ended
+in the same way.
+
+It is started by its path and knows the standard library alone, so that it costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_SECONDS = 0.02
+
+
+def guarded(command: Sequence[str], seconds: float) -> list[str]:
+    """The command line that runs `command` for this process.
+
+    Args:
+        command: Program and arguments.
+        seconds: From SIGTERM to SIGKILL.
+
+    The kernel takes the end of the thread that starts it for the end of the process: that thread has to wait for it.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(seconds), *command]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command of the command line; its exit code."""
+    parent, seconds, command = int(arguments[0]), float(arguments[1]), arguments[2:]
+    _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # Orphans of the group then become children of this process, which can tell ended ones from others.
+    _tell_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+    if os.getppid() != parent:
+        return 128 + signal.SIGTERM  # it ended before the kernel was told
+    group = _Group(command, seconds)
+    signal.signal(signal.SIGTERM, group.stop)
+    return group.wait()
+
+
+class _Group:
+    """The command, and whatever it starts in its process group."""
+
+    def __init__(self, command: Sequence[str], seconds: float) -> None:
+        # preexec_fn is safe: there is one thread. Were this process killed, the command would get SIGTERM.
+        self._leader = subprocess.Popen(
+            command,
+            start_new_session=True,
+            preexec_fn=lambda: _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+        self._killer = threading.Timer(seconds, self._signal, (signal.SIGKILL,))
+        self._killer.daemon = True
+        self._is_stopped = False
+
+    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """End the group, and be patient."""
+        del number, frame
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._signal(signal.SIGTERM)
+            self._killer.start()
+
+    def wait(self) -> int:
+        """Wait until the whole group has ended; the exit code of the command."""
+        code = self._leader.wait()
+        if self._signal(0):
+            self.stop()
+        while self._signal(0):
+            _reap()
+            time.sleep(_POLL_SECONDS)
+        return 128 - code if code < 0 else code
+
+    def _signal(self, number: int) -> bool:
+        """Send a signal (0: none); whether there is anybody in the group."""
+        try:
+            os.killpg(self._leader.pid, number)
+        except (ProcessLookupError, PermissionError):  # macOS refuses to signal a group of ended processes
+            return False
+        return True
+
+
+def _reap() -> None:
+    """Take note of orphans that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _tell_kernel(option: int, value: int) -> None:
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""chunk_grpo/guard.py: no process of a command outlives whoever asked for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chunk_grpo.guard import guarded
+
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+folder, kind = Path(sys.argv[1]), sys.argv[2]
+def leave(number, frame):
+    if kind == "slow":
+        time.sleep(0.5)
+    (folder / "left").write_text("saved")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if kind == "deaf" else leave)
+(folder / "pid.new").write_text(str(os.getpid()))
+(folder / "pid.new").rename(folder / "pid")
+time.sleep(60)
+"""
+"""Says its number, then works for a minute; on SIGTERM it saves and leaves, at once or slowly, or is deaf."""
+
+LEADER = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+"""As DVC does: starts the child, and ends at once on SIGTERM."""
+
+
+def command(folder: Path, kind: str) -> list[str]:
+    (folder / "child.py").write_text(CHILD)
+    return [sys.executable, "-c", LEADER, str(folder / "child.py"), str(folder), kind]
+
+
+def written_pid(folder: Path) -> int:
+    file, deadline = folder / "pid", time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+def has_ended(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
+)
+def test_the_exit_code_is_that_of_the_command(code: str, expected: int) -> None:
+    assert subprocess.run(guarded([sys.executable, "-c", code], 1)).returncode == expected
+
+
+@pytest.mark.parametrize("kind", ["slow", "quick"])
+def test_sigterm_waits_until_every_process_has_saved(tmp_path: Path, kind: str) -> None:
+    """Also for a child whose parent has left at once."""
+    process = subprocess.Popen(guarded(command(tmp_path, kind), 20))
+    child = written_pid(tmp_path)
+    process.terminate()
+    process.wait(10)
+    assert (tmp_path / "left").read_text() == "saved"
+    assert has_ended(child, 0)
+
+
+def test_a_deaf_process_is_killed_after_the_given_time(tmp_path: Path) -> None:
+    process = subprocess.Popen(guarded(command(tmp_path, "deaf"), 0.5))
+    child = written_pid(tmp_path)
+    start = time.monotonic()
+    process.terminate()
+    process.wait(10)
+    assert 0.4 < time.monotonic() - start < 5
+    assert has_ended(child, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal")
+@pytest.mark.parametrize("killed", ["parent", "guard"])
+def test_when_parent_or_guard_is_killed_nothing_stays(tmp_path: Path, killed: str) -> None:
+    code = (
+        "import subprocess, sys; from chunk_grpo.guard import guarded\n"
+        "process = subprocess.Popen(guarded(sys.argv[1:], 5)); print(process.pid, flush=True); process.wait()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, *command(tmp_path, "quick")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    guard = int(parent.stdout.readline())
+    child = written_pid(tmp_path)
+    leader = psutil.Process(child).ppid()
+    os.kill(parent.pid if killed == "parent" else guard, signal.SIGKILL)
+    for pid in (guard, leader, *([child] if killed == "parent" else [])):
+        assert has_ended(pid, 10)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    if killed == "guard":
+        psutil.Process(child).kill()  # a stage asks the kernel itself to end with its parent; this one does not
+
+
+def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(2)"
+    start = time.monotonic()
+    arguments = [str(tmp_path / "child.py"), str(tmp_path), "quick"]
+    assert subprocess.run(guarded([sys.executable, "-c", code, *arguments], 5)).returncode == 0
+    assert time.monotonic() - start < 10
+    assert has_ended(written_pid(tmp_path), 0)
