@@ -1,39 +1,48 @@
-"""The only file that calls DVC: read the DAG, run one stage of it, push what it made.
+"""The only file that calls DVC: read the DAG, restore what is known, run one stage, push what was made.
 
-Reading goes through its Python API. Running goes through `python -m dvc repro --single-item` in a process of
-its own: the lock of DVC is held per process, so that two threads could run one stage twice at once.
+Reading goes through its Python API. The rest goes through `python -m dvc` in a process of its own: DVC's lock is
+held per process, so that two threads could run one stage twice at once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any
 
 from dvc.config import Config
 from dvc.repo import Repo
 from dvc.repo.reproduce import plan_repro
 from dvc.stage import PipelineStage, Stage
+from dvc.stage.serialize import to_single_stage_lockfile
 from dvc.utils.hydra import compose_and_dump
+from dvc.utils.serialize import dump_yaml, load_yaml
 from hydra.errors import HydraException
 
-from flows._process import Log, run_logged
-
-Outcome = Literal["ran", "restored", "pulled", "unchanged"]
+from chunk_grpo.commands import Commands, Log
+from chunk_grpo.config import Overrides, with_overrides
+from chunk_grpo.outcomes import (
+    Outcome,
+    OutcomeUnclearError,
+    RemoteError,
+    StageFailed,
+    StageOutcome,
+    outcome_of_line,
+)
 
 MARKER_VARIABLE = "STAGE_RUN_MARKER"
 """Every stage touches the file that this variable names as its first act: proof that it really ran."""
 
 _TAIL_LINES = 20
-_EXIT_CODES = {2: "bad configuration", 3: "bad input", 75: "worth trying again"}
 
 
 @dataclass(frozen=True)
@@ -42,147 +51,203 @@ class StageSpec:
 
     Attributes:
         name: as in `dvc repro NAME`; `train@chunk` for a generated stage.
-        work_pool: `meta.work_pool` of dvc.yaml; None runs where the flow runs.
         needs: the stages whose outputs this one reads.
+        work_pool: `meta.work_pool` of dvc.yaml; None runs where the flow runs.
+        flow: `meta.flow`: which flow is deployed to that pool.
+        makes_model: `meta.makes_model`: a later evaluation of the models keeps its outputs.
     """
 
     name: str
-    work_pool: str | None
     needs: tuple[str, ...]
+    work_pool: str | None = None
+    flow: str = "stage"
+    makes_model: bool = False
 
 
 @dataclass(frozen=True)
-class StageOutcome:
-    """What became of one stage.
+class Pipeline:
+    """A DVC workspace.
 
     Attributes:
-        stage: its name.
-        outcome: `ran` (the command was executed), `restored` (outputs taken from the run cache), `pulled`
-            (outputs fetched from the remote), `unchanged` (outputs already in the workspace).
-        seconds: wall time, DVC's own part included.
+        root: of the repository.
+        commands: that its flow run has running.
     """
 
-    stage: str
-    outcome: Outcome
-    seconds: float
+    root: Path
+    commands: Commands
 
-    def __str__(self) -> str:
-        return f"{self.outcome} in {self.seconds:.1f} s"
+    def stages(self, targets: Collection[str] | None = None) -> list[StageSpec]:
+        """The stages in the order of `dvc repro`: each after all that it needs.
 
-    @classmethod
-    def parse(cls, stage: str, text: str) -> StageOutcome:
-        """The inverse of `str()`: how an outcome gets from one flow run to another without stored results.
+        Args:
+            targets: stop after these stages (a name such as `train@chunk`, or a group such as `train`), with only
+                what they need; None for all.
 
         Raises:
-            ValueError: `text` is not the text of an outcome.
+            dvc.exceptions.DvcException: dvc.yaml is invalid, or a target is not in it.
         """
-        match = re.fullmatch(rf"({'|'.join(get_args(Outcome))}) in (\d+\.\d) s", text)
-        if match is None:
-            raise ValueError(f"stage {stage}: expected an outcome such as 'ran in 1.0 s', got {text!r}")
-        return cls(stage, cast("Outcome", match[1]), float(match[2]))
+        with Repo(str(self.root)) as repo:
+            # DVC reads a target relative to the current folder, which here is not the workspace.
+            pipeline = f"{repo.root_dir}/dvc.yaml"
+            collected = [pipeline] if targets is None else [f"{pipeline}:{target}" for target in targets]
+            wanted = [stage for target in collected for stage in repo.stage.collect(target)]
+            graph = repo.index.graph
+            return [
+                StageSpec(
+                    name=_address(stage, repo.root_dir),
+                    needs=tuple(
+                        sorted(_address(needed, repo.root_dir) for needed in graph.successors(stage))
+                    ),
+                    **(stage.meta or {}),
+                )
+                for stage in plan_repro(graph, wanted)
+            ]
 
+    def restore(self, targets: Collection[str], log: Log, *, pull: bool = False) -> dict[str, StageOutcome]:
+        """Bring stages and what they need up to date as far as cache and, with `pull`, remote know their outputs.
 
-class StageFailed(Exception):  # noqa: N818  (the contract between flows and stages names it so)
-    """A stage ended with an error.
+        It runs none of them: DVC gets a shell that executes nothing.
 
-    Attributes:
-        stage: its name.
-        exit_code: what its command exited with, negative for a signal; DVC's own code when none was run.
-        last_lines: the end of its output.
-    """
+        Returns:
+            The outcomes of the stages that are up to date now.
 
-    def __init__(self, stage: str, exit_code: int, last_lines: Iterable[str]) -> None:
-        self.stage, self.exit_code, self.last_lines = stage, exit_code, tuple(last_lines)
-        super().__init__("\n".join([f"stage {stage} {_exit_text(exit_code)}", *self.last_lines]))
+        Raises:
+            RemoteError: the cache or the remote can not be read.
+        """
+        found: dict[str, tuple[Outcome, float]] = {}
+        missing: set[str] = set()
+        lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        last = time.monotonic()
 
+        def on_line(line: str) -> None:
+            nonlocal last
+            lines.append(line)
+            if match := re.fullmatch(r"Running stage '(.+)':", line):
+                missing.add(match[1])
+            elif outcome := outcome_of_line(line):
+                found[outcome[0]] = outcome[1], time.monotonic() - last
+                log(line)
+            last = time.monotonic()
 
-class OutcomeUnclearError(RuntimeError):
-    """DVC's log and the marker file disagree on whether a stage ran: its outputs can not be trusted."""
+        options = ["--keep-going", *(["--pull"] if pull else []), *targets]
+        code = self._dvc(["repro", *options], on_line, SHELL="/bin/false")
+        failed = {
+            name for line in lines if "failed to reproduce" in line for name in re.findall(r"'(.+?)'", line)
+        }
+        if code != 0 and (not missing or failed - missing):
+            raise RemoteError("dvc repro" + (" --pull" if pull else ""), code, tuple(lines))
+        sizes = self._sizes()
+        return {
+            name: StageOutcome(name, outcome, seconds, sizes.get(name, 0))
+            for name, (outcome, seconds) in found.items()
+            if name not in missing
+        }
 
+    def run(self, name: str, log: Log, *, force: bool = False) -> StageOutcome:
+        """Run one stage; what it needs must be up to date already.
 
-def stage_order(workspace: Path, targets: Collection[str] | None = None) -> list[StageSpec]:
-    """The stages of a DVC workspace in the order of `dvc repro`: each after all that it needs.
+        Args:
+            name: the stage.
+            log: receives each line of output while the stage runs.
+            force: run it even when DVC knows the result.
 
-    Args:
-        workspace: root of the DVC repository.
-        targets: stop after these stages (a name such as `train@chunk`, or a group such as `train`), with only
-            what they need; None for all.
+        Raises:
+            StageFailed: with the command's exit code and last lines.
+            OutcomeUnclearError: DVC says that it ran and the stage does not, or the other way round.
+        """
+        outcome: Outcome | None = None
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
-    Raises:
-        dvc.exceptions.DvcException: dvc.yaml is invalid, or a target is not in it.
-    """
-    with Repo(str(workspace)) as repo:
-        # DVC reads a target relative to the current folder, which here is not the workspace.
-        pipeline = f"{repo.root_dir}/dvc.yaml"
-        collected = [pipeline] if targets is None else [f"{pipeline}:{target}" for target in targets]
-        wanted = [stage for target in collected for stage in repo.stage.collect(target)]
-        graph = repo.index.graph
-        return [
-            StageSpec(
-                name=_address(stage, repo.root_dir),
-                work_pool=(stage.meta or {}).get("work_pool"),
-                needs=tuple(sorted(_address(needed, repo.root_dir) for needed in graph.successors(stage))),
+        def on_line(line: str) -> None:
+            nonlocal outcome
+            stage, said = outcome_of_line(line) or ("", None)
+            outcome = said if stage == name else outcome
+            tail.append(line)
+            log(line)
+
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="stage-run-") as folder:
+            marker = Path(folder, "marker")
+            options = ["--single-item", *(["--force"] if force else []), name]
+            code = self._dvc(["repro", *options], on_line, **{MARKER_VARIABLE: str(marker)})
+            touched = marker.exists()
+        if code != 0:
+            raise StageFailed(name, code, tuple(tail))
+        if outcome is None or (outcome == "ran") != touched:
+            raise OutcomeUnclearError(
+                f"stage {name}: DVC's log says {outcome or 'nothing'}, but the stage "
+                f"{'touched' if touched else 'did not touch'} ${MARKER_VARIABLE}, which is to be its first act"
             )
-            for stage in plan_repro(graph, wanted)
-        ]
+        return StageOutcome(name, outcome, time.monotonic() - start, self._sizes().get(name, 0))
 
+    def has_remote(self) -> bool:
+        """Whether there is a default DVC remote, to pull from and to push to."""
+        with Repo(str(self.root)) as repo:
+            return bool(repo.config["core"].get("remote"))
 
-def run_stage(name: str, workspace: Path, log: Log, *, force: bool = False) -> StageOutcome:
-    """Bring one stage up to date; what it needs must be up to date already.
+    def push(self, log: Log) -> None:
+        """Push outputs and run cache to the default remote, so that another machine recomputes nothing.
 
-    Args:
-        name: the stage.
-        workspace: root of the DVC repository.
-        log: receives each line of output while the stage runs.
-        force: run it even when DVC knows the result.
+        Raises:
+            RemoteError: the push failed; what has arrived stays there.
+        """
+        self._remote(["push", "--run-cache"], log)
 
-    Raises:
-        StageFailed: with the command's exit code and last lines.
-        OutcomeUnclearError: DVC says that it ran and the stage does not, or the other way round.
-    """
-    options = ["--pull"] if has_remote(workspace) else []
-    options += ["--force"] if force else []
-    outcome: Outcome | None = None
-    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    def keep_models(self, lock: Path, log: Log) -> None:
+        """Take the outputs of all stages that make the models as a lock file has them, and never run these stages.
 
-    def on_line(line: str) -> None:
-        nonlocal outcome
-        outcome = _outcome_of_line(line, name) or outcome
-        tail.append(line)
-        log(line)
+        Raises:
+            RemoteError: an output is neither in the cache nor in the remote.
+        """
+        (self.root / "dvc.lock").write_bytes(lock.read_bytes())
+        names = [stage.name for stage in self.stages() if stage.makes_model]
+        self._remote(["pull" if self.has_remote() else "checkout", *names], log)
+        pipeline = load_yaml(str(self.root / "dvc.yaml"))
+        for stage in pipeline["stages"].values():
+            definition = stage.get("do", stage)
+            if definition.get("meta", {}).get("makes_model"):
+                definition["frozen"] = True
+        dump_yaml(str(self.root / "dvc.yaml"), pipeline)
 
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="stage-run-") as folder:
-        marker = Path(folder) / "marker"
-        environment = _environment() | {MARKER_VARIABLE: str(marker)}
-        command = _dvc("repro", "--single-item", *options, name)
-        code = run_logged(command, workspace, environment, on_line)
-        touched = marker.exists()
-    if code != 0:
-        raise StageFailed(name, _exit_code(tail, code), tail)
-    if outcome is None or (outcome == "ran") != touched:
-        raise OutcomeUnclearError(
-            f"stage {name}: DVC's log says {outcome or 'nothing'}, but the stage "
-            f"{'touched' if touched else 'did not touch'} ${MARKER_VARIABLE}, which is to be its first act"
-        )
-    return StageOutcome(name, outcome, time.monotonic() - start)
+    def fingerprint(self, name: str) -> str:
+        """Identifies what a stage is going to compute: its command, and the contents of what it reads."""
+        with Repo(str(self.root)) as repo:
+            (stage,) = repo.stage.collect(f"{repo.root_dir}/dvc.yaml:{name}")
+            stage.save_deps()
+            content = to_single_stage_lockfile(stage)
+        content.pop("outs")
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
+    def _remote(self, arguments: Sequence[str], log: Log) -> None:
+        lines: deque[str] = deque(maxlen=_TAIL_LINES)
 
-def has_remote(workspace: Path) -> bool:
-    """Whether the workspace has a default DVC remote, to pull from and to push to."""
-    with Repo(str(workspace)) as repo:
-        return bool(repo.config["core"].get("remote"))
+        def on_line(line: str) -> None:
+            lines.append(line)
+            log(line)
 
+        code = self._dvc(arguments, on_line)
+        if code != 0:
+            raise RemoteError(f"dvc {arguments[0]}", code, tuple(lines))
 
-def push_run_cache(workspace: Path, log: Log) -> None:
-    """Push outputs and the run cache to the default remote, so that another machine recomputes nothing.
+    def _dvc(self, arguments: Sequence[str], on_line: Callable[[str], None], **variables: str) -> int:
+        """Run DVC; `python` in a stage's command is the interpreter of this process.
 
-    Raises:
-        RuntimeError: the push failed.
-    """
-    code = run_logged(_dvc("push", "--run-cache"), workspace, _environment(), log)
-    if code != 0:
-        raise RuntimeError(f"dvc push --run-cache exited with {code}: see the log above")
+        Without PYTHONPATH, in which Prefect puts the folder that it loaded the flow from: the code of a stage is
+        that of its own workspace.
+        """
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        path = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+        environment |= {"PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
+        command = [sys.executable, "-m", "dvc", *arguments]
+        return self.commands.run(command, self.root, environment | variables, on_line)
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of the outputs of each stage that is in dvc.lock."""
+        lock = self.root / "dvc.lock"
+        stages: dict[str, Any] = load_yaml(str(lock))["stages"] if lock.exists() else {}
+        return {
+            name: sum(out.get("size", 0) for out in stage.get("outs", [])) for name, stage in stages.items()
+        }
 
 
 def share_cache(source: Path, clone: Path) -> None:
@@ -196,45 +261,35 @@ def share_cache(source: Path, clone: Path) -> None:
         config["core"]["autostage"] = True  # otherwise DVC tells the log to `git add` after every stage
 
 
-def compose_preset(workspace: Path, preset: str, overrides: Sequence[str]) -> None:
-    """Write params.yaml from conf/: a preset and changes to it, as `dvc exp run -S` does.
+def compose_preset(workspace: Path, preset: str, overrides: Overrides) -> None:
+    """Write params.yaml: a preset of conf/, as `dvc exp run -S preset=NAME` does, with changes to it.
 
     Args:
         workspace: root of the DVC repository; `[hydra]` in its .dvc/config says where the presets are.
         preset: a file of conf/preset/, without .yaml.
-        overrides: Hydra overrides such as `train.iterations=2`.
+        overrides: of its parameters.
 
     Raises:
-        ValueError: the preset does not exist, or an override names no parameter.
+        ValueError: the preset does not exist.
+        ConfigError: the parameters break a rule.
     """
     with Repo(str(workspace)) as repo:
         hydra = repo.config["hydra"]
+    params = workspace / "params.yaml"
     try:
         compose_and_dump(
-            output_file=workspace / "params.yaml",
+            output_file=params,
             config_dir=str(workspace.resolve() / hydra.get("config_dir", "conf")),
             config_module=None,
             config_name=hydra.get("config_name", "config"),
             plugins_path=str(workspace / hydra.get("plugins_path", "")),
-            overrides=[f"preset={preset}", *overrides],
+            overrides=[f"preset={preset}"],
         )
     except HydraException as error:
-        raise ValueError(f"preset {preset!r} with overrides {list(overrides)}: {error}") from error
-
-
-def _dvc(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "dvc", *arguments]
-
-
-def _environment() -> dict[str, str]:
-    """The environment of DVC and of the stages; `python` in a command is the interpreter of this process.
-
-    Without PYTHONPATH, in which Prefect puts the folder that it loaded the flow from: the code of a stage is
-    that of its own workspace.
-    """
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    path = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
-    return environment | {"PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
+        raise ValueError(f"preset {preset!r}: {error}") from error
+    dump_yaml(
+        str(params), with_overrides(load_yaml(str(params)), overrides, f"preset {preset} with overrides")
+    )
 
 
 def _address(stage: Stage, root: str) -> str:
@@ -243,36 +298,3 @@ def _address(stage: Stage, root: str) -> str:
     if not isinstance(stage, PipelineStage):
         return file
     return str(stage.name) if file == "dvc.yaml" else f"{file}:{stage.name}"
-
-
-def _outcome_of_line(line: str, stage: str) -> Outcome | None:
-    """What DVC's log line says about the stage; of several such lines the last one holds."""
-    if line == f"Running stage '{stage}':":
-        return "ran"
-    if line.startswith(f"Stage '{stage}' is cached - skipping run"):
-        return "restored"
-    if line == f"Pulling data for stage: '{stage}'":
-        return "pulled"
-    if line == f"Stage '{stage}' didn't change, skipping":
-        return "unchanged"
-    return None
-
-
-def _exit_code(tail: Iterable[str], dvc_code: int) -> int:
-    """The command's exit code, which DVC only prints: it exits with 255 itself.
-
-    DVC starts the command through $SHELL. One that becomes the command ends by the signal that ended it, -9 here;
-    one that waits for it exits with 128 plus the signal's number instead.
-    """
-    codes = [int(match[1]) for line in tail if (match := re.search(r"exited with (-?\d+)$", line))]
-    if not codes:
-        return dvc_code
-    signal_number = codes[-1] - 128
-    return -signal_number if signal_number in set(signal.Signals) else codes[-1]
-
-
-def _exit_text(code: int) -> str:
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    meaning = _EXIT_CODES.get(code)
-    return f"failed with exit code {code}" + (f" ({meaning})" if meaning else "")

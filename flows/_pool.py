@@ -2,56 +2,83 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import LogSort
 from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
 from prefect.states import Cancelling
 
-from flows._dvc import StageOutcome
-from flows._process import Log
+from chunk_grpo.commands import CommandStoppedError, Log
+from chunk_grpo.outcomes import StageOutcome
+from flows._dvc import StageSpec
+from flows._workspace import Workspace
 
+_ATTEMPTS = 2  # one more for a worker or a machine that was lost, none for a stage that failed
 _POLL_SECONDS = 1.0
 _PAGE = 200  # the most log lines that Prefect's server hands out at once
 
 
-def run_on_pool(name: str, pool: str, workspace: Path, log: Log, *, force: bool) -> StageOutcome:
-    """Run deployment `stage/POOL` and wait for it without a limit: training may take days.
-
-    Cancelling this run cancels that one at once; Prefect's server would do it too, half a minute later.
+def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool) -> StageOutcome:
+    """Run deployment FLOW/POOL of a stage and wait for it without a limit: training may take days.
 
     Args:
-        name: the stage.
-        pool: work pool, also the name of the deployment.
-        workspace: root of the DVC repository, on a disk that the pool's workers see.
-        log: receives the other run's log lines while it runs.
-        force: run it even when DVC knows the result.
+        spec: The stage.
+        workspace: Of this run; the other one makes its own from the same specification.
+        log: Receives the other run's log lines while it runs.
+        force: Run it even when DVC knows the result.
 
     Raises:
-        RuntimeError: the flow run ended otherwise than completed; with the message of its state.
+        RuntimeError: There is no such deployment, or its run ended otherwise than completed.
     """
-    parameters = {"name": name, "workspace": str(workspace), "force": force}
-    run = cast(
-        "FlowRun", run_deployment(f"stage/{pool}", parameters=parameters, flow_run_name=name, timeout=0)
-    )
+    deployment = f"{spec.flow}/{spec.work_pool}"
+    for attempt in range(1, _ATTEMPTS + 1):
+        parameters = {
+            "name": spec.name,
+            "spec": workspace.spec.model_dump(mode="json", exclude_unset=True),
+            "force": force,
+        }
+        # A run that is itself tried again finds the run that it has started.
+        key = f"{flow_run.id}/{workspace.spec.preset}/{spec.name}/{attempt}"
+        try:
+            run = cast(
+                "FlowRun",
+                run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=key),
+            )
+        except ObjectNotFound as error:
+            raise RuntimeError(
+                f"stage {spec.name}: the server has no deployment {deployment}; run `python -m infra.setup`"
+            ) from error
+        state = _followed(run, workspace, log)
+        if state.is_completed():
+            return StageOutcome.parse(spec.name, state.message or "")
+        if not state.is_crashed():
+            break
+        log(f"{deployment} was lost: {state.message}")
+    raise RuntimeError(f"stage {spec.name} by {deployment}: {state.name}: {state.message}")
+
+
+def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
+    """How the flow run ended.
+
+    Cancelling this run cancels that one at once; Prefect's server would do it too, half a minute later.
+    """
+    stopping, lines = workspace.commands.stopping, 0
     with get_client(sync_client=True) as client:
         try:
-            lines = 0
             while run.state is None or not run.state.is_final():
-                time.sleep(_POLL_SECONDS)
+                if stopping.wait(_POLL_SECONDS):
+                    raise CommandStoppedError("stopped with all others")
                 run = client.read_flow_run(run.id)
                 lines += _forward_logs(client, run, log, lines)
         except BaseException:
             client.set_flow_run_state(run.id, Cancelling())
             raise
-    if not run.state.is_completed():
-        raise RuntimeError(f"stage {name} on work pool {pool}: {run.state.name}: {run.state.message}")
-    return StageOutcome.parse(name, run.state.message or "")
+    return run.state
 
 
 def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, offset: int) -> int:

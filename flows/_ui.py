@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows._dvc import StageOutcome, StageSpec
-from flows._workspace import Workspace
+from chunk_grpo.clones import uncommitted
+from chunk_grpo.outcomes import StageOutcome, outcome_table, summary
+from flows._dvc import StageSpec
+from flows._workspace import REPOSITORY, Workspace
 
 REPORT_FOLDER = Path("artifacts/report")
 _MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
@@ -28,59 +31,48 @@ def stage_state(outcome: StageOutcome) -> State[StageOutcome]:
     return Completed(name=name, message=str(outcome), data=outcome)
 
 
-def summary(stages: Sequence[StageSpec], outcomes: Sequence[StageOutcome]) -> str:
-    """One line, such as `12 stages: 3 ran, 9 restored`."""
-    kinds = [outcome.outcome for outcome in outcomes]
-    counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
-    return f"{len(stages)} stages: " + ", ".join(counts or ["none finished"])
+@contextmanager
+def live_curves(root: Path, stage: str) -> Iterator[None]:
+    """While a training stage runs, publish its reward curves again and again."""
+    yield
 
 
 def publish_outcomes(
-    title: str, workspace: Workspace, stages: Sequence[StageSpec], outcomes: Sequence[StageOutcome]
+    workspace: Workspace,
+    stages: Sequence[StageSpec],
+    done: Mapping[str, StageOutcome],
+    failed: Collection[str],
 ) -> None:
-    """Publish the outcome table (artifact `outcomes`); a stage without outcome failed or was not reached."""
-    done = {outcome.stage: outcome for outcome in outcomes}
-    missing = [stage.name for stage in stages if stage.name not in done]
-    rows = []
-    for stage in stages:
-        if outcome := done.get(stage.name):
-            result = f"{outcome.outcome} | {outcome.seconds:.1f}"
-        else:
-            result = "**failed** |" if stage.name == missing[0] else "not reached |"
-        rows.append(f"| {stage.name} | {stage.work_pool or ''} | {result} |")
-    total = sum(outcome.seconds for outcome in outcomes)
+    """Publish what became of each stage (artifact `outcomes`)."""
+    spec = workspace.spec
+    names = [stage.name for stage in stages]
+    changes = spec.overrides.model_dump_json(exclude_unset=True)
     lines = [
-        f"## {title}",
-        f"{summary(stages, outcomes)}, {total:.0f} s in all.",
-        f"Commit `{workspace.commit[:12]}` in `{workspace.path}`.",
+        f"## Preset {spec.preset}" + (f" with {changes}" if changes != "{}" else ""),
+        f"{summary(names, done.values())}, {sum(each.seconds for each in done.values()):.0f} s in all.",
+        f"Commit `{spec.commit[:12]}` in `{workspace.root}`.",
         "",
-        "| stage | work pool | outcome | seconds |",
-        "|---|---|---|---:|",
-        *rows,
+        outcome_table(names, {stage.name: stage.work_pool for stage in stages}, done, failed),
     ]
-    if workspace.uncommitted:
-        changes = "\n".join(workspace.uncommitted)
+    if changes := "\n".join(uncommitted(REPOSITORY)):
         lines += ["", f"**Not part of this run:** uncommitted changes of the checkout.\n```\n{changes}\n```"]
     create_markdown_artifact("\n".join(lines), key="outcomes", description="What became of each stage")
 
 
-def publish_report(folder: Path) -> list[str]:
-    """Publish report.md and every plot of a folder; return the keys, none when there is no report."""
+def publish_report(folder: Path) -> None:
+    """Publish report.md and every plot of a folder, if there is a report."""
     report = folder / "report.md"
     if not report.is_file():
-        return []
+        return
     create_markdown_artifact(
         key="report",
         markdown=with_inline_images(report.read_text(encoding="utf-8"), folder),
         description=f"As a page of its own: {folder / 'index.html'}",
     )
-    keys = ["report"]
     for plot in sorted(folder.rglob("*.png")):
         # Prefect allows lower-case letters, digits and dashes in a key.
         key = re.sub(r"[^a-z0-9]+", "-", plot.stem.lower()).strip("-")
         create_markdown_artifact(f"![{plot.stem}]({_data_uri(plot)})", key=key, description=plot.name)
-        keys.append(key)
-    return keys
 
 
 def with_inline_images(markdown: str, folder: Path) -> str:

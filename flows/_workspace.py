@@ -1,13 +1,48 @@
-"""One flow run's own clone of the repository, at one commit: the user's checkout is only read."""
+"""One flow run's own workspace: a clone of the repository at one commit; the user's checkout is only read.
+
+PREFECT_HOME/runs has the clones, PREFECT_HOME/state what a later run goes on from: checkpoints, a judge's answers.
+"""
 
 from __future__ import annotations
 
 import os
-import subprocess
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows._dvc import share_cache
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_HOME
+from pydantic import BaseModel
+
+from chunk_grpo.artifacts.storage import input_file, join
+from chunk_grpo.clones import IN_USE, locked, make_clone, prune_clones
+from chunk_grpo.commands import Commands, Log
+from chunk_grpo.config import Overrides
+from flows._dvc import Pipeline, compose_preset, share_cache
+
+REPOSITORY = Path(os.environ.get("CHUNK_GRPO_REPOSITORY") or Path(__file__).resolve().parents[1])
+"""Whose commits and whose DVC cache the runs of this worker use."""
+
+KEPT_CLONES = 10
+_STATE = (".ckpt", ".answers", "logs")
+
+
+class RunSpec(BaseModel):
+    """All that makes a workspace, on any machine.
+
+    Attributes:
+        commit: Of the code.
+        preset: Of conf/preset/.
+        overrides: Of its parameters.
+        model: Where a finished run was published (a folder or a URL), whose trained models are kept.
+    """
+
+    commit: str
+    preset: str
+    overrides: Overrides = {}
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -15,47 +50,48 @@ class Workspace:
     """Where a flow run works.
 
     Attributes:
-        path: root of the clone.
-        commit: its full hash.
-        uncommitted: lines of `git status --short` of the source: these changes are NOT part of the run.
+        root: Of the clone.
+        spec: What it was made from.
+        commands: That the flow run has running.
+        remote: Whether there is a DVC remote.
+        turn: Whose turn it is: DVC refuses to work twice in one workspace.
     """
 
-    path: Path
-    commit: str
-    uncommitted: tuple[str, ...]
+    root: Path
+    spec: RunSpec
+    commands: Commands
+    remote: bool
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Its stages."""
+        return Pipeline(self.root, self.commands)
 
 
-def clone_workspace(repository: Path, destination: Path, commit: str = "HEAD") -> Workspace:
-    """Clone a repository at one commit, with the DVC cache of the source.
-
-    Args:
-        repository: the user's checkout.
-        destination: a folder that does not exist yet.
-        commit: anything that git resolves to a commit.
+@contextmanager
+def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace]:
+    """Make a workspace for this flow run, and keep others from removing it meanwhile.
 
     Raises:
-        FileExistsError: the destination exists.
-        RuntimeError: not a git repository, or no such commit; with git's message.
+        RuntimeError: There is no such commit; with git's message.
+        ValueError: There is no such preset.
+        ConfigError: Preset and overrides break a rule.
+        RemoteError: The models to keep are nowhere.
     """
-    if destination.exists():
-        raise FileExistsError(f"{destination} exists already: every flow run needs a clone of its own")
-    sha = _git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").strip()
-    status = _git(repository, "status", "--short", "--untracked-files=normal").splitlines()
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    _git(repository, "clone", "--quiet", "--no-checkout", str(repository.resolve()), str(destination))
-    _git(destination, "checkout", "--quiet", "--detach", sha)
-    share_cache(repository, destination)
-    # dvc.lock records results. Each run writes its own; the user's is not a change that the run would miss.
-    return Workspace(destination, sha, tuple(line for line in status if not line.endswith("dvc.lock")))
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder, whatever repository a surrounding git hook has set in the environment."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    result = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, env=environment, check=False
-    )
-    if result.returncode != 0:
-        reason = result.stderr.strip() or "no such commit or folder"
-        raise RuntimeError(f"git {' '.join(arguments)} in {folder}: {reason}")
-    return result.stdout
+    home = Path(PREFECT_HOME.value()).resolve()
+    root = home / "runs" / f"{flow_run.name}-{spec.preset}-{flow_run.id}-{flow_run.run_count}"
+    make_clone(REPOSITORY, spec.commit, root)
+    share_cache(REPOSITORY, root)
+    for kept in _STATE:
+        (home / "state" / kept).mkdir(parents=True, exist_ok=True)
+        (root / kept).symlink_to(home / "state" / kept, target_is_directory=True)
+    with locked(root / IN_USE):
+        prune_clones(root.parent, KEPT_CLONES)
+        compose_preset(root, spec.preset, spec.overrides)
+        pipeline = Pipeline(root, commands)
+        if spec.model is not None:
+            with input_file(join(spec.model, "dvc.lock")) as lock:
+                pipeline.keep_models(lock, log)
+        log(f"Commit {spec.commit[:12]} in {root}")
+        yield Workspace(root, spec, commands, pipeline.has_remote())

@@ -1,23 +1,48 @@
-"""Flow `stage`: one stage in a given workspace, on the work pool that it is deployed to."""
+"""Flows `encode`, `profile`, `train`, `generate`, `score`: one stage, on the work pool that they are deployed to."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
-from flows._dvc import StageOutcome, run_stage
-from flows._ui import stage_state
+from chunk_grpo.commands import Commands
+from chunk_grpo.outcomes import StageOutcome
+from flows._stages import push, restore, run_here
+from flows._ui import live_curves, stage_state
+from flows._workspace import RunSpec, workspace
 
 
-@flow(name="stage", flow_run_name="{name}", persist_result=False)
-def stage(name: str, workspace: Path, force: bool = False) -> State[StageOutcome]:
-    """Bring one stage up to date.
+@flow(flow_run_name="{name}", persist_result=False)
+def stage(name: str, spec: RunSpec, force: bool = False) -> State[StageOutcome]:
+    """Run one stage in a workspace of this worker's own.
 
     Args:
-        name: the stage as in dvc.yaml.
-        workspace: root of a clone that the parent flow has made, on a disk that this worker sees.
-        force: run it even when DVC knows the result.
+        name: The stage as in dvc.yaml.
+        spec: What the parent flow's workspace was made from.
+        force: Run it even when DVC knows the result.
+
+    Raises:
+        RuntimeError: What it needs is neither in this worker's DVC cache nor in the DVC remote.
     """
-    return stage_state(run_stage(name, workspace, get_run_logger().info, force=force))
+    commands = Commands()
+    try:
+        with workspace(spec, commands, get_run_logger().info) as here:
+            (this,) = (each for each in here.pipeline.stages([name]) if each.name == name)
+            known = restore(here, [*this.needs] if force else [name])
+            if missing := [needed for needed in this.needs if needed not in known]:
+                raise RuntimeError(
+                    f"stage {name}: the outputs of {', '.join(missing)} are neither in this worker's DVC cache nor in "
+                    "a DVC remote. Set one for all workers: `dvc remote add -d NAME s3://BUCKET/PATH`"
+                )
+            with live_curves(here.root, name):
+                outcome = known.get(name) or run_here(this, here, force=force)
+            if here.remote:
+                push(here)
+    finally:
+        commands.stop()
+    return stage_state(outcome)
+
+
+encode, profile, train, generate, score = (
+    stage.with_options(name=name) for name in ("encode", "profile", "train", "generate", "score")
+)

@@ -106,7 +106,9 @@ def test_when_parent_or_guard_is_killed_nothing_stays(tmp_path: Path, killed: st
     parent.wait()
     parent.stdout.close()
     if killed == "guard":
-        psutil.Process(child).kill()  # a stage asks the kernel itself to end with its parent; this one does not
+        psutil.Process(
+            child
+        ).kill()  # a stage asks the kernel itself to end with its parent; this one does not
 
 
 def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:

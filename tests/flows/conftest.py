@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dvc.utils.hydra import compose_and_dump
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 DVC_YAML = """\
 stages:
   prepare:
     cmd: python -m stages.work prepare prepared.txt
     deps: [stages/work.py]
-    params: [text]
+    params: [report.title]
     outs: [prepared.txt]
+    meta:
+      makes_model: true
   train:
     foreach: ${variants}
     do:
@@ -24,15 +30,22 @@ stages:
       deps: [prepared.txt, stages/work.py]
       params: ["variants.${key}"]
       outs: ["models/${key}.txt"]
-      meta: {work_pool: gpu}
+      meta:
+        work_pool: ${pools.train}
+        flow: train
+        makes_model: true
   report:
     cmd: python -m stages.work report artifacts/report
     deps: [models/a.txt, models/b.txt, stages/work.py]
+    params: [generate.seed]
     outs: [artifacts/report]
 """
 
 WORK_PY = '''\
-"""Stands in for every stage: says that it runs, then does what params.yaml says."""
+"""Stands in for every stage: says that it runs, then does what params.yaml says.
+
+Of a variant, `eta` is how many seconds it trains, and `kl_coef` the exit code of its training.
+"""
 
 import base64
 import os
@@ -50,15 +63,15 @@ kind, out = sys.argv[1], Path(sys.argv[2])
 params = yaml.safe_load(Path("params.yaml").read_text())
 out.parent.mkdir(parents=True, exist_ok=True)
 if kind == "prepare":
-    out.write_text(params["text"])
+    out.write_text(params["report"]["title"])
 elif kind == "train":
     variant = params["variants"][out.stem]
     print(f"training {out.stem}: {variant}", flush=True)
     Path(f"{out.stem}.pid").write_text(str(os.getpid()))
-    time.sleep(variant["seconds"])
-    if variant["exit_code"]:
+    time.sleep(variant.get("eta", 0))
+    if code := int(variant.get("kl_coef", 0)):
         print(f"no training for {out.stem}")
-        sys.exit(variant["exit_code"])
+        sys.exit(code)
     out.write_text(Path("prepared.txt").read_text() + str(variant))
 else:
     out.mkdir(exist_ok=True)
@@ -66,13 +79,11 @@ else:
     (out / "report.md").write_text("# Small report\\n\\n![profile](l1_profile.png) ![away](https://example.org/x.png)\\n")
 '''
 
-TINY_YAML = """\
+VARIANTS = """\
 # @package _global_
-preset: tiny
-text: hello
 variants:
-  a: {seconds: 0, exit_code: 0}
-  b: {seconds: 0, exit_code: 0}
+  a: {objective: chunk, plan: guided}
+  b: {objective: chunk, plan: listed}
 """
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | {
@@ -109,15 +120,19 @@ def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
             "dvc.yaml": DVC_YAML,
             "stages/__init__.py": "",
             "stages/work.py": WORK_PY,
-            "conf/config.yaml": "defaults:\n  - preset: tiny\n  - _self_\n",
-            "conf/preset/tiny.yaml": TINY_YAML,
-            "conf/preset/smoke.yaml": TINY_YAML.replace("tiny", "smoke").replace("hello", "smoke"),
-            "params.yaml": TINY_YAML.removeprefix("# @package _global_\n"),
+            "conf/variants/small.yaml": VARIANTS,
             ".gitignore": "/prepared.txt\n/models/\n/artifacts/\n*.pid\n/.prefect/\n__pycache__/\n",
         }
+        shutil.copytree(REPOSITORY / "conf", folder / "conf")
+        for preset, variants in (("tiny", "paper"), ("smoke", "pair")):
+            file = folder / "conf" / "preset" / f"{preset}.yaml"
+            file.write_text(file.read_text().replace(f"/variants: {variants}", "/variants: small"))
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
+        compose_and_dump(
+            folder / "params.yaml", str(folder / "conf"), None, "config", str(folder), ["preset=tiny"]
+        )
         shell(folder, "git", "init", "--quiet", "--initial-branch", "main")
         shell(folder, sys.executable, "-m", "dvc", "init", "--quiet")
         config = "[core]\n    analytics = false\n[hydra]\n    enabled = true\n    config_dir = conf\n"

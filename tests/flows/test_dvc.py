@@ -8,28 +8,50 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import yaml
 from dvc.exceptions import DvcException
+from pydantic import TypeAdapter
 
-from flows import _dvc, _process
-from flows._dvc import (
-    OutcomeUnclearError,
-    StageFailed,
-    StageOutcome,
-    compose_preset,
-    push_run_cache,
-    run_stage,
-    stage_order,
-)
+from chunk_grpo import commands
+from chunk_grpo.commands import Commands, CommandStoppedError
+from chunk_grpo.config import Overrides
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.outcomes import OutcomeUnclearError, RemoteError, StageFailed
+from flows._dvc import Pipeline, compose_preset
 
 Shell = Callable[..., str]
+TITLE = "Chunk-GRPO on the shapes world"
+STAGES = ["prepare", "train@a", "train@b", "report"]
+
+
+def quiet(_: str) -> None:
+    """Log nothing."""
+
+
+def of(folder: Path) -> Pipeline:
+    return Pipeline(folder, Commands())
+
+
+def overrides(**sections: Any) -> Any:
+    return TypeAdapter(Overrides).validate_python(sections)
 
 
 def outcome(workspace: Path, stage: str, **options: bool) -> str:
-    return run_stage(stage, workspace, lambda _: None, **options).outcome
+    return of(workspace).run(stage, quiet, **options).outcome
+
+
+def outcomes(workspace: Path, *targets: str, **options: bool) -> dict[str, str]:
+    restored = of(workspace).restore(targets, quiet, **options)
+    return {name: found.outcome for name, found in restored.items()}
+
+
+def run_all(workspace: Path) -> None:
+    for stage in STAGES:
+        outcome(workspace, stage)
 
 
 def set_variant(workspace: Path, name: str, **values: float) -> None:
@@ -38,15 +60,24 @@ def set_variant(workspace: Path, name: str, **values: float) -> None:
     (workspace / "params.yaml").write_text(yaml.safe_dump(params))
 
 
-def commit_and_remote(pipeline: Path, remote: Path, shell: Shell) -> None:
+def commit_and_remote(pipeline: Path, remote: Path | str, shell: Shell) -> None:
     shell(pipeline, sys.executable, "-m", "dvc", "remote", "add", "-d", "store", str(remote))
     shell(pipeline, "git", "commit", "--quiet", "--all", "--message", "remote")
 
 
-def test_order_needs_and_pools_come_from_dvc_yaml(pipeline: Path) -> None:
-    stages = stage_order(pipeline)
-    assert [stage.name for stage in stages] == ["prepare", "train@a", "train@b", "report"]
+def another_clone(pipeline: Path, shell: Shell) -> Path:
+    """Of a machine with a cache of its own."""
+    other = pipeline.parent / "other"
+    shell(pipeline.parent, "git", "clone", "--quiet", str(pipeline), str(other))
+    return other
+
+
+def test_order_needs_and_meta_come_from_dvc_yaml(pipeline: Path) -> None:
+    stages = of(pipeline).stages()
+    assert [stage.name for stage in stages] == STAGES
     assert [stage.work_pool for stage in stages] == [None, "gpu", "gpu", None]
+    assert [stage.flow for stage in stages][1:3] == ["train", "train"]
+    assert [stage.makes_model for stage in stages] == [True, True, True, False]
     assert [stage.needs for stage in stages] == [(), ("prepare",), ("prepare",), ("train@a", "train@b")]
 
 
@@ -59,54 +90,126 @@ def test_order_needs_and_pools_come_from_dvc_yaml(pipeline: Path) -> None:
     ],
 )
 def test_order_until_a_stage_has_only_what_it_needs(pipeline: Path, until: str, expected: list[str]) -> None:
-    assert [stage.name for stage in stage_order(pipeline, [until])] == expected
+    assert [stage.name for stage in of(pipeline).stages([until])] == expected
 
 
 def test_order_until_an_unknown_stage_is_an_error(pipeline: Path) -> None:
     with pytest.raises(DvcException, match="trian"):
-        stage_order(pipeline, ["trian"])
+        of(pipeline).stages(["trian"])
 
 
 def test_ran_then_unchanged_then_restored_then_forced(pipeline: Path) -> None:
     log: list[str] = []
-    first = run_stage("prepare", pipeline, log.append)
-    assert first.outcome == "ran"
+    first = of(pipeline).run("prepare", log.append)
+    assert (first.outcome, first.size) == ("ran", len(TITLE))
     assert first.seconds > 0
     assert "Running stage 'prepare':" in log
-    assert outcome(pipeline, "prepare") == "unchanged"
+    assert outcomes(pipeline, "prepare") == {"prepare": "unchanged"}
     (pipeline / "prepared.txt").unlink()
     (pipeline / "dvc.lock").unlink()
-    assert outcome(pipeline, "prepare") == "restored"
-    assert (pipeline / "prepared.txt").read_text() == "hello"
+    (restored,) = of(pipeline).restore(["prepare"], quiet).values()
+    assert (restored.outcome, restored.size) == ("restored", len(TITLE))
+    assert (pipeline / "prepared.txt").read_text() == TITLE
     assert outcome(pipeline, "prepare", force=True) == "ran"
 
 
-def test_pushed_run_cache_restores_on_a_machine_with_an_empty_cache(
+def test_restoring_runs_nothing_and_goes_as_far_as_the_cache(pipeline: Path) -> None:
+    assert outcomes(pipeline, *STAGES) == {}
+    assert not (pipeline / "prepared.txt").exists()
+    outcome(pipeline, "prepare")
+    outcome(pipeline, "train@b")
+    assert outcomes(pipeline, *STAGES) == {"prepare": "unchanged", "train@b": "unchanged"}
+    assert not (pipeline / "a.pid").exists()
+    shutil.rmtree(pipeline / "models")
+    assert outcomes(pipeline, "train@b") == {"prepare": "unchanged", "train@b": "restored"}
+    run_all(pipeline)
+    shutil.rmtree(pipeline / "artifacts")
+    (pipeline / "dvc.lock").unlink()
+    assert outcomes(pipeline, *STAGES) == dict.fromkeys(STAGES, "restored")
+
+
+def test_a_machine_with_an_empty_cache_gets_all_from_the_remote(
     pipeline: Path, tmp_path: Path, shell: Shell
 ) -> None:
     commit_and_remote(pipeline, tmp_path / "remote", shell)
-    assert outcome(pipeline, "prepare") == "ran"
-    push_run_cache(pipeline, lambda _: None)
-    other = tmp_path / "other"
-    shell(tmp_path, "git", "clone", "--quiet", str(pipeline), str(other))
-    assert outcome(other, "prepare") == "restored"
-    shutil.copy(pipeline / "dvc.lock", other)
+    run_all(pipeline)
+    of(pipeline).push(quiet)
+    other = another_clone(pipeline, shell)
+    assert outcomes(other, *STAGES) == {}
+    assert outcomes(other, *STAGES, pull=True) == dict.fromkeys(STAGES, "restored")
+    assert (other / "dvc.lock").read_text() == (pipeline / "dvc.lock").read_text()
     (other / "prepared.txt").unlink()
     shutil.rmtree(other / ".dvc/cache")
-    assert outcome(other, "prepare") == "pulled"
-    assert (other / "prepared.txt").read_text() == "hello"
+    assert outcomes(other, "prepare", pull=True) == {"prepare": "pulled"}
+
+
+def test_a_remote_that_can_not_be_read_is_an_error_of_its_own(
+    pipeline: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    commit_and_remote(pipeline, "s3://bucket/path", shell)
+    shell(
+        pipeline,
+        sys.executable,
+        "-m",
+        "dvc",
+        "remote",
+        "modify",
+        "store",
+        "endpointurl",
+        "http://127.0.0.1:9",
+    )
+    with pytest.raises(RemoteError, match=r"dvc repro --pull exited with 255") as error:
+        outcomes(pipeline, "prepare", pull=True)
+    assert not (pipeline / "prepared.txt").exists()
+    assert "credentials" in str(error.value)
+
+
+def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
+    """Whatever has changed since: the code, the prompts, even the command."""
+    commit_and_remote(pipeline, tmp_path / "remote", shell)
+    run_all(pipeline)
+    of(pipeline).push(quiet)
+    lock = tmp_path / "kept.lock"
+    shutil.copy(pipeline / "dvc.lock", lock)
+    other = another_clone(pipeline, shell)
+    work = other / "stages/work.py"
+    work.write_text(work.read_text() + "# another version\n")
+    compose_preset(other, "tiny", overrides(report={"title": "later"}, variants={"a": {"eta": 600.0}}))
+    of(other).keep_models(lock, quiet)
+    assert (other / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
+    kept = ["prepare", "train@a", "train@b"]
+    assert outcomes(other, *STAGES, pull=True) == dict.fromkeys(kept, "unchanged")
+    assert outcome(other, "report") == "ran"
+    assert outcomes(other, *STAGES) == dict.fromkeys(STAGES, "unchanged")
+    assert (other / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
+
+
+def test_a_fingerprint_is_that_of_command_and_contents(pipeline: Path) -> None:
+    outcome(pipeline, "prepare")
+    first = of(pipeline).fingerprint("train@a")
+    assert of(pipeline).fingerprint("train@a") == first
+    assert of(pipeline).fingerprint("train@b") != first
+    set_variant(pipeline, "a", eta=1.0)
+    second = of(pipeline).fingerprint("train@a")
+    (pipeline / "prepared.txt").unlink()
+    (pipeline / "prepared.txt").write_text("other")
+    assert len({first, second, of(pipeline).fingerprint("train@a")}) == 3
 
 
 def test_failure_has_exit_code_and_last_lines(pipeline: Path) -> None:
-    run_stage("prepare", pipeline, lambda _: None)
-    set_variant(pipeline, "a", exit_code=3)
-    with pytest.raises(StageFailed, match=r"stage train@a failed with exit code 3 \(bad input\)") as error:
-        run_stage("train@a", pipeline, lambda _: None)
+    outcome(pipeline, "prepare")
+    set_variant(pipeline, "a", kl_coef=3.0)
+    with pytest.raises(
+        StageFailed, match=r"(?s)stage train@a failed with exit code 3 \(bad input\)\n.*training a"
+    ) as error:
+        outcome(pipeline, "train@a")
     assert error.value.exit_code == 3
-    assert any("training a" in line for line in error.value.last_lines)
-    set_variant(pipeline, "b", exit_code=1)
+    set_variant(pipeline, "b", kl_coef=1.0)
     with pytest.raises(StageFailed, match=r"(?s)exit code 1\n.*no training for b"):
-        run_stage("train@b", pipeline, lambda _: None)
+        outcome(pipeline, "train@b")
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -119,8 +222,8 @@ def test_a_killed_stage_is_reported_as_killed(
         shell.write_text('#!/bin/sh\n/bin/sh "$@"\nexit $?\n')
         shell.chmod(0o755)
         monkeypatch.setenv("SHELL", str(shell))
-    run_stage("prepare", pipeline, lambda _: None)
-    set_variant(pipeline, "a", seconds=60)
+    outcome(pipeline, "prepare")
+    set_variant(pipeline, "a", eta=60.0)
 
     def kill() -> None:
         psutil.Process(wait_for_pid(pipeline / "a.pid")).kill()
@@ -128,7 +231,7 @@ def test_a_killed_stage_is_reported_as_killed(
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(StageFailed, match="stage train@a was ended by SIGKILL") as error:
-        run_stage("train@a", pipeline, lambda _: None)
+        outcome(pipeline, "train@a")
     assert error.value.exit_code == -9
     killer.join()
 
@@ -137,39 +240,46 @@ def test_a_stage_that_does_not_say_that_it_ran_is_refused(pipeline: Path) -> Non
     work = pipeline / "stages/work.py"
     work.write_text(work.read_text().replace("Path(marker).touch()", "pass"))
     with pytest.raises(OutcomeUnclearError, match="log says ran, but the stage did not touch"):
-        run_stage("prepare", pipeline, lambda _: None)
+        outcome(pipeline, "prepare")
 
 
 def test_a_stage_can_not_pretend_to_be_cached(pipeline: Path) -> None:
     work = pipeline / "stages/work.py"
     work.write_text(work.read_text() + "print(\"Stage 'prepare' didn't change, skipping\")\n")
     with pytest.raises(OutcomeUnclearError, match="log says unchanged, but the stage touched"):
-        run_stage("prepare", pipeline, lambda _: None)
+        outcome(pipeline, "prepare")
 
 
+@pytest.mark.parametrize("how", ["exception", "stop"])
 @pytest.mark.parametrize("deaf", [False, True])
-def test_cancelling_ends_the_whole_process_group(
-    pipeline: Path, deaf: bool, monkeypatch: pytest.MonkeyPatch
+def test_ending_leaves_no_process(
+    pipeline: Path, how: str, deaf: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception in here, as Prefect raises on SIGTERM, leaves no process, not even one deaf to SIGTERM."""
-    monkeypatch.setattr(_process, "STOP_SECONDS", 1.0)
-    run_stage("prepare", pipeline, lambda _: None)
-    set_variant(pipeline, "a", seconds=60)
+    """An exception in here, as Prefect raises on SIGTERM, or `stop` from another thread: not even a deaf one stays."""
+    monkeypatch.setattr(commands, "STOP_SECONDS", 1.0)
+    outcome(pipeline, "prepare")
+    set_variant(pipeline, "a", eta=60.0)
     if deaf:
         work = pipeline / "stages/work.py"
         work.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + work.read_text())
+    running = Commands()
 
-    def cancel_when_it_trains(line: str) -> None:
+    def end_when_it_trains(line: str) -> None:
         if line.startswith("training a"):
             wait_for_pid(pipeline / "a.pid")
-            raise KeyboardInterrupt
+            if how == "exception":
+                raise KeyboardInterrupt
+            threading.Thread(target=running.stop).start()
 
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run_stage("train@a", pipeline, cancel_when_it_trains)
+    with pytest.raises(KeyboardInterrupt if how == "exception" else CommandStoppedError):
+        Pipeline(pipeline, running).run("train@a", end_when_it_trains)
     assert time.monotonic() - start < 30
     pid = wait_for_pid(pipeline / "a.pid")
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    if how == "stop":
+        with pytest.raises(CommandStoppedError):
+            Pipeline(pipeline, running).run("train@b", quiet)
 
 
 def wait_for_pid(file: Path) -> int:
@@ -180,49 +290,18 @@ def wait_for_pid(file: Path) -> int:
     return int(file.read_text())
 
 
-def test_lines_arrive_while_the_process_runs_and_progress_bars_are_thinned(tmp_path: Path) -> None:
-    code = (
-        "import sys, time\n"
-        "for i in range(50): print(f'{i} of 50', end='\\r', flush=True)\n"
-        "print('done', flush=True); time.sleep(1); sys.exit(7)\n"
-    )
-    arrived: list[tuple[str, float]] = []
-    start = time.monotonic()
-    status = _process.run_logged(
-        [sys.executable, "-c", code], tmp_path, {}, lambda line: arrived.append((line, time.monotonic()))
-    )
-    assert status == 7
-    assert [line for line, _ in arrived] == ["0 of 50", "done"]
-    assert time.monotonic() - arrived[-1][1] > 0.8
-    assert start < arrived[0][1]
-
-
 def test_preset_is_composed_into_params(pipeline: Path) -> None:
-    compose_preset(pipeline, "smoke", ["variants.a.seconds=2", "text=bye"])
+    compose_preset(pipeline, "smoke", overrides(variants={"a": {"eta": 2.0}}, report={"title": "bye"}))
     params = yaml.safe_load((pipeline / "params.yaml").read_text())
     assert params["preset"] == "smoke"
-    assert params["text"] == "bye"
-    assert params["variants"]["a"] == {"seconds": 2, "exit_code": 0}
+    assert params["report"]["title"] == "bye"
+    assert params["variants"]["a"] == {"objective": "chunk", "plan": "guided", "eta": 2.0}
 
 
-@pytest.mark.parametrize(
-    ("preset", "overrides", "message"),
-    [("tinny", [], "tinny"), ("tiny", ["txt=bye"], "txt"), ("tiny", ["text"], "text")],
-)
-def test_unknown_preset_or_override_is_an_error(
-    pipeline: Path, preset: str, overrides: list[str], message: str
-) -> None:
-    before = (pipeline / "params.yaml").read_text()
-    with pytest.raises(ValueError, match=message):
-        compose_preset(pipeline, preset, overrides)
-    assert (pipeline / "params.yaml").read_text() == before
-
-
-@pytest.mark.parametrize("outcome", ["ran", "restored", "pulled", "unchanged"])
-def test_outcome_survives_as_text(outcome: _dvc.Outcome) -> None:
-    assert StageOutcome.parse("s", str(StageOutcome("s", outcome, 1.26))) == StageOutcome("s", outcome, 1.3)
-
-
-def test_text_of_something_else_is_no_outcome() -> None:
-    with pytest.raises(ValueError, match="expected an outcome"):
-        StageOutcome.parse("s", "All states completed.")
+def test_unknown_preset_or_a_broken_rule_is_an_error(pipeline: Path) -> None:
+    with pytest.raises(ValueError, match="tinny"):
+        compose_preset(pipeline, "tinny", overrides())
+    with pytest.raises(
+        ConfigError, match=r"preset tiny with overrides: 1 problem\n *variants.a.plan: .*nowhere"
+    ):
+        compose_preset(pipeline, "tiny", overrides(variants={"a": {"plan": "nowhere"}}))

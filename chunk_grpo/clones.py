@@ -1,0 +1,102 @@
+"""Clones of a git repository, one for each run: made at a commit, kept from others while in use, removed when old."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+IN_USE = Path(".git", "in-use")
+"""In a clone, the lock that its user holds."""
+
+
+def make_clone(repository: Path, commit: str, clone: Path) -> None:
+    """Clone a repository at a commit, which is fetched from its `origin` when the repository lacks it.
+
+    Args:
+        repository: A local one; it is only read.
+        commit: A full hash.
+        clone: The new folder.
+
+    Raises:
+        RuntimeError: There is no such commit, or the folder exists; with git's message.
+    """
+    clone.parent.mkdir(parents=True, exist_ok=True)
+    git(repository, "clone", "--quiet", "--no-checkout", str(repository), str(clone))
+    try:
+        resolved(repository, commit)
+    except RuntimeError:  # the repository is older, or has another branch
+        origin = git(repository, "remote", "get-url", "origin").strip()
+        git(clone, "fetch", "--quiet", origin, commit)
+    git(clone, "checkout", "--quiet", "--detach", commit)
+
+
+def prune_clones(folder: Path, keep: int) -> None:
+    """Remove all clones in a folder but the newest ones and those that are in use."""
+    clones = [path for path in folder.iterdir() if (path / ".git").is_dir()]
+    clones.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for clone in clones[keep:]:
+        with locked(clone / IN_USE, wait=False) as is_free:
+            if is_free:
+                shutil.rmtree(clone)
+
+
+@contextmanager
+def locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock of this machine; the kernel gives it back when the process ends, however that ends.
+
+    Args:
+        file: Stands for the lock; it is made, and stays.
+        wait: Until it is free. Otherwise it is not held when it was not free.
+
+    Yields:
+        Whether it was free at once.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = True
+        except BlockingIOError:
+            is_free = False
+            if wait:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+        yield is_free
+
+
+def resolved(repository: Path, commit: str) -> str:
+    """The full hash of anything that git resolves to a commit.
+
+    Raises:
+        RuntimeError: It is no git repository, or there is no such commit.
+    """
+    return git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").strip()
+
+
+def uncommitted(repository: Path) -> list[str]:
+    """Lines of `git status --short`: changes that no clone has.
+
+    dvc.lock records results. Each run writes its own; the user's is not a change that a run would miss.
+    """
+    status = git(repository, "status", "--short", "--untracked-files=normal").splitlines()
+    return [line for line in status if not line.endswith("dvc.lock")]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder, whatever repository a surrounding git hook has set in the environment.
+
+    Raises:
+        RuntimeError: It failed; with its message.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    result = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+    if result.returncode != 0:
+        reason = result.stderr.strip() or "no such commit or folder"
+        raise RuntimeError(f"git {' '.join(arguments)} in {folder}: {reason}")
+    return result.stdout

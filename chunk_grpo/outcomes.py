@@ -1,0 +1,152 @@
+"""What became of the stages of a run: in DVC's log lines, in exit codes, as text between flow runs, as a table."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast, get_args
+
+Outcome: TypeAlias = Literal["ran", "restored", "pulled", "unchanged"]
+"""`ran`: the command was executed; `restored`: outputs from the run cache; `pulled`: outputs from the remote;
+`unchanged`: outputs already in the workspace."""
+
+_LINES: tuple[tuple[str, Outcome], ...] = (
+    (r"Running stage '(.+)':", "ran"),
+    (r"Stage '(.+)' is cached - skipping run.*", "restored"),
+    (r"Pulling data for stage: '(.+)'", "pulled"),
+    (r"Stage '(.+)' didn't change, skipping", "unchanged"),
+    (r"Verifying outputs in frozen stage: '(.+)'", "unchanged"),
+)
+_EXIT_CODES = {2: "bad configuration", 3: "bad input", 75: "worth trying again"}
+_NO_USE = re.compile(
+    r"Access ?Denied|Forbidden|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|does not exist|credentials",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """What became of one stage.
+
+    Attributes:
+        stage: its name.
+        outcome: how its outputs came about.
+        seconds: wall time, DVC's own part included.
+        size: of its outputs, in bytes.
+    """
+
+    stage: str
+    outcome: Outcome
+    seconds: float
+    size: int
+
+    def __str__(self) -> str:
+        """How an outcome gets from one flow run to another without stored results."""
+        return f"{self.outcome} in {self.seconds:.1f} s, {self.size} bytes"
+
+    @classmethod
+    def parse(cls, stage: str, text: str) -> StageOutcome:
+        """The inverse of `str()`.
+
+        Raises:
+            ValueError: `text` is not the text of an outcome.
+        """
+        match = re.fullmatch(rf"({'|'.join(get_args(Outcome))}) in (\d+\.\d) s, (\d+) bytes", text)
+        if match is None:
+            raise ValueError(f"stage {stage}: expected 'ran in 1.0 s, 2 bytes' or the like, got {text!r}")
+        return cls(stage, cast("Outcome", match[1]), float(match[2]), int(match[3]))
+
+
+class StageFailed(Exception):  # noqa: N818  (the contract between flows and stages names it so)
+    """A stage ended with an error.
+
+    Attributes:
+        stage: its name.
+        exit_code: what its command exited with, negative for a signal; DVC's own code when none was run.
+    """
+
+    def __init__(self, stage: str, dvc_code: int, last_lines: Sequence[str]) -> None:
+        self.stage, self.exit_code = stage, _exit_code(last_lines, dvc_code)
+        super().__init__("\n".join([f"stage {stage} {_exit_text(self.exit_code)}", *last_lines]))
+
+
+class OutcomeUnclearError(RuntimeError):
+    """DVC's log and the marker file disagree on whether a stage ran: its outputs can not be trusted."""
+
+
+class RemoteError(RuntimeError):
+    """DVC could not read or write its cache or its remote.
+
+    Attributes:
+        may_pass: whether another try may help: not where access is refused or the bucket is missing.
+    """
+
+    def __init__(self, command: str, code: int, last_lines: Sequence[str]) -> None:
+        text = "\n".join(last_lines)
+        self.may_pass = not _NO_USE.search(text)
+        advice = (
+            "The next run goes on from what has arrived."
+            if self.may_pass
+            else "Check the remote's URL (`dvc remote list`) and the credentials of this worker."
+        )
+        super().__init__(f"{command} exited with {code}. {advice}\n{text}")
+
+
+def outcome_of_line(line: str) -> tuple[str, Outcome] | None:
+    """The stage that a line of DVC's log is about and what it says; of several lines the last one holds."""
+    for pattern, outcome in _LINES:
+        if match := re.fullmatch(pattern, line):
+            return match[1], outcome
+    return None
+
+
+def summary(stages: Sequence[str], outcomes: Iterable[StageOutcome]) -> str:
+    """One line, such as `12 stages: 3 ran, 9 restored`."""
+    kinds = [outcome.outcome for outcome in outcomes]
+    counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
+    return f"{len(stages)} stages: " + ", ".join(counts or ["none finished"])
+
+
+def outcome_table(
+    stages: Sequence[str],
+    pools: Mapping[str, str | None],
+    done: Mapping[str, StageOutcome],
+    failed: Iterable[str],
+) -> str:
+    """A table in Markdown with a row for each stage.
+
+    Args:
+        stages: all of them, in their order.
+        pools: work pool of each.
+        done: what became of those that are up to date.
+        failed: those that ended with an error; the others were not reached.
+    """
+    failed = set(failed)
+    rows = []
+    for name in stages:
+        if outcome := done.get(name):
+            result = f"{outcome.outcome} | {outcome.seconds:.1f} | {outcome.size:,}"
+        else:
+            result = "**failed** | |" if name in failed else "not reached | |"
+        rows.append(f"| {name} | {pools.get(name) or ''} | {result} |")
+    return "\n".join(["| stage | work pool | outcome | seconds | bytes |", "|---|---|---|---:|---:|", *rows])
+
+
+def _exit_code(lines: Iterable[str], dvc_code: int) -> int:
+    """The command's exit code, which DVC only prints: it exits with 255 itself.
+
+    DVC starts the command through $SHELL. One that becomes the command ends by the signal that ended it, -9 here;
+    one that waits for it exits with 128 plus the signal's number instead.
+    """
+    codes = [int(match[1]) for line in lines if (match := re.search(r"exited with (-?\d+)$", line))]
+    code = codes[-1] if codes else dvc_code
+    return 128 - code if code - 128 in set(signal.Signals) else code
+
+
+def _exit_text(code: int) -> str:
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    meaning = _EXIT_CODES.get(code)
+    return f"failed with exit code {code}" + (f" ({meaning})" if meaning else "")

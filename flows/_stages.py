@@ -1,0 +1,152 @@
+"""Bring the stages of workspaces up to date, each stage one Prefect task: restored, or run where dvc.yaml says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture, as_completed
+
+from chunk_grpo.clones import locked
+from chunk_grpo.outcomes import RemoteError, StageOutcome
+from flows._dvc import StageSpec
+from flows._pool import run_on_pool
+from flows._ui import publish_outcomes, stage_state
+from flows._workspace import Workspace
+
+
+@dataclass
+class Progress:
+    """What became of the stages of a workspace.
+
+    Attributes:
+        workspace: Where they run.
+        stages: All of them, in their order.
+        done: Outcomes of those that are up to date.
+        failed: Names of those that ended with an error.
+    """
+
+    workspace: Workspace
+    stages: Sequence[StageSpec]
+    done: dict[str, StageOutcome] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+
+def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, RemoteError) and error.may_pass
+
+
+@task(
+    retries=2,
+    retry_delay_seconds=10,
+    retry_condition_fn=_may_pass,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutcome]:
+    """What of these stages, and of what they need, the cache has; the remote is asked for the rest."""
+    log = get_run_logger().info
+    with workspace.turn:
+        done = workspace.pipeline.restore(targets, log)
+        if workspace.remote and not done.keys() >= set(targets):
+            done |= workspace.pipeline.restore(targets, log, pull=True)
+    return done
+
+
+@task(
+    retries=2,
+    retry_delay_seconds=10,
+    retry_condition_fn=_may_pass,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def push(workspace: Workspace) -> None:
+    """Push outputs and run cache to the DVC remote, so that another machine recomputes nothing."""
+    with workspace.turn:
+        workspace.pipeline.push(get_run_logger().info)
+
+
+def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
+    """Run a stage in its workspace, unless another run of this machine has just computed the same."""
+    log = get_run_logger().info
+    with workspace.turn:
+        lock = workspace.root / ".ckpt" / "locks" / workspace.pipeline.fingerprint(spec.name)
+        with locked(lock) as first:
+            known = {} if first or force else workspace.pipeline.restore([spec.name], log)
+            return known.get(spec.name) or workspace.pipeline.run(spec.name, log, force=force)
+
+
+def run_stages(
+    workspaces: Sequence[Workspace],
+    until: str | None = None,
+    *,
+    force: bool = False,
+    keep_going: bool = False,
+) -> list[Progress]:
+    """Bring the stages of all workspaces up to date, those on pools side by side.
+
+    Args:
+        workspaces: Of one flow run.
+        until: Stop after this stage or group of stages.
+        force: Run every stage, cached or not.
+        keep_going: After a failure go on with what does not depend on it, then fail.
+
+    Raises:
+        StageFailed, RuntimeError: Of the first stage that failed.
+    """
+    progress = [Progress(it, it.pipeline.stages(None if until is None else [until])) for it in workspaces]
+    futures: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
+    try:
+        for each in progress:
+            if not force:
+                each.done = restore(each.workspace, [spec.name for spec in each.stages])
+            mine: dict[str, PrefectFuture[Any]] = {}
+            for spec in each.stages:
+                needed = [mine[name] for name in spec.needs if name in mine]
+                mine[spec.name] = _run.submit(spec, each, force, return_state=False, wait_for=needed)
+                futures[mine[spec.name]] = each, spec
+        error: BaseException | None = None
+        for future in as_completed(list(futures)):
+            each, spec = futures[future]
+            if future.state.is_failed() or future.state.is_crashed():
+                each.failed.append(spec.name)
+                error = error or future.state.result(raise_on_failure=False)
+                if not keep_going:
+                    break
+        if error is not None:
+            raise error
+    finally:
+        for each in progress:
+            each.workspace.commands.stop()
+            publish_outcomes(each.workspace, each.stages, each.done, each.failed)
+    return progress
+
+
+@task(task_run_name="{spec.name}", cache_policy=NO_CACHE, persist_result=False)
+def _run(spec: StageSpec, progress: Progress, force: bool) -> State[StageOutcome]:
+    """A stage, unless it is up to date already, here or on the work pool that dvc.yaml names for it."""
+    workspace = progress.workspace
+    if spec.name not in progress.done:
+        if spec.work_pool is None:
+            outcome = run_here(spec, workspace, force=force)
+        else:
+            outcome = _run_there(spec, workspace, force=force)
+        progress.done[spec.name] = outcome
+    return stage_state(progress.done[spec.name])
+
+
+def _run_there(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
+    if workspace.remote:
+        push(workspace)  # the worker may be on a machine with another cache
+    outcome = run_on_pool(spec, workspace, get_run_logger().info, force=force)
+    if spec.name not in restore(workspace, [spec.name]):
+        raise RuntimeError(
+            f"stage {spec.name} ran on pool {spec.work_pool}, but its outputs did not arrive: its worker shares "
+            "neither the DVC cache nor a DVC remote with this one. Set one: `dvc remote add -d NAME s3://BUCKET/PATH`"
+        )
+    return outcome

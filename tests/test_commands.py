@@ -1,0 +1,26 @@
+"""chunk_grpo/commands.py: lines as they come, and an end for all."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from chunk_grpo.commands import Commands
+
+
+def test_lines_arrive_while_the_process_runs_and_progress_bars_are_thinned(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "for i in range(50): print(f'{i} of 50', end='\\r', flush=True)\n"
+        "print('done', flush=True); time.sleep(1); sys.exit(7)\n"
+    )
+    arrived: list[tuple[str, float]] = []
+    start = time.monotonic()
+    status = Commands().run(
+        [sys.executable, "-c", code], tmp_path, {}, lambda line: arrived.append((line, time.monotonic()))
+    )
+    assert status == 7
+    assert [line for line, _ in arrived] == ["0 of 50", "done"]
+    assert time.monotonic() - arrived[-1][1] > 0.8
+    assert start < arrived[0][1]
