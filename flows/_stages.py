@@ -42,6 +42,7 @@ def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
 
 
 @task(
+    task_run_name="restore",
     retries=2,
     retry_delay_seconds=10,
     retry_condition_fn=_may_pass,
@@ -59,6 +60,7 @@ def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutc
 
 
 @task(
+    task_run_name="push",
     retries=2,
     retry_delay_seconds=10,
     retry_condition_fn=_may_pass,
@@ -103,17 +105,21 @@ def run_stages(
     futures: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
     try:
         for each in progress:
-            if not force:
-                each.done = restore(each.workspace, [spec.name for spec in each.stages])
+            known = {} if force else restore(each.workspace, [spec.name for spec in each.stages])
             mine: dict[str, PrefectFuture[Any]] = {}
             for spec in each.stages:
                 needed = [mine[name] for name in spec.needs if name in mine]
-                mine[spec.name] = _run.submit(spec, each, force, return_state=False, wait_for=needed)
+                mine[spec.name] = _run.submit(
+                    spec, each.workspace, known.get(spec.name), force, return_state=False, wait_for=needed
+                )
                 futures[mine[spec.name]] = each, spec
         error: BaseException | None = None
         for future in as_completed(list(futures)):
             each, spec = futures[future]
-            if future.state.is_failed() or future.state.is_crashed():
+            future.wait()  # otherwise the server is asked, and may not know yet
+            if future.state.is_completed():
+                each.done[spec.name] = future.result()
+            elif future.state.is_failed() or future.state.is_crashed():
                 each.failed.append(spec.name)
                 error = error or future.state.result(raise_on_failure=False)
                 if not keep_going:
@@ -128,16 +134,14 @@ def run_stages(
 
 
 @task(task_run_name="{spec.name}", cache_policy=NO_CACHE, persist_result=False)
-def _run(spec: StageSpec, progress: Progress, force: bool) -> State[StageOutcome]:
-    """A stage, unless it is up to date already, here or on the work pool that dvc.yaml names for it."""
-    workspace = progress.workspace
-    if spec.name not in progress.done:
-        if spec.work_pool is None:
-            outcome = run_here(spec, workspace, force=force)
-        else:
-            outcome = _run_there(spec, workspace, force=force)
-        progress.done[spec.name] = outcome
-    return stage_state(progress.done[spec.name])
+def _run(
+    spec: StageSpec, workspace: Workspace, known: StageOutcome | None, force: bool
+) -> State[StageOutcome]:
+    """A stage, unless it is known to be up to date, here or on the work pool that dvc.yaml names for it."""
+    if known is None:
+        run = run_here if spec.work_pool is None else _run_there
+        known = run(spec, workspace, force=force)
+    return stage_state(known)
 
 
 def _run_there(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:

@@ -80,7 +80,8 @@ def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace
         RemoteError: The models to keep are nowhere.
     """
     home = Path(PREFECT_HOME.value()).resolve()
-    root = home / "runs" / f"{flow_run.name}-{spec.preset}-{flow_run.id}-{flow_run.run_count}"
+    name = f"{flow_run.name}-{spec.preset}-{flow_run.id}-{flow_run.run_count}"
+    root = home / "runs" / name.replace("@", "-")  # DVC reads what follows an @ in a path as a stage
     make_clone(REPOSITORY, spec.commit, root)
     share_cache(REPOSITORY, root)
     for kept in _STATE:

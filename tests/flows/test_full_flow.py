@@ -48,6 +48,11 @@ def run(prefect: LocalPrefect, *options: str, **parameters: Any) -> subprocess.C
     )
 
 
+def training(seconds: float) -> dict[str, Any]:
+    """Let variant a train for so long."""
+    return {"variants": {"a": {"eta": seconds}}}
+
+
 def post(prefect: LocalPrefect, path: str, **body: Any) -> Any:
     return httpx.post(f"{prefect.url}/api/{path}", json=body).raise_for_status().json()
 
@@ -88,9 +93,12 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
     with LocalPrefect(root=root, home=tmp_path / "home", port=free_port()).running() as served:
         pools = {pool["name"]: pool["concurrency_limit"] for pool in post(served, "work_pools/filter")}
         assert pools == dict(POOLS)
-        deployments = {d["name"]: d for d in post(served, "deployments/filter")}
-        assert {name: d["work_pool_name"] for name, d in deployments.items()} == {"full": "cpu", "gpu": "gpu"}
-        assert deployments["full"]["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+        flows = {flow["id"]: flow["name"] for flow in post(served, "flows/filter")}
+        deployments = {f"{flows[d['flow_id']]}/{d['name']}": d for d in post(served, "deployments/filter")}
+        stages = [f"{flow}/gpu" for flow in ("encode", "profile", "train", "generate", "score")]
+        pools = {name: d["work_pool_name"] for name, d in deployments.items()}
+        assert pools == {"chunk-grpo/full": "cpu", **dict.fromkeys(stages, "gpu")}
+        assert deployments["chunk-grpo/full"]["concurrency_options"]["collision_strategy"] == "ENQUEUE"
         children = set(psutil.Process().children(recursive=True)) - earlier
         assert len([c for c in children if is_running(c.pid)]) >= 3
         with pytest.raises(SetUpError, match=f"port {served.port} is in use"):
@@ -137,12 +145,13 @@ def test_second_run_is_cached_and_says_what_is_not_committed(prefect: LocalPrefe
     (full,) = (run for run in latest_flow_runs(prefect, 3) if not run["name"].startswith("train@"))
     tasks = post(prefect, "task_runs/filter", task_runs={"flow_run_id": {"any_": [full["id"]]}})
     states = {task["name"]: task["state_name"] for task in tasks if "run_deployment" not in task["task_key"]}
+    assert states.pop("restore") == "Completed"
     assert states == dict.fromkeys(["prepare", "train@a", "train@b", "report"], "Cached")
 
 
 @pytest.mark.slow
 def test_failing_stage_fails_the_run_with_its_exit_code_and_last_lines(prefect: LocalPrefect) -> None:
-    result = run(prefect, "--watch", preset="smoke", overrides=["variants.b.exit_code=3"])
+    result = run(prefect, "--watch", preset="smoke", overrides={"variants": {"b": {"kl_coef": 3.0}}})
     assert result.returncode == 1
     assert "stage train@b failed with exit code 3 (bad input)" in result.stdout
     assert "no training for b" in result.stdout
@@ -171,7 +180,7 @@ def test_until_stops_after_a_stage(prefect: LocalPrefect) -> None:
 
 @pytest.mark.slow
 def test_cancelling_the_run_ends_training_on_the_other_pool(prefect: LocalPrefect) -> None:
-    assert run(prefect, preset="smoke", overrides=["variants.a.seconds=600"]).returncode == 0
+    assert run(prefect, preset="smoke", until="train@a", overrides=training(600.0)).returncode == 0
     pid = wait_for_training(prefect, set())
     child, parent = latest_flow_runs(prefect, 2)
     assert child["name"] == "train@a"
@@ -191,7 +200,7 @@ def test_cancelling_the_run_ends_training_on_the_other_pool(prefect: LocalPrefec
 def test_stopping_in_mid_run_ends_its_stage_and_frees_its_slots(prefect: LocalPrefect) -> None:
     """Must be the last test: it leaves no server."""
     seen = set(prefect.home.glob("runs/*/a.pid"))
-    assert run(prefect, preset="smoke", overrides=["variants.a.seconds=601"]).returncode == 0
+    assert run(prefect, preset="smoke", until="train@a", overrides=training(601.0)).returncode == 0
     pid = wait_for_training(prefect, seen)
     prefect.stop()
     assert not is_running(pid)

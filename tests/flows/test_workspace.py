@@ -1,64 +1,121 @@
-"""flows/_workspace.py: a run's clone is one commit, shares the cache, and leaves the checkout alone."""
+"""A run's workspace is one commit, shares the DVC cache, and leaves the checkout alone."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flows._dvc import run_stage
-from flows._workspace import clone_workspace
+from chunk_grpo.clones import IN_USE, locked, make_clone, prune_clones, resolved, uncommitted
+from chunk_grpo.commands import Commands
+from flows._dvc import Pipeline, share_cache
 
 Shell = Callable[..., str]
 
 
-def test_clone_is_the_commit_and_says_what_is_missing(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
-    run_stage("prepare", pipeline, lambda _: None)  # writes dvc.lock: a result, not a change
+def quiet(_: str) -> None:
+    """Log nothing."""
+
+
+def clone_of(pipeline: Path, folder: Path, commit: str = "HEAD") -> Path:
+    make_clone(pipeline, resolved(pipeline, commit), folder)
+    share_cache(pipeline, folder)
+    return folder
+
+
+def run(folder: Path, stage: str) -> str:
+    return Pipeline(folder, Commands()).run(stage, quiet).outcome
+
+
+def test_a_clone_is_the_commit_and_what_is_missing_is_told(
+    pipeline: Path, tmp_path: Path, shell: Shell
+) -> None:
+    run(pipeline, "prepare")  # writes dvc.lock: a result, not a change
+    before = (pipeline / "params.yaml").read_text()
     (pipeline / "params.yaml").write_text("text: edited\n")
     (pipeline / "new.txt").write_text("new")
-    workspace = clone_workspace(pipeline, tmp_path / "runs/one")
-    assert workspace.commit == shell(pipeline, "git", "rev-parse", "HEAD").strip()
-    assert shell(workspace.path, "git", "rev-parse", "HEAD").strip() == workspace.commit
-    assert "text: hello" in (workspace.path / "params.yaml").read_text()
-    assert not (workspace.path / "new.txt").exists()
-    assert sorted(line[3:] for line in workspace.uncommitted) == ["new.txt", "params.yaml"]
+    clone = clone_of(pipeline, tmp_path / "runs/one")
+    assert shell(clone, "git", "rev-parse", "HEAD") == shell(pipeline, "git", "rev-parse", "HEAD")
+    assert (clone / "params.yaml").read_text() == before
+    assert not (clone / "new.txt").exists()
+    assert sorted(line[3:] for line in uncommitted(pipeline)) == ["new.txt", "params.yaml"]
 
 
-def test_clone_takes_an_older_commit(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
-    first = shell(pipeline, "git", "rev-parse", "HEAD").strip()
+def test_a_clone_takes_an_older_commit(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
+    first = resolved(pipeline, "HEAD")
     shell(pipeline, "git", "commit", "--quiet", "--allow-empty", "--message", "second")
-    assert clone_workspace(pipeline, tmp_path / "old", "HEAD~1").commit == first
-    assert clone_workspace(pipeline, tmp_path / "head").commit != first
+    assert resolved(clone_of(pipeline, tmp_path / "old", "HEAD~1"), "HEAD") == first
+    assert resolved(clone_of(pipeline, tmp_path / "head"), "HEAD") != first
 
 
-def test_clone_shares_the_cache_and_leaves_the_checkout_alone(pipeline: Path, tmp_path: Path) -> None:
-    assert run_stage("prepare", pipeline, lambda _: None).outcome == "ran"
+def test_a_commit_that_a_checkout_lacks_comes_from_its_origin(
+    pipeline: Path, tmp_path: Path, shell: Shell
+) -> None:
+    """A worker's checkout may be older than that of the machine where a run begins."""
+    shell(tmp_path, "git", "clone", "--quiet", str(pipeline), "worker")
+    shell(pipeline, "git", "commit", "--quiet", "--allow-empty", "--message", "newer")
+    newer = resolved(pipeline, "HEAD")
+    make_clone(tmp_path / "worker", newer, tmp_path / "clone")
+    assert resolved(tmp_path / "clone", "HEAD") == newer
+    with pytest.raises(RuntimeError, match="no such commit"):
+        resolved(tmp_path / "worker", newer)
+
+
+def test_a_clone_shares_the_cache_and_leaves_the_checkout_alone(pipeline: Path, tmp_path: Path) -> None:
+    assert run(pipeline, "prepare") == "ran"
     before = {p: p.stat().st_mtime_ns for p in pipeline.rglob("*") if p.is_file() and ".dvc" not in p.parts}
-    workspace = clone_workspace(pipeline, tmp_path / "runs/one").path
-    assert run_stage("prepare", workspace, lambda _: None).outcome == "restored"
-    assert run_stage("train@a", workspace, lambda _: None).outcome == "ran"
+    clone = clone_of(pipeline, tmp_path / "runs/one")
+    assert run(clone, "prepare") == "restored"
+    assert run(clone, "train@a") == "ran"
     after = {p: p.stat().st_mtime_ns for p in pipeline.rglob("*") if p.is_file() and ".dvc" not in p.parts}
     assert {p: t for p, t in after.items() if ".git" not in p.parts} == {
         p: t for p, t in before.items() if ".git" not in p.parts
     }
-    assert run_stage("train@a", pipeline, lambda _: None).outcome == "restored"
+    assert run(pipeline, "train@a") == "restored"
 
 
-def test_clone_keeps_local_settings_of_dvc(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
+def test_a_clone_keeps_local_settings_of_dvc(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     shell(pipeline, "dvc", "remote", "add", "--local", "-d", "near", "../store")
-    workspace = clone_workspace(pipeline, tmp_path / "deep/er/one").path
-    listed = shell(workspace, "dvc", "config", "--list")
-    assert "core.remote=near" in listed
-    assert run_stage("prepare", workspace, lambda _: None).outcome == "ran"
-    shell(workspace, "dvc", "push", "--run-cache")
-    assert (tmp_path / "store/files").is_dir() or (tmp_path / "checkout/../store/files").is_dir()
+    clone = clone_of(pipeline, tmp_path / "deep/er/one")
+    assert Pipeline(clone, Commands()).has_remote()
+    assert run(clone, "prepare") == "ran"
+    shell(clone, "dvc", "push", "--run-cache")
+    assert (tmp_path / "store/files").is_dir()
+
+
+def test_old_clones_go_but_for_those_in_use(pipeline: Path, tmp_path: Path) -> None:
+    for age, name in enumerate("dcba"):
+        os.utime(clone_of(pipeline, tmp_path / "runs" / name), (1000 - age, 1000 - age))
+    with locked(tmp_path / "runs/a" / IN_USE):
+        prune_clones(tmp_path / "runs", keep=2)
+        assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "c", "d"]
+    prune_clones(tmp_path / "runs", keep=2)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["c", "d"]
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    order = []
+
+    def second() -> None:
+        with locked(tmp_path / "locks/it") as was_free:
+            order.append(("second", was_free))
+
+    with locked(tmp_path / "locks/it") as was_free:
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.3)
+        order.append(("first", was_free))
+    thread.join()
+    assert order == [("first", True), ("second", False)]
 
 
 def test_errors_name_the_cause(pipeline: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-tag"):
-        clone_workspace(pipeline, tmp_path / "one", "no-such-tag")
+        resolved(pipeline, "no-such-tag")
     with pytest.raises(RuntimeError, match="not a git repository"):
-        clone_workspace(tmp_path, tmp_path / "one")
-    with pytest.raises(FileExistsError, match="clone of its own"):
-        clone_workspace(pipeline, tmp_path)
+        resolved(tmp_path, "HEAD")
+    with pytest.raises(RuntimeError, match="already exists"):
+        make_clone(pipeline, resolved(pipeline, "HEAD"), pipeline)
