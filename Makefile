@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS := pipeline,training,scoring,serving,dev
 STAMP := $(VENV)/.installed
 PRESET ?= tiny
+POOL ?= gpu
 # The first of these that is there and runs; 3.11 first, because the lock was made and tested with it.
 PYTHON ?= python3.11 python3.12 python3.13 python3.10 python3
 
@@ -17,7 +18,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params serve smoke lint types test test-slow docs bench bench-train clean
+.PHONY: help run params serve worker smoke lint types test test-slow docs bench bench-train clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -30,8 +31,11 @@ params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study
 	$(BIN)/python -c 'from dvc.utils.hydra import compose_and_dump; \
 	compose_and_dump("params.yaml", "$(CURDIR)/conf", None, "config", "$(CURDIR)", ["preset=$(PRESET)"])'
 
-serve: $(STAMP) ## Prefect server, workers and deployments in this terminal, until Ctrl-C
+serve: $(STAMP) ## Prefect server, workers and deployments in this terminal, until Ctrl-C (GPU_WORKERS=1)
 	$(BIN)/python -m infra.serve
+
+worker: $(STAMP) ## a worker for the server of PREFECT_API_URL, until Ctrl-C (POOL=gpu)
+	$(BIN)/python -m infra.worker --pool $(POOL)
 
 smoke: $(STAMP) ## the smallest preset from end to end through a Prefect server of its own
 	$(BIN)/python -m infra.smoke

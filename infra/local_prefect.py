@@ -1,8 +1,9 @@
-"""A Prefect server on SQLite with work pools, deployments and workers: started together, stopped together."""
+"""A Prefect server with work pools, deployments and workers: started together, stopped together."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,23 +17,20 @@ from pathlib import Path
 import httpx
 import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelled, Crashed
-from prefect.workers.process import ProcessWorker
+from prefect.states import Cancelled, Cancelling
+
+from infra import worker
+from infra.setup import SetUp, SetUpError
 
 HOST = "127.0.0.1"
-POOLS: Mapping[str, int | None] = {"cpu": None, "gpu": 1}
-"""Work pools and how many flow runs each may have at once; `gpu` one for each GPU of this machine."""
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+"""With its password: for the server alone, not for the workers and what they run."""
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 40.0  # a worker gives its flow runs 30 s
-
-
-class SetUpError(Exception):
-    """The server, a worker or a deployment could not be started."""
 
 
 @dataclass
@@ -41,13 +39,15 @@ class LocalPrefect:
 
     Attributes:
         root: the repository; workers load the flows from there.
-        home: PREFECT_HOME: database, server log, clones of the flow runs.
-        port: of server and UI, on the loopback interface alone.
+        home: PREFECT_HOME: database, logs, clones of the flow runs, what they publish.
+        port: of server and UI, on the loopback interface alone; the next one shows what was published.
+        gpu_workers: how many workers share the GPUs out; each takes one flow run at a time.
     """
 
     root: Path
     home: Path
     port: int = 4200
+    gpu_workers: int = 1
     _children: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     @property
@@ -56,13 +56,16 @@ class LocalPrefect:
         return f"http://{HOST}:{self.port}"
 
     @property
+    def reports_url(self) -> str:
+        """Where a browser finds what was published."""
+        return f"http://{HOST}:{self.port + 1}"
+
+    @property
     def environment(self) -> dict[str, str]:
         """For every `prefect` command that is to talk to this server; prefect.toml in `root` has the rest."""
-        return os.environ | {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-            "PREFECT_HOME": str(self.home),
-            "PREFECT_API_URL": f"{self.url}/api",
-            "DO_NOT_TRACK": "1",
+        base = {key: value for key, value in os.environ.items() if key != DATABASE}
+        return worker.worker_environment(base, self.root, self.home, f"{self.url}/api") | {
+            "CHUNK_GRPO_REPORTS_URL": self.reports_url
         }
 
     @contextmanager
@@ -72,21 +75,27 @@ class LocalPrefect:
         Raises:
             SetUpError: the port is taken, or something did not start.
         """
-        if _listens(self.port):
-            raise SetUpError(f"port {self.port} is in use; choose another one, as in PREFECT_PORT=4300")
+        for port in (self.port, self.port + 1):
+            if _listens(port):
+                raise SetUpError(f"port {port} is in use; choose another one, as in PREFECT_PORT=4300")
+        devices = shares(visible_gpus(), self.gpu_workers)
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # So a shell starts what it runs in the background. A worker would inherit it, and it needs SIGINT to
             # end itself.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.home.mkdir(parents=True, exist_ok=True)
+        published = self.home / "published"
+        published.mkdir(parents=True, exist_ok=True)
+        database = {DATABASE: os.environ[DATABASE]} if DATABASE in os.environ else {}
         try:
-            self._start("server", "server", "start", "--host", HOST, "--port", str(self.port))
+            self._start("server", _server(self.port), database)
+            self._start("reports", _file_server(self.port + 1, published))
             self._wait_for_server()
-            self._end_unfinished_runs()
-            self._create_pools()
-            for pool in POOLS:
-                self._start(f"worker-{pool}", "worker", "start", "--pool", pool, "--name", f"local-{pool}")
-            self._deploy()
+            with self._settings():
+                SetUp(self.root, gpu_workers=self.gpu_workers).apply(self.environment)
+            self._start("worker-cpu", worker.command("cpu", "local-cpu", None))
+            for number, share in enumerate(devices):
+                name = "gpu" if self.gpu_workers == 1 else f"gpu-{number}"
+                self._start(f"worker-{name}", worker.command("gpu", f"local-{name}", 1), share)
             yield self
         finally:
             self.stop()
@@ -102,13 +111,13 @@ class LocalPrefect:
                 log = self.home / f"{name}.log"
                 raise SetUpError(f"{name} ended with {process.returncode}; see {log}")
 
-    def _start(self, name: str, *arguments: str) -> None:
-        """Start a `prefect` command in a group of its own, so that Ctrl-C reaches only this process."""
+    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Start a command in a group of its own, so that Ctrl-C reaches only this process."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                _prefect(arguments),
+                command,
                 cwd=self.root,
-                env=self.environment,
+                env=self.environment | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -126,54 +135,74 @@ class LocalPrefect:
             time.sleep(0.5)
         raise SetUpError(f"no healthy server within {_START_SECONDS:.0f} s; see {self.home / 'server.log'}")
 
-    def _create_pools(self) -> None:
-        """Create the work pools, or bring those of an earlier start to the same settings."""
-        template = ProcessWorker.get_default_base_job_template()
-        with self._client() as client:
-            for pool, limit in POOLS.items():
-                create = WorkPoolCreate(
-                    name=pool, type="process", base_job_template=template, concurrency_limit=limit
-                )
-                client.create_work_pool(create, overwrite=True)
-
-    def _deploy(self) -> None:
-        command = _prefect(["--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml"])
-        result = subprocess.run(
-            command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
-        )
-        if result.returncode != 0:
-            raise SetUpError(f"prefect deploy failed:\n{result.stdout}{result.stderr}")
-
-    def _end_unfinished_runs(self) -> None:
-        """End what no worker works on any more: it would keep its slot, and the next run would wait for ever.
-
-        A run that waits in the queue stays there; a stage that waits for its run to go on does not.
-        """
-        live = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.SCHEDULED]
-        unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=live)))
-        with self._client() as client:
-            for run in client.read_flow_runs(flow_run_filter=unfinished):
-                if run.state_type == StateType.SCHEDULED and run.parent_task_run_id is None:
-                    continue
-                # Prefect lets a cancelling run become nothing but cancelled.
-                end = Cancelled if run.state_type == StateType.CANCELLING else Crashed
-                client.set_flow_run_state(run.id, end(message="Its worker was stopped."))
-
     @contextmanager
-    def _client(self) -> Iterator[SyncPrefectClient]:
-        with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}), get_client(sync_client=True) as client:
-            yield client
+    def _settings(self) -> Iterator[None]:
+        with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}):
+            yield
 
     def stop(self) -> None:
-        """Workers first, with their flow runs, while the server still takes the states that these report."""
+        """Workers first, with their flow runs, while the server still takes the states that these report.
+
+        What is going on becomes Cancelling before its process hears of it, because from there a run can only become
+        Cancelled: a run that its operator stops must not count as crashed, or the server would run it once more.
+        """
         server = [process for name, process in self._children if name == "server"]
-        _stop_all([process for name, process in self._children if name != "server"])
+        serves = bool(server) and all(process.poll() is None for process in server) and _listens(self.port)
         try:
-            if all(process.poll() is None for process in server) and _listens(self.port):
-                self._end_unfinished_runs()
+            if serves:
+                self._set_unfinished(Cancelling(message="make serve was stopped."))
+        finally:
+            _stop_all([process for name, process in self._children if name != "server"])
+        try:
+            if serves:
+                self._set_unfinished(Cancelled(message="make serve was stopped."))
         finally:
             _stop_all(server)
             self._children.clear()
+
+    def _set_unfinished(self, state: State) -> None:
+        """Set the state of every run that a worker has, and of those that only such a run waits for."""
+        with self._settings(), get_client(sync_client=True) as client:
+            for run in _unfinished(client):
+                # Forced: Prefect would make a run without a process Cancelled at once, which may still start.
+                client.set_flow_run_state(run.id, state, force=True)
+
+
+def _unfinished(client: SyncPrefectClient) -> Iterator[FlowRun]:
+    """Flow runs that have not ended; without those that wait in the queue, which stay there."""
+    live = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.SCHEDULED]
+    unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=live)))
+    for run in client.read_flow_runs(flow_run_filter=unfinished):
+        if run.state_type != StateType.SCHEDULED or run.parent_task_run_id is not None:
+            yield run
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES lists, or else every GPU that the driver lists."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [device.strip() for device in listed.split(",") if device.strip()]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    lines = subprocess.run(
+        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in lines))]
+
+
+def shares(devices: Sequence[str], workers: int) -> list[dict[str, str]]:
+    """Share GPUs out to workers: the environment of each, which one worker, or none without GPUs, does not need.
+
+    Raises:
+        SetUpError: more workers than GPUs.
+    """
+    if workers == 1 or not devices:
+        return [{} for _ in range(workers)]
+    if workers > len(devices):
+        raise SetUpError(
+            f"GPU_WORKERS={workers}, but only {len(devices)} GPUs are visible: {', '.join(devices)}"
+        )
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[number::workers])} for number in range(workers)]
 
 
 def _stop_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -202,10 +231,13 @@ def stop_trees(roots: Sequence[psutil.Process]) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on, nor on the next one."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+        if port < 65535 and not _listens(port + 1):
+            return port
 
 
 def _listens(port: int) -> bool:
@@ -213,5 +245,9 @@ def _listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def _prefect(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "prefect", *arguments]
+def _server(port: int) -> list[str]:
+    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+
+
+def _file_server(port: int, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "http.server", str(port), "--bind", HOST, "--directory", str(folder)]

@@ -1,6 +1,7 @@
 """`make serve`: Prefect server, work pools, deployments and workers in one terminal, until Ctrl-C.
 
-PREFECT_PORT chooses the port (4200).
+PREFECT_PORT chooses the port (4200), GPU_WORKERS how many workers share the GPUs out (1),
+PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite in .prefect).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from infra.local_prefect import LocalPrefect, SetUpError
+from infra.local_prefect import LocalPrefect
+from infra.setup import SetUpError
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "prefect deployment run chunk-grpo/full --watch"
@@ -26,10 +28,14 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
     for number in _STOP_SIGNALS:
         signal.signal(number, _interrupt)
-    port = int(os.environ.get("PREFECT_PORT", "4200"))
-    prefect = LocalPrefect(root=ROOT, home=ROOT / ".prefect", port=port)
     console.print("Starting the Prefect server, its work pools and workers ...")
     try:
+        prefect = LocalPrefect(
+            root=ROOT,
+            home=Path(os.environ.get("PREFECT_HOME") or ROOT / ".prefect").resolve(),
+            port=_number("PREFECT_PORT", 4200),
+            gpu_workers=_number("GPU_WORKERS", 1),
+        )
         with prefect.running():
             console.print(_welcome(prefect))
             while True:
@@ -43,6 +49,18 @@ def main() -> int:
         return 1
 
 
+def _number(variable: str, default: int) -> int:
+    """A whole number from the environment.
+
+    Raises:
+        SetUpError: it is not one, or less than 1.
+    """
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise SetUpError(f"{variable} must be a whole number from 1 on, got {text!r}")
+    return int(text)
+
+
 def _welcome(prefect: LocalPrefect) -> str:
     """What to open and what to type; the server's address only where `prefect.toml` would not give it."""
     other_server = prefect.port != 4200 or "PREFECT_API_URL" in os.environ
@@ -50,6 +68,7 @@ def _welcome(prefect: LocalPrefect) -> str:
     return (
         f"\nPrefect UI   {prefect.url}\n"
         f"Run          . .venv/bin/activate && {variable}{RUN}      (in this folder, in another terminal)\n"
+        f"Published    {prefect.reports_url}\n"
         f"Logs, runs   {prefect.home}\n"
         "Stop         Ctrl-C\n"
     )

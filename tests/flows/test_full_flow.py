@@ -16,7 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from infra.local_prefect import POOLS, LocalPrefect, SetUpError, free_port
+from infra.local_prefect import LocalPrefect, free_port
+from infra.setup import SetUpError
 from infra.smoke import latest_artifact
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -92,7 +93,7 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
     earlier = set(psutil.Process().children(recursive=True))  # such as the tracker of shared memory
     with LocalPrefect(root=root, home=tmp_path / "home", port=free_port()).running() as served:
         pools = {pool["name"]: pool["concurrency_limit"] for pool in post(served, "work_pools/filter")}
-        assert pools == dict(POOLS)
+        assert pools == {"cpu": None, "gpu": 1}
         flows = {flow["id"]: flow["name"] for flow in post(served, "flows/filter")}
         deployments = {f"{flows[d['flow_id']]}/{d['name']}": d for d in post(served, "deployments/filter")}
         stages = [f"{flow}/gpu" for flow in ("encode", "profile", "train", "generate", "score")]
@@ -206,7 +207,7 @@ def test_stopping_in_mid_run_ends_its_stage_and_frees_its_slots(prefect: LocalPr
     assert not is_running(pid)
     with LocalPrefect(root=prefect.root, home=prefect.home, port=free_port()).running() as again:
         ended = {run["state_type"] for run in latest_flow_runs(again, 2)}
-        assert ended <= {"CRASHED", "CANCELLED"}
+        assert ended == {"CANCELLED"}
         result = run(again, "--watch", "--watch-timeout", "120", preset="smoke", until="train")
         assert result.returncode == 0, result.stdout + result.stderr
 

@@ -1,0 +1,199 @@
+"""What the Prefect server does by itself: end lost flow runs, run them once more, and tell somebody.
+
+Each automation is known by its name. Whether it is switched on is the user's choice, which is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from prefect.blocks.webhook import Webhook
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import CallWebhook, ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.types import SecretDict
+from pydantic import SecretStr
+
+HEARTBEAT_SECONDS = 30
+"""A flow run says so often that it lives; the shortest time that Prefect allows."""
+LOST_AFTER_SECONDS = 120
+"""A flow run without a heartbeat for so long is lost."""
+STARTED_WITHIN_SECONDS = 900
+"""A flow run that a process worker took, and that does not run after so long, is lost."""
+WATCH_RUNNING = "chunk-grpo.watch.running"
+WATCH_PENDING = "chunk-grpo.watch.pending"
+"""Events that set-up sends for flow runs that nobody may have watched: from now on the time counts."""
+MOVED = "chunk-grpo.score.moved"
+"""The event of flows/reevaluate.py: a score has left its confidence interval."""
+
+TAG = "chunk-grpo"
+FLOW = "chunk-grpo"
+WEBHOOK_BLOCK = "chunk-grpo-notify"
+
+TAG_RESOURCE = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
+"""How an event says that it is about something of ours."""
+
+
+_FLOW_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
+_FLOW_OURS = {"prefect.resource.role": "flow", "prefect.resource.name": FLOW}
+_DEPLOYMENT = {"prefect.resource.role": "deployment"}
+_PROCESS_POOL = {"prefect.resource.role": "work-pool", "prefect.work-pool.type": "process"}
+
+
+def supervision() -> list[AutomationCore]:
+    """The automations that every server gets."""
+    return [_crash_silent(), _crash_never_started(), _run_once_more()]
+
+
+def notifications(url: SecretStr) -> list[AutomationCore]:
+    """The automations that call a webhook, which Prefect keeps encrypted in a block."""
+    block = Webhook(url=url, headers=SecretDict({"Content-Type": "application/json"}))
+    saved = block.save(WEBHOOK_BLOCK, overwrite=True)
+    assert isinstance(saved, UUID)
+    return [_tell_failed(saved), _tell_moved(saved)]
+
+
+def apply(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
+    """Create what is not there, change what is different, leave the rest alone.
+
+    An automation that is written again forgets the flow runs that it watches; so it is not done without need.
+    """
+    for automation in wanted:
+        existing = client.read_automations_by_name(automation.name)
+        if not existing:
+            client.create_automation(automation)
+            continue
+        first, *doubles = existing
+        for double in doubles:
+            client.delete_automation(double.id)
+        new = automation.model_copy(update={"enabled": first.enabled})
+        if AutomationCore.model_validate(first.model_dump()) != new:
+            client.update_automation(first.id, AutomationCore.model_validate(new.model_dump()))
+
+
+def _labels(labels: Mapping[str, str]) -> ResourceSpecification:
+    return ResourceSpecification(dict(labels.items()))
+
+
+def _crash_silent() -> AutomationCore:
+    """Any event of the run but its heartbeat ends the wait: every state has one, with the name of the state.
+
+    The server refuses to mark a run as crashed that has ended.
+    """
+    return AutomationCore(
+        name="chunk-grpo: end lost runs",
+        description=f"No heartbeat for {LOST_AFTER_SECONDS} s: the run's process or machine is gone.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat", "prefect.flow-run.Running", WATCH_RUNNING},
+            expect={"prefect.flow-run.*"},
+            match=_labels(_FLOW_RUN),
+            match_related=_labels(TAG_RESOURCE),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=LOST_AFTER_SECONDS),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                message=f"No heartbeat for {LOST_AFTER_SECONDS} s: its process or its machine is gone.",
+            )
+        ],
+    )
+
+
+def _crash_never_started() -> AutomationCore:
+    """For process workers only: a pod may wait for a machine for hours."""
+    return AutomationCore(
+        name="chunk-grpo: end runs that never started",
+        description=f"Taken by a process worker, and not running {STARTED_WITHIN_SECONDS} s later.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.Pending", WATCH_PENDING},
+            expect={"prefect.flow-run.*"},
+            match=_labels(_FLOW_RUN),
+            match_related=[_labels(TAG_RESOURCE), _labels(_PROCESS_POOL)],
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=STARTED_WITHIN_SECONDS),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                message=f"Its worker was lost: not running {STARTED_WITHIN_SECONDS} s after it was taken.",
+            )
+        ],
+    )
+
+
+def _run_once_more() -> AutomationCore:
+    """In place: the same flow run, whose second attempt has the run count 2.
+
+    Not before it ran at all (run count 0): what can not start would be tried for ever.
+    """
+    return AutomationCore(
+        name="chunk-grpo: run a lost run once more",
+        description="A run that crashed on its first attempt is scheduled again; a failed one is not.",
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Crashed"},
+            match=_labels(_FLOW_RUN | {"prefect.run-count": "1"}),
+            match_related=[_labels(TAG_RESOURCE), _labels(_FLOW_OURS), _labels(_DEPLOYMENT)],
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.SCHEDULED,
+                name="Scheduled",
+                message="Its process or machine was lost: run once more.",
+                force=True,
+            )
+        ],
+    )
+
+
+def _tell_failed(block: UUID) -> AutomationCore:
+    text = (
+        '{"text": {{ ("Prefect: flow run " ~ flow_run.name ~ " of " ~ flow.name ~ " is " ~ flow_run.state.name'
+        ' ~ ": " ~ (flow_run.state.message or "") ~ " " ~ (flow_run|ui_url)) | tojson }}}'
+    )
+    return AutomationCore(
+        name="chunk-grpo: tell of failed runs",
+        description="Calls the webhook block when a run of flow chunk-grpo fails, or is lost for good.",
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
+            match=_labels(_FLOW_RUN),
+            match_related=[_labels(TAG_RESOURCE), _labels(_FLOW_OURS)],
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[CallWebhook(block_document_id=block, payload=text)],
+    )
+
+
+def _tell_moved(block: UUID) -> AutomationCore:
+    return AutomationCore(
+        name="chunk-grpo: tell of moved scores",
+        description=f"Calls the webhook block at the event {MOVED}.",
+        trigger=EventTrigger(
+            expect={MOVED},
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[
+            CallWebhook(
+                block_document_id=block,
+                payload='{"text": {{ ("A score moved: " ~ event.resource.name ~ " " ~ (event.payload | tojson))'
+                " | tojson }}}",
+            )
+        ],
+    )

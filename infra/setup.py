@@ -1,0 +1,299 @@
+"""Set up a Prefect server: work pools, automations and the deployments of infra/prefect.yaml.
+
+`python -m infra.setup` talks to the server of PREFECT_API_URL (by default the one in prefect.toml). It may be run
+as often as one likes: what is there already is kept or changed, never doubled. The URL of a webhook to notify is
+a secret, so it comes from the environment: CHUNK_GRPO_NOTIFY_WEBHOOK.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import StateType
+from prefect.events.clients import get_events_client
+from prefect.events.schemas.events import Event, RelatedResource, Resource
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.utilities.asyncutils import run_coro_as_sync
+from prefect.workers.process import ProcessWorker
+from pydantic import SecretStr
+from rich.console import Console
+
+from infra import automations
+
+ROOT = Path(__file__).resolve().parents[1]
+WEBHOOK_VARIABLE = "CHUNK_GRPO_NOTIFY_WEBHOOK"
+POOL_TYPES = ("process", "kubernetes", "ecs")
+
+
+class SetUpError(Exception):
+    """The server, a worker, a work pool or a deployment could not be set up."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A work pool as it is wanted.
+
+    Attributes:
+        name: of the pool.
+        limit: how many flow runs it may have at once; None for no limit.
+        keep_limit: leave the limit of a pool that is there already as it is.
+        type: kind of its workers, one of POOL_TYPES.
+        template: base job template, with `variables` and `job_configuration`; None for Prefect's own, or the one
+            that the pool has already.
+    """
+
+    name: str
+    limit: int | None = None
+    keep_limit: bool = False
+    type: str = "process"
+    template: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """What a server is to have.
+
+    Attributes:
+        root: the repository, with infra/prefect.yaml and the flows that it names.
+        gpu_workers: how many GPU workers there are, so how many flow runs the pool `gpu` may have at once; None
+            leaves the limit of a pool that is there, and means 1 for a new one.
+        pool_type: kind of the workers of each pool that has a template.
+        templates: base job template files by the name of the pool; a pool without one has process workers.
+        webhook: URL that is told of failed runs and moved scores; None leaves notifications as they are.
+    """
+
+    root: Path = ROOT
+    gpu_workers: int | None = None
+    pool_type: str = "process"
+    templates: Mapping[str, Path] = field(default_factory=dict)
+    webhook: SecretStr | None = None
+
+    def pools(self) -> list[Pool]:
+        """The work pools `cpu` and `gpu`.
+
+        Raises:
+            SetUpError: a number or a template is not what it is to be.
+        """
+        if self.gpu_workers is not None and self.gpu_workers < 1:
+            raise SetUpError(f"the number of GPU workers must be at least 1, got {self.gpu_workers}")
+        if self.pool_type != "process" and not self.templates:
+            raise SetUpError(
+                f"pool type {self.pool_type} needs a base job template: --gpu-template FILE, --cpu-template FILE"
+            )
+        read = {name: read_template(path) for name, path in self.templates.items()}
+        kinds: dict[str, dict[str, Any]] = {
+            name: {"type": self.pool_type, "template": template} for name, template in read.items()
+        }
+        gpu_limit = 1 if self.gpu_workers is None else self.gpu_workers
+        return [
+            Pool("cpu", **kinds.get("cpu", {})),
+            Pool("gpu", gpu_limit, keep_limit=self.gpu_workers is None, **kinds.get("gpu", {})),
+        ]
+
+    def apply(self, environment: Mapping[str, str] = os.environ) -> None:
+        """Bring the server of PREFECT_API_URL to this state.
+
+        Args:
+            environment: of `prefect deploy`; PREFECT_API_URL is added.
+
+        Raises:
+            SetUpError: with what to do, when the server is not there or refuses something.
+        """
+        pools = self.pools()
+        with connected() as client:
+            for pool in pools:
+                _set_up_pool(client, pool)
+            wanted = automations.supervision()
+            if self.webhook is not None:
+                wanted += automations.notifications(self.webhook)
+            automations.apply(client, wanted)
+            unwatched = _unwatched(client)
+        run_coro_as_sync(_emit(unwatched))
+        deploy(self.root, environment)
+
+
+@contextmanager
+def connected() -> Iterator[SyncPrefectClient]:
+    """A client of the server of PREFECT_API_URL; what goes wrong with it becomes a SetUpError.
+
+    Raises:
+        SetUpError: no such server, or it refused something.
+    """
+    url = PREFECT_API_URL.value()
+    if not url:
+        raise SetUpError(
+            "PREFECT_API_URL is not set: start this in the repository's root, where prefect.toml is"
+        )
+    try:
+        # A server that is not there is told at once.
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+            client.read_work_pools(limit=1)
+            yield client
+    except httpx.TransportError as error:
+        raise SetUpError(
+            f"no Prefect server at {url} ({type(error).__name__}: {error}); start one with `make serve`, or set "
+            "PREFECT_API_URL to the address of yours, with /api at its end"
+        ) from error
+    except PrefectHTTPStatusError as error:
+        raise SetUpError(_refusal(url, error)) from error
+    except (json.JSONDecodeError, RuntimeError) as error:
+        raise SetUpError(
+            f"{url} does not answer as a Prefect server does: does it end with /api? {error}"
+        ) from error
+
+
+def _refusal(url: str, error: PrefectHTTPStatusError) -> str:
+    status = error.response.status_code
+    if status in (401, 403):
+        return f"{url} refuses access (status {status}): set PREFECT_API_AUTH_STRING as on the server, USER:PASSWORD"
+    if status == 404 and not url.rstrip("/").endswith("/api"):
+        return f"{url} is not the address of a Prefect API: it ends with /api"
+    return f"{url} refused {error.request.method} {error.request.url.path}: {error}"
+
+
+def read_template(path: Path) -> Mapping[str, Any]:
+    """A base job template file.
+
+    Raises:
+        SetUpError: not there, not JSON, or without the two parts that Prefect needs.
+    """
+    try:
+        template = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise SetUpError(f"base job template {path}: {error}") from error
+    if not isinstance(template, dict) or not {"job_configuration", "variables"} <= template.keys():
+        raise SetUpError(f"base job template {path}: must be an object with job_configuration and variables")
+    return template
+
+
+def _set_up_pool(client: SyncPrefectClient, pool: Pool) -> None:
+    """Create a work pool, or change what is different; paused or not, and its description, are the user's."""
+    try:
+        existing = client.read_work_pool(pool.name)
+    except ObjectNotFound:
+        template = pool.template or ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=pool.name,
+                type=pool.type,
+                base_job_template=dict(template),
+                concurrency_limit=pool.limit,
+            )
+        )
+        return
+    if existing.type != pool.type:
+        raise SetUpError(
+            f"work pool {pool.name} has workers of type {existing.type}, not {pool.type}, and Prefect can not change "
+            f"that: wait until no run is left in it, `prefect work-pool delete {pool.name}`, and run this again"
+        )
+    changes: dict[str, Any] = {}
+    if pool.limit != existing.concurrency_limit and not pool.keep_limit:
+        changes["concurrency_limit"] = pool.limit
+    if pool.template is not None and dict(pool.template) != existing.base_job_template:
+        changes["base_job_template"] = dict(pool.template)
+    if changes:
+        client.update_work_pool(pool.name, WorkPoolUpdate(**changes))
+
+
+def _unwatched(client: SyncPrefectClient) -> list[Event]:
+    """An event for each flow run of ours that may have been lost while no server watched it."""
+    types = {pool.name: pool.type for pool in client.read_work_pools()}
+    tag = RelatedResource(dict(automations.TAG_RESOURCE))
+    events = []
+    for kind, event in {
+        StateType.RUNNING: automations.WATCH_RUNNING,
+        StateType.PENDING: automations.WATCH_PENDING,
+    }.items():
+        live = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[kind])))
+        for run in client.read_flow_runs(flow_run_filter=live):
+            if automations.TAG not in run.tags:
+                continue
+            name = run.work_pool_name or ""
+            pool = {
+                "prefect.resource.id": f"prefect.work-pool.{name}",
+                "prefect.resource.role": "work-pool",
+                "prefect.work-pool.type": types.get(name, ""),
+            }
+            resource = Resource({"prefect.resource.id": f"prefect.flow-run.{run.id}"})
+            events.append(Event(event=event, resource=resource, related=[tag, RelatedResource(pool)]))
+    return events
+
+
+async def _emit(events: Sequence[Event]) -> None:
+    if not events:
+        return
+    async with get_events_client(checkpoint_every=1) as client:
+        for event in events:
+            await client.emit(event)
+
+
+def deploy(root: Path, environment: Mapping[str, str]) -> None:
+    """`prefect deploy --all` with the deployments of infra/prefect.yaml.
+
+    Raises:
+        SetUpError: with its output, when it failed.
+    """
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    result = subprocess.run(
+        [*command, "--prefect-file", "infra/prefect.yaml"],
+        cwd=root,
+        env={**environment, "PREFECT_API_URL": PREFECT_API_URL.value() or ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise SetUpError(f"prefect deploy failed:\n{result.stdout}{result.stderr}")
+
+
+def main() -> int:
+    """Set up the server; the exit status is 1 when that failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.setup",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--gpu-workers", type=int, help="limit of the pool gpu: one for each GPU worker")
+    parser.add_argument(
+        "--pool-type", choices=POOL_TYPES, default="process", help="type of the pools that have a template"
+    )
+    for pool in ("cpu", "gpu"):
+        parser.add_argument(
+            f"--{pool}-template",
+            type=Path,
+            help=f"base job template of pool {pool} (JSON); otherwise: processes",
+        )
+    options = parser.parse_args()
+    templates = {"cpu": options.cpu_template, "gpu": options.gpu_template}
+    webhook = os.environ.get(WEBHOOK_VARIABLE)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        SetUp(
+            gpu_workers=options.gpu_workers,
+            pool_type=options.pool_type,
+            templates={name: path for name, path in templates.items() if path is not None},
+            webhook=SecretStr(webhook) if webhook else None,
+        ).apply()
+    except SetUpError as error:
+        console.print(f"error: {error}", style="bold red", markup=False)
+        return 1
+    console.print(f"{PREFECT_API_URL.value()} has the work pools, automations and deployments.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Start a worker of this checkout, on this or another machine: `make worker POOL=gpu`.
+
+It talks to the server of PREFECT_API_URL, loads the flows from this checkout ($CHUNK_GRPO_REPOSITORY names another
+one) and keeps clones and checkpoints in PREFECT_HOME, by default .prefect in the checkout. Ctrl-C stops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+from rich.console import Console
+
+from infra.automations import HEARTBEAT_SECONDS
+from infra.setup import ROOT, SetUpError, connected
+
+REPOSITORY = "CHUNK_GRPO_REPOSITORY"
+WORKER_PID = "CHUNK_GRPO_WORKER_PID"
+"""A flow run that finds another parent process than this one knows that its worker has ended already."""
+
+_SHELL = f'{WORKER_PID}=$$ exec "$@"'
+
+
+def main() -> int:
+    """Check what the worker needs, then become it; the exit status is 1 when something is missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.worker",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--pool", required=True, help="work pool: cpu or gpu")
+    parser.add_argument(
+        "--limit", type=int, help="flow runs at once (default: 1 on pool gpu, any number elsewhere)"
+    )
+    parser.add_argument("--name", help="in the Prefect UI (default: HOST-POOL-PID)")
+    options = parser.parse_args()
+    repository = Path(os.environ.get(REPOSITORY) or ROOT).resolve()
+    home = Path(os.environ.get("PREFECT_HOME") or repository / ".prefect").resolve()
+    try:
+        check(repository, options.pool)
+        home.mkdir(parents=True, exist_ok=True)
+    except (SetUpError, OSError) as error:
+        message = f"error: {error}"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(message, style="bold red", markup=False)
+        return 1
+    limit = 1 if options.limit is None and options.pool == "gpu" else options.limit
+    name = options.name or f"{socket.gethostname()}-{options.pool}-{os.getpid()}"
+    os.chdir(repository)  # prefect.toml
+    line = command(options.pool, name, limit)
+    return os.execve(
+        line[0], line, worker_environment(os.environ, repository, home, PREFECT_API_URL.value() or "")
+    )
+
+
+def check(repository: Path, pool: str) -> None:
+    """Whether a worker of this checkout could do its work here.
+
+    Raises:
+        SetUpError: with what is missing and what to do about it.
+    """
+    for file, what in {
+        "dvc.yaml": "the pipeline",
+        "flows": "the flows",
+        ".git": "a git checkout",
+        ".dvc": "DVC",
+    }.items():
+        if not (repository / file).exists():
+            raise SetUpError(
+                f"{repository} has no {file} ({what}): set {REPOSITORY} to a clone of the repository on this machine"
+            )
+    if shutil.which("git") is None:
+        raise SetUpError("git is not installed here; every flow run needs it to clone the repository")
+    if importlib.util.find_spec("dvc") is None:
+        raise SetUpError(
+            f"{sys.executable} has no DVC: start the worker with `make worker`, or install the extra `pipeline`"
+        )
+    with connected() as client:
+        try:
+            found = client.read_work_pool(pool)
+        except ObjectNotFound as error:
+            raise SetUpError(
+                f"{PREFECT_API_URL.value()} has no work pool {pool!r}: run `python -m infra.setup` for that server"
+            ) from error
+    if found.type != "process":
+        raise SetUpError(
+            f"the work pool {pool} has workers of type {found.type}, which start containers: see docs/operations.md"
+        )
+
+
+def worker_environment(base: Mapping[str, str], repository: Path, home: Path, api_url: str) -> dict[str, str]:
+    """Everything that a worker and its flow runs need to know about this machine.
+
+    Args:
+        base: the environment to add to.
+        repository: a clone of the repository: flows are loaded from it and workspaces cloned from it.
+        home: clones, checkpoints and locks.
+        api_url: the Prefect server.
+    """
+    path = [str(Path(sys.executable).parent), base.get("PATH", os.defpath)]
+    return {
+        # Prefect does not let the heartbeat out of prefect.toml into a flow run of another folder.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        **base,
+        "PATH": os.pathsep.join(path),
+        "PREFECT_API_URL": api_url,
+        "PREFECT_HOME": str(home),
+        REPOSITORY: str(repository),
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def command(pool: str, name: str, limit: int | None) -> list[str]:
+    """A command that becomes the worker, with its process id in WORKER_PID."""
+    limits = [] if limit is None else ["--limit", str(limit)]
+    worker = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "--no-prompt",
+        "worker",
+        "start",
+        "--pool",
+        pool,
+        "--name",
+        name,
+    ]
+    return ["/bin/sh", "-c", _SHELL, "worker", *worker, *limits]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
