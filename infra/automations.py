@@ -22,6 +22,8 @@ HEARTBEAT_SECONDS = 30
 """A flow run says so often that it lives; the shortest time that Prefect allows."""
 LOST_AFTER_SECONDS = 120
 """A flow run without a heartbeat for so long is lost."""
+AGAIN_AFTER_SECONDS = 30
+"""A lost flow run is run once more so much later: a worker reports the end of one process twice, seconds apart."""
 STARTED_WITHIN_SECONDS = 900
 """A flow run that a process worker took, and that does not run after so long, is lost."""
 WATCH_RUNNING = "chunk-grpo.watch.running"
@@ -54,7 +56,7 @@ def notifications(url: SecretStr) -> list[AutomationCore]:
     block = Webhook(url=url, headers=SecretDict({"Content-Type": "application/json"}))
     saved = block.save(WEBHOOK_BLOCK, overwrite=True)
     assert isinstance(saved, UUID)
-    return [_tell_failed(saved), _tell_moved(saved)]
+    return [*_tell_ended(saved), _tell_moved(saved)]
 
 
 def apply(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
@@ -72,7 +74,9 @@ def apply(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
             client.delete_automation(double.id)
         new = automation.model_copy(update={"enabled": first.enabled})
         if AutomationCore.model_validate(first.model_dump()) != new:
-            client.update_automation(first.id, AutomationCore.model_validate(new.model_dump()))
+            # The server takes no owner in a change.
+            changed = AutomationCore.model_validate(new.model_dump(exclude={"owner_resource"}))
+            client.update_automation(first.id, changed)
 
 
 def _labels(labels: Mapping[str, str]) -> ResourceSpecification:
@@ -133,67 +137,82 @@ def _crash_never_started() -> AutomationCore:
 def _run_once_more() -> AutomationCore:
     """In place: the same flow run, whose second attempt has the run count 2.
 
-    Not before it ran at all (run count 0): what can not start would be tried for ever.
+    When the run is still Crashed after a while, and nobody has done anything about it; whatever leads away from there
+    has an event with the run count 1. Not before it ran at all (run count 0): what can not start would be tried
+    for ever.
     """
     return AutomationCore(
         name="chunk-grpo: run a lost run once more",
         description="A run that crashed on its first attempt is scheduled again; a failed one is not.",
         trigger=EventTrigger(
-            expect={"prefect.flow-run.Crashed"},
+            after={"prefect.flow-run.Crashed"},
+            expect={"prefect.flow-run.*"},
             match=_labels(_FLOW_RUN | {"prefect.run-count": "1"}),
             match_related=[_labels(TAG_RESOURCE), _labels(_FLOW_OURS), _labels(_DEPLOYMENT)],
             for_each={"prefect.resource.id"},
-            posture=Posture.Reactive,
+            posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(0),
+            within=timedelta(seconds=AGAIN_AFTER_SECONDS),
         ),
         actions=[
             ChangeFlowRunState(
-                state=StateType.SCHEDULED,
-                name="Scheduled",
-                message="Its process or machine was lost: run once more.",
-                force=True,
+                state=StateType.SCHEDULED, message="Its process or machine was lost: run once more."
             )
         ],
     )
 
 
-def _tell_failed(block: UUID) -> AutomationCore:
-    text = (
-        '{"text": {{ ("Prefect: flow run " ~ flow_run.name ~ " of " ~ flow.name ~ " is " ~ flow_run.state.name'
-        ' ~ ": " ~ (flow_run.state.message or "") ~ " " ~ (flow_run|ui_url)) | tojson }}}'
+def _tell_ended(block: UUID) -> list[AutomationCore]:
+    """A first crash is not told: the run starts once more."""
+    message = (
+        '"Flow run " ~ flow_run.name ~ ": " ~ flow_run.state.name ~ ". " ~ (flow_run.state.message or "")'
     )
-    return AutomationCore(
-        name="chunk-grpo: tell of failed runs",
-        description="Calls the webhook block when a run of flow chunk-grpo fails, or is lost for good.",
-        trigger=EventTrigger(
-            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
-            match=_labels(_FLOW_RUN),
-            match_related=[_labels(TAG_RESOURCE), _labels(_FLOW_OURS)],
-            for_each={"prefect.resource.id"},
-            posture=Posture.Reactive,
-            threshold=1,
-            within=timedelta(0),
+    failed = {"prefect.flow-run.Failed", "prefect.flow-run.TimedOut"}
+    return [
+        _tell("failed runs", "When a run of flow chunk-grpo fails.", failed, _FLOW_RUN, message, block),
+        _tell(
+            "runs that are lost for good",
+            "When a run of flow chunk-grpo crashes on its second attempt, or before it began.",
+            {"prefect.flow-run.Crashed"},
+            _FLOW_RUN | {"prefect.run-count": "!1"},
+            message,
+            block,
         ),
-        actions=[CallWebhook(block_document_id=block, payload=text)],
-    )
+    ]
 
 
 def _tell_moved(block: UUID) -> AutomationCore:
+    message = '"A score has moved: " ~ event.resource.name ~ " " ~ (event.payload | tojson)'
+    return _tell("moved scores", f"At the event {MOVED}.", {MOVED}, {}, message, block)
+
+
+def _tell(
+    what: str, when: str, events: set[str], labels: Mapping[str, str], message: str, block: UUID
+) -> AutomationCore:
+    """Call the webhook with what Slack, Mattermost and others take: a JSON object with `text`.
+
+    Once in ten minutes for each flow run, since a worker reports a crash twice.
+
+    Args:
+        what: the end of the automation's name.
+        when: its description.
+        events: that it waits for.
+        labels: of the resource that they are about.
+        message: a Jinja expression.
+        block: the webhook.
+    """
+    ours = [_labels(TAG_RESOURCE), _labels(_FLOW_OURS)]
     return AutomationCore(
-        name="chunk-grpo: tell of moved scores",
-        description=f"Calls the webhook block at the event {MOVED}.",
+        name=f"chunk-grpo: tell of {what}",
+        description=f"{when} Calls the webhook of block {WEBHOOK_BLOCK}.",
         trigger=EventTrigger(
-            expect={MOVED},
+            expect=events,
+            match=_labels(labels),
+            match_related=[*ours] if labels else [],
+            for_each={"prefect.resource.id"},
             posture=Posture.Reactive,
             threshold=1,
-            within=timedelta(0),
+            within=timedelta(minutes=10),
         ),
-        actions=[
-            CallWebhook(
-                block_document_id=block,
-                payload='{"text": {{ ("A score moved: " ~ event.resource.name ~ " " ~ (event.payload | tojson))'
-                " | tojson }}}",
-            )
-        ],
+        actions=[CallWebhook(block_document_id=block, payload=f'{{"text": {{{{ ({message}) | tojson }}}}}}')],
     )

@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -54,6 +55,8 @@ def main() -> int:
     limit = 1 if options.limit is None and options.pool == "gpu" else options.limit
     name = options.name or f"{socket.gethostname()}-{options.pool}-{os.getpid()}"
     os.chdir(repository)  # prefect.toml
+    # A shell starts what it runs in the background with SIGINT ignored; Prefect's worker needs it to end itself.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     line = command(options.pool, name, limit)
     return os.execve(
         line[0], line, worker_environment(os.environ, repository, home, PREFECT_API_URL.value() or "")
