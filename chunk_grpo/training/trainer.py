@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.credit import advantages_of
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.halfway import Halfway
+from chunk_grpo.training.journal import Heading, Journal
 from chunk_grpo.training.learner import Learner, Lesson
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.metrics import (
@@ -70,8 +71,8 @@ class Places:
     Attributes:
         checkpoints: Folder of this run alone.
         identity: Names the computation; only its own checkpoints are resumed.
-        logs: Folder of the trackers.
-        name: Of the run, for the trackers.
+        logs: Folder of the journal and of the trackers.
+        name: Of the run, for both: the folder below `logs`.
         trackers: Which ones.
     """
 
@@ -105,7 +106,7 @@ class Trainer:
         Raises:
             ConfigError: The adapters' settings do not fit the model, prompts cannot be shared out evenly to the
                 processes, or a tracker cannot be opened.
-            DataError: There are checkpoints, and none of them can be used.
+            DataError: There are checkpoints, and none of them can be used; or the journal cannot be written.
         """
         self._family, self._task, self._method, self._settings = family, task, method, settings
         self._seed, self._processes = seed, Processes(shards_weights=settings.shard_weights)
@@ -136,6 +137,9 @@ class Trainer:
         self._trackers = Trackers(places.trackers, places.logs, places.name, config, start_step=first)
         if first == self._done:
             self._trackers.log(first, {name: value for i, name, value in self._rows if i == first})
+        heading = Heading(places.identity, seed, settings.seeds, settings.iterations, self._done)
+        where = places.logs / places.name
+        self._journal = Journal(where, heading, self._rows, writes=self._processes.is_main)
 
     def run(self, should_stop: Callable[[], bool]) -> list[MetricRow]:
         """Train to the last iteration, or until the held-out score stops getting better, and return all metrics.
@@ -157,6 +161,7 @@ class Trainer:
                     self._watch_if_due()
                     meter.advance(note=self._reward_so_far())
                     self._save_if_due()
+            self._journal.end()
         except _StopError:
             self._save()
             raise TransientError(
@@ -168,6 +173,7 @@ class Trainer:
             raise DataError(f"{where}: {error} The last good checkpoint is {last}.") from error
         finally:
             self._trackers.close()
+            self._journal.close()
         return self._rows
 
     def save_policies(self, folder: Path) -> None:
@@ -275,8 +281,13 @@ class Trainer:
             warn_of_poor_fidelity(fidelity, self._method.clip_range)
         seconds = seconds_metrics({**experience.seconds, "update": halfway.seconds}, len(experience.prompts))
         metrics = {**halfway.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
+        self._tell(iteration, metrics)
+
+    def _tell(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Keep metrics, and tell those who look on."""
         self._rows += [(iteration, name, value) for name, value in metrics.items()]
         self._trackers.log(iteration, metrics)
+        self._journal.log(iteration, metrics)
 
     def _reward_so_far(self) -> str:
         """The last iteration's reward, to be shown."""
@@ -300,8 +311,7 @@ class Trainer:
                 best = self._family.trainable_state()
                 if self._processes.is_main:
                     self._best.save(TrainingState(iteration, best, {}, []))
-        self._rows += [(iteration, name, value) for name, value in measured.metrics.items()]
-        self._trackers.log(iteration, measured.metrics)
+        self._tell(iteration, measured.metrics)
         self._trackers.log_images(iteration, "heldout", as_pictures(measured.images[:PICTURES_SHOWN]))
 
     def _averaged(self) -> AbstractContextManager[None]:

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import pytest
 
+from chunk_grpo.training.journal import FILE, read_journal
+from stages.train import TIMED
 from tests.conftest import ORDER, VARIANT, Workspace, new_workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -67,6 +69,15 @@ class Victim:
         """Weights and metrics, without the measured seconds."""
         files = self.workspace.files().items()
         return {name: content for name, content in files if name.startswith(f"train/{VARIANT}/")}
+
+    def journal(self) -> dict[int, dict[str, float]]:
+        """What is seen of the run while it goes on, without the measured seconds."""
+        record = read_journal(self.workspace.root / "logs" / VARIANT / "seed-0" / FILE)
+        assert record is not None and record.ended is not None
+        return {
+            iteration: {name: value for name, value in metrics.items() if not name.startswith(TIMED)}
+            for iteration, metrics in record.metrics.items()
+        }
 
     def begun(self) -> int:
         """How many processes have begun to train."""
@@ -138,17 +149,18 @@ PHASES: tuple[Phase, ...] = ("saving", "training", "training", "loading", "train
 def ends_as_if_untouched(made: Victim, kills: int) -> Story:
     """Kill it so often, and compare with an untouched run each time that it comes to its end."""
     longest = finish(made) * TRAINING_SHARE
-    untouched, random_, story = made.outputs(), random.Random(0), Story()
+    untouched, journal = made.outputs(), made.journal()
+    random_, story = random.Random(0), Story()
     assert untouched.keys() >= {f"train/{VARIANT}/metrics.parquet", f"train/{VARIANT}/metrics.csv"}
     shutil.rmtree(made.workspace.artifacts / "train")
     while (died := sum(story.died.values())) < kills:
         finished, phase = story.finished, PHASES[died % len(PHASES)]
         made.live(phase, random_.uniform(0, LOADING_SECONDS if phase == "loading" else longest), story)
         if story.finished > finished:  # before the kill came: compare, and begin anew
-            assert made.outputs() == untouched
+            assert (made.outputs(), made.journal()) == (untouched, journal)
             shutil.rmtree(made.workspace.artifacts / "train")
     finish(made)
-    assert made.outputs() == untouched
+    assert (made.outputs(), made.journal()) == (untouched, journal)
     return story
 
 
