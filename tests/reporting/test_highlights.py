@@ -1,0 +1,343 @@
+"""What is shown of a run before its report: when, from what, and that it is what the report says."""
+
+import base64
+import io
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from chunk_grpo.artifacts import table_from_rows, write_table
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.reporting.evidence import Source
+from chunk_grpo.reporting.highlight import Highlight, escaped, slug
+from chunk_grpo.reporting.highlights import Highlights
+from chunk_grpo.reporting.highlights_plans import draw_plans
+from chunk_grpo.reporting.series import chunks_of
+from stages import report
+from stages._stage import run_stage
+
+from .conftest import SCORERS, VARIANTS, Run, image_rows, plan_rows, prompt_rows, write_run
+
+PLANS = {
+    "step": (1,) * 16,
+    "listed": (2, 3, 4, 7),
+    "guided": (2, 3, 5, 6),
+    "equal-4": (4,) * 4,
+    "single": (16,),
+}
+LIMIT = 1_500_000
+"""Characters of an artifact's text that a browser shows without a pause."""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A synthetic run whose report exists; read only."""
+    made = write_run(tmp_path_factory.mktemp("run"))
+    for plan, sizes in PLANS.items():
+        table = table_from_rows(plan_rows(plan, sizes), "chunk_plan")
+        write_table(table, made.root / "chunks" / f"{plan}.parquet", "chunk_plan")
+    assert run_stage(report.main, report.Arguments, made.options) == 0
+    return made
+
+
+INPUTS = {
+    "profile_l1": ("l1_profile.parquet", "profile/l1_profile.parquet"),
+    "chunk_boundaries": ("chunks", "chunks"),
+    "prepare_prompts": ("prompts.parquet", "prompts/evaluation.parquet"),
+    **{f"train@{v}": (f"train/{v}", f"train/{v}") for v in VARIANTS},
+    **{f"generate@{p}": (f"images/{p}", f"images/{p}") for p in ("base", *VARIANTS)},
+    **{
+        f"score@{p}-{s}": (f"scores/{p}/{s}.parquet", f"scores/{p}/{s}.parquet")
+        for p in ("base", *VARIANTS)
+        for s in SCORERS
+    },
+}
+
+
+class Workspace:
+    """A workspace into which one stage after the other puts what the synthetic run has."""
+
+    def __init__(self, root: Path, done: Run) -> None:
+        self.root, self._done = root, done.root
+        root.mkdir()
+        shutil.copy(done.root / "params.yaml", root)
+
+    def finish(self, *stages: str) -> None:
+        for stage in stages:
+            source, target = INPUTS[stage]
+            place = self.root / "artifacts" / target
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if (self._done / source).is_dir():
+                shutil.copytree(self._done / source, place)
+            else:
+                shutil.copy(self._done / source, place)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, done: Run) -> Workspace:
+    return Workspace(tmp_path / "workspace", done)
+
+
+def made(workspace: Workspace) -> dict[str, Highlight]:
+    return {highlight.key: highlight for highlight in Highlights(workspace.root).new()}
+
+
+def table_lines(markdown: str) -> list[str]:
+    return [line for line in markdown.splitlines() if line.startswith("| ")]
+
+
+def size(picture: bytes) -> tuple[int, int]:
+    return Image.open(io.BytesIO(picture)).size
+
+
+def test_each_appears_as_soon_as_its_inputs_exist_and_once(workspace: Workspace) -> None:
+    found = Highlights(workspace.root)
+
+    def after(*stages: str) -> list[str]:
+        workspace.finish(*stages)
+        return [highlight.key for highlight in found.new()]
+
+    assert after() == []
+    assert after("prepare_prompts") == []
+    assert after("profile_l1") == ["l1-profile"]
+    assert after("chunk_boundaries") == ["l1-profile", "chunks"]
+    assert after() == []
+    assert after("train@chunk") == ["rewards"]
+    assert after("generate@chunk") == []
+    assert after("generate@base") == ["images"]
+    assert after(*(f"score@base-{s}" for s in SCORERS)) == []
+    assert after("score@chunk-shapes-exact", "score@chunk-shapes-graded") == []
+    assert after("score@chunk-shapes-vivid") == ["scores"]
+    assert after("train@dance", "generate@dance") == ["rewards", "images"]
+    assert after() == []
+
+
+def test_it_appears_again_when_an_input_is_another(workspace: Workspace, done: Run) -> None:
+    workspace.finish("profile_l1", "chunk_boundaries")
+    found = Highlights(workspace.root)
+    before = {highlight.key: highlight for highlight in found.new()}
+    table = table_from_rows(plan_rows("listed", (4, 4, 4, 4)), "chunk_plan")
+    write_table(table, workspace.root / "artifacts" / "chunks" / "listed.parquet", "chunk_plan")
+    after = {highlight.key: highlight for highlight in found.new()}
+    assert after.keys() == before.keys() == {"l1-profile", "chunks"}
+    assert after["l1-profile"].images != before["l1-profile"].images
+    assert "| listed | 4 | 2, 3, 4, 7 |" in before["chunks"].markdown
+    assert "| listed | 4 | 4, 4, 4, 4 |" in after["chunks"].markdown
+
+
+def test_another_pipelines_workspace_has_none(tmp_path: Path) -> None:
+    (tmp_path / "artifacts" / "report").mkdir(parents=True)
+    (tmp_path / "params.yaml").write_text("text: hello\n")
+    assert Highlights(tmp_path).new() == []
+
+
+def test_wrong_parameters_are_told_when_there_is_something_to_show(workspace: Workspace) -> None:
+    workspace.finish("profile_l1")
+    (workspace.root / "params.yaml").write_text("text: hello\n")
+    with pytest.raises(ConfigError, match=r"params\.yaml"):
+        Highlights(workspace.root).new()
+
+
+def test_equal_inputs_give_equal_highlights(workspace: Workspace) -> None:
+    workspace.finish(*INPUTS)
+    assert made(workspace) == made(workspace)
+
+
+def test_the_profile_is_drawn_over_the_chunks_of_every_plan(workspace: Workspace) -> None:
+    workspace.finish("profile_l1")
+    alone = made(workspace)["l1-profile"]
+    assert "every plan" not in alone.markdown.split("![")[0]
+    workspace.finish("chunk_boundaries")
+    whole = made(workspace)["l1-profile"]
+    assert "Shaded: the chunks of listed" in whole.markdown
+    assert size(whole.images["l1-profile.png"])[1] == 2 * size(alone.images["l1-profile.png"])[1]
+    first = next(line for line in table_lines(whole.markdown) if line.startswith("| 0 |"))
+    assert first.split(" | ")[1] == "1.000"  # t of the first step: noise
+
+
+def test_a_plans_boxes_are_its_chunks() -> None:
+    axes = Figure().add_subplot()
+    plans = {
+        name: chunks_of(Source("x", table_from_rows(plan_rows(name, PLANS[name]), "chunk_plan")))
+        for name in ("listed", "single")
+    }
+    draw_plans(axes, plans, last_step=16)
+    boxes = [(patch.get_x(), patch.get_width(), round(patch.get_y() + 0.35)) for patch in axes.patches]  # type: ignore[attr-defined]
+    assert boxes == [(-0.5, 2, 0), (1.5, 3, 0), (4.5, 4, 0), (8.5, 7, 0), (-0.5, 16, 1)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["listed", "single"]
+
+
+def test_chunks_are_told_with_their_steps_and_weights(workspace: Workspace) -> None:
+    """Means of 0.7, 0.6, 0.5 and 0.4 over 0.5 give the weights; their sum is 4.4."""
+    workspace.finish("profile_l1", "chunk_boundaries")
+    lines = table_lines(made(workspace)["chunks"].markdown)
+    assert "| listed | 4 | 2, 3, 4, 7 | chunk, chunk-ws |" in lines
+    assert "| step | 16 | 1 each | dance |" in lines
+    assert "| guided | 4 | 2, 3, 5, 6 | – |" in lines
+    assert [line for line in lines if line.startswith("| listed |")][1:] == [
+        "| listed | 0 | 2 | 0–1 | 0.700 | 1.40 | 32% |",
+        "| listed | 1 | 3 | 2–4 | 0.600 | 1.20 | 27% |",
+        "| listed | 2 | 4 | 5–8 | 0.500 | 1.00 | 23% |",
+        "| listed | 3 | 7 | 9–15 | 0.400 | 0.80 | 18% |",
+    ]
+
+
+def test_the_scores_are_those_of_the_report(workspace: Workspace, done: Run) -> None:
+    workspace.finish(*INPUTS)
+    scores = made(workspace)["scores"]
+    text = (done.root / "report" / "report.md").read_text()
+    lines = table_lines(scores.markdown)
+    assert len(lines) == 1 + 1 + 2 * len(VARIANTS)
+    assert [line for line in lines if line not in text] == []
+    sentence = scores.markdown.splitlines()[2]
+    assert "95 % interval" in sentence and sentence in text
+    assert scores.markdown.splitlines()[0].removeprefix("## ") in text
+
+
+def test_scores_of_some_variants_say_which_are_missing(workspace: Workspace) -> None:
+    workspace.finish("prepare_prompts")
+    workspace.finish(
+        *(f"score@{p}-{s}" for p in ("base", "chunk") for s in SCORERS), "score@dance-shapes-exact"
+    )
+    scores = made(workspace)["scores"]
+    assert [line.split(" | ")[0] for line in table_lines(scores.markdown)[1:]] == [
+        "| base",
+        "| chunk, tuned",
+        "| chunk, hybrid",
+    ]
+    assert "Not scored yet: dance, chunk-ws." in scores.markdown
+
+
+def test_rewards_of_some_variants_say_which_are_missing(workspace: Workspace) -> None:
+    workspace.finish("profile_l1", "train@chunk")
+    rewards = made(workspace)["rewards"]
+    assert "Not trained yet: dance, chunk-ws." in rewards.markdown
+    assert size(rewards.images["rewards.png"])[0] > 1000
+
+
+def colour(policy: str, mode: str, train_seed: int, prompt: int, sample: int) -> tuple[int, int, int]:
+    """Tells an image from every other one."""
+    return 40 * ("base", *VARIANTS).index(policy) + 5 * len(mode), 20 * (train_seed + 2), 2 * prompt + sample
+
+
+def coloured(policy: str, prompts: list[dict[str, object]], side: int = 32) -> list[dict[str, object]]:
+    """Images of two samples, each of one colour, the later ones first."""
+    rows = []
+    for row in image_rows(policy, prompts, 16):
+        for sample in (1, 0):
+            number = [prompt["prompt_id"] for prompt in prompts].index(row["prompt_id"])
+            out = io.BytesIO()
+            rgb = colour(policy, str(row["mode"]), int(str(row["train_seed"])), number, sample)
+            Image.new("RGB", (side, side), rgb).save(out, "PNG")
+            image = {"bytes": out.getvalue(), "path": "x.png"}
+            rows.append({**row, "sample": sample, "seed": 1000 * sample + number, "image": image})
+    return rows[::-1]
+
+
+def test_a_row_of_the_grid_has_one_prompt_and_one_seed(workspace: Workspace, done: Run) -> None:
+    workspace.finish("prepare_prompts")
+    prompts = prompt_rows(8)
+    for policy in ("base", "chunk", "dance"):
+        place = workspace.root / "artifacts" / "images" / policy / "images.parquet"
+        write_table(table_from_rows(coloured(policy, prompts), "images"), place, "images")
+    grid = made(workspace)["images"]
+    head, *rows = table_lines(grid.markdown)
+    assert head == "| prompt | base | dance, tuned | chunk, tuned |"
+    assert len(rows) == 4  # report.grid_prompts
+    report_text = (done.root / "report" / "report.md").read_text()
+    assert "grid.png" in report_text
+    for row in rows:
+        found = re.match(r"\| (.*)<br>seed (\d+) \|", row)
+        assert found
+        number = int(found[2])  # sample 0: the seed is the prompt's number
+        assert found[1] == prompts[number]["prompt"]
+        names = re.findall(r"\]\(([^)]+)\)", row)
+        pixels = [Image.open(io.BytesIO(grid.images[name])).convert("RGB").getpixel((5, 5)) for name in names]
+        assert pixels == [
+            colour("base", "base", -1, number, 0),
+            colour("dance", "tuned", 0, number, 0),
+            colour("chunk", "tuned", 0, number, 0),
+        ]
+    assert {size(picture) for picture in grid.images.values()} == {(160, 160)}
+    assert "Not drawn yet: chunk-ws." in grid.markdown
+
+
+def test_the_grid_has_the_reports_prompts(workspace: Workspace, done: Run) -> None:
+    workspace.finish(*INPUTS)
+    grid = made(workspace)["images"]
+    page = (done.root / "report" / "index.html").read_text()
+    captions = [line.split("<br>")[0].removeprefix("| ") for line in table_lines(grid.markdown)[1:]]
+    alts = re.findall(r'alt="([^"]*): base"', page)
+    assert captions == alts
+
+
+def test_images_of_other_seeds_are_not_set_side_by_side(workspace: Workspace) -> None:
+    workspace.finish("prepare_prompts", "generate@base")
+    rows = [{**row, "seed": 1} for row in image_rows("chunk", prompt_rows(8), 16)]
+    place = workspace.root / "artifacts" / "images" / "chunk" / "images.parquet"
+    write_table(table_from_rows(rows, "images"), place, "images")
+    with pytest.raises(DataError, match="images are paired by seed"):
+        Highlights(workspace.root).new()
+
+
+def noise(side: int) -> Iterator[bytes]:
+    """Pictures that hardly compress."""
+    generator = np.random.default_rng(0)
+    while True:
+        out = io.BytesIO()
+        pixels = generator.integers(0, 255, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(out, "PNG")
+        yield out.getvalue()
+
+
+def test_large_images_are_reduced_and_prompts_left_out_until_they_fit(workspace: Workspace) -> None:
+    workspace.finish("prepare_prompts")
+    pictures, prompts = noise(400), prompt_rows(4)
+    text = (workspace.root / "params.yaml").read_text()
+    (workspace.root / "params.yaml").write_text(text.replace('"grid_prompts": 4', '"grid_prompts": 24'))
+    for policy in ("base", *VARIANTS):
+        rows = [
+            {**row, "image": {"bytes": next(pictures), "path": "x.png"}}
+            for row in image_rows(policy, prompts, 16)
+            if row["train_seed"] in (-1, 0) and row["mode"] != "hybrid"
+        ]
+        place = workspace.root / "artifacts" / "images" / policy / "images.parquet"
+        write_table(table_from_rows(rows, "images"), place, "images")
+    place = workspace.root / "artifacts" / "prompts" / "evaluation.parquet"
+    write_table(table_from_rows(prompt_rows(4), "prompts"), place, "prompts")
+    grid = made(workspace)["images"]
+    rows_shown = len(table_lines(grid.markdown)) - 1
+    assert 1 < rows_shown < 24
+    assert len(grid.inline()) < LIMIT
+    assert {size(picture) for picture in grid.images.values()} == {(256, 256)}
+    assert len(grid.images) == 4 * rows_shown
+
+
+def test_every_highlight_fits_into_one_artifact(workspace: Workspace) -> None:
+    workspace.finish(*INPUTS)
+    found = made(workspace)
+    assert list(found) == ["l1-profile", "chunks", "rewards", "images", "scores"]
+    for highlight in found.values():
+        text = highlight.inline()
+        assert len(text) < 250_000
+        assert text.count("data:image/") == len(highlight.images) == highlight.markdown.count("![")
+        assert re.fullmatch("[a-z0-9-]+", highlight.key)
+
+
+def test_pictures_go_into_the_text_and_other_addresses_stay() -> None:
+    text = r"![a \[1\]](x.png) ![b](https://e.org/b.png) [c](x.png)"
+    uri = f"data:image/png;base64,{base64.b64encode(b'PNG').decode()}"
+    found = Highlight("k", "t", text, {"x.png": b"PNG"}).inline()
+    assert found == rf"![a \[1\]]({uri}) ![b](https://e.org/b.png) [c](x.png)"
+
+
+def test_prompts_are_shown_as_they_are() -> None:
+    text = "a <b>bold</b> | *cat*\nwith_an [x] & `y`"
+    assert escaped(text) == r"a &lt;b&gt;bold&lt;/b&gt; \| \*cat\* with\_an \[x\] &amp; \`y\`"
+    assert slug("Chunk_WS, v2.1") == "chunk-ws-v2-1"
