@@ -1,0 +1,180 @@
+"""Publishing to a real S3 server, and reading there as others do."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import s3fs
+
+from chunk_grpo.artifacts import publishing, read_table
+from chunk_grpo.artifacts.publishing import publish
+from chunk_grpo.artifacts.run_record import read_record
+from chunk_grpo.errors import DataError, TransientError
+from tests.artifacts.conftest import wait_for
+from tests.artifacts.test_publishing import (
+    NEXT,
+    PUBLISHED,
+    RUN,
+    files_of_many,
+    kill_when,
+    make_workspace,
+    publishing_of,
+)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    return make_workspace(tmp_path / "workspace")
+
+
+def keys(location: str) -> set[str]:
+    root = location.removeprefix("s3://")
+    found = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True).find(root)
+    return {key.removeprefix(f"{root}/") for key in found}
+
+
+def test_tables_are_read_where_they_lie(bucket: str, workspace: Path) -> None:
+    publish(workspace, f"{bucket}/published", RUN)
+    table = f"{bucket}/published/tiny/scores/base/clip.parquet"
+    assert pq.read_table(table)["value"].to_pylist() == [0.25]
+    with s3fs.S3FileSystem(skip_instance_cache=True).open(table) as stream:
+        assert pq.read_table(stream)["value"].to_pylist() == [0.25]
+    assert read_table(table, "scores")["value"].to_pylist() == [0.25]
+    page = s3fs.S3FileSystem(skip_instance_cache=True).info(f"{bucket}/published/tiny/report/index.html")
+    assert page["ContentType"] == "text/html"
+
+
+def test_another_run_takes_the_place_of_the_older_one(bucket: str, workspace: Path, tmp_path: Path) -> None:
+    assert publish(workspace, bucket, RUN).copied == 4
+    files = s3fs.S3FileSystem(skip_instance_cache=True)
+    for name in ("tiny/history.parquet", "tiny-of-somebody/run.json"):
+        files.pipe_file(f"{bucket}/{name}", b"of another writer")
+    newer = make_workspace(tmp_path / "newer", 0.5)
+    (newer / "artifacts" / "report" / "index.html").unlink()
+    done = publish(newer, bucket, NEXT)
+    assert (done.copied, done.unchanged, done.removed) == (1, 2, 1)
+    assert keys(f"{bucket}/tiny") == PUBLISHED - {"report/index.html"} | {"run.json", "history.parquet"}
+    record = read_record(f"{bucket}/tiny/run.json")
+    assert (record.run, record.complete, record.older) == (NEXT, True, ())
+    assert set(record.files) == PUBLISHED - {"report/index.html"}
+
+
+def test_an_object_that_was_cut_off_is_copied_again(bucket: str, workspace: Path) -> None:
+    publish(workspace, bucket, RUN)
+    files = s3fs.S3FileSystem(skip_instance_cache=True)
+    files.pipe_file(f"{bucket}/tiny/scores/base/clip.parquet", b"PAR1")
+    assert publish(workspace, bucket, RUN).copied == 1
+    assert pq.read_table(f"{bucket}/tiny/scores/base/clip.parquet").num_rows == 1
+
+
+def test_the_newer_of_two_publications_goes_on(
+    bucket: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer, copy = make_workspace(tmp_path / "newer", 0.5), publishing._copy
+
+    def copy_and_let_another_begin(*arguments: object) -> None:
+        copy(*arguments)  # type: ignore[arg-type]
+        monkeypatch.setattr(publishing, "_copy", copy)
+        assert publish(newer, bucket, NEXT).copied == 4
+
+    monkeypatch.setattr(publishing, "_copy", copy_and_let_another_begin)
+    done = publish(workspace, bucket, RUN)
+    assert (done.superseded, done.copied) == (True, 1)
+    assert read_record(f"{bucket}/tiny/run.json").run == NEXT
+    assert pq.read_table(f"{bucket}/tiny/scores/base/clip.parquet")["value"].to_pylist() == [0.5]
+
+
+def test_a_kill_in_the_middle(bucket: str, tmp_path: Path) -> None:
+    many = make_workspace(tmp_path / "many", 0.5, 100)
+    with publishing_of(many, bucket) as process:
+        kill_when(lambda: "many/0009.txt" in keys(f"{bucket}/tiny"), process)
+    record = read_record(f"{bucket}/tiny/run.json")
+    assert (record.complete, record.files) == (False, {})
+    assert "report/index.html" in record.older and "report/index.html" not in keys(f"{bucket}/tiny")
+    files = s3fs.S3FileSystem(skip_instance_cache=True)
+    for path in keys(f"{bucket}/tiny") & files_of_many():
+        number = int(path.removeprefix("many/").removesuffix(".txt"))
+        assert files.cat_file(f"{bucket}/tiny/{path}").decode() == f"0.5 {number}\n" * 4000
+    publish(many, bucket, NEXT)
+    expected = PUBLISHED | {path for path in files_of_many() if path < "many/0100"}
+    assert keys(f"{bucket}/tiny") == expected | {"run.json"}
+    assert set(read_record(f"{bucket}/tiny/run.json").files) == expected
+
+
+@contextmanager
+def server_on(port: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(folder), "--host", "127.0.0.1"]
+    environment = os.environ | {"NANIO_ACCESS_KEY": "key", "NANIO_SECRET_KEY": "secret"}
+    with subprocess.Popen(
+        [*command, "--port", str(port)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            wait_for(port, server)
+            yield server
+        finally:
+            server.kill()
+
+
+def test_a_server_that_dies_in_the_middle(
+    s3_credentials: None, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    copy, copied = publishing._copy, []
+    with server_on(port, tmp_path / "s3") as server:
+        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("drill")
+
+        def copy_until_it_dies(source: Path, *rest: object) -> None:
+            if len(copied) == 2:
+                server.send_signal(signal.SIGKILL)
+                server.wait()
+            copy(source, *rest)  # type: ignore[arg-type]
+            copied.append(source)
+
+        monkeypatch.setattr(publishing, "_copy", copy_until_it_dies)
+        with pytest.raises(
+            TransientError, match=r"^s3://drill/tiny/\S+: cannot write: the object store does not"
+        ):
+            publish(workspace, "s3://drill", RUN)
+    assert len(copied) == 2
+    monkeypatch.setattr(publishing, "_copy", copy)
+    with server_on(port, tmp_path / "s3"):
+        record = read_record("s3://drill/tiny/run.json")
+        assert (record.complete, record.files) == (False, {})
+        assert publish(workspace, "s3://drill", RUN).copied == 4
+        assert keys("s3://drill/tiny") == {*PUBLISHED, "run.json"}
+        assert read_record("s3://drill/tiny/run.json").complete
+
+
+def test_wrong_keys(bucket: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3fs.S3FileSystem.clear_instance_cache()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(
+        DataError, match=r"tiny/run\.json: cannot write: no permission .*Change the owner or the mode, the S3"
+    ):
+        publish(workspace, bucket, RUN)
+
+
+def test_no_keys(no_credentials: None, workspace: Path) -> None:
+    with pytest.raises(DataError, match=r"tiny/run\.json: cannot write: no S3 credentials"):
+        publish(workspace, "s3://nobody", RUN)
+
+
+def test_no_bucket(s3_credentials: None, workspace: Path) -> None:
+    with pytest.raises(DataError, match=r"no-such-bucket/tiny.*: cannot write: .*Does the bucket or folder"):
+        publish(workspace, "s3://no-such-bucket", RUN)
+
+
+def test_no_such_protocol(workspace: Path) -> None:
+    with pytest.raises(DataError, match=r"^nosuch://x/tiny/run\.json: unknown protocol 'nosuch'"):
+        publish(workspace, "nosuch://x", RUN)
