@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from dvc.utils.serialize import dump_yaml, load_yaml
 from hydra.errors import HydraException
 
 from chunk_grpo.commands import Commands, Log
-from chunk_grpo.config import Overrides, with_overrides
 from chunk_grpo.outcomes import (
     Outcome,
     OutcomeUnclearError,
@@ -261,17 +260,11 @@ def share_cache(source: Path, clone: Path) -> None:
         config["core"]["autostage"] = True  # otherwise DVC tells the log to `git add` after every stage
 
 
-def compose_preset(workspace: Path, preset: str, overrides: Overrides) -> None:
-    """Write params.yaml: a preset of conf/, as `dvc exp run -S preset=NAME` does, with changes to it.
-
-    Args:
-        workspace: root of the DVC repository; `[hydra]` in its .dvc/config says where the presets are.
-        preset: a file of conf/preset/, without .yaml.
-        overrides: of its parameters.
+def compose_preset(workspace: Path, preset: str) -> dict[str, Any]:
+    """The parameters of a preset of conf/, as `dvc exp run -S preset=NAME` composes them.
 
     Raises:
         ValueError: the preset does not exist.
-        ConfigError: the parameters break a rule.
     """
     with Repo(str(workspace)) as repo:
         hydra = repo.config["hydra"]
@@ -287,9 +280,17 @@ def compose_preset(workspace: Path, preset: str, overrides: Overrides) -> None:
         )
     except HydraException as error:
         raise ValueError(f"preset {preset!r}: {error}") from error
-    dump_yaml(
-        str(params), with_overrides(load_yaml(str(params)), overrides, f"preset {preset} with overrides")
-    )
+    return read_yaml(params)
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A YAML file as DVC reads it."""
+    return dict(load_yaml(str(file)))
+
+
+def write_params(workspace: Path, params: Mapping[str, Any]) -> None:
+    """Write params.yaml."""
+    dump_yaml(str(workspace / "params.yaml"), params)
 
 
 def _address(stage: Stage, root: str) -> str:

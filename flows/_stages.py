@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -15,8 +16,11 @@ from chunk_grpo.clones import locked
 from chunk_grpo.outcomes import RemoteError, StageOutcome
 from flows._dvc import StageSpec
 from flows._pool import run_on_pool
-from flows._ui import publish_outcomes, stage_state
+from flows._ui import show, show_outcomes, stage_state
 from flows._workspace import Workspace
+
+if TYPE_CHECKING:
+    from chunk_grpo.reporting.highlights import Highlights
 
 
 @dataclass
@@ -34,6 +38,22 @@ class Progress:
     stages: Sequence[StageSpec]
     done: dict[str, StageOutcome] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
+
+    @cached_property
+    def _highlights(self) -> Highlights:
+        from chunk_grpo.reporting.highlights import (
+            Highlights,  # here, because it takes seconds, with its plots
+        )
+
+        return Highlights(self.workspace.root)
+
+    def show(self) -> None:
+        """Publish what there is to see by now, unless a stage is writing."""
+        if self.workspace.turn.acquire(blocking=False):
+            try:
+                show(self.workspace.spec.preset, self._highlights.new())
+            finally:
+                self.workspace.turn.release()
 
 
 def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
@@ -119,6 +139,8 @@ def run_stages(
             future.wait()  # otherwise the server is asked, and may not know yet
             if future.state.is_completed():
                 each.done[spec.name] = future.result()
+                if len(each.done) == len(each.stages) or each.done[spec.name].outcome == "ran":
+                    each.show()
             elif future.state.is_failed() or future.state.is_crashed():
                 each.failed.append(spec.name)
                 error = error or future.state.result(raise_on_failure=False)
@@ -129,7 +151,7 @@ def run_stages(
     finally:
         for each in progress:
             each.workspace.commands.stop()
-            publish_outcomes(each.workspace, each.stages, each.done, each.failed)
+            show_outcomes(each.workspace, each.stages, each.done, each.failed)
     return progress
 
 

@@ -19,13 +19,16 @@ from pydantic import BaseModel
 from chunk_grpo.artifacts.storage import input_file, join
 from chunk_grpo.clones import IN_USE, locked, make_clone, prune_clones
 from chunk_grpo.commands import Commands, Log
-from chunk_grpo.config import Overrides
-from flows._dvc import Pipeline, compose_preset, share_cache
+from chunk_grpo.config import Overrides, with_overrides
+from flows._dvc import Pipeline, compose_preset, read_yaml, share_cache, write_params
 
 REPOSITORY = Path(os.environ.get("CHUNK_GRPO_REPOSITORY") or Path(__file__).resolve().parents[1])
 """Whose commits and whose DVC cache the runs of this worker use."""
 
 KEPT_CLONES = 10
+OF_THE_DAY = ("scorers", "executors", "pools", "report")
+"""Sections of params.yaml that a later evaluation of published models takes from the preset as it is now."""
+
 _STATE = (".ckpt", ".answers", "logs")
 
 
@@ -36,12 +39,15 @@ class RunSpec(BaseModel):
         commit: Of the code.
         preset: Of conf/preset/.
         overrides: Of its parameters.
-        model: Where a finished run was published (a folder or a URL), whose trained models are kept.
+        variants: Only these; None for all.
+        model: Where a finished run was published (a folder or a URL), whose trained models are kept, and whose
+            parameters but for those in OF_THE_DAY.
     """
 
     commit: str
     preset: str
     overrides: Overrides = {}
+    variants: tuple[str, ...] | None = None
     model: str | None = None
 
 
@@ -69,6 +75,11 @@ class Workspace:
         return Pipeline(self.root, self.commands)
 
 
+def published() -> str:
+    """Folder or URL below which finished runs are published, PRESET/..."""
+    return os.environ.get("CHUNK_GRPO_PUBLISH") or str(Path(PREFECT_HOME.value()).resolve() / "published")
+
+
 @contextmanager
 def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace]:
     """Make a workspace for this flow run, and keep others from removing it meanwhile.
@@ -89,8 +100,13 @@ def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace
         (root / kept).symlink_to(home / "state" / kept, target_is_directory=True)
     with locked(root / IN_USE):
         prune_clones(root.parent, KEPT_CLONES)
-        compose_preset(root, spec.preset, spec.overrides)
-        pipeline = Pipeline(root, commands)
+        params, pipeline = compose_preset(root, spec.preset), Pipeline(root, commands)
+        if spec.model is not None:
+            with input_file(join(spec.model, "params.yaml")) as file:
+                params = read_yaml(file) | {name: params[name] for name in OF_THE_DAY}
+        write_params(
+            root, with_overrides(params, spec.overrides, spec.variants, f"preset {spec.preset}, changed")
+        )
         if spec.model is not None:
             with input_file(join(spec.model, "dvc.lock")) as lock:
                 pipeline.keep_models(lock, log)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from chunk_grpo.artifacts.publishing import publish
+from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.clones import resolved
 from chunk_grpo.commands import Commands
 from chunk_grpo.config import Overrides
 from chunk_grpo.outcomes import summary
 from flows._stages import run_stages
-from flows._ui import REPORT_FOLDER, publish_report
-from flows._workspace import REPOSITORY, RunSpec, workspace
+from flows._ui import show_report
+from flows._workspace import REPOSITORY, RunSpec, published, workspace
 
 
 @flow(name="chunk-grpo", persist_result=False)
@@ -31,5 +34,7 @@ def full(
     spec = RunSpec(commit=resolved(REPOSITORY, "HEAD"), preset=preset, overrides=overrides)
     with workspace(spec, commands, get_run_logger().info) as here:
         (progress,) = run_stages([here], until, force=force)
-        publish_report(here.root / REPORT_FOLDER)
+        if until is None and not overrides.model_fields_set:
+            publish(here.root, published(), RunFacts(preset, spec.commit, flow_run.name))
+        show_report(here)
     return Completed(message=summary([stage.name for stage in progress.stages], progress.done.values()))

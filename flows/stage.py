@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from chunk_grpo.commands import Commands
 from chunk_grpo.outcomes import StageOutcome
 from flows._stages import push, restore, run_here
-from flows._ui import live_curves, stage_state
+from flows._ui import live, stage_state
 from flows._workspace import RunSpec, workspace
 
 
@@ -34,7 +34,7 @@ def stage(name: str, spec: RunSpec, force: bool = False) -> State[StageOutcome]:
                     f"stage {name}: the outputs of {', '.join(missing)} are neither in this worker's DVC cache nor in "
                     "a DVC remote. Set one for all workers: `dvc remote add -d NAME s3://BUCKET/PATH`"
                 )
-            with live_curves(here.root, name):
+            with live(here.root, name):
                 outcome = known.get(name) or run_here(this, here, force=force)
             if here.remote:
                 push(here)

@@ -40,7 +40,7 @@ def main() -> int:
             start = time.monotonic()
             completed = run_and_watch(prefect, arguments.preset, arguments.force)
             console.print(f"The flow run took {time.monotonic() - start:.1f} s")
-            table = latest_artifact(prefect, "outcomes")
+            table = latest_artifact(prefect, f"outcomes-{arguments.preset}")
             console.print(table, markup=False)
     return 0 if completed and "**failed**" not in table and "not reached" not in table else 1
 

@@ -22,7 +22,7 @@ def raw() -> dict[str, Any]:
 
 
 def changed(raw: dict[str, Any], **overrides: Any) -> dict[str, Any]:
-    return with_overrides(raw, ADAPTER.validate_python(overrides), "preset tiny with overrides")
+    return with_overrides(raw, ADAPTER.validate_python(overrides), None, "preset tiny with overrides")
 
 
 def test_nothing_is_changed_by_nothing(raw: dict[str, Any]) -> None:
@@ -94,3 +94,12 @@ def test_every_section_has_a_form_with_descriptions() -> None:
     assert train["properties"]["iterations"]["description"] == "rollouts of the policy."
     assert "default" not in train["properties"]["iterations"]
     assert "required" not in train
+
+
+def test_only_some_variants(raw: dict[str, Any]) -> None:
+    nothing = ADAPTER.validate_python({})
+    assert list(with_overrides(raw, nothing, ["chunk", "dance"], "p")["variants"]) == ["chunk", "dance"]
+    with pytest.raises(ConfigError, match=r"p: variants must be of dance, chunk, chunk-ws, got other"):
+        with_overrides(raw, nothing, ["chunk", "other"], "p")
+    with pytest.raises(ConfigError, match="variants"):
+        with_overrides(raw, nothing, [], "p")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from chunk_grpo.config.load import parse_params, tuples
 from chunk_grpo.config.models import Params
+from chunk_grpo.errors import ConfigError
 
 
 class _Part(BaseModel):
@@ -21,7 +22,9 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def with_overrides(raw: Mapping[str, Any], overrides: BaseModel, source: str) -> dict[str, Any]:
+def with_overrides(
+    raw: Mapping[str, Any], overrides: BaseModel, variants: Sequence[str] | None, source: str
+) -> dict[str, Any]:
     """A preset with changes.
 
     Mappings are merged. In a mapping of names (`variants`, `scorers`, ...) null takes an entry away.
@@ -29,6 +32,7 @@ def with_overrides(raw: Mapping[str, Any], overrides: BaseModel, source: str) ->
     Args:
         raw: The preset, as YAML holds it.
         overrides: An instance of `Overrides`.
+        variants: Only these are kept; None for all.
         source: What to call the result in messages.
 
     Returns:
@@ -40,7 +44,12 @@ def with_overrides(raw: Mapping[str, Any], overrides: BaseModel, source: str) ->
     merged: dict[str, Any] = _merged(
         raw, overrides.model_dump(mode="json", exclude_unset=True, by_alias=True)
     )
-    parse_params(merged, source)
+    known = parse_params(merged, source).variants
+    if variants is not None:
+        if unknown := [name for name in variants if name not in known]:
+            raise ConfigError(f"{source}: variants must be of {', '.join(known)}, got {', '.join(unknown)}")
+        merged["variants"] = {name: merged["variants"][name] for name in variants}
+        parse_params(merged, source)
     return merged
 
 

@@ -98,7 +98,8 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
         deployments = {f"{flows[d['flow_id']]}/{d['name']}": d for d in post(served, "deployments/filter")}
         stages = [f"{flow}/gpu" for flow in ("encode", "profile", "train", "generate", "score")]
         pools = {name: d["work_pool_name"] for name, d in deployments.items()}
-        assert pools == {"chunk-grpo/full": "cpu", **dict.fromkeys(stages, "gpu")}
+        runs = [f"chunk-grpo/{name}" for name in ("full", "ablations", "reevaluate")]
+        assert pools == {**dict.fromkeys(runs, "cpu"), **dict.fromkeys(stages, "gpu")}
         assert deployments["chunk-grpo/full"]["concurrency_options"]["collision_strategy"] == "ENQUEUE"
         children = set(psutil.Process().children(recursive=True)) - earlier
         assert len([c for c in children if is_running(c.pid)]) >= 3
@@ -126,13 +127,12 @@ def test_first_run_executes_every_stage_and_publishes_the_report(prefect: LocalP
     result = run(prefect, "--watch", preset="smoke")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "4 stages: 4 ran" in result.stdout
-    table = latest_artifact(prefect, "outcomes")
+    table = latest_artifact(prefect, "outcomes-smoke")
     assert rows(table) == dict.fromkeys(["prepare", "train@a", "train@b", "report"], "ran")
     assert "Preset smoke" in table
-    report = latest_artifact(prefect, "report")
+    report = latest_artifact(prefect, "report-smoke")
     assert "![profile](data:image/png;base64,iVBOR" in report
     assert "![away](https://example.org/x.png)" in report
-    assert latest_artifact(prefect, "l1-profile").startswith("![l1_profile](data:image/png;base64,iVBOR")
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_second_run_is_cached_and_says_what_is_not_committed(prefect: LocalPrefe
     (prefect.root / "draft.txt").write_text("not committed")
     result = run(prefect, "--watch", preset="smoke")
     assert result.returncode == 0, result.stdout + result.stderr
-    table = latest_artifact(prefect, "outcomes")
+    table = latest_artifact(prefect, "outcomes-smoke")
     assert set(rows(table).values()) == {"restored"}
     assert "?? draft.txt" in table
     (full,) = (run for run in latest_flow_runs(prefect, 3) if not run["name"].startswith("train@"))
@@ -156,7 +156,7 @@ def test_failing_stage_fails_the_run_with_its_exit_code_and_last_lines(prefect: 
     assert result.returncode == 1
     assert "stage train@b failed with exit code 3 (bad input)" in result.stdout
     assert "no training for b" in result.stdout
-    table = latest_artifact(prefect, "outcomes")
+    table = latest_artifact(prefect, "outcomes-smoke")
     assert rows(table) == {
         "prepare": "restored",
         "train@a": "restored",
@@ -176,7 +176,7 @@ def test_unknown_preset_fails_before_any_stage(prefect: LocalPrefect) -> None:
 def test_until_stops_after_a_stage(prefect: LocalPrefect) -> None:
     result = run(prefect, "--watch", preset="smoke", until="prepare", force=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert rows(latest_artifact(prefect, "outcomes")) == {"prepare": "ran"}
+    assert rows(latest_artifact(prefect, "outcomes-smoke")) == {"prepare": "ran"}
 
 
 @pytest.mark.slow

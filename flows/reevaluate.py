@@ -1,0 +1,68 @@
+"""Flow `chunk-grpo`, deployment `reevaluate`: are the models of a preset still as good as they were?"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from chunk_grpo.reporting.history import Evaluation, measure
+from chunk_grpo.reporting.history_page import alert, summary
+from chunk_grpo.reporting.history_store import record
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.events import emit_event
+from prefect.runtime import flow_run
+from prefect.states import Completed
+
+from chunk_grpo.artifacts.publishing import sizes_below
+from chunk_grpo.artifacts.run_record import RECORD, read_record
+from chunk_grpo.artifacts.storage import join
+from chunk_grpo.clones import resolved
+from chunk_grpo.commands import Commands
+from chunk_grpo.config import Overrides
+from flows._stages import run_stages
+from flows._ui import show
+from flows._workspace import REPOSITORY, RunSpec, published, workspace
+
+MOVED = "chunk-grpo.score.moved"
+
+
+@flow(name="chunk-grpo", persist_result=False)
+def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Overrides = {}) -> State[None]:
+    """Evaluate the newest published models of a preset with the scorers of the day, and compare with the history.
+
+    Args:
+        preset: Whose last run of deployment `full` trained the models.
+        new_seeds: Draw new images, from seeds of the scheduled time; otherwise score those that there are.
+        overrides: Other values for parameters, of scorers for example.
+    """
+    model = join(published(), preset)
+    if RECORD not in sizes_below(model):
+        return Completed(
+            name="Nothing", message=f"No finished run of preset {preset} is published in {published()}."
+        )
+    trained = read_record(join(model, RECORD))
+    planned = flow_run.scheduled_start_time or datetime.now(timezone.utc)
+    if new_seeds:
+        seed = {"generate": {"seed": int(planned.timestamp()) // 60}}
+        overrides = type(overrides).model_validate(
+            seed | overrides.model_dump(mode="json", exclude_unset=True)
+        )
+    commands = Commands()
+    spec = RunSpec(commit=resolved(REPOSITORY, "HEAD"), preset=preset, overrides=overrides, model=model)
+    with workspace(spec, commands, get_run_logger().info) as here:
+        (progress,) = run_stages([here])
+        if all(outcome.outcome != "ran" for outcome in progress.done.values()):
+            return Completed(name="Nothing", message="Nothing new: every stage came from the cache.")
+        name = f"{planned:%Y-%m-%d-%H%M}-{flow_run.name}"
+        time = datetime.fromtimestamp(planned.timestamp(), timezone.utc)
+        evaluation = Evaluation(name, time, preset, trained.run.commit, spec.commit)
+        recorded = record(published(), measure(here.root, evaluation))
+    show(preset, [recorded.page])
+    if text := alert(recorded.history, recorded.newest):
+        get_run_logger().warning(text)
+        emit_event(
+            MOVED,
+            resource={"prefect.resource.id": f"{MOVED}.{preset}", "prefect.resource.name": preset},
+            payload={"text": text},
+        )
+    return Completed(message=summary(recorded.newest))
