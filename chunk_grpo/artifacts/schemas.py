@@ -14,7 +14,15 @@ SCORER_KEY = b"chunk_grpo.scorer"
 """Of scores: the spec of what gave them, as JSON."""
 
 SchemaName: TypeAlias = Literal[
-    "prompts", "embeddings", "l1_profile", "chunk_plan", "train_metrics", "images", "scores"
+    "prompts",
+    "embeddings",
+    "l1_profile",
+    "chunk_plan",
+    "train_metrics",
+    "images",
+    "scores",
+    "evaluation_history",
+    "evaluation_prompts",
 ]
 
 IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
@@ -127,6 +135,48 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
             scorer=pa.string(),
             metric=pa.string(),  # "score" is the scorer's value, the others are its details
             value=pa.float64(),
+        ),
+        _schema(
+            "evaluation_history",
+            1,
+            evaluation=pa.string(),
+            evaluated_at=pa.timestamp("us", tz="UTC"),
+            preset=pa.string(),
+            model_commit=pa.string(),
+            code_commit=pa.string(),
+            image_seed=pa.int64(),
+            policy=pa.string(),
+            mode=pa.string(),  # base | tuned | hybrid
+            split=pa.string(),
+            scorer=pa.string(),
+            scorer_hash=pa.string(),
+            mean=pa.float64(),
+            low=pa.float64(),  # NaN where there are too few captions, as the three below
+            high=pa.float64(),
+            standard_error=pa.float64(),
+            degrees_of_freedom=pa.float64(),
+            num_seeds=pa.int64(),
+            num_prompts=pa.int64(),
+            num_captions=pa.int64(),
+            num_images=pa.int64(),
+            change=pa.string(),  # first | scorer | prompts | same | unknown | none | moved
+            reference=pa.string(),  # the evaluation compared with; empty where there is none
+            difference=pa.float64(),  # NaN where nothing was compared, as the two below
+            band=pa.float64(),
+            p_value=pa.float64(),
+        ),
+        _schema(
+            "evaluation_prompts",
+            1,
+            evaluation=pa.string(),
+            policy=pa.string(),
+            mode=pa.string(),
+            split=pa.string(),
+            scorer=pa.string(),
+            prompt_id=pa.string(),
+            prompt=pa.string(),
+            mean=pa.float64(),  # over samples and training seeds
+            num_images=pa.int64(),
         ),
     )
 }

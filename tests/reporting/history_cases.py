@@ -1,0 +1,97 @@
+"""Workspaces with synthetic scores, of which is known what changed between them. No number here was measured."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from chunk_grpo.artifacts import table_from_rows, write_table
+from chunk_grpo.artifacts.schemas import SCORER_KEY
+from chunk_grpo.reporting.history import Evaluation
+from tests.conftest import ROOT
+from tests.reporting.conftest import prompt_rows
+
+SCORERS = ("shapes-exact", "shapes-graded")
+VARIANTS = ("dance", "chunk")
+LIFT = {"base": 0.0, "dance": 0.05, "chunk": 0.1}
+MIDNIGHT = datetime(2001, 1, 1, tzinfo=timezone.utc)
+
+
+def evaluation(number: int, model: str = "0123456789abcdef", **changes: object) -> Evaluation:
+    """The evaluation of a night, counted from 0."""
+    at = MIDNIGHT + timedelta(days=number)
+    return Evaluation(f"night-{number}", at, "tiny", model, "fedcba9876543210", **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the scores of a workspace are made from.
+
+    Attributes:
+        image_seed: Of the noise; equal seeds give equal scores.
+        shift: (policy, scorer) to what is added to the expected scores.
+        hashes: Scorer to its spec's hash, where it is not "v1".
+        per_category: Prompts of each of the six categories.
+        variants: Trained policies.
+        other_prompts: Whether the prompts are others, under other ids.
+    """
+
+    image_seed: int = 0
+    shift: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    per_category: int = 10
+    variants: tuple[str, ...] = VARIANTS
+    other_prompts: bool = False
+
+
+def write_workspace(root: Path, case: Case = Case()) -> Path:
+    """Write params.yaml, prompts and scores: each prompt has its own level, each image its own noise."""
+    prompts = prompt_rows(case.per_category)
+    if case.other_prompts:
+        prompts = [row | {"prompt_id": f"{row['split']}-new-{row['prompt_id']}"} for row in prompts]
+    write_table(table_from_rows(prompts, "prompts"), root / "artifacts/prompts/evaluation.parquet", "prompts")
+    for policy in ("base", *case.variants):
+        for scorer in SCORERS:
+            rows = score_rows(case, policy, scorer, [str(row["prompt_id"]) for row in prompts])
+            spec = {"key": scorer, "spec_hash": case.hashes.get(scorer, "v1")}
+            write_table(
+                table_from_rows(rows, "scores"),
+                root / "artifacts" / "scores" / policy / f"{scorer}.parquet",
+                "scores",
+                {SCORER_KEY.decode(): json.dumps(spec)},
+            )
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["variants"] = dict.fromkeys(case.variants, params["variants"]["dance"])
+    params["scorers"] = {name: params["scorers"][name] for name in SCORERS}
+    params["rewards"] = {"shapes-graded": 1.0}
+    params["train"]["heldout"]["scorers"] = ["shapes-exact"]
+    params["train"]["seeds"] = [0, 1]
+    params["generate"]["seed"] = case.image_seed
+    params["report"]["bootstrap_samples"] = 200
+    (root / "params.yaml").write_text(json.dumps(params))
+    return root
+
+
+def score_rows(case: Case, policy: str, scorer: str, prompt_ids: list[str]) -> list[dict[str, object]]:
+    drawn = [("base", -1)] if policy == "base" else [(m, s) for m in ("tuned", "hybrid") for s in (0, 1)]
+    shift = LIFT.get(policy, 0.0) + case.shift.get((policy, scorer), 0.0)
+    rows = []
+    for index, prompt_id in enumerate(prompt_ids):
+        level = np.random.default_rng([index, 1]).normal(0.5, 0.2)
+        for sample in range(2):
+            noise = np.random.default_rng([case.image_seed, index, sample, 2]).normal(0, 0.1)
+            for mode, seed in drawn:
+                own = np.random.default_rng([case.image_seed, index, sample, seed + 1, len(policy)])
+                value = level + noise + shift + own.normal(0, 0.1)
+                value = float(value > 0.5) if scorer == "shapes-exact" else value
+                rows.append(
+                    {
+                        "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt_id,
+                        "sample": sample, "scorer": scorer, "metric": "score", "value": value,
+                    }
+                )  # fmt: skip
+    return rows

@@ -1,0 +1,119 @@
+"""One evaluation's scores, from what the score stages have written."""
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from chunk_grpo.artifacts import read_table, write_table
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.reporting.history import HistoryRow, Score, measure
+from chunk_grpo.reporting.statistics import crossed_interval
+from tests.reporting.history_cases import Case, evaluation, write_workspace
+
+TUNED = Score("chunk", "tuned", "eval", "shapes-graded")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_workspace(tmp_path_factory.mktemp("workspace"), Case(image_seed=7))
+
+
+def test_every_score_of_every_policy_has_a_row(workspace: Path) -> None:
+    rows = measure(workspace, evaluation(0)).rows
+    policies = [
+        ("base", "base"),
+        ("dance", "tuned"),
+        ("dance", "hybrid"),
+        ("chunk", "tuned"),
+        ("chunk", "hybrid"),
+    ]
+    assert [row.score for row in rows] == [
+        Score(policy, mode, split, scorer)
+        for scorer in ("shapes-exact", "shapes-graded")
+        for split in ("eval", "wise")
+        for policy, mode in policies
+    ]
+    for row in rows:
+        assert (row.evaluation, row.preset, row.image_seed, row.scorer_hash) == ("night-0", "tiny", 7, "v1")
+        assert (row.model_commit, row.code_commit) == ("0123456789abcdef", "fedcba9876543210")
+        assert (row.change, row.reference) == ("first", "")
+
+
+def test_a_row_has_the_mean_and_the_interval_of_the_report(workspace: Path) -> None:
+    row = next(r for r in measure(workspace, evaluation(0)).rows if r.score == TUNED)
+    table = read_table(workspace / "artifacts/scores/chunk/shapes-graded.parquet", "scores")
+    values = {
+        (r["train_seed"], r["prompt_id"], r["sample"]): r["value"]
+        for r in table.filter(pc.equal(table["mode"], "tuned")).to_pylist()
+    }
+    prompts = read_table(workspace / "artifacts/prompts/evaluation.parquet", "prompts").to_pylist()
+    of_eval = [p for p in prompts if p["split"] == "eval"]
+    matrix = np.array(
+        [[(values[s, p["prompt_id"], 0] + values[s, p["prompt_id"], 1]) / 2 for p in of_eval] for s in (0, 1)]
+    )
+    captions = [p["prompt"] for p in of_eval]
+    interval = crossed_interval(matrix, 200, np.random.default_rng(0), None, captions)
+    assert row.mean == pytest.approx(matrix.mean(), abs=1e-12)
+    assert (row.low, row.high, row.standard_error) == (interval.low, interval.high, interval.standard_error)
+    assert row.degrees_of_freedom == interval.degrees_of_freedom
+    assert (row.num_seeds, row.num_prompts, row.num_captions) == (2, 60, len(set(captions)))
+    assert row.num_images == 60 * 2 * 2
+
+
+def test_the_means_of_prompts_are_over_samples_and_training_seeds(workspace: Path) -> None:
+    measured = measure(workspace, evaluation(0))
+    means = [r for r in measured.prompts.to_pylist() if r["policy"] == "chunk" and r["mode"] == "tuned"]
+    of_score = [r for r in means if r["split"] == "eval" and r["scorer"] == "shapes-graded"]
+    table = read_table(workspace / "artifacts/scores/chunk/shapes-graded.parquet", "scores").to_pylist()
+    for row in of_score[:3]:
+        drawn = [r["value"] for r in table if r["prompt_id"] == row["prompt_id"] and r["mode"] == "tuned"]
+        assert (row["num_images"], len(drawn)) == (4, 4)
+        assert row["mean"] == pytest.approx(sum(drawn) / 4, abs=1e-12)
+    whole = next(r for r in measured.rows if r.score == TUNED)
+    assert np.mean([r["mean"] for r in of_score]) == pytest.approx(whole.mean, abs=1e-12)
+
+
+def test_scores_without_their_scorers_spec(tmp_path: Path) -> None:
+    root = write_workspace(tmp_path)
+    path = root / "artifacts/scores/base/shapes-exact.parquet"
+    write_table(read_table(path, "scores"), path, "scores")
+    with pytest.raises(DataError, match=r"base/shapes-exact\.parquet: must carry its scorer's spec"):
+        measure(root, evaluation(0))
+    write_table(read_table(path, "scores"), path, "scores", {"chunk_grpo.scorer": json.dumps([])})
+    with pytest.raises(DataError, match=r"base/shapes-exact\.parquet: must carry its scorer's spec"):
+        measure(root, evaluation(0))
+    path.unlink()
+    with pytest.raises(DataError, match=r"base/shapes-exact\.parquet: cannot read: no such file"):
+        measure(root, evaluation(0))
+
+
+def test_names_that_cannot_name_a_file_and_times_elsewhere(workspace: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation name: must be letters.*, got 'a/b'"):
+        measure(workspace, replace(evaluation(0), name="a/b"))
+    with pytest.raises(ConfigError, match=r"evaluation preset: must be letters.*, got ''"):
+        measure(workspace, replace(evaluation(0), preset=""))
+    for at in (datetime(2001, 1, 1), datetime(2001, 1, 1, tzinfo=timezone(timedelta(hours=1)))):
+        with pytest.raises(ConfigError, match="evaluation time: must be in UTC, got 2001-01-01T00:00:00"):
+            measure(workspace, replace(evaluation(0), evaluated_at=at))
+
+
+@pytest.mark.parametrize(
+    ("change", "reference"),
+    [
+        ("first", "now"),
+        ("scorer", "now"),
+        ("prompts", "now"),
+        ("moved", "now"),
+        ("same", "then"),
+        ("none", "then"),
+    ],
+)
+def test_what_sets_a_level_is_the_next_reference(workspace: Path, change: str, reference: str) -> None:
+    row: HistoryRow = measure(workspace, evaluation(0)).rows[0]
+    found = replace(row, evaluation="now", reference="then", change=change)  # type: ignore[arg-type]
+    assert found.next_reference == reference

@@ -1,0 +1,182 @@
+"""The history on disk, its plot and its page."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from chunk_grpo.artifacts import read_table, write_text
+from chunk_grpo.errors import DataError
+from chunk_grpo.reporting.history import HistoryRow, Measured, measure
+from chunk_grpo.reporting.history_page import alert, history_markdown, summary
+from chunk_grpo.reporting.history_plot import trend_png
+from chunk_grpo.reporting.history_store import read_history, record
+from tests.reporting.history_cases import Case, evaluation, write_workspace
+
+LOWER = {("chunk", "shapes-graded"): -0.2}
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
+    """Four evaluations: one, the same again, new noise, and a policy that was trained again and is worse."""
+    cases = [(Case(0), "a" * 16), (Case(0), "a" * 16), (Case(1), "a" * 16), (Case(2, LOWER), "b" * 16)]
+    return [
+        measure(write_workspace(tmp_path_factory.mktemp("night"), case), evaluation(number, model))
+        for number, (case, model) in enumerate(cases)
+    ]
+
+
+def test_each_evaluation_is_added(nights: list[Measured], tmp_path: Path) -> None:
+    for number, night in enumerate(nights):
+        done = record(tmp_path, night)
+        assert done.location == str(tmp_path / "tiny")
+        assert {row.evaluation for row in done.newest} == {f"night-{number}"}
+        assert len(done.history) == 20 * (number + 1)
+        assert done.nothing_new == (number == 1)
+        assert len(done.moved) == (2 if number == 3 else 0)
+    assert {path.relative_to(tmp_path / "tiny").as_posix() for path in (tmp_path / "tiny").rglob("*.*")} == {
+        "history.parquet", "history.png", "history.md",
+        "evaluations/night-0.parquet", "evaluations/night-1.parquet",
+        "evaluations/night-2.parquet", "evaluations/night-3.parquet",
+    }  # fmt: skip
+    table = read_table(tmp_path / "tiny" / "history.parquet", "evaluation_history")
+    assert table.num_rows == 80
+    assert str(table["evaluated_at"][79].as_py()) == "2001-01-04 00:00:00+00:00"
+    assert [row.evaluation for row in read_history(tmp_path / "tiny" / "history.parquet")][::20] == [
+        "night-0", "night-1", "night-2", "night-3",
+    ]  # fmt: skip
+
+
+def test_an_evaluation_that_is_there_is_replaced(nights: list[Measured], tmp_path: Path) -> None:
+    record(tmp_path, nights[0])
+    record(tmp_path, nights[2])
+    again = record(tmp_path, nights[2])
+    assert len(again.history) == 40
+    assert {row.change for row in again.newest} == {"none", "unknown"}
+    assert {row.reference for row in again.newest} == {"night-0"}
+    assert [row.evaluation for row in again.history] == ["night-0"] * 20 + ["night-2"] * 20
+
+
+def test_an_evaluation_that_comes_late_takes_its_place_in_time(
+    nights: list[Measured], tmp_path: Path
+) -> None:
+    record(tmp_path, nights[0])
+    record(tmp_path, nights[3])
+    late = record(tmp_path, nights[2])
+    assert {row.reference for row in late.newest} == {"night-0"}
+    assert [row.evaluation for row in late.history][::20] == ["night-0", "night-2", "night-3"]
+
+
+def test_a_foreign_or_unreadable_history_stays_as_it_is(nights: list[Measured], tmp_path: Path) -> None:
+    path = tmp_path / "tiny" / "history.parquet"
+    write_text("notes of somebody", path)
+    with pytest.raises(
+        DataError, match=r"history\.parquet: corrupt, .*\. Restore it from a copy, or move it away to begin"
+    ):
+        record(tmp_path, nights[0])
+    assert path.read_text() == "notes of somebody"
+    pq.write_table(nights[0].prompts.replace_schema_metadata({}), path)
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=r"history\.parquet: must be the table evaluation_history/1, got a"):
+        record(tmp_path, nights[0])
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_means_of_a_reference_that_are_gone(nights: list[Measured], tmp_path: Path) -> None:
+    record(tmp_path, nights[0])
+    (tmp_path / "tiny" / "evaluations" / "night-0.parquet").unlink()
+    before = (tmp_path / "tiny" / "history.parquet").read_bytes()
+    with pytest.raises(
+        DataError, match=r"evaluations/night-0\.parquet: no such file; scores are compared with"
+    ):
+        record(tmp_path, nights[2])
+    assert (tmp_path / "tiny" / "history.parquet").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def history(nights: list[Measured], tmp_path_factory: pytest.TempPathFactory) -> tuple[HistoryRow, ...]:
+    folder = tmp_path_factory.mktemp("history")
+    return [record(folder, night) for night in nights][-1].history
+
+
+def rows_of(history: tuple[HistoryRow, ...], name: str) -> list[HistoryRow]:
+    return [row for row in history if row.evaluation == name]
+
+
+def test_one_sentence_on_an_evaluation(history: tuple[HistoryRow, ...]) -> None:
+    assert summary(rows_of(history, "night-0")) == (
+        "First evaluation: 20 scores, with nothing to compare them with."
+    )
+    assert summary(rows_of(history, "night-1")) == (
+        "Nothing new: all 20 scores are equal on every prompt to those of night-0."
+    )
+    assert summary(rows_of(history, "night-3")) == ("2 of 20 scores moved; 10 have too few prompts to tell.")
+    changed = [replace(row, change="scorer") for row in rows_of(history, "night-2")]
+    assert summary(changed) == ("0 of 20 scores moved; 20 were not compared because their scorer changed.")
+
+
+def test_an_alert_names_the_scores_that_moved(history: tuple[HistoryRow, ...]) -> None:
+    for quiet in ("night-0", "night-1", "night-2"):
+        assert alert(history, rows_of(history, quiet)) is None
+    newest = rows_of(history, "night-3")
+    row = next(r for r in newest if r.change == "moved")
+    lines = (alert(history, newest) or "").splitlines()
+    assert lines[0].endswith("Evaluation night-3 of preset tiny:")
+    assert lines[2] == (
+        f"- shapes-graded on eval, chunk, tuned: {row.mean:.3f}, −{-row.difference:.3f} since night-0 "
+        f"(band ±{row.band:.3f}, p < 0.001); the policies were trained again since"
+    )
+    assert len(lines) == 4
+
+
+def test_the_page_has_the_scores_and_the_evaluations(history: tuple[HistoryRow, ...]) -> None:
+    page = history_markdown(history, "night-3", "history.png")
+    assert page.startswith("# Evaluations of preset tiny\n\nnight-3, 2001-01-04 00:00 UTC: 2 of 20 scores")
+    assert "![Scores over the evaluations, with 95 % intervals](history.png)" in page
+    assert page.count("| **moved** |") == 2
+    assert "| night-3 | 2001-01-04 00:00 | bbbbbbbbbb | fedcba9876 | 2 | 1224 | 20 | 2 | 0 |" in page
+    assert page.index("| night-3 |") < page.index("| night-0 | 2001")
+    assert "at least 99% of evaluations" in page
+    alone = history_markdown(rows_of(history, "night-0"), "night-0", "history.png")  # type: ignore[arg-type]
+    assert "nan" not in page + alone
+    assert alone.count("| first evaluation |") == 20
+
+
+def size(png: bytes) -> tuple[int, int]:
+    return Image.open(io.BytesIO(png)).size
+
+
+def test_the_plot_has_a_panel_for_each_scorer_split_and_mode(history: tuple[HistoryRow, ...]) -> None:
+    whole = trend_png(history)
+    assert whole == trend_png(history)
+    assert size(whole)[0] == 2 * 960
+    tuned = [row for row in history if row.mode != "hybrid"]
+    assert size(trend_png(tuned))[0] == 960
+    one_scorer = [row for row in history if row.scorer == "shapes-exact" and row.split == "eval"]
+    assert size(whole)[1] - size(trend_png(one_scorer))[1] == 3 * 500
+    assert size(trend_png([row for row in history if row.evaluation == "night-0"]))[0] == 2 * 960
+    assert size(trend_png([row for row in tuned if row.policy == "base"]))[0] == 960
+
+
+def test_what_happened_is_drawn(history: tuple[HistoryRow, ...]) -> None:
+    """Each of a moved score, another scorer and another model changes the picture."""
+    plain = [replace(row, change="none", model_commit="a") for row in history]
+    moved = [replace(row, change="moved" if row.evaluation == "night-2" else "none") for row in plain]
+    scorer = [replace(row, change="scorer" if row.evaluation == "night-2" else "none") for row in plain]
+    model = [replace(row, model_commit="b" if row.evaluation > "night-1" else "a") for row in plain]
+    assert len({trend_png(rows) for rows in (plain, moved, scorer, model)}) == 4  # type: ignore[arg-type]
+
+
+def test_many_evaluations_of_many_policies_are_drawn(history: tuple[HistoryRow, ...]) -> None:
+    newest = [row for row in history if row.evaluation == "night-0" and row.mode == "tuned"]
+    rows = [
+        replace(row, evaluation=f"night-{n}", evaluated_at=evaluation(n).evaluated_at, policy=f"variant-{v}")
+        for n in range(50)
+        for v in range(8)
+        for row in newest[:1]
+    ]
+    assert size(trend_png(rows))[0] == 960
