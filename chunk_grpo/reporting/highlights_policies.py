@@ -28,8 +28,8 @@ from chunk_grpo.reporting.tables import Cell, Row, Table
 IMAGES_LIMIT = 1_000_000
 """Bytes of all pictures of a grid; as text in a page they take a third more."""
 
-SMALL, LARGE = 160, 256
-"""Pixels of an image's longer side: what tiny ones are enlarged to at least, and large ones reduced to."""
+WIDTH, SMALL, LARGE = 560, 112, 256
+"""Pixels that a row's images share out, and the least and the largest side of one: a page cannot scale them."""
 
 QUALITY = 84
 """Of JPEG."""
@@ -162,7 +162,8 @@ def scores_highlight(
         "Below each mean: the difference to the base with its 95 % interval. Filled dots: tuned; hollow: hybrid.",
     ]
     for table in tables.in_parts(tables.policy_table(against, scored, measures)):
-        lines += ["", tables.to_markdown(table)]
+        # Three short lines in a cell: a page that scrolls tables sideways hides the last of their columns.
+        lines += ["", tables.to_markdown(table).replace(" (", "<br>(")]
     lines += ["", METHOD.format(draws=settings.bootstrap_samples)]
     picture = smaller(png(draws, size))
     return Highlight("scores", "Scores against the base", "\n".join(lines), {"scores.png": picture})
@@ -181,9 +182,10 @@ def _fitting(rows: Sequence[GridRow]) -> tuple[list[_Named], dict[str, bytes]]:
     """The rows that the limit has room for, at least one, with names for their pictures; and the pictures."""
     shown: list[_Named] = []
     pictures: dict[str, bytes] = {}
+    side = min(max(WIDTH // len(rows[0].pictures), SMALL), LARGE)
     for number, row in enumerate(rows):
         of_row = [(f"{number}-{place}.{_kind(p)}", p) for place, p in enumerate(row.pictures)]
-        more = {name: _encoded(picture) for name, picture in of_row}
+        more = {name: _encoded(picture, side) for name, picture in of_row}
         if shown and sum(map(len, (pictures | more).values())) > IMAGES_LIMIT:
             break
         shown.append((row, of_row))
@@ -195,15 +197,15 @@ def _kind(picture: Picture) -> str:
     return "png" if picture.pixelated else "jpg"
 
 
-def _encoded(picture: Picture) -> bytes:
+def _encoded(picture: Picture, side: int) -> bytes:
     """A tiny image enlarged with sharp pixels, a large one reduced."""
     image, out = picture.image, io.BytesIO()
     if picture.pixelated:
-        factor = -(-SMALL // max(image.size))
+        factor = max(side // max(image.size), 1)
         size = (image.width * factor, image.height * factor)
         image.resize(size, Image.Resampling.NEAREST).save(out, "PNG", optimize=True)
     else:
         image = image.copy()
-        image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
         image.save(out, "JPEG", quality=QUALITY)
     return out.getvalue()

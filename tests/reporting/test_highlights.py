@@ -194,7 +194,7 @@ def test_the_scores_are_those_of_the_report(workspace: Workspace, done: Run) -> 
     text = (done.root / "report" / "report.md").read_text()
     lines = table_lines(scores.markdown)
     assert len(lines) == 1 + 1 + 2 * len(VARIANTS)
-    assert [line for line in lines if line not in text] == []
+    assert [line for line in lines if line.replace("<br>(", " (") not in text] == []
     sentence = scores.markdown.splitlines()[2]
     assert "95 % interval" in sentence and sentence in text
     assert scores.markdown.splitlines()[0].removeprefix("## ") in text
@@ -264,7 +264,9 @@ def test_a_row_of_the_grid_has_one_prompt_and_one_seed(workspace: Workspace, don
             colour("dance", "tuned", 0, number, 0),
             colour("chunk", "tuned", 0, number, 0),
         ]
-    assert {size(picture) for picture in grid.images.values()} == {(160, 160)}
+    assert {size(picture) for picture in grid.images.values()} == {
+        (160, 160)
+    }  # 32 pixels, 5 times: three share 560
     assert "Not drawn yet: chunk-ws." in grid.markdown
 
 
@@ -315,7 +317,7 @@ def test_large_images_are_reduced_and_prompts_left_out_until_they_fit(workspace:
     rows_shown = len(table_lines(grid.markdown)) - 1
     assert 1 < rows_shown < 24
     assert len(grid.inline()) < LIMIT
-    assert {size(picture) for picture in grid.images.values()} == {(256, 256)}
+    assert {size(picture) for picture in grid.images.values()} == {(140, 140)}  # four share 560
     assert len(grid.images) == 4 * rows_shown
 
 
