@@ -257,6 +257,8 @@ def share_cache(source: Path, clone: Path) -> None:
     with Config(str(clone / ".dvc")).edit("local") as config:
         config.update(local)
         config["cache"]["dir"] = str(objects.parents[1])  # DVC itself adds files/md5
+        # A clone holds results and models only to read: no copies of them where the file system can share.
+        config["cache"]["type"] = ["reflink", "hardlink", "copy"]
         config["core"]["autostage"] = True  # otherwise DVC tells the log to `git add` after every stage
 
 

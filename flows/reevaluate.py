@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from chunk_grpo.reporting.history import Evaluation, measure
-from chunk_grpo.reporting.history_page import alert, summary
-from chunk_grpo.reporting.history_store import record
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.events import emit_event
@@ -19,6 +16,11 @@ from chunk_grpo.artifacts.storage import join
 from chunk_grpo.clones import resolved
 from chunk_grpo.commands import Commands
 from chunk_grpo.config import Overrides
+from chunk_grpo.reporting.highlight import Highlight
+from chunk_grpo.reporting.history import Evaluation, measure
+from chunk_grpo.reporting.history_page import alert, history_markdown, summary
+from chunk_grpo.reporting.history_plot import trend_png
+from chunk_grpo.reporting.history_store import PLOT, record
 from flows._stages import run_stages
 from flows._ui import show
 from flows._workspace import REPOSITORY, RunSpec, published, workspace
@@ -57,7 +59,11 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
         time = datetime.fromtimestamp(planned.timestamp(), timezone.utc)
         evaluation = Evaluation(name, time, preset, trained.run.commit, spec.commit)
         recorded = record(published(), measure(here.root, evaluation))
-    show(preset, [recorded.page])
+    trend = history_markdown(recorded.history, name, PLOT)
+    show(
+        preset,
+        [Highlight("trend", "Scores over the evaluations", trend, {PLOT: trend_png(recorded.history)})],
+    )
     if text := alert(recorded.history, recorded.newest):
         get_run_logger().warning(text)
         emit_event(
