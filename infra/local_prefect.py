@@ -85,11 +85,9 @@ class LocalPrefect:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         published = self.home / "published"
         published.mkdir(parents=True, exist_ok=True)
-        database = {DATABASE: os.environ[DATABASE]} if DATABASE in os.environ else {}
         try:
-            self._start("server", _server(self.port), database)
             self._start("reports", _file_server(self.port + 1, published))
-            self._wait_for_server()
+            self.start_server()
             with self._settings():
                 SetUp(self.root, gpu_workers=self.gpu_workers).apply(self.environment)
             self._start("worker-cpu", worker.command("cpu", "local-cpu", None))
@@ -99,6 +97,21 @@ class LocalPrefect:
             yield self
         finally:
             self.stop()
+
+    def start_server(self) -> None:
+        """Start the server, and wait until it answers; also after it was ended.
+
+        Raises:
+            SetUpError: it did not start in time.
+        """
+        database = {DATABASE: os.environ[DATABASE]} if DATABASE in os.environ else {}
+        self._children = [(name, process) for name, process in self._children if name != "server"]
+        self._start("server", _server(self.port), database)
+        self._wait_for_server()
+
+    def process(self, name: str) -> psutil.Process:
+        """One of `server`, `reports`, `worker-cpu`, `worker-gpu` (or `worker-gpu-0`, ...)."""
+        return psutil.Process(dict(self._children)[name].pid)
 
     def check(self) -> None:
         """Raise when the server or a worker has ended.

@@ -1,0 +1,141 @@
+"""What set-up, workers and `make serve` check and decide before they talk to a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from infra import serve, worker
+from infra.local_prefect import free_port, shares, visible_gpus
+from infra.setup import SetUp, SetUpError, read_template
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEMPLATE = {"job_configuration": {}, "variables": {"type": "object", "properties": {}}}
+
+
+def test_pools_have_a_limit_for_gpus_alone() -> None:
+    cpu, gpu = SetUp(gpu_workers=3).pools()
+    assert (cpu.name, cpu.limit, cpu.type) == ("cpu", None, "process")
+    assert (gpu.name, gpu.limit, gpu.keep_limit) == ("gpu", 3, False)
+
+
+def test_the_limit_of_a_pool_is_kept_when_no_number_of_gpu_workers_is_given() -> None:
+    gpu = SetUp().pools()[1]
+    assert (gpu.limit, gpu.keep_limit) == (1, True)
+
+
+def test_only_a_pool_with_a_template_gets_another_type(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    file.write_text(json.dumps(TEMPLATE))
+    cpu, gpu = SetUp(pool_type="kubernetes", templates={"gpu": file}).pools()
+    assert (cpu.type, cpu.template) == ("process", None)
+    assert (gpu.type, gpu.template) == ("kubernetes", TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpu_workers": 0}, "at least 1, got 0"),
+        ({"pool_type": "kubernetes"}, "needs a base job template: --gpu-template"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SetUpError, match=message):
+        SetUp(**arguments).pools()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"variables": {}}'])
+def test_a_file_that_is_no_template_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "template.json"
+    file.write_text(text)
+    with pytest.raises(SetUpError, match=str(file)):
+        read_template(file)
+
+
+def test_a_server_that_is_not_there_is_named_at_once() -> None:
+    url = f"http://127.0.0.1:{free_port()}/api"
+    with temporary_settings({PREFECT_API_URL: url}), pytest.raises(SetUpError, match="make serve") as caught:
+        SetUp().apply()
+    assert url in str(caught.value)
+
+
+def test_gpus_are_shared_out() -> None:
+    devices = ["0", "1", "2", "3"]
+    assert shares(devices, 1) == [{}]
+    assert shares(devices, 2) == [{"CUDA_VISIBLE_DEVICES": "0,2"}, {"CUDA_VISIBLE_DEVICES": "1,3"}]
+    assert shares([], 2) == [{}, {}]
+    with pytest.raises(SetUpError, match="GPU_WORKERS=5, but only 4 GPUs are visible"):
+        shares(devices, 5)
+
+
+def test_gpus_that_the_environment_hides_are_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-5f0c")
+    assert visible_gpus() == ["2", "GPU-5f0c"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_numbers_of_make_serve_are_whole_and_positive(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("GPU_WORKERS", text)
+    with pytest.raises(SetUpError, match="GPU_WORKERS must be a whole number"):
+        serve._number("GPU_WORKERS", 1)
+
+
+@pytest.mark.parametrize("missing", ["dvc.yaml", "flows", ".git", ".dvc"])
+def test_a_worker_needs_a_clone_of_the_repository(tmp_path: Path, missing: str) -> None:
+    for name in ("dvc.yaml", "flows", ".git", ".dvc"):
+        if name != missing:
+            (tmp_path / name).mkdir()
+    with pytest.raises(SetUpError, match=rf"has no {missing} .*CHUNK_GRPO_REPOSITORY"):
+        worker.check(tmp_path, "gpu")
+
+
+def test_a_worker_needs_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetUpError, match="git is not installed"):
+        worker.check(REPOSITORY, "gpu")
+
+
+def test_a_worker_s_environment_says_where_it_works(tmp_path: Path) -> None:
+    base = {"PATH": "/bin", "PREFECT_API_URL": "http://elsewhere/api", "AWS_PROFILE": "kept"}
+    environment = worker.worker_environment(base, tmp_path / "clone", tmp_path / "home", "http://server/api")
+    assert environment["CHUNK_GRPO_REPOSITORY"] == str(tmp_path / "clone")
+    assert environment["PREFECT_HOME"] == str(tmp_path / "home")
+    assert environment["PREFECT_API_URL"] == "http://server/api"
+    assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    assert environment["AWS_PROFILE"] == "kept"
+    assert environment["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
+
+
+def test_a_worker_knows_its_own_process_id() -> None:
+    line = worker.command("gpu", "name", 1)
+    assert line[-2:] == ["--limit", "1"]
+    start = line.index(sys.executable)
+    program = f"import os; print(int(os.environ['{worker.WORKER_PID}']) - os.getpid())"
+    result = subprocess.run([*line[:start], sys.executable, "-c", program], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "0\n")
+
+
+def test_flows_are_loaded_from_the_repository_of_the_worker(tmp_path: Path) -> None:
+    """Prefect fills in `{{ $VARIABLE }}` at deployment, and drops other unknown names on the worker."""
+    pull = yaml.safe_load((REPOSITORY / "infra/prefect.yaml").read_text())["pull"]
+    first, second = (next(iter(step.values())) for step in pull)
+    assert second["directory"] == f"{{{{ {first['id']}.stdout }}}}"
+    assert "{{" not in first["script"]
+    command = shlex.split(first["script"])
+    environment = {"PATH": os.environ["PATH"]}
+    given = environment | {"CHUNK_GRPO_REPOSITORY": "/a folder/clone"}
+    assert subprocess.run(command, env=given, capture_output=True, text=True).stdout == "/a folder/clone"
+    missing = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert missing.returncode != 0
+    assert "CHUNK_GRPO_REPOSITORY: not set for this worker" in missing.stderr
