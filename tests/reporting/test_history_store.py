@@ -10,7 +10,7 @@ from PIL import Image
 
 from chunk_grpo.artifacts import read_table, write_text
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.history import HistoryRow, Measured, measure
+from chunk_grpo.reporting.history import Change, HistoryRow, Measured, measure
 from chunk_grpo.reporting.history_page import alert, history_markdown, summary
 from chunk_grpo.reporting.history_plot import trend_png
 from chunk_grpo.reporting.history_store import read_history, record
@@ -162,13 +162,21 @@ def test_the_plot_has_a_panel_for_each_scorer_split_and_mode(history: tuple[Hist
     assert size(trend_png([row for row in tuned if row.policy == "base"]))[0] == 960
 
 
-def test_what_happened_is_drawn(history: tuple[HistoryRow, ...]) -> None:
-    """Each of a moved score, another scorer and another model changes the picture."""
-    plain = [replace(row, change="none", model_commit="a") for row in history]
-    moved = [replace(row, change="moved" if row.evaluation == "night-2" else "none") for row in plain]
-    scorer = [replace(row, change="scorer" if row.evaluation == "night-2" else "none") for row in plain]
-    model = [replace(row, model_commit="b" if row.evaluation > "night-1" else "a") for row in plain]
-    assert len({trend_png(rows) for rows in (plain, moved, scorer, model)}) == 4  # type: ignore[arg-type]
+def test_what_happened_is_drawn_where_it_did(history: tuple[HistoryRow, ...]) -> None:
+    """Legends are equal, so that pictures differ by the marks of a moved score, another scorer and another model."""
+
+    def drawn(name: str, word: Change, difference: float = 1.0) -> bytes:
+        one = {"change": word, "difference": difference}
+        return trend_png([replace(row, **one) if row.evaluation == name else row for row in plain])  # type: ignore[arg-type]
+
+    plain = [replace(row, change="none", model_commit="a") for row in history if row.split == "eval"]
+    assert len({drawn("night-2", "moved"), drawn("night-3", "moved"), drawn("night-3", "moved", -1.0)}) == 3
+    assert drawn("night-2", "scorer") != drawn("night-3", "scorer")
+    models = [
+        trend_png([replace(row, model_commit="b" if row.evaluation > last else "a") for row in plain])
+        for last in ("night-1", "night-2")
+    ]
+    assert models[0] != models[1]
 
 
 def test_many_evaluations_of_many_policies_are_drawn(history: tuple[HistoryRow, ...]) -> None:
