@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -113,6 +113,30 @@ class Measured:
     evaluation: Evaluation
     rows: tuple[HistoryRow, ...]
     prompts: pa.Table
+
+
+def repeats(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str:
+    """Name of the evaluation before, if this one has exactly its numbers: nothing was new; else the empty string.
+
+    Args:
+        history: Rows in the order of time, those of `newest` among them.
+        newest: The rows of one evaluation.
+    """
+    names = list(dict.fromkeys(row.evaluation for row in history))
+    place = names.index(newest[0].evaluation)
+    if place == 0:
+        return ""
+    before = names[place - 1]
+    last = [row for row in history if row.evaluation == before]
+    return before if _numbers(last) == _numbers(newest) else ""
+
+
+def _numbers(rows: Sequence[HistoryRow]) -> set[tuple[object, ...]]:
+    """What differs when any image or scorer does; as text, in which NaN is equal to itself."""
+    return {
+        (row.score, row.scorer_hash, row.num_images, repr((row.mean, row.standard_error, row.low)))
+        for row in rows
+    }
 
 
 def measure(workspace: Path, evaluation: Evaluation) -> Measured:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from chunk_grpo.reporting.comparisons import number, signed
 from chunk_grpo.reporting.evidence import BASE
-from chunk_grpo.reporting.history import Change, HistoryRow
+from chunk_grpo.reporting.history import Change, HistoryRow, repeats
 from chunk_grpo.reporting.history_changes import METHOD
 from chunk_grpo.reporting.tables import Cell, Row, Table, to_markdown
 
@@ -33,11 +33,16 @@ _OTHERS: dict[Change, str] = {
 }
 
 
-def summary(newest: Sequence[HistoryRow]) -> str:
-    """One sentence on an evaluation: whether anything is new, moved, or could not be compared."""
-    found = Counter(row.change for row in newest)
-    if found["same"] == len(newest):
-        return f"Nothing new: all {len(newest)} scores are equal on every prompt to those of {_references(newest)}."
+def summary(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str:
+    """One sentence on an evaluation: whether anything is new, moved, or could not be compared.
+
+    Args:
+        history: All rows in the order of time.
+        newest: Those of the evaluation.
+    """
+    found, repeated = Counter(row.change for row in newest), repeats(history, newest)
+    if repeated:
+        return f"Nothing new: all {len(newest)} scores are exactly those of {repeated}."
     if found["first"] == len(newest):
         return f"First evaluation: {len(newest)} scores, with nothing to compare them with."
     parts = [f"{found['moved']} of {len(newest)} scores moved"]
@@ -56,7 +61,10 @@ def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | 
     if not moved:
         return None
     models = {row.evaluation: row.model_commit for row in history}
-    lines = [f"{summary(newest)} Evaluation {newest[0].evaluation} of preset {newest[0].preset}:", ""]
+    lines = [
+        f"{summary(history, newest)} Evaluation {newest[0].evaluation} of preset {newest[0].preset}:",
+        "",
+    ]
     for row in moved:
         trained = (
             "" if models[row.reference] == row.model_commit else "; the policies were trained again since"
@@ -81,7 +89,7 @@ def history_markdown(history: Sequence[HistoryRow], evaluation: str, plot: str) 
     when = first.evaluated_at.strftime("%Y-%m-%d %H:%M UTC")
     parts = [
         f"# Evaluations of preset {first.preset}",
-        f"{evaluation}, {when}: {summary(newest)}",
+        f"{evaluation}, {when}: {summary(history, newest)}",
         f"![Scores over the evaluations, with 95 % intervals]({plot})",
         f"## Scores of {evaluation}",
         to_markdown(scores_table(newest)),
@@ -155,7 +163,3 @@ def _policy(row: HistoryRow) -> str:
 
 def _p_text(p_value: float) -> str:
     return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
-
-
-def _references(newest: Sequence[HistoryRow]) -> str:
-    return ", ".join(dict.fromkeys(row.reference for row in newest))

@@ -24,7 +24,7 @@ from chunk_grpo.artifacts import (
 from chunk_grpo.artifacts.io import REWRITE_IT
 from chunk_grpo.artifacts.publishing import folder_lock, sizes_below
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.history import HistoryRow, Measured
+from chunk_grpo.reporting.history import HistoryRow, Measured, repeats
 from chunk_grpo.reporting.history_changes import compare
 from chunk_grpo.reporting.history_page import history_markdown
 from chunk_grpo.reporting.history_plot import trend_png
@@ -54,8 +54,8 @@ class Recorded:
 
     @property
     def nothing_new(self) -> bool:
-        """Whether every score of every prompt is exactly that of its reference."""
-        return all(row.change == "same" for row in self.newest)
+        """Whether all numbers are exactly those of the evaluation before."""
+        return bool(repeats(self.history, self.newest))
 
 
 def record(destination: Location, measured: Measured) -> Recorded:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from chunk_grpo.artifacts import read_table, write_text
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.history import Change, HistoryRow, Measured, measure
+from chunk_grpo.reporting.history import Change, HistoryRow, Measured, measure, repeats
 from chunk_grpo.reporting.history_page import alert, history_markdown, summary
 from chunk_grpo.reporting.history_plot import trend_png
 from chunk_grpo.reporting.history_store import read_history, record
@@ -58,6 +58,23 @@ def test_an_evaluation_that_is_there_is_replaced(nights: list[Measured], tmp_pat
     assert {row.change for row in again.newest} == {"none", "unknown"}
     assert {row.reference for row in again.newest} == {"night-0"}
     assert [row.evaluation for row in again.history] == ["night-0"] * 20 + ["night-2"] * 20
+
+
+def test_nothing_is_new_when_the_evaluation_before_is_repeated(
+    nights: list[Measured], tmp_path: Path
+) -> None:
+    """It need not be the reference."""
+    for night in (nights[0], nights[2]):
+        assert not record(tmp_path, night).nothing_new
+    later = evaluation(9)
+    rows = tuple(
+        replace(row, evaluation=later.name, evaluated_at=later.evaluated_at) for row in nights[2].rows
+    )
+    done = record(tmp_path, Measured(later, rows, nights[2].prompts))
+    assert done.nothing_new
+    assert summary(done.history, done.newest) == ("Nothing new: all 20 scores are exactly those of night-2.")
+    other = [replace(row, scorer_hash="v2") for row in done.newest]
+    assert not repeats((*done.history[:-20], *other), other)
 
 
 def test_an_evaluation_that_comes_late_takes_its_place_in_time(
@@ -108,15 +125,19 @@ def rows_of(history: tuple[HistoryRow, ...], name: str) -> list[HistoryRow]:
 
 
 def test_one_sentence_on_an_evaluation(history: tuple[HistoryRow, ...]) -> None:
-    assert summary(rows_of(history, "night-0")) == (
+    assert summary(history, rows_of(history, "night-0")) == (
         "First evaluation: 20 scores, with nothing to compare them with."
     )
-    assert summary(rows_of(history, "night-1")) == (
-        "Nothing new: all 20 scores are equal on every prompt to those of night-0."
+    assert summary(history, rows_of(history, "night-1")) == (
+        "Nothing new: all 20 scores are exactly those of night-0."
     )
-    assert summary(rows_of(history, "night-3")) == ("2 of 20 scores moved; 10 have too few prompts to tell.")
+    assert summary(history, rows_of(history, "night-3")) == (
+        "2 of 20 scores moved; 10 have too few prompts to tell."
+    )
     changed = [replace(row, change="scorer") for row in rows_of(history, "night-2")]
-    assert summary(changed) == ("0 of 20 scores moved; 20 were not compared because their scorer changed.")
+    assert summary(history, changed) == (
+        "0 of 20 scores moved; 20 were not compared because their scorer changed."
+    )
 
 
 def test_an_alert_names_the_scores_that_moved(history: tuple[HistoryRow, ...]) -> None:
