@@ -71,4 +71,4 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
             resource={"prefect.resource.id": f"{MOVED}.{preset}", "prefect.resource.name": preset},
             payload={"text": text},
         )
-    return Completed(message=summary(recorded.newest))
+    return Completed(message=summary(recorded.history, recorded.newest))
