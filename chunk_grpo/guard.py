@@ -37,6 +37,19 @@ def guarded(command: Sequence[str], seconds: float) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(seconds), *command]
 
 
+def end_with(parent: int) -> None:
+    """From now on get SIGTERM when the parent process ends, however it ends, or at once if it has.
+
+    Args:
+        parent: Its process id, as it was told by it.
+
+    The kernel forgets it when the calling thread ends.
+    """
+    _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command of the command line; its exit code."""
     parent, seconds, command = int(arguments[0]), float(arguments[1]), arguments[2:]

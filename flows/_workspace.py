@@ -20,6 +20,7 @@ from chunk_grpo.artifacts.storage import input_file, join
 from chunk_grpo.clones import IN_USE, locked, make_clone, prune_clones
 from chunk_grpo.commands import Commands, Log
 from chunk_grpo.config import Overrides, with_overrides
+from chunk_grpo.guard import end_with
 from flows._dvc import Pipeline, compose_preset, read_yaml, share_cache, write_params
 
 REPOSITORY = Path(os.environ.get("CHUNK_GRPO_REPOSITORY") or Path(__file__).resolve().parents[1])
@@ -90,6 +91,8 @@ def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace
         ConfigError: Preset and overrides break a rule.
         RemoteError: The models to keep are nowhere.
     """
+    if worker := os.environ.get("CHUNK_GRPO_WORKER_PID"):
+        end_with(int(worker))  # a run without its worker would hold the GPU, and nobody could cancel it
     home = Path(PREFECT_HOME.value()).resolve()
     name = f"{flow_run.name}-{spec.preset}-{flow_run.id}-{flow_run.run_count}"
     root = home / "runs" / name.replace("@", "-")  # DVC reads what follows an @ in a path as a stage

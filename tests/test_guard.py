@@ -119,3 +119,23 @@ def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:
     assert subprocess.run(guarded([sys.executable, "-c", code, *arguments], 5)).returncode == 0
     assert time.monotonic() - start < 10
     assert has_ended(written_pid(tmp_path), 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal")
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_process_can_ask_to_end_with_its_parent(gone: bool) -> None:
+    child = (
+        "import os, sys, time; from chunk_grpo.guard import end_with\n"
+        f"end_with(os.getppid() {'+ 1' if gone else ''}); print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout as output:
+        if gone:
+            assert parent.wait(20) != 0
+        else:
+            pid = int(output.readline())
+            parent.kill()
+            parent.wait()
+            assert has_ended(pid, 10)
