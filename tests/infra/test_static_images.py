@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from infra.automations import HEARTBEAT_SECONDS
 from tests.infra.deployment_files import HOME, INFRA, PINNED, ROOT, SECRET, UID, is_known, lint
 
 DOCKERFILE = INFRA / "docker" / "Dockerfile"
@@ -92,6 +93,7 @@ def test_an_image_holds_the_repository_where_the_environment_says(target: str) -
     environment = dict(re.findall(r"(\w+)=(\S+)", last(target, "ENV") + last("runtime", "ENV")))
     assert environment["CHUNK_GRPO_REPOSITORY"] == "/opt/chunk-grpo"
     assert environment["PREFECT_HOME"] == HOME
+    assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == str(HEARTBEAT_SECONDS)
     owner = f"--chown={UID}:{UID}"
     assert f"--from=repository {owner} /opt/chunk-grpo /opt/chunk-grpo" in STAGES[target].all("COPY")
 

@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 from prefect.utilities.templating import find_placeholders
 
-from tests.infra.deployment_files import POOLS, SECRET, rendered, strings, template, variables
+from infra.setup import SetUp
+from tests.infra.deployment_files import INFRA, POOLS, SECRET, rendered, strings, template, variables
 
 KINDS = ("kubernetes", "aws")
 FILLED_IN = {"name", "command"}
@@ -63,3 +64,12 @@ def test_the_two_pools_differ_by_the_gpu_alone(kind: str) -> None:
     cpu, gpu = (set(variables(template(kind, pool))) for pool in POOLS)
     assert gpu - cpu <= {"gpu_count"}
     assert cpu <= gpu
+
+
+@pytest.mark.parametrize(("kind", "type_"), [("kubernetes", "kubernetes"), ("aws", "ecs")])
+def test_the_set_up_makes_pools_with_them(kind: str, type_: str) -> None:
+    files = {pool: INFRA / kind / f"{pool}.json" for pool in POOLS}
+    pools = SetUp(pool_type=type_, templates=files).pools()
+    assert [(pool.name, pool.type, pool.template) for pool in pools] == [
+        (pool, type_, template(kind, pool)) for pool in POOLS
+    ]
