@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, as_completed
 
 from chunk_grpo.clones import locked
+from chunk_grpo.commands import Commands
 from chunk_grpo.outcomes import RemoteError, StageOutcome
 from flows._dvc import StageSpec
 from flows._pool import run_on_pool
@@ -41,9 +42,7 @@ class Progress:
 
     @cached_property
     def _highlights(self) -> Highlights:
-        from chunk_grpo.reporting.highlights import (
-            Highlights,  # here, because it takes seconds, with its plots
-        )
+        from chunk_grpo.reporting.highlights import Highlights  # here: with its plots it takes seconds
 
         return Highlights(self.workspace.root)
 
@@ -123,6 +122,7 @@ def run_stages(
     """
     progress = [Progress(it, it.pipeline.stages(None if until is None else [until])) for it in workspaces]
     futures: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
+    error: BaseException | None = None
     try:
         for each in progress:
             known = {} if force else restore(each.workspace, [spec.name for spec in each.stages])
@@ -133,7 +133,6 @@ def run_stages(
                     spec, each.workspace, known.get(spec.name), force, return_state=False, wait_for=needed
                 )
                 futures[mine[spec.name]] = each, spec
-        error: BaseException | None = None
         for future in as_completed(list(futures)):
             each, spec = futures[future]
             future.wait()  # otherwise the server is asked, and may not know yet
@@ -146,12 +145,15 @@ def run_stages(
                 error = error or future.state.result(raise_on_failure=False)
                 if not keep_going:
                     break
-        if error is not None:
-            raise error
     finally:
         for each in progress:
             each.workspace.commands.stop()
             show_outcomes(each.workspace, each.stages, each.done, each.failed)
+    for each in progress:  # what there is, also after a failure
+        if each.workspace.remote:
+            push(replace(each.workspace, commands=Commands()))
+    if error is not None:
+        raise error
     return progress
 
 

@@ -45,10 +45,9 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
     trained = read_record(join(model, RECORD))
     planned = flow_run.scheduled_start_time or datetime.now(timezone.utc)
     if new_seeds:
-        seed = {"generate": {"seed": int(planned.timestamp()) // 60}}
-        overrides = type(overrides).model_validate(
-            seed | overrides.model_dump(mode="json", exclude_unset=True)
-        )
+        values = overrides.model_dump(mode="json", exclude_unset=True)
+        values["generate"] = {"seed": int(planned.timestamp()) // 60} | values.get("generate", {})
+        overrides = type(overrides).model_validate(values)
     commands = Commands()
     spec = RunSpec(commit=resolved(REPOSITORY, "HEAD"), preset=preset, overrides=overrides, model=model)
     with workspace(spec, commands, get_run_logger().info) as here:
