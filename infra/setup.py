@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.clients import get_events_client
 from prefect.events.schemas.events import Event, RelatedResource, Resource
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_URL
 from prefect.utilities.asyncutils import run_coro_as_sync
 from prefect.workers.process import ProcessWorker
 from pydantic import SecretStr
@@ -36,6 +39,7 @@ from infra import automations
 
 ROOT = Path(__file__).resolve().parents[1]
 WEBHOOK_VARIABLE = "CHUNK_GRPO_NOTIFY_WEBHOOK"
+PREFECT_FILE = Path("infra/prefect.yaml")
 POOL_TYPES = ("process", "kubernetes", "ecs")
 
 
@@ -74,6 +78,7 @@ class SetUp:
         pool_type: kind of the workers of each pool that has a template.
         templates: base job template files by the name of the pool; a pool without one has process workers.
         webhook: URL that is told of failed runs and moved scores; None leaves notifications as they are.
+        reset_schedules: give deployments that are there the schedules of infra/prefect.yaml, and switch them on.
     """
 
     root: Path = ROOT
@@ -81,6 +86,7 @@ class SetUp:
     pool_type: str = "process"
     templates: Mapping[str, Path] = field(default_factory=dict)
     webhook: SecretStr | None = None
+    reset_schedules: bool = False
 
     def pools(self) -> list[Pool]:
         """The work pools `cpu` and `gpu`.
@@ -122,8 +128,10 @@ class SetUp:
                 wanted += automations.notifications(self.webhook)
             automations.apply(client, wanted)
             unwatched = _unwatched(client)
+            existing = client.read_deployments()
         run_coro_as_sync(_emit(unwatched))
-        deploy(self.root, environment)
+        content = deployments_file(self.root, [] if self.reset_schedules else existing)
+        deploy(self.root, content, environment)
 
 
 @contextmanager
@@ -139,8 +147,7 @@ def connected() -> Iterator[SyncPrefectClient]:
             "PREFECT_API_URL is not set: start this in the repository's root, where prefect.toml is"
         )
     try:
-        # A server that is not there is told at once.
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        with get_client(sync_client=True) as client:
             client.read_work_pools(limit=1)
             yield client
     except httpx.TransportError as error:
@@ -241,21 +248,57 @@ async def _emit(events: Sequence[Event]) -> None:
             await client.emit(event)
 
 
-def deploy(root: Path, environment: Mapping[str, str]) -> None:
-    """`prefect deploy --all` with the deployments of infra/prefect.yaml.
+def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
+    """The text of infra/prefect.yaml, but for what a user may have set in the Prefect UI.
+
+    `prefect deploy` switches on a deployment that was paused and writes over its schedules.
+
+    Args:
+        root: the repository.
+        existing: the deployments of the server.
+    """
+    content = yaml.safe_load((root / PREFECT_FILE).read_text(encoding="utf-8"))
+    known = {(deployment.name, deployment.entrypoint): deployment for deployment in existing}
+    for wanted in content["deployments"]:
+        if found := known.get((wanted["name"], wanted["entrypoint"])):
+            wanted["paused"] = found.paused
+            if found.schedules:
+                wanted.pop("schedules", None)
+    return str(yaml.safe_dump(content, sort_keys=False))
+
+
+def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
+    """`prefect deploy --all`.
+
+    Args:
+        root: the repository.
+        content: of a file such as infra/prefect.yaml.
+        environment: of the command.
 
     Raises:
         SetUpError: with its output, when it failed.
     """
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    result = subprocess.run(
-        [*command, "--prefect-file", "infra/prefect.yaml"],
-        cwd=root,
-        env={**environment, "PREFECT_API_URL": PREFECT_API_URL.value() or ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="chunk-grpo-deploy-") as folder:
+        file = Path(folder) / "prefect.yaml"
+        file.write_text(content, encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "prefect",
+            "--no-prompt",
+            "deploy",
+            "--all",
+            "--prefect-file",
+            str(file),
+        ]
+        result = subprocess.run(
+            command,
+            cwd=root,
+            env={**environment, "PREFECT_API_URL": PREFECT_API_URL.value() or ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if result.returncode != 0:
         raise SetUpError(f"prefect deploy failed:\n{result.stdout}{result.stderr}")
 
@@ -277,6 +320,11 @@ def main() -> int:
             type=Path,
             help=f"base job template of pool {pool} (JSON); otherwise: processes",
         )
+    parser.add_argument(
+        "--reset-schedules",
+        action="store_true",
+        help=f"schedules as in {PREFECT_FILE}, and no deployment paused",
+    )
     options = parser.parse_args()
     templates = {"cpu": options.cpu_template, "gpu": options.gpu_template}
     webhook = os.environ.get(WEBHOOK_VARIABLE)
@@ -287,6 +335,7 @@ def main() -> int:
             pool_type=options.pool_type,
             templates={name: path for name, path in templates.items() if path is not None},
             webhook=SecretStr(webhook) if webhook else None,
+            reset_schedules=options.reset_schedules,
         ).apply()
     except SetUpError as error:
         console.print(f"error: {error}", style="bold red", markup=False)

@@ -1,0 +1,165 @@
+"""A served small pipeline, PostgreSQL, and questions to a Prefect server."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from infra.local_prefect import LocalPrefect, free_port
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+_spec = importlib.util.spec_from_file_location("small_pipeline", REPOSITORY / "tests/flows/conftest.py")
+assert _spec is not None and _spec.loader is not None
+small_pipeline = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(small_pipeline)
+shell, make_pipeline = small_pipeline.shell, small_pipeline.make_pipeline
+
+
+@pytest.fixture(scope="session")
+def make_checkout(make_pipeline: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """The small pipeline with this repository's flows, in a new folder."""
+
+    def make(root: Path) -> Path:
+        for name in ("flows", "infra"):
+            shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(REPOSITORY / "prefect.toml", root)
+        return make_pipeline(root)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, make_checkout: Callable[[Path], Path]
+) -> Iterator[LocalPrefect]:
+    """The small pipeline, as `make serve` serves it."""
+    root = make_checkout(tmp_path_factory.mktemp("served"))
+    with LocalPrefect(root=root, home=root / ".prefect", port=free_port()).running() as prefect:
+        yield prefect
+
+
+@pytest.fixture
+def postgres() -> Iterator[tuple[str, str]]:
+    """A PostgreSQL server of its own on loopback: URL for Prefect, and the password in it.
+
+    It refuses to run as root, and could not read a folder of pytest's then: an account of the system runs it.
+    """
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))  # not on the PATH there
+    programs = (
+        debian[-1].parent if debian else Path(shutil.which("postgres") or "postgres is not installed").parent
+    )
+    account = "postgres" if "postgres" in {entry.pw_name for entry in pwd.getpwall()} else "nobody"
+    user: dict[str, Any] = {"user": account} if os.geteuid() == 0 else {}
+    folder = Path(tempfile.mkdtemp(prefix="chunk-grpo-postgres-"))
+    password, port = secrets.token_hex(16), free_port()
+    (folder / "password").write_text(password)
+    if user:
+        shutil.chown(folder, account)
+        shutil.chown(folder / "password", account)
+    options = [f"--pwfile={folder / 'password'}", "--username=prefect", "--auth=scram-sha-256", "--no-sync"]
+    subprocess.run(
+        [programs / "initdb", "-D", folder / "data", *options],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        **user,
+    )
+    run = [programs / "postgres", "-D", folder / "data", "-h", "127.0.0.1", "-p", str(port), "-k", folder]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(run, cwd=folder, stdout=log, stderr=log, **user)
+    try:
+        ready = [programs / "pg_isready", "-h", "127.0.0.1", "-p", str(port)]
+        wait_for(lambda: subprocess.run(ready, capture_output=True).returncode == 0, 30, "PostgreSQL")
+        yield f"postgresql+asyncpg://prefect:{password}@127.0.0.1:{port}/postgres", password
+    finally:
+        server.terminate()
+        server.wait(30)
+        shutil.rmtree(folder)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.25)
+    return value
+
+
+def ask(prefect: LocalPrefect, path: str, method: str = "POST", **body: Any) -> Any:
+    response = httpx.request(method, f"{prefect.url}/api/{path}", json=body).raise_for_status()
+    return response.json() if response.content else None
+
+
+def start_run(prefect: LocalPrefect, **parameters: Any) -> str:
+    """Schedule a run of chunk-grpo/full; its id."""
+    full = ask(prefect, "deployments/name/chunk-grpo/full", "GET")
+    return str(ask(prefect, f"deployments/{full['id']}/create_flow_run", parameters=parameters)["id"])
+
+
+def state(prefect: LocalPrefect, run: str) -> tuple[str, int]:
+    """Type of a flow run's state, and its run count."""
+    found = ask(prefect, f"flow_runs/{run}", "GET")
+    return str(found["state_type"]), int(found["run_count"])
+
+
+def processes(root: psutil.Process, part: str) -> list[psutil.Process]:
+    """Descendants of a process whose command line has this part."""
+    found = []
+    for child in root.children(recursive=True):
+        try:
+            if part in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def set_up(prefect: LocalPrefect, *options: str, **environment: str) -> None:
+    """`python -m infra.setup` for this server."""
+    command = [sys.executable, "-m", "infra.setup", *options]
+    result = subprocess.run(
+        command,
+        cwd=prefect.root,
+        env=prefect.environment | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def snapshot(prefect: LocalPrefect) -> dict[str, Any]:
+    """What set-up makes, without the times at which it was looked at."""
+    parts = {}
+    for what, keys in {
+        "work_pools": ["id", "name", "type", "concurrency_limit", "is_paused", "base_job_template"],
+        "automations": ["id", "name", "enabled", "trigger", "actions"],
+        "deployments": [
+            "id",
+            "name",
+            "paused",
+            "pull_steps",
+            "schedules",
+            "global_concurrency_limit",
+            "entrypoint",
+        ],
+    }.items():
+        rows = ask(prefect, f"{what}/filter")
+        parts[what] = {row["name"]: {key: row.get(key) for key in keys} for row in rows}
+        assert len(parts[what]) == len(rows), f"doubles: {json.dumps(rows)}"
+    return parts
