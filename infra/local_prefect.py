@@ -41,7 +41,7 @@ class LocalPrefect:
         root: the repository; workers load the flows from there.
         home: PREFECT_HOME: database, logs, clones of the flow runs, what they publish.
         port: of server and UI, on the loopback interface alone; the next one shows what was published.
-        gpu_workers: how many workers share the GPUs out; each takes one flow run at a time.
+        gpu_workers: how many workers share the GPUs out; each takes one flow run at a time. 0: they are elsewhere.
     """
 
     root: Path
@@ -89,7 +89,7 @@ class LocalPrefect:
             self._start("reports", _file_server(self.port + 1, published))
             self.start_server()
             with self._settings():
-                SetUp(self.root, gpu_workers=self.gpu_workers).apply(self.environment)
+                SetUp(self.root, gpu_workers=self.gpu_workers or None).apply(self.environment)
             self._start("worker-cpu", worker.command("cpu", "local-cpu", None))
             for number, share in enumerate(devices):
                 name = "gpu" if self.gpu_workers == 1 else f"gpu-{number}"

@@ -33,8 +33,8 @@ def main() -> int:
         prefect = LocalPrefect(
             root=ROOT,
             home=Path(os.environ.get("PREFECT_HOME") or ROOT / ".prefect").resolve(),
-            port=_number("PREFECT_PORT", 4200),
-            gpu_workers=_number("GPU_WORKERS", 1),
+            port=_number("PREFECT_PORT", 4200, least=1),
+            gpu_workers=_number("GPU_WORKERS", 1, least=0),
         )
         with prefect.running():
             console.print(_welcome(prefect))
@@ -49,15 +49,15 @@ def main() -> int:
         return 1
 
 
-def _number(variable: str, default: int) -> int:
+def _number(variable: str, default: int, least: int) -> int:
     """A whole number from the environment.
 
     Raises:
-        SetUpError: it is not one, or less than 1.
+        SetUpError: it is not one, or too small.
     """
     text = os.environ.get(variable) or str(default)
-    if not text.isdecimal() or int(text) < 1:
-        raise SetUpError(f"{variable} must be a whole number from 1 on, got {text!r}")
+    if not text.isdecimal() or int(text) < least:
+        raise SetUpError(f"{variable} must be a whole number from {least} on, got {text!r}")
     return int(text)
 
 

@@ -85,10 +85,14 @@ def test_gpus_that_the_environment_hides_are_not_shared_out(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
-def test_numbers_of_make_serve_are_whole_and_positive(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_numbers_of_make_serve_are_whole_and_not_too_small(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv("GPU_WORKERS", text)
-    with pytest.raises(SetUpError, match="GPU_WORKERS must be a whole number"):
-        serve._number("GPU_WORKERS", 1)
+    with pytest.raises(SetUpError, match="GPU_WORKERS must be a whole number from 1 on"):
+        serve._number("GPU_WORKERS", 1, least=1)
+    monkeypatch.setenv("GPU_WORKERS", "0")
+    assert serve._number("GPU_WORKERS", 1, least=0) == 0
 
 
 @pytest.mark.parametrize("missing", ["dvc.yaml", "flows", ".git", ".dvc"])

@@ -1,0 +1,144 @@
+"""What Prefect and DVC cost over running the same stages bare: `python -m benchmarks.orchestration`.
+
+Three clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every
+stage's command by itself, `dvc repro`, and a flow run through a server and workers of its own, which then runs again with
+everything cached. Nothing else should run on the machine. Clones and caches go into a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+from dvc.repo import Repo
+from dvc.utils.hydra import compose_and_dump
+from rich.console import Console
+from rich.table import Table
+
+from infra.local_prefect import LocalPrefect, free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class FlowTimes:
+    """Seconds of a flow run: in all, and of each stage's task from its beginning to its end."""
+
+    wall: float
+    stages: Mapping[str, float]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="smoke")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="orchestration-") as scratch:
+        bare = run_bare(clone(Path(scratch, "bare"), arguments.preset))
+        repro = timed(clone(Path(scratch, "repro"), arguments.preset), "-m", "dvc", "repro")
+        with served(clone(Path(scratch, "served"), arguments.preset), Path(scratch, "home")) as prefect:
+            cold = run_flow(prefect, arguments.preset)
+            cached = run_flow(prefect, arguments.preset)
+    show(arguments.preset, bare, repro, cold, cached)
+
+
+def clone(folder: Path, preset: str) -> Path:
+    """A clone of this commit with the parameters of a preset, and with an empty cache."""
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    config = str(folder / "conf")
+    compose_and_dump(folder / "params.yaml", config, None, "config", str(folder), [f"preset={preset}"])
+    return folder
+
+
+def timed(folder: Path, *arguments: str) -> float:
+    """Seconds of a Python command."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environment = os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1"}
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL
+    )
+    return time.perf_counter() - start
+
+
+def run_bare(folder: Path) -> dict[str, float]:
+    """Seconds of each stage's command, in the order of the pipeline."""
+    with Repo(str(folder)) as repo:
+        steps = [(stage.name, stage.cmd) for stage in repo.reproduce(dry=True, force=True)]
+    return {name: timed(folder, *command.split()[1:]) for name, command in steps}
+
+
+@contextmanager
+def served(folder: Path, home: Path) -> Iterator[LocalPrefect]:
+    """The clone behind a server and workers."""
+    with LocalPrefect(root=folder, home=home, port=free_port()).running() as prefect:
+        yield prefect
+
+
+def run_flow(prefect: LocalPrefect, preset: str) -> FlowTimes:
+    """Run `chunk-grpo/full`, and ask the server how long it took."""
+    command = [sys.executable, "-m", "prefect", "deployment", "run", "chunk-grpo/full", "--watch"]
+    start = time.perf_counter()
+    subprocess.run(
+        [*command, "--params", json.dumps({"preset": preset})],
+        cwd=prefect.root,
+        env=prefect.environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    wall = time.perf_counter() - start
+    runs = {"flow_runs": {"name": {"any_": [newest(prefect)]}}}
+    tasks = httpx.post(f"{prefect.url}/api/task_runs/filter", json=runs).raise_for_status().json()
+    return FlowTimes(wall, {task["name"]: seconds(task) for task in tasks if task["start_time"]})
+
+
+def newest(prefect: LocalPrefect) -> str:
+    """Name of the newest run of the flow chunk-grpo."""
+    body = {"flows": {"name": {"any_": ["chunk-grpo"]}}, "sort": "START_TIME_DESC", "limit": 1}
+    (run,) = httpx.post(f"{prefect.url}/api/flow_runs/filter", json=body).raise_for_status().json()
+    return str(run["name"])
+
+
+def seconds(task: Mapping[str, Any]) -> float:
+    """From the beginning to the end of a task."""
+    ended = datetime.fromisoformat(task["end_time"])
+    return (ended - datetime.fromisoformat(task["start_time"])).total_seconds()
+
+
+def show(preset: str, bare: Mapping[str, float], repro: float, cold: FlowTimes, cached: FlowTimes) -> None:
+    """Print the tables. Stages in one workspace take turns, so a task's own time holds waiting for others."""
+    total, count = sum(bare.values()), len(bare)
+    table = Table(title=f"Preset {preset}, {count} stages")
+    for heading in ("", "seconds", "over bare, a stage"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, wall in (
+        ("every stage bare, one after the other", total),
+        ("dvc repro", repro),
+        ("flow run, nothing cached", cold.wall),
+    ):
+        table.add_row(name, f"{wall:.1f}", f"{(wall - total) / count:.2f}")
+    table.add_row("flow run, everything cached", f"{cached.wall:.1f}", "")
+    stages = Table("stage", "bare, s", "task in the flow, s", title="Each stage")
+    for name, alone in bare.items():
+        stages.add_row(name, f"{alone:.1f}", f"{cold.stages[name]:.1f}")
+    console = Console(width=100)
+    console.print(table)
+    console.print(stages)
+
+
+if __name__ == "__main__":
+    main()
