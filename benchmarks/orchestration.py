@@ -1,8 +1,8 @@
 """What Prefect and DVC cost over running the same stages bare: `python -m benchmarks.orchestration`.
 
-Three clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every
-stage's command by itself, `dvc repro`, and a flow run through a server and workers of its own, which then runs again with
-everything cached. Nothing else should run on the machine. Clones and caches go into a temporary folder.
+Three clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every stage's
+command by itself, `dvc repro`, and a flow run through a server and workers of its own, which then runs again with all
+of it cached. Nothing else should run on the machine. Clones and caches go into a temporary folder.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def check(repository: Path, pool: str) -> None:
             ) from error
     if found.type != "process":
         raise SetUpError(
-            f"the work pool {pool} has workers of type {found.type}, which start containers: see docs/operations.md"
+            f"the work pool {pool} has workers of type {found.type}, which start containers: see docs/deploy.md"
         )
 
 
