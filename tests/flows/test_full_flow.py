@@ -101,6 +101,8 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
         runs = [f"chunk-grpo/{name}" for name in ("full", "ablations", "reevaluate")]
         assert pools == {**dict.fromkeys(runs, "cpu"), **dict.fromkeys(stages, "gpu")}
         assert deployments["chunk-grpo/full"]["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+        nightly = {"id": {"any_": [deployments["chunk-grpo/reevaluate"]["id"]]}}
+        wait_for(lambda: post(served, "flow_runs/filter", deployments=nightly), 60, "a run of the schedule")
         children = set(psutil.Process().children(recursive=True)) - earlier
         assert len([c for c in children if is_running(c.pid)]) >= 3
         with pytest.raises(SetUpError, match=f"port {served.port} is in use"):
