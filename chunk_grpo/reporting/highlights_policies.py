@@ -29,7 +29,7 @@ IMAGES_LIMIT = 1_000_000
 """Bytes of all pictures of a grid; as text in a page they take a third more."""
 
 WIDTH, SMALL, LARGE = 560, 112, 256
-"""Pixels that a row's images share out, and the least and the largest side of one: a page cannot scale them."""
+"""Pixels that a row's images share out, and about the least and the largest side of one: a page cannot scale them."""
 
 QUALITY = 84
 """Of JPEG."""
@@ -201,7 +201,7 @@ def _encoded(picture: Picture, side: int) -> bytes:
     """A tiny image enlarged with sharp pixels, a large one reduced."""
     image, out = picture.image, io.BytesIO()
     if picture.pixelated:
-        factor = max(side // max(image.size), 1)
+        factor = max(round(side / max(image.size)), 1)
         size = (image.width * factor, image.height * factor)
         image.resize(size, Image.Resampling.NEAREST).save(out, "PNG", optimize=True)
     else:

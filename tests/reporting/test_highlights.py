@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,15 +21,9 @@ from chunk_grpo.reporting.series import chunks_of
 from stages import report
 from stages._stage import run_stage
 
-from .conftest import SCORERS, VARIANTS, Run, image_rows, plan_rows, prompt_rows, write_run
+from .conftest import SCORERS, VARIANTS, Run, image_rows, plan_rows, prompt_rows
+from .unfinished import INPUTS, PLANS, Workspace, planned_run
 
-PLANS = {
-    "step": (1,) * 16,
-    "listed": (2, 3, 4, 7),
-    "guided": (2, 3, 5, 6),
-    "equal-4": (4,) * 4,
-    "single": (16,),
-}
 LIMIT = 1_500_000
 """Characters of an artifact's text that a browser shows without a pause."""
 
@@ -38,45 +31,9 @@ LIMIT = 1_500_000
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A synthetic run whose report exists; read only."""
-    made = write_run(tmp_path_factory.mktemp("run"))
-    for plan, sizes in PLANS.items():
-        table = table_from_rows(plan_rows(plan, sizes), "chunk_plan")
-        write_table(table, made.root / "chunks" / f"{plan}.parquet", "chunk_plan")
+    made = planned_run(tmp_path_factory.mktemp("run"))
     assert run_stage(report.main, report.Arguments, made.options) == 0
     return made
-
-
-INPUTS = {
-    "profile_l1": ("l1_profile.parquet", "profile/l1_profile.parquet"),
-    "chunk_boundaries": ("chunks", "chunks"),
-    "prepare_prompts": ("prompts.parquet", "prompts/evaluation.parquet"),
-    **{f"train@{v}": (f"train/{v}", f"train/{v}") for v in VARIANTS},
-    **{f"generate@{p}": (f"images/{p}", f"images/{p}") for p in ("base", *VARIANTS)},
-    **{
-        f"score@{p}-{s}": (f"scores/{p}/{s}.parquet", f"scores/{p}/{s}.parquet")
-        for p in ("base", *VARIANTS)
-        for s in SCORERS
-    },
-}
-
-
-class Workspace:
-    """A workspace into which one stage after the other puts what the synthetic run has."""
-
-    def __init__(self, root: Path, done: Run) -> None:
-        self.root, self._done = root, done.root
-        root.mkdir()
-        shutil.copy(done.root / "params.yaml", root)
-
-    def finish(self, *stages: str) -> None:
-        for stage in stages:
-            source, target = INPUTS[stage]
-            place = self.root / "artifacts" / target
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if (self._done / source).is_dir():
-                shutil.copytree(self._done / source, place)
-            else:
-                shutil.copy(self._done / source, place)
 
 
 @pytest.fixture

@@ -1,0 +1,59 @@
+"""A workspace into which one stage after the other puts what a synthetic run has."""
+
+import shutil
+from pathlib import Path
+
+from chunk_grpo.artifacts import table_from_rows, write_table
+
+from .conftest import SCORERS, VARIANTS, Run, plan_rows, write_run
+
+PLANS = {
+    "step": (1,) * 16,
+    "listed": (2, 3, 4, 7),
+    "guided": (2, 3, 5, 6),
+    "equal-4": (4,) * 4,
+    "single": (16,),
+}
+
+INPUTS = {
+    "profile_l1": ("l1_profile.parquet", "profile/l1_profile.parquet"),
+    "chunk_boundaries": ("chunks", "chunks"),
+    "prepare_prompts": ("prompts.parquet", "prompts/evaluation.parquet"),
+    **{f"train@{v}": (f"train/{v}", f"train/{v}") for v in VARIANTS},
+    **{f"generate@{p}": (f"images/{p}", f"images/{p}") for p in ("base", *VARIANTS)},
+    **{
+        f"score@{p}-{s}": (f"scores/{p}/{s}.parquet", f"scores/{p}/{s}.parquet")
+        for p in ("base", *VARIANTS)
+        for s in SCORERS
+    },
+}
+"""Stage to what it writes: where it lies in a synthetic run, and where below artifacts/."""
+
+
+def planned_run(root: Path) -> Run:
+    """A synthetic run with all plans of its params.yaml."""
+    made = write_run(root)
+    for plan, sizes in PLANS.items():
+        table = table_from_rows(plan_rows(plan, sizes), "chunk_plan")
+        write_table(table, root / "chunks" / f"{plan}.parquet", "chunk_plan")
+    return made
+
+
+class Workspace:
+    """Has params.yaml at first, and nothing else."""
+
+    def __init__(self, root: Path, done: Run) -> None:
+        self.root, self._done = root, done.root
+        root.mkdir()
+        shutil.copy(done.root / "params.yaml", root)
+
+    def finish(self, *stages: str) -> None:
+        """Put there what these stages write."""
+        for stage in stages:
+            source, target = INPUTS[stage]
+            place = self.root / "artifacts" / target
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if (self._done / source).is_dir():
+                shutil.copytree(self._done / source, place)
+            else:
+                shutil.copy(self._done / source, place)
