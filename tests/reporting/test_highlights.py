@@ -222,8 +222,8 @@ def test_a_row_of_the_grid_has_one_prompt_and_one_seed(workspace: Workspace, don
             colour("chunk", "tuned", 0, number, 0),
         ]
     assert {size(picture) for picture in grid.images.values()} == {
-        (160, 160)
-    }  # 32 pixels, 5 times: three share 560
+        (192, 192)
+    }  # 32 pixels, 6 times: three share 560
     assert "Not drawn yet: chunk-ws." in grid.markdown
 
 
