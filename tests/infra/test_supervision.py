@@ -1,0 +1,119 @@
+"""Flow runs whose process, machine or server is lost, and who is told of what: on a real server, with kill -9."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.local_prefect import LocalPrefect, stop_trees
+
+from .conftest import processes, set_up, start_run, state, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+@pytest.fixture(scope="module")
+def told(served: LocalPrefect) -> Iterator[list[str]]:
+    """What a webhook was told, which set-up has made known to the server."""
+    texts: list[str] = []
+
+    class Hook(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            assert (self.path, self.headers["Content-Type"]) == ("/services/secret", "application/json")
+            texts.append(json.loads(body)["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            del args
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Hook) as hook:
+        threading.Thread(target=hook.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{hook.server_port}/services/secret"
+        set_up(served, CHUNK_GRPO_NOTIFY_WEBHOOK=url)
+        yield texts
+        hook.shutdown()
+
+
+def training(prefect: LocalPrefect) -> list[psutil.Process]:
+    return processes(prefect.process("worker-gpu"), "stages.work train")
+
+
+def test_a_run_whose_engine_was_killed_runs_once_more(served: LocalPrefect, told: list[str]) -> None:
+    run = start_run(served, preset="smoke", overrides=["variants.a.seconds=3"])
+    wait_for(lambda: training(served), 90, "training")
+    (engine,) = processes(served.process("worker-cpu"), "prefect.engine")
+    engine.kill()
+    wait_for(lambda: state(served, run) == ("CRASHED", 1), 30, "crashed")
+    wait_for(lambda: state(served, run) == ("COMPLETED", 2), 180, "completed")
+    assert told == []
+
+
+def test_a_failed_run_is_told_once_and_not_run_again(served: LocalPrefect, told: list[str]) -> None:
+    run = start_run(served, preset="smoke", overrides=["variants.a.exit_code=3"])
+    wait_for(lambda: state(served, run)[0] in ENDED, 120, "ended")
+    time.sleep(45)
+    assert state(served, run) == ("FAILED", 1)
+    (text,) = told
+    assert "stage train@a failed with exit code 3 (bad input)" in text
+    log = (served.home / "server.log").read_text()
+    assert "services/secret" not in log
+
+
+def test_a_moved_score_is_told(served: LocalPrefect, told: list[str]) -> None:
+    told.clear()
+    program = (
+        "from prefect.events import emit_event; from prefect.events.worker import EventsWorker\n"
+        "emit_event('chunk-grpo.score.moved', payload={'scorer': 'a \"b\"'},\n"
+        "    resource={'prefect.resource.id': 'chunk-grpo.preset.smoke', 'prefect.resource.name': 'smoke'})\n"
+        "EventsWorker.drain_all(timeout=20)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=served.root, env=served.environment, check=True)
+    wait_for(lambda: told, 30, "the webhook was called")
+    assert told == ['A score has moved: smoke {"scorer": "a \\"b\\""}']
+
+
+def test_a_run_outlives_a_server_that_is_away_for_half_a_minute(served: LocalPrefect) -> None:
+    """Its training ends while the server is away."""
+    run = start_run(served, preset="smoke", overrides=["variants.a.seconds=15"])
+    wait_for(lambda: training(served), 90, "training")
+    served.process("server").kill()
+    wait_for(lambda: not training(served), 60, "training ended")
+    time.sleep(15)
+    served.start_server()
+    assert state(served, run) == ("RUNNING", 1)
+    wait_for(lambda: state(served, run)[0] in ENDED, 180, "ended")
+    assert state(served, run) == ("COMPLETED", 1)
+
+
+def test_a_lost_machine_s_run_is_crashed_in_three_minutes_and_runs_on_another(
+    served: LocalPrefect, tmp_path: Path
+) -> None:
+    """Worker and engine are gone at once, so nobody reports anything."""
+    run = start_run(served, preset="smoke", overrides=["variants.a.seconds=4"])
+    wait_for(lambda: training(served), 90, "training")
+    worker = served.process("worker-cpu")
+    lost = [worker, *worker.children(recursive=True)]
+    for process in lost:
+        process.kill()
+    wait_for(lambda: state(served, run) == ("CRASHED", 1), 180, "crashed")
+    with (tmp_path / "worker.log").open("wb") as log:
+        command = [sys.executable, "-m", "infra.worker", "--pool", "cpu"]
+        other = subprocess.Popen(command, cwd=served.root, env=served.environment, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: state(served, run) == ("COMPLETED", 2), 180, "completed by another worker")
+    finally:
+        stop_trees([psutil.Process(other.pid)])
+        other.wait()
