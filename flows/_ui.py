@@ -9,9 +9,14 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
+from typing import cast
+from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
@@ -72,21 +77,32 @@ def show_report(workspace: Workspace) -> None:
 
 @contextmanager
 def live(root: Path, stage: str) -> Iterator[None]:
-    """While a training stage runs, publish its reward curves again and again."""
+    """While a training stage runs, show its reward curves: one artifact, which changes."""
     kind, _, variant = stage.partition("@")
     ended = threading.Event()
 
-    def publish() -> None:
-        from chunk_grpo.reporting.live import live_curves  # here, because it takes seconds, with its plots
+    def follow() -> None:
+        from chunk_grpo.reporting.live import live_curves  # here: with its plots it takes seconds
 
-        while not ended.wait(_LIVE_SECONDS):
-            if curves := live_curves(root / "logs", variant):
-                create_markdown_artifact(curves.inline(), key=curves.key, description=curves.title)
+        artifact, shown = None, ""
+        while True:
+            is_last = ended.wait(_LIVE_SECONDS)
+            if (curves := live_curves(root / "logs", variant)) and (text := curves.inline()) != shown:
+                if artifact is None:
+                    artifact = create_markdown_artifact(text, key=curves.key, description=curves.title)
+                else:
+                    with get_client(sync_client=True) as client:
+                        client.update_artifact(cast("UUID", artifact), ArtifactUpdate(data=text))
+                shown = text
+            if is_last:
+                return
 
-    thread = threading.Thread(target=publish, daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(follow,))
     if kind == "train":
         thread.start()
     try:
         yield
     finally:
         ended.set()
+        if kind == "train":
+            thread.join()

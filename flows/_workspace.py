@@ -30,7 +30,7 @@ KEPT_CLONES = 10
 OF_THE_DAY = ("scorers", "executors", "pools", "report")
 """Sections of params.yaml that a later evaluation of published models takes from the preset as it is now."""
 
-_STATE = (".ckpt", ".answers", "logs")
+_STATE = (".ckpt", ".answers")
 
 
 class RunSpec(BaseModel):

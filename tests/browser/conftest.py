@@ -1,13 +1,12 @@
-"""The small pipeline served by a real Prefect server with both workers, run twice, and a browser that looks at it."""
+"""The preset `smoke` on a real Prefect server with both workers, run twice, and a browser that looks at it."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ import pytest
 
 from infra.local_prefect import LocalPrefect, free_port
 from tests.browser.pages import Ui, browser
-from tests.flows.conftest import make_pipeline, shell
-
-__all__ = ["make_pipeline", "shell"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCREENSHOTS = "CHUNK_GRPO_SCREENSHOTS"
@@ -44,19 +40,21 @@ class Site:
         """An answer of the server's API to a query."""
         return httpx.post(f"{self.prefect.url}/api/{path}", json=body).raise_for_status().json()
 
+    def run_of(self, stage: str) -> str:
+        """Id of the flow run of a stage on the pool."""
+        (found,) = self.api("flow_runs/filter", flow_runs={"name": {"any_": [stage]}})
+        return str(found["id"])
+
     def deployment(self, name: str) -> str:
         """Id of a deployment."""
         return str(next(d["id"] for d in self.api("deployments/filter") if d["name"] == name))
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Iterator[Site]:
-    """The small pipeline with this repository's flows, run twice."""
-    root = tmp_path_factory.mktemp("served")
-    for name in ("flows", "infra"):
-        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "prefect.toml", root)
-    make_pipeline(root)
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A clone of this repository's commit, with a DVC cache of its own, and two runs there."""
+    root = tmp_path_factory.mktemp("served") / "checkout"
+    subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(root)], check=True)
     with LocalPrefect(root=root, home=root / ".prefect", port=free_port()).running() as served:
         yield Site(served, run(served, preset="smoke"), run(served, preset="smoke"))
 

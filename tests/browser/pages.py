@@ -126,6 +126,10 @@ class Ui:
         """Click on what has exactly this text, whatever the case of its letters."""
         self.until(lambda: self._find(text), lambda: f"nothing to click on says {text!r}")[-1].click()
 
+    def follow(self) -> None:
+        """Look at the page that was opened last, in a window of its own or not."""
+        self._driver.switch_to.window(self._driver.window_handles[-1])
+
     def tab(self, name: str, *texts: str) -> None:
         """Open a tab of a run's page."""
         self.click(name)
