@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+pytest_plugins = ["tests.s3_server"]
+
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = ROOT / "assets" / "tiny-flux"
 VARIANT, SCORER = "chunk-ws", "shapes-graded"

@@ -1,12 +1,6 @@
 """Publishing to a real S3 server, and reading there as others do."""
 
-import os
 import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,7 +11,6 @@ from chunk_grpo.artifacts import publishing, read_table
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import read_record
 from chunk_grpo.errors import DataError, TransientError
-from tests.artifacts.conftest import wait_for
 from tests.artifacts.test_publishing import (
     NEXT,
     PUBLISHED,
@@ -27,6 +20,7 @@ from tests.artifacts.test_publishing import (
     make_workspace,
     publishing_of,
 )
+from tests.s3_server import free_port, server_on
 
 
 @pytest.fixture
@@ -108,26 +102,10 @@ def test_a_kill_in_the_middle(bucket: str, tmp_path: Path) -> None:
     assert set(read_record(f"{bucket}/tiny/run.json").files) == expected
 
 
-@contextmanager
-def server_on(port: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(folder), "--host", "127.0.0.1"]
-    environment = os.environ | {"NANIO_ACCESS_KEY": "key", "NANIO_SECRET_KEY": "secret"}
-    with subprocess.Popen(
-        [*command, "--port", str(port)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as server:
-        try:
-            wait_for(port, server)
-            yield server
-        finally:
-            server.kill()
-
-
 def test_a_server_that_dies_in_the_middle(
     s3_credentials: None, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     copy, copied = publishing._copy, []

@@ -1,4 +1,4 @@
-"""A real S3 server on this machine."""
+"""Fixtures: a real S3 server on this machine, and what a user sets to reach it. A plugin of tests/conftest.py."""
 
 import os
 import socket
@@ -7,10 +7,10 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import s3fs
 
 START_LIMIT = 30.0
 """Seconds within which the server must answer."""
@@ -19,20 +19,31 @@ START_LIMIT = 30.0
 @pytest.fixture(scope="session")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a running nanio server that checks signatures; its keys are `key` and `secret`."""
+    port = free_port()
+    with server_on(port, tmp_path_factory.mktemp("s3")):
+        yield f"http://127.0.0.1:{port}"
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder: Path = tmp_path_factory.mktemp("s3")
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def server_on(port: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A nanio server with its objects in `folder`; a later one on the same folder goes on with them."""
     command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(folder), "--host", "127.0.0.1"]
     environment = os.environ | {"NANIO_ACCESS_KEY": "key", "NANIO_SECRET_KEY": "secret"}
-    log = (folder.parent / "s3.log").open("wb")
+    log = (folder.parent / f"{folder.name}.log").open("ab")
     with (
         log,
         subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=log, stderr=log) as server,
     ):
         try:
             wait_for(port, server)
-            yield f"http://127.0.0.1:{port}"
+            yield server
         finally:
             server.terminate()
 
@@ -51,6 +62,8 @@ def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
 @pytest.fixture
 def bucket(s3_endpoint: str, s3_credentials: None) -> str:
     """The URL of a new bucket."""
+    import s3fs  # takes a second, which most tests can spare
+
     name = f"test-{uuid.uuid4().hex[:12]}"
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
     return f"s3://{name}"
@@ -68,6 +81,8 @@ def s3_credentials(s3_endpoint: str, no_credentials: None, monkeypatch: pytest.M
 @pytest.fixture
 def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment in which the AWS chain finds nothing."""
+    import s3fs
+
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
