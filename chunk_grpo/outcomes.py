@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
 
 Outcome: TypeAlias = Literal["ran", "restored", "pulled", "unchanged"]
 """`ran`: the command was executed; `restored`: outputs from the run cache; `pulled`: outputs from the remote;
 `unchanged`: outputs already in the workspace."""
+
+TAIL_LINES = 20
+"""How many lines of a log an error message has."""
 
 _LINES: tuple[tuple[str, Outcome], ...] = (
     (r"Running stage '(.+)':", "ran"),
@@ -21,9 +25,11 @@ _LINES: tuple[tuple[str, Outcome], ...] = (
 )
 _EXIT_CODES = {2: "bad configuration", 3: "bad input", 75: "worth trying again"}
 _NO_USE = re.compile(
-    r"Access ?Denied|Forbidden|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|does not exist|credentials",
+    r"AccessDenied|Access Denied|Forbidden|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|RequestTimeTooSkewed"
+    r"|NoSuchBucket|bucket does not exist|locate credentials|Partial credentials|config profile",
     re.IGNORECASE,
 )
+_DAMAGED = re.compile(r"corrupted cache file '.*?((?:files/md5|runs)/[^']+)'")
 
 
 @dataclass(frozen=True)
@@ -86,12 +92,38 @@ class RemoteError(RuntimeError):
     def __init__(self, command: str, code: int, last_lines: Sequence[str]) -> None:
         text = "\n".join(last_lines)
         self.may_pass = not _NO_USE.search(text)
-        advice = (
-            "The next run goes on from what has arrived."
-            if self.may_pass
-            else "Check the remote's URL (`dvc remote list`) and the credentials of this worker."
-        )
+        if damaged := sorted(set(_DAMAGED.findall(text))):
+            advice = (
+                f"Damaged in the remote, or on the way: {', '.join(damaged)}. When it stays so, delete this in the "
+                "remote (`dvc remote list` has its URL): the next run makes it again."
+            )
+        elif self.may_pass:
+            advice = "The next run goes on from what has arrived."
+        else:
+            advice = "Check the remote's URL (`dvc remote list`) and the credentials of this worker."
         super().__init__(f"{command} exited with {code}. {advice}\n{text}")
+
+
+@dataclass
+class RemoteLog:
+    """What is worth keeping of the log of a DVC command that reads or writes a remote.
+
+    Attributes:
+        lines: the last ones.
+        troubles: the last ones on objects that did not arrive whole: DVC goes on then, and may even exit with 0.
+    """
+
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    troubles: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+
+    def add(self, line: str) -> None:
+        """Keep a line."""
+        is_trouble = "failed to transfer" in line or _DAMAGED.search(line)
+        (self.troubles if is_trouble else self.lines).append(line)
+
+    def error(self, command: str, code: int) -> RemoteError:
+        """That the command failed."""
+        return RemoteError(command, code, [*self.lines, *self.troubles])
 
 
 def outcome_of_line(line: str) -> tuple[str, Outcome] | None:

@@ -30,9 +30,10 @@ from hydra.errors import HydraException
 
 from chunk_grpo.commands import Commands, Log
 from chunk_grpo.outcomes import (
+    TAIL_LINES,
     Outcome,
     OutcomeUnclearError,
-    RemoteError,
+    RemoteLog,
     StageFailed,
     StageOutcome,
     outcome_of_line,
@@ -41,7 +42,11 @@ from chunk_grpo.outcomes import (
 MARKER_VARIABLE = "STAGE_RUN_MARKER"
 """Every stage touches the file that this variable names as its first act: proof that it really ran."""
 
-_TAIL_LINES = 20
+# As `python -m dvc`, but a damaged object is told: with `verify` DVC drops it with a debugging message alone.
+_DVC = (
+    "import logging, sys; from dvc.cli import main; "
+    "logging.getLogger('dvc_data.hashfile.db').setLevel('DEBUG'); sys.exit(main(sys.argv[1:]))"
+)
 
 
 @dataclass(frozen=True)
@@ -115,12 +120,12 @@ class Pipeline:
         """
         found: dict[str, tuple[Outcome, float]] = {}
         missing: set[str] = set()
-        lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        kept = RemoteLog()
         last = time.monotonic()
 
         def on_line(line: str) -> None:
             nonlocal last
-            lines.append(line)
+            kept.add(line)
             if match := re.fullmatch(r"Running stage '(.+)':", line):
                 missing.add(match[1])
             elif outcome := outcome_of_line(line):
@@ -130,11 +135,12 @@ class Pipeline:
 
         options = ["--keep-going", *(["--pull"] if pull else []), *targets]
         code = self._dvc(["repro", *options], on_line, SHELL="/bin/false")
-        failed = {
-            name for line in lines if "failed to reproduce" in line for name in re.findall(r"'(.+?)'", line)
-        }
-        if code != 0 and (not missing or failed - missing):
-            raise RemoteError("dvc repro" + (" --pull" if pull else ""), code, tuple(lines))
+        ends = " ".join(line for line in kept.lines if "failed to reproduce" in line)
+        failed = set(re.findall(r"'(.+?)'", ends))
+        if pull and missing:
+            kept.troubles.extend(self._missing_bucket())
+        if (pull and kept.troubles) or (code != 0 and (not missing or failed - missing)):
+            raise kept.error("dvc repro" + (" --pull" if pull else ""), code)
         sizes = self._sizes()
         return {
             name: StageOutcome(name, outcome, seconds, sizes.get(name, 0))
@@ -155,7 +161,7 @@ class Pipeline:
             OutcomeUnclearError: DVC says that it ran and the stage does not, or the other way round.
         """
         outcome: Outcome | None = None
-        tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        tail: deque[str] = deque(maxlen=TAIL_LINES)
 
         def on_line(line: str) -> None:
             nonlocal outcome
@@ -218,15 +224,25 @@ class Pipeline:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def _remote(self, arguments: Sequence[str], log: Log) -> None:
-        lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        kept = RemoteLog()
 
         def on_line(line: str) -> None:
-            lines.append(line)
+            kept.add(line)
             log(line)
 
         code = self._dvc(arguments, on_line)
-        if code != 0:
-            raise RemoteError(f"dvc {arguments[0]}", code, tuple(lines))
+        if code != 0 or kept.troubles:
+            raise kept.error(f"dvc {arguments[0]}", code)
+
+    def _missing_bucket(self) -> list[str]:
+        """Why nothing is known, if that is why: for `dvc repro --pull` a missing bucket is an empty one."""
+        with Repo(str(self.root)) as repo:
+            remote = repo.cloud.get_remote()
+            try:
+                list(remote.fs.find(remote.fs.join(remote.path, "runs", "00")))
+            except FileNotFoundError as error:
+                return [f"{remote.fs.unstrip_protocol(remote.path)}: {error}"]
+        return []
 
     def _dvc(self, arguments: Sequence[str], on_line: Callable[[str], None], **variables: str) -> int:
         """Run DVC; `python` in a stage's command is the interpreter of this process.
@@ -237,7 +253,7 @@ class Pipeline:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         path = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
         environment |= {"PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
-        command = [sys.executable, "-m", "dvc", *arguments]
+        command = [sys.executable, "-c", _DVC, *arguments]
         return self.commands.run(command, self.root, environment | variables, on_line)
 
     def _sizes(self) -> dict[str, int]:
@@ -254,8 +270,12 @@ def share_cache(source: Path, clone: Path) -> None:
     with Repo(str(source)) as repo:
         local = repo.config.load_one("local")
         objects = Path(repo.cache.local.path)
-    with Config(str(clone / ".dvc")).edit("local") as config:
+    settings = Config(str(clone / ".dvc"))
+    with settings.edit("local") as config:
         config.update(local)
+        for remote in {**settings["remote"], **config["remote"]}:
+            # Otherwise DVC takes whatever arrives for a result, even half an object.
+            config["remote"].setdefault(remote, {})["verify"] = True
         config["cache"]["dir"] = str(objects.parents[1])  # DVC itself adds files/md5
         # A clone holds results and models only to read: no copies of them where the file system can share.
         config["cache"]["type"] = ["reflink", "hardlink", "copy"]

@@ -149,11 +149,13 @@ def run_stages(
         for each in progress:
             each.workspace.commands.stop()
             show_outcomes(each.workspace, each.stages, each.done, each.failed)
-    for each in progress:  # what there is, also after a failure
-        if each.workspace.remote:
-            push(replace(each.workspace, commands=Commands()))
-    if error is not None:
-        raise error
+    try:
+        for each in progress:  # what there is, also after a failure
+            if each.workspace.remote:
+                push(replace(each.workspace, commands=Commands()))
+    finally:
+        if error is not None:
+            raise error  # it came first, and may be why there is nothing to push or no way to
     return progress
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chunk_grpo.outcomes import Outcome, RemoteError, StageOutcome, outcome_table, summary
+from chunk_grpo.outcomes import Outcome, RemoteError, RemoteLog, StageOutcome, outcome_table, summary
 
 
 @pytest.mark.parametrize("outcome", ["ran", "restored", "pulled", "unchanged"])
@@ -31,17 +31,66 @@ def test_the_table_has_a_row_for_each_stage() -> None:
     assert summary(["a"], []) == "1 stages: none finished"
 
 
+MENDED = "Check the remote's URL (`dvc remote list`) and the credentials of this worker."
+OF_DVC = "ERROR: unexpected error - "
+OF_S3 = ": An error occurred ({}) when calling the PutObject operation: "
+
+
 @pytest.mark.parametrize(
     ("line", "may_pass"),
     [
-        ("ERROR: unexpected error - Forbidden: An error occurred (403)", False),
-        ("ERROR: bucket 'x' does not exist", False),
-        ("ERROR: Unable to locate credentials", False),
-        ("ERROR: unexpected error - Could not connect to the endpoint URL", True),
+        (
+            OF_DVC + "Forbidden: An error occurred (403) when calling the HeadObject operation: Forbidden",
+            False,
+        ),
+        (OF_DVC + "The specified bucket does not exist" + OF_S3.format("NoSuchBucket"), False),
+        (
+            OF_DVC
+            + "The request signature we calculated does not match"
+            + OF_S3.format("SignatureDoesNotMatch"),
+            False,
+        ),
+        (
+            OF_DVC
+            + "The AWS Access Key Id does not exist in our records"
+            + OF_S3.format("InvalidAccessKeyId"),
+            False,
+        ),
+        (OF_DVC + "Access Denied." + OF_S3.format("AccessDenied"), False),
+        (OF_DVC + "Unable to locate credentials", False),
+        (OF_DVC + "The config profile (nobody) could not be found", False),
+        (OF_DVC + 'Could not connect to the endpoint URL: "http://127.0.0.1:9/cache"', True),
+        (OF_DVC + "[Errno 121] We encountered an internal error." + OF_S3.format("InternalError"), True),
+        (
+            "ERROR: failed to transfer 'b71d' - The specified key does not exist."
+            + OF_S3.format("NoSuchKey"),
+            True,
+        ),
     ],
 )
 def test_another_try_is_of_no_use_where_access_is_refused(line: str, may_pass: bool) -> None:
+    """The lines are those of DVC 3.67 with s3fs 2026.9."""
     error = RemoteError("dvc push", 255, ["pushing", line])
     assert error.may_pass is may_pass
     assert line in str(error)
-    assert ("credentials of this worker" in str(error)) is not may_pass
+    assert (MENDED in str(error)) is not may_pass
+    assert ("goes on from what has arrived" in str(error)) is may_pass
+
+
+def test_troubles_with_single_objects_are_kept_however_much_follows() -> None:
+    log = RemoteLog()
+    log.add("ERROR: failed to transfer 'b71d' - Connection timeout")
+    for number in range(100):
+        log.add(f"line {number}")
+    assert list(log.lines) == [f"line {number}" for number in range(80, 100)]
+    assert "failed to transfer 'b71d'" in str(log.error("dvc push", 0))
+
+
+@pytest.mark.parametrize("key", ["files/md5/b7/1dc0b4", "runs/17/1787/3e39"])
+def test_a_damaged_object_is_named_as_it_is_in_the_remote(key: str) -> None:
+    log = RemoteLog()
+    log.add(f"DEBUG: corrupted cache file '/home/of/.dvc/cache/{key}'.")
+    assert len(log.troubles) == 1
+    error = log.error("dvc repro --pull", 255)
+    assert f"Damaged in the remote, or on the way: {key}. When it stays so, delete this" in str(error)
+    assert error.may_pass
