@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
+
+from chunk_grpo.commands import Log
 
 Outcome: TypeAlias = Literal["ran", "restored", "pulled", "unchanged"]
 """`ran`: the command was executed; `restored`: outputs from the run cache; `pulled`: outputs from the remote;
 `unchanged`: outputs already in the workspace."""
 
-TAIL_LINES = 20
+_TAIL_LINES = 20
 """How many lines of a log an error message has."""
 
 _LINES: tuple[tuple[str, Outcome], ...] = (
@@ -104,34 +107,84 @@ class RemoteError(RuntimeError):
         super().__init__(f"{command} exited with {code}. {advice}\n{text}")
 
 
-@dataclass
-class RemoteLog:
-    """What is worth keeping of the log of a DVC command that reads or writes a remote.
+class DvcLog:
+    """What DVC says while it works, and what that means.
 
     Attributes:
         lines: the last ones.
         troubles: the last ones on objects that did not arrive whole: DVC goes on then, and may even exit with 0.
+        missing: stages that it would run, or has run.
     """
 
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    troubles: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    def __init__(self, log: Log) -> None:
+        """Hand every line on to `log`."""
+        self.lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.troubles: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.missing: set[str] = set()
+        self._log = log
+        self._found: dict[str, tuple[Outcome, float]] = {}
+        self._start = self._last = time.monotonic()
 
     def add(self, line: str) -> None:
-        """Keep a line."""
+        """Take note of a line. Of several that are about one stage the last one holds."""
         is_trouble = "failed to transfer" in line or _DAMAGED.search(line)
         (self.troubles if is_trouble else self.lines).append(line)
+        now = time.monotonic()
+        for pattern, outcome in _LINES:
+            if match := re.fullmatch(pattern, line):
+                self._found[match[1]] = outcome, now - self._last
+                if outcome == "ran":
+                    self.missing.add(match[1])
+        self._last = now
+        self._log(line)
+
+    def restored(self, code: int, sizes: Mapping[str, int], command: str) -> dict[str, StageOutcome]:
+        """The stages that are up to date after a command which could run none.
+
+        Args:
+            code: Its exit code.
+            sizes: Of the stages' outputs, in bytes.
+            command: What to call it in an error.
+
+        Raises:
+            RemoteError: Something else went wrong than that stages would have to run.
+        """
+        ends = " ".join(line for line in self.lines if "failed to reproduce" in line)
+        failed = set(re.findall(r"'(.+?)'", ends))
+        if code != 0 and (not self.missing or failed - self.missing):
+            raise self.error(command, code)
+        return {
+            name: StageOutcome(name, outcome, seconds, sizes.get(name, 0))
+            for name, (outcome, seconds) in self._found.items()
+            if name not in self.missing
+        }
+
+    def ran(self, stage: str, code: int, sizes: Mapping[str, int], says_so: bool) -> StageOutcome:
+        """The outcome of the one stage that a command was to run.
+
+        Args:
+            stage: Its name.
+            code: The command's exit code.
+            sizes: Of the stages' outputs, in bytes.
+            says_so: Whether the stage itself says that it ran.
+
+        Raises:
+            StageFailed: It failed.
+            OutcomeUnclearError: DVC says that it ran and the stage does not, or the other way round.
+        """
+        if code != 0:
+            raise StageFailed(stage, code, tuple(self.lines))
+        outcome, _ = self._found.get(stage, (None, 0.0))
+        if outcome is None or (outcome == "ran") != says_so:
+            raise OutcomeUnclearError(
+                f"stage {stage}: DVC's log says {outcome or 'nothing'}, but the stage "
+                f"{'touched' if says_so else 'did not touch'} $STAGE_RUN_MARKER, which is to be its first act"
+            )
+        return StageOutcome(stage, outcome, time.monotonic() - self._start, sizes.get(stage, 0))
 
     def error(self, command: str, code: int) -> RemoteError:
         """That the command failed."""
         return RemoteError(command, code, [*self.lines, *self.troubles])
-
-
-def outcome_of_line(line: str) -> tuple[str, Outcome] | None:
-    """The stage that a line of DVC's log is about and what it says; of several lines the last one holds."""
-    for pattern, outcome in _LINES:
-        if match := re.fullmatch(pattern, line):
-            return match[1], outcome
-    return None
 
 
 def summary(stages: Sequence[str], outcomes: Iterable[StageOutcome]) -> str:

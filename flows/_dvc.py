@@ -9,11 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sys
 import tempfile
-import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,15 +26,7 @@ from dvc.utils.serialize import dump_yaml, load_yaml
 from hydra.errors import HydraException
 
 from chunk_grpo.commands import Commands, Log
-from chunk_grpo.outcomes import (
-    TAIL_LINES,
-    Outcome,
-    OutcomeUnclearError,
-    RemoteLog,
-    StageFailed,
-    StageOutcome,
-    outcome_of_line,
-)
+from chunk_grpo.outcomes import DvcLog, StageOutcome
 
 MARKER_VARIABLE = "STAGE_RUN_MARKER"
 """Every stage touches the file that this variable names as its first act: proof that it really ran."""
@@ -118,35 +107,17 @@ class Pipeline:
         Raises:
             RemoteError: the cache or the remote can not be read.
         """
-        found: dict[str, tuple[Outcome, float]] = {}
-        missing: set[str] = set()
-        kept = RemoteLog()
-        last = time.monotonic()
-
-        def on_line(line: str) -> None:
-            nonlocal last
-            kept.add(line)
-            if match := re.fullmatch(r"Running stage '(.+)':", line):
-                missing.add(match[1])
-            elif outcome := outcome_of_line(line):
-                found[outcome[0]] = outcome[1], time.monotonic() - last
-                log(line)
-            last = time.monotonic()
-
+        said = DvcLog(
+            lambda line: log(line) if line.startswith(("Stage ", "Pulling ", "Verifying ")) else None
+        )
         options = ["--keep-going", *(["--pull"] if pull else []), *targets]
-        code = self._dvc(["repro", *options], on_line, SHELL="/bin/false")
-        ends = " ".join(line for line in kept.lines if "failed to reproduce" in line)
-        failed = set(re.findall(r"'(.+?)'", ends))
-        if pull and missing:
-            kept.troubles.extend(self._missing_bucket())
-        if (pull and kept.troubles) or (code != 0 and (not missing or failed - missing)):
-            raise kept.error("dvc repro" + (" --pull" if pull else ""), code)
-        sizes = self._sizes()
-        return {
-            name: StageOutcome(name, outcome, seconds, sizes.get(name, 0))
-            for name, (outcome, seconds) in found.items()
-            if name not in missing
-        }
+        code = self._dvc(["repro", *options], said.add, SHELL="/bin/false")
+        command = "dvc repro" + (" --pull" if pull else "")
+        if pull and said.missing:
+            said.troubles.extend(self._missing_bucket())
+        if pull and said.troubles:
+            raise said.error(command, code)
+        return said.restored(code, self._sizes(), command)
 
     def run(self, name: str, log: Log, *, force: bool = False) -> StageOutcome:
         """Run one stage; what it needs must be up to date already.
@@ -160,30 +131,12 @@ class Pipeline:
             StageFailed: with the command's exit code and last lines.
             OutcomeUnclearError: DVC says that it ran and the stage does not, or the other way round.
         """
-        outcome: Outcome | None = None
-        tail: deque[str] = deque(maxlen=TAIL_LINES)
-
-        def on_line(line: str) -> None:
-            nonlocal outcome
-            stage, said = outcome_of_line(line) or ("", None)
-            outcome = said if stage == name else outcome
-            tail.append(line)
-            log(line)
-
-        start = time.monotonic()
+        said = DvcLog(log)
         with tempfile.TemporaryDirectory(prefix="stage-run-") as folder:
             marker = Path(folder, "marker")
             options = ["--single-item", *(["--force"] if force else []), name]
-            code = self._dvc(["repro", *options], on_line, **{MARKER_VARIABLE: str(marker)})
-            touched = marker.exists()
-        if code != 0:
-            raise StageFailed(name, code, tuple(tail))
-        if outcome is None or (outcome == "ran") != touched:
-            raise OutcomeUnclearError(
-                f"stage {name}: DVC's log says {outcome or 'nothing'}, but the stage "
-                f"{'touched' if touched else 'did not touch'} ${MARKER_VARIABLE}, which is to be its first act"
-            )
-        return StageOutcome(name, outcome, time.monotonic() - start, self._sizes().get(name, 0))
+            code = self._dvc(["repro", *options], said.add, **{MARKER_VARIABLE: str(marker)})
+            return said.ran(name, code, self._sizes(), marker.exists())
 
     def has_remote(self) -> bool:
         """Whether there is a default DVC remote, to pull from and to push to."""
@@ -224,15 +177,10 @@ class Pipeline:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def _remote(self, arguments: Sequence[str], log: Log) -> None:
-        kept = RemoteLog()
-
-        def on_line(line: str) -> None:
-            kept.add(line)
-            log(line)
-
-        code = self._dvc(arguments, on_line)
-        if code != 0 or kept.troubles:
-            raise kept.error(f"dvc {arguments[0]}", code)
+        said = DvcLog(log)
+        code = self._dvc(arguments, said.add)
+        if code != 0 or said.troubles:
+            raise said.error(f"dvc {arguments[0]}", code)
 
     def _missing_bucket(self) -> list[str]:
         """Why nothing is known, if that is why: for `dvc repro --pull` a missing bucket is an empty one."""

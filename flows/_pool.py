@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
@@ -67,24 +68,27 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
 
     Cancelling this run cancels that one at once; Prefect's server would do it too, half a minute later.
     """
-    stopping, lines = workspace.commands.stopping, 0
+    stopping, seen = workspace.commands.stopping, set[UUID]()
     with get_client(sync_client=True) as client:
         try:
             while run.state is None or not run.state.is_final():
                 if stopping.wait(_POLL_SECONDS):
                     raise CommandStoppedError("stopped with all others")
                 run = client.read_flow_run(run.id)
-                lines += _forward_logs(client, run, log, lines)
+                _forward_logs(client, run, log, seen)
         except BaseException:
             client.set_flow_run_state(run.id, Cancelling())
             raise
+        stopping.wait(_POLL_SECONDS)  # the last lines may come after the state
+        _forward_logs(client, run, log, seen)
     return run.state
 
 
-def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, offset: int) -> int:
-    """Hand on the log lines after the first `offset` ones; return how many."""
+def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, seen: set[UUID]) -> None:
+    """Hand on the lines that were not seen yet; some come late, with an earlier time than others."""
     mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
-    logs = client.read_logs(mine, limit=_PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC)
-    for entry in logs:
-        log(entry.message)
-    return len(logs)
+    offset = max(0, len(seen) - _PAGE // 2)
+    for entry in client.read_logs(mine, limit=_PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC):
+        if entry.id not in seen:
+            seen.add(entry.id)
+            log(entry.message)

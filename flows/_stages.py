@@ -14,6 +14,7 @@ from prefect.futures import PrefectFuture, as_completed
 
 from chunk_grpo.clones import locked
 from chunk_grpo.commands import Commands
+from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.outcomes import RemoteError, StageOutcome
 from flows._dvc import StageSpec
 from flows._pool import run_on_pool
@@ -51,6 +52,8 @@ class Progress:
         if self.workspace.turn.acquire(blocking=False):
             try:
                 show(self.workspace.spec.preset, self._highlights.new())
+            except ChunkGrpoError as error:  # the clone may be of another version than the worker
+                get_run_logger().warning("Nothing is shown of the results so far: %s", error)
             finally:
                 self.workspace.turn.release()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chunk_grpo.outcomes import Outcome, RemoteError, RemoteLog, StageOutcome, outcome_table, summary
+from chunk_grpo.outcomes import DvcLog, Outcome, RemoteError, StageOutcome, outcome_table, summary
 
 
 @pytest.mark.parametrize("outcome", ["ran", "restored", "pulled", "unchanged"])
@@ -78,7 +78,7 @@ def test_another_try_is_of_no_use_where_access_is_refused(line: str, may_pass: b
 
 
 def test_troubles_with_single_objects_are_kept_however_much_follows() -> None:
-    log = RemoteLog()
+    log = DvcLog(print)
     log.add("ERROR: failed to transfer 'b71d' - Connection timeout")
     for number in range(100):
         log.add(f"line {number}")
@@ -88,7 +88,7 @@ def test_troubles_with_single_objects_are_kept_however_much_follows() -> None:
 
 @pytest.mark.parametrize("key", ["files/md5/b7/1dc0b4", "runs/17/1787/3e39"])
 def test_a_damaged_object_is_named_as_it_is_in_the_remote(key: str) -> None:
-    log = RemoteLog()
+    log = DvcLog(print)
     log.add(f"DEBUG: corrupted cache file '/home/of/.dvc/cache/{key}'.")
     assert len(log.troubles) == 1
     error = log.error("dvc repro --pull", 255)
