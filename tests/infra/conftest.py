@@ -102,7 +102,13 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def ask(prefect: LocalPrefect, path: str, method: str = "POST", **body: Any) -> Any:
-    response = httpx.request(method, f"{prefect.url}/api/{path}", json=body).raise_for_status()
+    """One request; again when the server says that its database is busy, as Prefect's own client does."""
+    for _ in range(10):
+        response = httpx.request(method, f"{prefect.url}/api/{path}", json=body, timeout=60)
+        if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            break
+        time.sleep(1)
+    response.raise_for_status()
     return response.json() if response.content else None
 
 
