@@ -84,8 +84,9 @@ def test_two_runs_of_the_schedule_stand_in_the_history(prefect: LocalPrefect) ->
     names = evaluations(prefect)
     assert all(len(seeds) == 1 for seeds in names.values())
     assert len({seed for seeds in names.values() for seed in seeds}) == len(names)  # new images each time
-    page = latest_artifact(prefect, "trend-smoke")
-    assert all(name in page for name in names)
+    while not all(name in (page := latest_artifact(prefect, "trend-smoke")) for name in names):
+        assert time.monotonic() < deadline, f"the trend does not show {', '.join(names)}"
+        time.sleep(2)
     assert "data:image/png;base64," in page
     assert (
         published / "dvc.lock"
