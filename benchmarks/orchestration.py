@@ -108,7 +108,13 @@ def run_flow(prefect: LocalPrefect, preset: str) -> FlowTimes:
 
 def newest(prefect: LocalPrefect) -> str:
     """Name of the newest run of the flow chunk-grpo."""
-    body = {"flows": {"name": {"any_": ["chunk-grpo"]}}, "sort": "START_TIME_DESC", "limit": 1}
+    begun = {"state": {"type": {"not_any_": ["SCHEDULED"]}}}
+    body = {
+        "flows": {"name": {"any_": ["chunk-grpo"]}},
+        "flow_runs": begun,
+        "sort": "START_TIME_DESC",
+        "limit": 1,
+    }
     (run,) = httpx.post(f"{prefect.url}/api/flow_runs/filter", json=body).raise_for_status().json()
     return str(run["name"])
 

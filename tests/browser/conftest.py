@@ -22,6 +22,10 @@ SCREENSHOTS = "CHUNK_GRPO_SCREENSHOTS"
 """Environment variable: the folder that the pictures for docs/ are put into, such as docs/images."""
 
 
+BEGUN = {"flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED"]}}}}
+"""Of the server's runs those that are not only planned."""
+
+
 @dataclass(frozen=True)
 class Site:
     """A server and what ran there.
@@ -67,7 +71,7 @@ def run(prefect: LocalPrefect, **parameters: Any) -> str:
         command, cwd=prefect.root, env=prefect.environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    body = {"sort": "START_TIME_DESC", "flows": {"name": {"any_": ["chunk-grpo"]}}, "limit": 1}
+    body = {"sort": "START_TIME_DESC", "limit": 1, "flows": {"name": {"any_": ["chunk-grpo"]}}, **BEGUN}
     found = httpx.post(f"{prefect.url}/api/flow_runs/filter", json=body).raise_for_status().json()
     return str(found[0]["id"])
 

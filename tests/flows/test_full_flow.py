@@ -59,7 +59,8 @@ def post(prefect: LocalPrefect, path: str, **body: Any) -> Any:
 
 
 def latest_flow_runs(prefect: LocalPrefect, count: int) -> list[dict[str, Any]]:
-    runs = post(prefect, "flow_runs/filter", sort="START_TIME_DESC", limit=count)
+    begun = {"state": {"type": {"not_any_": ["SCHEDULED"]}}}
+    runs = post(prefect, "flow_runs/filter", flow_runs=begun, sort="START_TIME_DESC", limit=count)
     return list(runs)
 
 
