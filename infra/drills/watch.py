@@ -1,0 +1,202 @@
+"""Start flow runs on a local Prefect server, find their processes, and time what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+from infra.local_prefect import LocalPrefect, stop_trees
+
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+Value = TypeVar("Value")
+Run = dict[str, Any]
+"""A flow run as the server tells it."""
+
+
+class DrillError(Exception):
+    """Something did not happen in time, or otherwise than it must."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Eyes and hands on a local Prefect server and the processes of its workers.
+
+    Attributes:
+        prefect: What `make serve` runs.
+    """
+
+    prefect: LocalPrefect
+    _workers: ExitStack
+
+    def start_worker(self, pool: str) -> None:
+        """Start a worker as on another machine; it ends with `watching`."""
+        self._workers.enter_context(self._worker(pool))
+
+    @contextmanager
+    def _worker(self, pool: str) -> Iterator[None]:
+        command = [sys.executable, "-m", "infra.worker", "--pool", pool]
+        folder, environment = self.prefect.root, self.prefect.environment
+        with (self.prefect.home / f"worker-{pool}-again.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        try:
+            yield
+        finally:
+            if process.poll() is None:
+                stop_trees([psutil.Process(process.pid)])
+            process.wait()
+
+    def start(self, deployment: str = "chunk-grpo/full", **parameters: Any) -> str:
+        """Schedule a run of a deployment for now; its id."""
+        found = self._ask("GET", f"deployments/name/{deployment}")
+        return str(
+            self._ask("POST", f"deployments/{found['id']}/create_flow_run", parameters=parameters)["id"]
+        )
+
+    def cancel(self, run: str) -> None:
+        """Do what the button Cancel does."""
+        state = {"type": "CANCELLING", "name": "Cancelling"}
+        self._ask("POST", f"flow_runs/{run}/set_state", state=state)
+
+    def run(self, run: str) -> Run:
+        """The flow run with this id."""
+        return dict(self._ask("GET", f"flow_runs/{run}"))
+
+    def children(self, run: str, name: str | None = None) -> list[Run]:
+        """The flow runs that this one has started, the oldest first; only those of this name."""
+        mine = {"parent_flow_run_id": {"any_": [run]}}
+        found = self._ask("POST", "flow_runs/filter", flow_runs=mine, sort="EXPECTED_START_TIME_ASC")
+        return [child for child in found if name in (None, child["name"])]
+
+    def states(self, run: str) -> list[str]:
+        """The types of the states that a flow run has had, the first one first."""
+        history = self._ask("GET", "flow_run_states/", params={"flow_run_id": run})
+        return [state["type"] for state in sorted(history, key=lambda state: state["timestamp"])]
+
+    def ended(self, run: str, seconds: float) -> Run:
+        """The flow run when it has ended, within so many seconds.
+
+        Raises:
+            DrillError: It has not.
+        """
+
+        def final() -> Run | None:
+            found = self.run(run)
+            return found if found["state_type"] in FINAL else None
+
+        return wait_for(final, seconds, f"the end of run {run}")
+
+    def outcomes(self, run: str) -> dict[str, str]:
+        """What became of each stage, as the outcome table of a flow run says."""
+        mine = {"flow_run_id": {"any_": [run]}, "key": {"like_": "outcomes-"}}
+        tables = self._ask("POST", "artifacts/filter", artifacts=mine, sort="CREATED_DESC")
+        rows = [
+            [cell.strip() for cell in line.split("|")]
+            for table in reversed(tables)
+            for line in table["data"].splitlines()
+            if line.startswith("| ")
+        ]
+        return {row[1]: row[3] for row in rows if row[1] != "stage"}
+
+    def busy(self, pool: str) -> int:
+        """How many flow runs hold a slot of a work pool."""
+        live = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+        found = self._ask("POST", "flow_runs/filter", flow_runs=live, work_pools={"name": {"any_": [pool]}})
+        return len(found)
+
+    def engine(self, run: str) -> psutil.Process:
+        """The process of a flow run; its parent is the worker.
+
+        Raises:
+            DrillError: It has none.
+        """
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                mine = process.environ().get("PREFECT__FLOW_RUN_ID") == run
+                if mine and process.cmdline()[1:] == ["-m", "prefect.engine"]:
+                    return process
+        raise DrillError(f"flow run {run} has no process")
+
+    def stage(self, run: str, command: str) -> psutil.Process | None:
+        """The process of a stage of a flow run, known by a part of its command line, which DVC's shell has too."""
+        with suppress(DrillError, psutil.NoSuchProcess):
+            for process in self.engine(run).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    line = process.cmdline()
+                    if command in " ".join(line) and line[0].rpartition("/")[2].startswith("python"):
+                        return process
+        return None
+
+    def _ask(self, method: str, path: str, **body: Any) -> Any:
+        parameters = body.pop("params", None)
+        url = f"{self.prefect.url}/api/{path}"
+        response = httpx.request(
+            method, url, json=body if method == "POST" else None, params=parameters, timeout=60
+        )
+        if response.is_error:
+            raise DrillError(f"{method} {url}: {response.status_code}: {response.text[:500]}")
+        return response.json()
+
+
+@contextmanager
+def watching(prefect: LocalPrefect) -> Iterator[Watch]:
+    """Serve, and watch; also the workers that were started meanwhile end with it."""
+    with prefect.running(), ExitStack() as workers:
+        yield Watch(prefect, workers)
+
+
+def tree(root: psutil.Process) -> list[psutil.Process]:
+    """A process and all that it has started, as it is now: later nobody can tell which orphans were its."""
+    return [root, *root.children(recursive=True)]
+
+
+def seconds_until_gone(processes: Sequence[psutil.Process], limit: float) -> float:
+    """How long it takes until these processes have ended; one that nobody has waited for counts as ended.
+
+    Raises:
+        DrillError: One of them lives after the limit.
+    """
+    start = time.monotonic()
+
+    def alive() -> list[psutil.Process]:
+        return [process for process in processes if lives(process)]
+
+    wait_for(lambda: not alive(), limit, "the end of " + ", ".join(map(str, alive())))
+    return time.monotonic() - start
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def wait_for(happened: Callable[[], Value | None], limit: float, what: str) -> Value:
+    """What `happened` returns once that is something.
+
+    Raises:
+        DrillError: It was nothing until the limit, in seconds.
+    """
+    deadline = time.monotonic() + limit
+    while not (value := happened()):
+        if time.monotonic() > deadline:
+            raise DrillError(f"{what}: not within {limit:.0f} s")
+        time.sleep(0.1)
+    return value
+
+
+def load() -> str:
+    """How busy this machine is, to judge measured seconds by."""
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"

@@ -1,0 +1,53 @@
+"""The small pipeline as `make serve` serves it, to be broken on purpose."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from infra.drills.watch import Run, Watch, wait_for, watching
+from infra.local_prefect import LocalPrefect, free_port
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def checkout(root: Path, make_pipeline: Callable[[Path], Path]) -> Path:
+    """The small pipeline with this repository's flows, in an empty folder."""
+    for name in ("flows", "infra"):
+        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "prefect.toml", root)
+    return make_pipeline(root)
+
+
+@contextmanager
+def served(root: Path, make_pipeline: Callable[[Path], Path], gpu_workers: int = 1) -> Iterator[Watch]:
+    """A server and workers of the small pipeline."""
+    checkout(root, make_pipeline)
+    server = LocalPrefect(root=root, home=root / ".prefect", port=free_port(), gpu_workers=gpu_workers)
+    with watching(server) as watch:
+        yield watch
+
+
+def training(seconds: float) -> dict[str, Any]:
+    """Let variant a train for so long; another number is another computation."""
+    return {"variants": {"a": {"eta": seconds}}}
+
+
+def child_of(watch: Watch, run: str, name: str = "train@a") -> str:
+    """The newest flow run that this one has started for a stage, once its stage runs."""
+
+    def found() -> Run | None:
+        children = watch.children(run, name)
+        command = f"train models/{name.partition('@')[2]}.txt"
+        return children[-1] if children and watch.stage(children[-1]["id"], command) else None
+
+    return str(wait_for(found, 120, f"{name} runs")["id"])
+
+
+def trainings(watch: Watch, run: str) -> list[Path]:
+    """What every process that began to train variant a for a run has left in its clone."""
+    ids = [child["id"] for child in watch.children(run, "train@a")]
+    return [file for one in ids for file in watch.prefect.home.glob(f"runs/*-{one}-*/a.pid")]
