@@ -37,14 +37,16 @@ def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool)
         RuntimeError: There is no such deployment, or its run ended otherwise than completed.
     """
     deployment = f"{spec.flow}/{spec.work_pool}"
-    for attempt in range(1, _ATTEMPTS + 1):
+    attempts = number = 0
+    while attempts < _ATTEMPTS:
+        number += 1
         parameters = {
             "name": spec.name,
             "spec": workspace.spec.model_dump(mode="json", exclude_unset=True),
             "force": force,
         }
-        # A run that is itself tried again finds the run that it has started.
-        key = f"{flow_run.id}/{workspace.spec.preset}/{spec.name}/{attempt}"
+        # A run that is itself tried again finds the runs that it has started.
+        key = f"{flow_run.id}/{workspace.spec.preset}/{spec.name}/{number}"
         try:
             run = cast(
                 "FlowRun",
@@ -54,9 +56,13 @@ def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool)
             raise RuntimeError(
                 f"stage {spec.name}: the server has no deployment {deployment}; run `python -m infra.setup`"
             ) from error
+        found = run.state
         state = _followed(run, workspace, log)
         if state.is_completed():
             return StageOutcome.parse(spec.name, state.message or "")
+        if found is not None and (found.is_final() or found.is_cancelling()):
+            continue  # that was what ended it the time before
+        attempts += 1
         if not state.is_crashed():
             break
         log(f"{deployment} was lost: {state.message}")
