@@ -51,7 +51,7 @@ def show_outcomes(
     spec, names = workspace.spec, [stage.name for stage in stages]
     changes = spec.overrides.model_dump_json(exclude_unset=True)
     lines = [
-        f"## Preset {spec.preset}" + (f" with `{changes}`" if changes != "{}" else ""),
+        f"## Preset {spec.preset}" + ("" if workspace.is_preset else f" with `{changes}`"),
         f"{summary(names, done.values())}, {sum(each.seconds for each in done.values()):.0f} s in all.",
         f"Commit `{spec.commit[:12]}` in `{workspace.root}`.",
         "",

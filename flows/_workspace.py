@@ -61,6 +61,7 @@ class Workspace:
         spec: What it was made from.
         commands: That the flow run has running.
         remote: Whether there is a DVC remote.
+        is_preset: Whether its parameters are those of the preset, without a change.
         turn: Whose turn it is: DVC refuses to work twice in one workspace.
     """
 
@@ -68,6 +69,7 @@ class Workspace:
     spec: RunSpec
     commands: Commands
     remote: bool
+    is_preset: bool
     turn: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -107,11 +109,10 @@ def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace
         if spec.model is not None:
             with input_file(join(spec.model, "params.yaml")) as file:
                 params = read_yaml(file) | {name: params[name] for name in OF_THE_DAY}
-        write_params(
-            root, with_overrides(params, spec.overrides, spec.variants, f"preset {spec.preset}, changed")
-        )
+        changed = with_overrides(params, spec.overrides, spec.variants, f"preset {spec.preset}, changed")
+        write_params(root, changed)
         if spec.model is not None:
             with input_file(join(spec.model, "dvc.lock")) as lock:
                 pipeline.keep_models(lock, log)
         log(f"Commit {spec.commit[:12]} in {root}")
-        yield Workspace(root, spec, commands, pipeline.has_remote())
+        yield Workspace(root, spec, commands, pipeline.has_remote(), is_preset=changed == params)

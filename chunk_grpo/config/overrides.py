@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from chunk_grpo.config.load import parse_params, tuples
 from chunk_grpo.config.models import Params
@@ -86,6 +86,9 @@ def _part_of(model: type[BaseModel]) -> type[BaseModel]:
 
 
 def _part(annotation: Any) -> Any:
+    if annotation is bool:
+        # A form sends false for a boolean that nobody has touched, but nothing for a choice.
+        return Annotated[bool, WithJsonSchema({"enum": [True, False]})]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return _part_of(annotation)
     origin, inner = get_origin(annotation), get_args(annotation)
