@@ -89,7 +89,7 @@ def test_troubles_with_single_objects_are_kept_however_much_follows() -> None:
 @pytest.mark.parametrize("key", ["files/md5/b7/1dc0b4", "runs/17/1787/3e39"])
 def test_a_damaged_object_is_named_as_it_is_in_the_remote(key: str) -> None:
     log = DvcLog(print)
-    log.add(f"DEBUG: corrupted cache file '/home/of/.dvc/cache/{key}'.")
+    log.add(f"DEBUG: corrupted cache file 'runs/one/.dvc/cache/{key}'.")
     assert len(log.troubles) == 1
     error = log.error("dvc repro --pull", 255)
     assert f"Damaged in the remote, or on the way: {key}. When it stays so, delete this" in str(error)
