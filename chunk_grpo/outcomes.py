@@ -32,7 +32,7 @@ _NO_USE = re.compile(
     r"|NoSuchBucket|bucket does not exist|locate credentials|Partial credentials|config profile",
     re.IGNORECASE,
 )
-_DAMAGED = re.compile(r"corrupted cache file '.*?((?:files/md5|runs)/[^']+)'")
+_DAMAGED = re.compile(r"corrupted cache file '.*(files/md5/[^']+|runs/[0-9a-f]{2}/[^']+)'")
 
 
 @dataclass(frozen=True)
