@@ -32,6 +32,7 @@ _NO_USE = re.compile(
     r"|NoSuchBucket|bucket does not exist|locate credentials|Partial credentials|config profile",
     re.IGNORECASE,
 )
+_NOT_THERE = "failed to transfer"
 _DAMAGED = re.compile(r"corrupted cache file '.*(files/md5/[^']+|runs/[0-9a-f]{2}/[^']+)'")
 
 
@@ -95,7 +96,8 @@ class RemoteError(RuntimeError):
     def __init__(self, command: str, code: int, last_lines: Sequence[str]) -> None:
         text = "\n".join(last_lines)
         self.may_pass = not _NO_USE.search(text)
-        if damaged := sorted(set(_DAMAGED.findall(text))):
+        damaged = sorted(set(_DAMAGED.findall(text)))
+        if damaged and _NOT_THERE not in text:
             advice = (
                 f"Damaged in the remote, or on the way: {', '.join(damaged)}. When it stays so, delete this in the "
                 "remote (`dvc remote list` has its URL): the next run makes it again."
@@ -127,7 +129,7 @@ class DvcLog:
 
     def add(self, line: str) -> None:
         """Take note of a line. Of several that are about one stage the last one holds."""
-        is_trouble = "failed to transfer" in line or _DAMAGED.search(line)
+        is_trouble = _NOT_THERE in line or _DAMAGED.search(line)
         (self.troubles if is_trouble else self.lines).append(line)
         now = time.monotonic()
         for pattern, outcome in _LINES:

@@ -32,10 +32,13 @@ MARKER_VARIABLE = "STAGE_RUN_MARKER"
 """Every stage touches the file that this variable names as its first act: proof that it really ran."""
 
 # As `python -m dvc`, but a damaged object is told: with `verify` DVC drops it with a debugging message alone.
-_DVC = (
-    "import logging, sys; from dvc.cli import main; "
-    "logging.getLogger('dvc_data.hashfile.db').setLevel('DEBUG'); sys.exit(main(sys.argv[1:]))"
-)
+_DVC = """\
+import logging, sys
+from dvc.cli import main
+logging.getLogger("dvc_data.hashfile.db").setLevel("DEBUG")
+logging.getLogger("dvc_data.hashfile.db.local").setLevel("INFO")
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Pipeline:
         options = ["--keep-going", *(["--pull"] if pull else []), *targets]
         code = self._dvc(["repro", *options], said.add, SHELL="/bin/false")
         command = "dvc repro" + (" --pull" if pull else "")
-        if pull and said.missing:
+        if pull and said.missing and not said.troubles:
             said.troubles.extend(self._missing_bucket())
         if pull and said.troubles:
             raise said.error(command, code)

@@ -94,3 +94,5 @@ def test_a_damaged_object_is_named_as_it_is_in_the_remote(key: str) -> None:
     error = log.error("dvc repro --pull", 255)
     assert f"Damaged in the remote, or on the way: {key}. When it stays so, delete this" in str(error)
     assert error.may_pass
+    log.add("ERROR: failed to transfer 'b71d' - Connection timeout")
+    assert "goes on from what has arrived" in str(log.error("dvc repro --pull", 255))
