@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -46,14 +47,17 @@ class Machines:
         share_cache(checkout, clone)
         return Pipeline(clone, Commands())
 
-    def cache(self, machine: str) -> dict[str, bytes]:
-        """The objects in the cache of a machine."""
+    def cache(self, machine: str) -> dict[str, str]:
+        """The objects in the cache of a machine, with what they should be named after."""
         folder = self.root / machine / "checkout" / ".dvc" / "cache" / "files" / "md5"
-        return {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): name_of(path.read_bytes()) for path in files}
+
+
+def name_of(content: bytes) -> str:
+    """An object's name, but for the suffix that a list of files has."""
+    digest = hashlib.md5(content).hexdigest()
+    return f"{digest[:2]}/{digest[2:]}"
 
 
 @pytest.fixture(scope="module")
