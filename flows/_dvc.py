@@ -27,6 +27,7 @@ from hydra.errors import HydraException
 
 from chunk_grpo.commands import Commands, Log
 from chunk_grpo.outcomes import DvcLog, StageOutcome
+from chunk_grpo.run_cache import forget_unfinished
 
 MARKER_VARIABLE = "STAGE_RUN_MARKER"
 """Every stage touches the file that this variable names as its first act: proof that it really ran."""
@@ -221,6 +222,7 @@ def share_cache(source: Path, clone: Path) -> None:
     with Repo(str(source)) as repo:
         local = repo.config.load_one("local")
         objects = Path(repo.cache.local.path)
+    forget_unfinished(objects.parents[1] / "runs")
     settings = Config(str(clone / ".dvc"))
     with settings.edit("local") as config:
         config.update(local)

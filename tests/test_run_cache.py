@@ -1,0 +1,75 @@
+"""What a full disk or a kill leaves in DVC's run cache is removed, and nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.run_cache import forget_unfinished
+
+DVC_YAML = "stages:\n  copy:\n    cmd: cp a b\n    deps: [a]\n    outs: [b]\n"
+
+
+def aged(path: Path, seconds: float = 60.0) -> Path:
+    time = path.stat().st_mtime - seconds
+    os.utime(path, (time, time))
+    return path
+
+
+def folder(runs: Path, key: str, *entries: str) -> Path:
+    made = runs / key[:2] / key
+    made.mkdir(parents=True)
+    for entry in entries:
+        (made / entry).write_text("entry")
+    return made
+
+
+def test_unfinished_entries_and_empty_folders_go_and_finished_ones_stay(tmp_path: Path) -> None:
+    empty, half = folder(tmp_path, "aa1"), folder(tmp_path, "aa2", ".x.tmp")
+    both, whole = folder(tmp_path, "bb1", ".x.tmp", "cc"), folder(tmp_path, "bb2", "cc")
+    for each in (empty, half, both, whole):
+        aged(each)
+    forget_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("??/*")) == ["bb1", "bb2"]
+    assert [path.name for each in (both, whole) for path in each.iterdir()] == ["cc", "cc"]
+
+
+def test_what_may_be_being_written_stays(tmp_path: Path) -> None:
+    empty, half = folder(tmp_path, "aa1"), folder(tmp_path, "aa2", ".x.tmp")
+    forget_unfinished(tmp_path)
+    assert empty.is_dir()
+    assert (half / ".x.tmp").is_file()
+
+
+def test_there_may_be_no_run_cache(tmp_path: Path) -> None:
+    forget_unfinished(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("left", ["", ".x.tmp"], ids=["nothing", "half"])
+def test_dvc_runs_a_stage_whose_entry_was_not_written(tmp_path: Path, left: str) -> None:
+    """And fails before that: when it no longer does, none of this is needed."""
+
+    def dvc(*arguments: str) -> int:
+        environment = os.environ | {"DVC_NO_ANALYTICS": "1"}
+        command = [sys.executable, "-m", "dvc", *arguments, "--quiet"]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True).returncode
+
+    (tmp_path / "dvc.yaml").write_text(DVC_YAML)
+    (tmp_path / "a").write_text("a")
+    assert dvc("init", "--no-scm") == 0
+    assert dvc("repro") == 0
+    runs = tmp_path / ".dvc/cache/runs"
+    (entry,) = runs.glob("*/*/*")
+    entry.unlink()
+    if left:
+        (entry.parent / left).touch()
+    (tmp_path / "dvc.lock").unlink()
+    (tmp_path / "b").unlink()
+    if not left:
+        assert dvc("repro") != 0
+    aged(entry.parent)
+    forget_unfinished(runs)
+    assert dvc("repro") == 0
+    assert (tmp_path / "b").read_text() == "a"
