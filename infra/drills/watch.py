@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -9,12 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import psutil
 
-from infra.local_prefect import LocalPrefect, stop_trees
+from chunk_grpo.clones import make_clone, resolved
+from infra.local_prefect import LocalPrefect, free_port, stop_trees
+from infra.setup import ROOT
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
@@ -156,6 +160,15 @@ def watching(prefect: LocalPrefect) -> Iterator[Watch]:
         yield Watch(prefect, workers)
 
 
+@contextmanager
+def serving(root: Path, gpu_workers: int = 1) -> Iterator[Watch]:
+    """Clone this repository at its commit into a new folder, and serve the clone, with a DVC cache of its own."""
+    make_clone(ROOT, resolved(ROOT, "HEAD"), root)
+    server = LocalPrefect(root=root, home=root / ".prefect", port=free_port(), gpu_workers=gpu_workers)
+    with watching(server) as watch:
+        yield watch
+
+
 def tree(root: psutil.Process) -> list[psutil.Process]:
     """A process and all that it has started, as it is now: later nobody can tell which orphans were its."""
     return [root, *root.children(recursive=True)]
@@ -200,3 +213,15 @@ def wait_for(happened: Callable[[], Value | None], limit: float, what: str) -> V
 def load() -> str:
     """How busy this machine is, to judge measured seconds by."""
     return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def damaged_objects(cache: Path) -> list[Path]:
+    """The objects in a DVC cache whose name is not the MD5 of what they hold."""
+    objects = [path for path in (cache / "files" / "md5").rglob("*") if path.is_file()]
+    if not objects:
+        raise DrillError(f"{cache} has no objects")
+    return [
+        path
+        for path in objects
+        if path.parent.name + path.name.removesuffix(".dir") != hashlib.md5(path.read_bytes()).hexdigest()
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,18 @@ def training(seconds: float) -> dict[str, Any]:
 
 
 def child_of(watch: Watch, run: str, name: str = "train@a") -> str:
-    """The newest flow run that this one has started for a stage, once its stage runs."""
+    """The newest flow run that this one has started for a stage, once its stage has begun its work."""
+    variant = name.partition("@")[2]
 
     def found() -> Run | None:
         children = watch.children(run, name)
-        command = f"train models/{name.partition('@')[2]}.txt"
-        return children[-1] if children and watch.stage(children[-1]["id"], command) else None
+        running = children and watch.stage(children[-1]["id"], f"train models/{variant}.txt")
+        return children[-1] if running and trainings(watch, children[-1:], variant) else None
 
     return str(wait_for(found, 120, f"{name} runs")["id"])
 
 
-def trainings(watch: Watch, run: str) -> list[Path]:
-    """What every process that began to train variant a for a run has left in its clone."""
-    ids = [child["id"] for child in watch.children(run, "train@a")]
-    return [file for one in ids for file in watch.prefect.home.glob(f"runs/*-{one}-*/a.pid")]
+def trainings(watch: Watch, runs: Sequence[Run], variant: str) -> list[Path]:
+    """What every process that began to train a variant has left in the clones of these flow runs."""
+    clones = [clone for run in runs for clone in watch.prefect.home.glob(f"runs/*-{run['id']}-*")]
+    return [file for clone in clones for file in clone.glob(f"{variant}.pid")]

@@ -1,0 +1,142 @@
+"""Kill a real training with its checkpoint behind it, and compare what comes out with an untouched one, byte by byte.
+
+    python -m infra.drills.training --kill stage
+
+Both run in clones of this repository at its commit, each with a DVC cache, a server and a PREFECT_HOME of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from infra.drills.watch import FINAL, DrillError, Watch, load, seconds_until_gone, serving, tree, wait_for
+
+VARIANT = "chunk-ws"
+STAGE = f"train@{VARIANT}"
+COMMAND = f"stages.train --manifest artifacts/runs/{STAGE}.json"
+PARAMETERS: dict[str, Any] = {"preset": "smoke", "until": STAGE, "overrides": {"train": {"iterations": 8}}}
+"""Long enough for a kill between the first checkpoint and the end."""
+
+Victim = Literal["stage", "engine"]
+
+
+def main() -> int:
+    """The exit status is 1 when something is not as it must be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.drills.training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--kill",
+        choices=["stage", "engine"],
+        default="stage",
+        help="the training process, or the process of its flow run",
+    )
+    options = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
+        try:
+            with serving(Path(folder, "untouched")) as watch:
+                run, _ = completed(watch, watch.start(**PARAMETERS))
+                untouched = outputs(watch, run)
+            with serving(Path(folder, "killed")) as watch:
+                killed = outputs(watch, disturbed(watch, options.kill, console))
+            compare(untouched, killed)
+        except DrillError as error:
+            console.print(f"error: {error}", style="bold red", markup=False)
+            return 1
+    console.print(f"The same bytes in {len(killed)} files; {load()}")
+    return 0
+
+
+def completed(watch: Watch, run: str) -> tuple[str, set[str]]:
+    """A run that has completed, and the checkpoints that were seen to be written meanwhile.
+
+    Raises:
+        DrillError: It ended in another way.
+    """
+    begun, written = time.time(), set[str]()
+
+    def ended() -> bool:
+        with suppress(FileNotFoundError):  # a newer one has just taken its place
+            written.update(path.name for path in checkpoints(watch) if path.stat().st_mtime > begun)
+        return watch.run(run)["state_type"] in FINAL
+
+    wait_for(ended, 600, f"the end of run {run}")
+    found = watch.run(run)
+    if found["state_type"] != "COMPLETED":
+        raise DrillError(f"{found['state_type']}: {found['state']['message']}")
+    return run, written
+
+
+def disturbed(watch: Watch, victim: Victim, console: Console) -> str:
+    """Kill while there is a checkpoint; the run that completed in the end."""
+    run = watch.start(**PARAMETERS)
+    wait_for(lambda: checkpoints(watch), 300, "a checkpoint")
+    (child,) = watch.children(run, STAGE)
+    stage, engine = watch.stage(child["id"], COMMAND), watch.engine(child["id"])
+    if stage is None:
+        raise DrillError("training had ended before it was killed")
+    processes, start = tree(engine), time.monotonic()
+    (stage if victim == "stage" else engine).kill()
+    gone = seconds_until_gone(processes, 30)
+    console.print(f"{len(processes)} processes gone after {gone:.1f} s; {load()}")
+    kept = checkpoints(watch)
+    if not kept:
+        raise DrillError("no checkpoint was left")
+    if victim == "stage":
+        for what, each in {"training": child["id"], "run": run}.items():
+            ended = watch.ended(each, 10)
+            message = str(ended["state"]["message"])
+            if ended["state_type"] != "FAILED" or f"stage {STAGE} was ended by SIGKILL" not in message:
+                raise DrillError(f"{what}: {ended['state_type']}: {message}")
+            console.print(f"{what} Failed after {time.monotonic() - start:.1f} s")
+        run = watch.start(**PARAMETERS)
+    console.print(f"Goes on from {kept[-1].name}: {load()}")
+    _, written = completed(watch, run)
+    if not written or min(written) <= kept[-1].name:
+        raise DrillError(f"did not go on from {kept[-1].name}: wrote {sorted(written)}")
+    if watch.outcomes(run)[STAGE] != "ran":
+        raise DrillError(f"{STAGE} did not run: {watch.outcomes(run)[STAGE]}")
+    console.print(f"Wrote {', '.join(sorted(written))}")
+    console.print(f"Completed {time.monotonic() - start:.1f} s after the kill")
+    return run
+
+
+def checkpoints(watch: Watch) -> list[Path]:
+    """Of the training that goes on, the newest one last."""
+    found = (watch.prefect.home / "state" / ".ckpt").glob("*/seed-*/iteration-*.pt")
+    return sorted(found, key=lambda path: path.name)
+
+
+def outputs(watch: Watch, run: str) -> dict[str, bytes]:
+    """What the training left in the clone of a run."""
+    clone = max(watch.prefect.home.glob(f"runs/*-{run}-*"))
+    folder = clone / "artifacts" / "train" / VARIANT
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def compare(untouched: dict[str, bytes], killed: dict[str, bytes]) -> None:
+    """Raise when a file differs.
+
+    Raises:
+        DrillError: With its name.
+    """
+    names = sorted(untouched.keys() | killed.keys())
+    if differ := [name for name in names if untouched.get(name) != killed.get(name)]:
+        raise DrillError(f"not the same: {', '.join(differ)}")
+    if "metrics.parquet" not in names:
+        raise DrillError("there are no metrics")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
