@@ -1,0 +1,69 @@
+"""Run chunk-grpo/full and chunk-grpo/ablations at once with the same inputs, on two GPU workers and one DVC cache.
+
+python -m infra.drills.at_once
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from infra.drills.watch import DrillError, Watch, damaged_objects, load, serving
+
+
+def main() -> int:
+    """The exit status is 1 when something is not as it must be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.drills.at_once",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--preset", default="smoke")
+    preset = parser.parse_args().preset
+    console = Console(highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
+        try:
+            with serving(Path(folder, "repository"), gpu_workers=2) as watch:
+                start = time.monotonic()
+                runs = [
+                    watch.start("chunk-grpo/full", preset=preset),
+                    watch.start("chunk-grpo/ablations", presets=[preset]),
+                ]
+                told = check(watch, runs)
+                console.print(f"{told} {time.monotonic() - start:.1f} s; {load()}")
+        except DrillError as error:
+            console.print(f"error: {error}", style="bold red", markup=False)
+            return 1
+    return 0
+
+
+def check(watch: Watch, runs: list[str]) -> str:
+    """Both complete with the same results, each stage computed by one of them.
+
+    Raises:
+        DrillError: Something is otherwise.
+    """
+    for run in runs:
+        ended = watch.ended(run, 900)
+        if ended["state_type"] != "COMPLETED":
+            raise DrillError(f"{ended['state_type']}: {ended['state']['message']}")
+    tables = [watch.outcomes(run) for run in runs]
+    computed = {stage: [table[stage] for table in tables].count("ran") for stage in tables[0]}
+    if wrong := {stage: count for stage, count in computed.items() if count != 1}:
+        raise DrillError(f"not computed once: {wrong}")
+    clones = [next(watch.prefect.home.glob(f"runs/*-{run}-1")) for run in runs]
+    if len({(clone / "dvc.lock").read_bytes() for clone in clones}) != 1:
+        raise DrillError("dvc.lock of the two runs is not the same")
+    if damaged := damaged_objects(watch.prefect.root / ".dvc" / "cache"):
+        raise DrillError(f"damaged: {', '.join(map(str, damaged))}")
+    shares = [list(table.values()).count("ran") for table in tables]
+    return f"{len(computed)} stages, each computed once ({shares[0]} by full, {shares[1]} by ablations), in"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
