@@ -1,0 +1,181 @@
+"""Fill the disk while a stage runs, see what is told and kept, make room, and run again.
+
+    python -m infra.drills.disk --disk cache
+
+The disk is a small tmpfs in a mount namespace of this drill's own, where nobody else sees it. Linux alone has these;
+where users may have none, run it as root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from chunk_grpo.clones import make_clone, resolved
+from infra.drills.watch import DrillError, Watch, damaged_objects, load, wait_for, watching
+from infra.local_prefect import LocalPrefect, free_port
+from infra.setup import ROOT
+
+DISKS = {"clones": ".prefect/runs", "cache": ".dvc/cache", "home": ".prefect"}
+"""What is on the small disk: the clones in which stages write, DVC's cache, or all of PREFECT_HOME with the
+database of the server."""
+
+_BLOCK = bytes(2**16)
+_FULL_SECONDS = (
+    45.0  # for `home`: as long as the disk stays full, since nothing can end that the server must know
+)
+
+
+class Filler(threading.Thread):
+    """Another program that takes every byte of a disk, also those that become free, until it is stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._file, self._ended = folder / "filler", threading.Event()
+
+    def run(self) -> None:
+        with self._file.open("ab", buffering=0) as stream:
+            while not self._ended.is_set():
+                for size in (len(_BLOCK), 1):
+                    with suppress(BlockingIOError):
+                        _write_all(stream.fileno(), _BLOCK[:size])
+                self._ended.wait(0.05)
+
+    def stop(self) -> None:
+        """Give all of it back."""
+        self._ended.set()
+        self.join()
+        self._file.unlink()
+
+
+def _write_all(descriptor: int, block: bytes) -> None:
+    """Write until the disk is full."""
+    try:
+        while True:
+            os.write(descriptor, block)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+
+
+def main() -> int:
+    """The exit status is 1 when something is not as it must be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.drills.disk",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--disk", choices=DISKS, default="clones", help="what is on the small disk")
+    parser.add_argument("--megabytes", type=int, default=256, help="its size")
+    parser.add_argument("--root", type=Path, help="repository to serve (default: a clone of this one)")
+    parser.add_argument("--preset", default="smoke")
+    parser.add_argument("--overrides", type=json.loads, default={}, help="JSON, as the flow takes them")
+    parser.add_argument("--stage", default="train@chunk-ws", help="on pool gpu, during which the disk fills")
+    parser.add_argument("--command", default="stages.train", help="a part of its command line")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.inside:
+        line = ["unshare", "--map-root-user", "--mount", sys.executable, "-m", "infra.drills.disk"]
+        os.execvp(line[0], [*line, *sys.argv[1:], "--inside"])
+    console = Console(highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
+        root = options.root or Path(folder, "repository")
+        if options.root is None:
+            make_clone(ROOT, resolved(ROOT, "HEAD"), root)
+        root = root.resolve()
+        disk = root / DISKS[options.disk]
+        with mounted(disk, options.megabytes):
+            server = LocalPrefect(root=root, home=root / ".prefect", port=free_port())
+            try:
+                with watching(server) as watch:
+                    drill(watch, disk, options, console)
+            except DrillError as error:
+                console.print(f"error: {error}", style="bold red", markup=False)
+                return 1
+    return 0
+
+
+@contextmanager
+def mounted(disk: Path, megabytes: int) -> Iterator[None]:
+    """A disk of so many megabytes at a folder."""
+    disk.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(disk)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def drill(watch: Watch, disk: Path, options: argparse.Namespace, console: Console) -> None:
+    """Fill, look, make room, run again.
+
+    Raises:
+        DrillError: Something is not as it must be.
+    """
+    parameters: dict[str, Any] = {"preset": options.preset, "overrides": options.overrides}
+    run = watch.start(**parameters)
+    wait_for(lambda: _trains(watch, run, options), 300, f"{options.stage} runs")
+    filler, start = Filler(disk), time.monotonic()
+    filler.start()
+    try:
+        if options.disk == "home":
+            time.sleep(_FULL_SECONDS)
+        else:
+            _check_failure(watch, run, options.stage)
+        console.print(f"The run after {time.monotonic() - start:.1f} s: {_told(watch, run)}; {load()}")
+    finally:
+        filler.stop()
+    ended = watch.ended(run, 300)
+    console.print(f"Ended {time.monotonic() - start:.1f} s after the disk was full: {ended['state_type']}")
+    _check_cache(watch.prefect.root)
+    again = watch.start(**parameters)
+    completed = watch.ended(again, 600)
+    if completed["state_type"] != "COMPLETED":
+        raise DrillError(f"the run after that: {completed['state']['message']}")
+    outcomes = watch.outcomes(again)
+    console.print(f"The next run: {completed['state']['message']}")
+    before = [name for name in outcomes if name in watch.outcomes(run) and name != options.stage]
+    done = [name for name in before if watch.outcomes(run)[name] in ("ran", "restored")]
+    if lost := [name for name in done if outcomes[name] != "restored"]:
+        raise DrillError(f"computed again: {', '.join(lost)}")
+    console.print(f"Kept from before: {', '.join(done)}")
+    _check_cache(watch.prefect.root)
+
+
+def _trains(watch: Watch, run: str, options: argparse.Namespace) -> bool:
+    children: Sequence[dict[str, Any]] = watch.children(run, options.stage)
+    return bool(children) and watch.stage(children[-1]["id"], options.command) is not None
+
+
+def _told(watch: Watch, run: str) -> str:
+    found = watch.run(run)
+    return f"{found['state_type']}: {found['state']['message']}"
+
+
+def _check_failure(watch: Watch, run: str, stage: str) -> None:
+    ended = watch.ended(run, 120)
+    message = ended["state"]["message"]
+    if ended["state_type"] != "FAILED" or stage not in message or "No space left" not in message:
+        raise DrillError(f"no clear error: {ended['state_type']}: {message}")
+
+
+def _check_cache(root: Path) -> None:
+    if damaged := damaged_objects(root / ".dvc" / "cache"):
+        raise DrillError(f"damaged: {', '.join(map(str, damaged))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
