@@ -1,0 +1,158 @@
+"""Flow runs and workers that are killed: nothing lives on, and what was lost is run once more.
+
+A training of the small pipeline has no checkpoint, so that a second one is seen from its process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pytest
+
+from infra.automations import AGAIN_AFTER_SECONDS, LOST_AFTER_SECONDS
+from infra.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
+from tests.flows.faults import child_of, served, training, trainings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+Pool = Literal["cpu", "gpu"]
+WITHOUT_HEARTBEAT = LOST_AFTER_SECONDS + 60
+"""Within so many seconds a run that nobody reports must have ended: three minutes."""
+
+
+@pytest.fixture(scope="module")
+def watch(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Iterator[Watch]:
+    with served(tmp_path_factory.mktemp("served"), make_pipeline) as made:
+        yield made
+
+
+class Victims:
+    """A run whose child trains, and what of it is killed."""
+
+    def __init__(self, watch: Watch, seconds: float) -> None:
+        self.watch = watch
+        self.run = watch.start(preset="smoke", until="train@a", overrides=training(seconds))
+        self.child = child_of(watch, self.run)
+        self.engines = {"cpu": watch.engine(self.run), "gpu": watch.engine(self.child)}
+        self.workers = {pool: psutil.Process(engine.ppid()) for pool, engine in self.engines.items()}
+        self.killed = 0.0
+
+    def kill(self, *processes: psutil.Process) -> None:
+        """Kill them, with nobody left of what they had started ten seconds later."""
+        trees = {process for root in processes for process in tree(root)}
+        self.killed = time.monotonic()
+        for process in processes:
+            process.suspend()  # so that none of them sees another one end
+        for process in processes:
+            process.kill()
+        seconds = seconds_until_gone(list(trees), 10)
+        self.tell(f"{len(trees)} processes gone")
+        assert seconds < 10
+
+    def tell(self, what: str) -> None:
+        print(f"{what} after {time.monotonic() - self.killed:.1f} s; {load()}")  # noqa: T201
+
+    def crashed(self, run: str, seconds: float) -> None:
+        """The first attempt of a run ends in time, by itself or by the automation."""
+        wait_for(lambda: "CRASHED" in self.watch.states(run), seconds, f"{run} crashed")
+        self.tell("Crashed")
+
+    def completed(self, seconds: float) -> int:
+        """The run completes in the end, and holds nothing; how often it was run."""
+        wait_for(lambda: self.watch.run(self.run)["state_type"] == "COMPLETED", seconds, "completed")
+        self.tell("Completed")
+        assert (self.watch.busy("cpu"), self.watch.busy("gpu")) == (0, 0)
+        return int(self.watch.run(self.run)["run_count"])
+
+    def trainings(self) -> int:
+        """How many processes began to train."""
+        return len(trainings(self.watch, self.watch.children(self.run, "train@a"), "a"))
+
+    def children(self) -> list[str]:
+        """How the flow runs of the training ended."""
+        return [child["state_type"] for child in self.watch.children(self.run, "train@a")]
+
+
+def test_the_process_of_a_training_run_is_killed(watch: Watch) -> None:
+    victims = Victims(watch, 20.0)
+    victims.kill(victims.engines["gpu"])
+    victims.crashed(victims.child, 30)
+    assert victims.completed(120) == 1
+    assert victims.children() == ["CRASHED", "COMPLETED"]
+
+
+def test_a_training_run_that_is_lost_twice_is_not_started_a_third_time(watch: Watch) -> None:
+    victims = Victims(watch, 600.0)
+    victims.kill(victims.engines["gpu"])
+    wait_for(lambda: len(victims.children()) == 2, 60, "started again")
+    second = child_of(watch, victims.run)
+    victims.kill(watch.engine(second))
+    parent = watch.ended(victims.run, 60)
+    victims.tell("parent Failed")
+    assert parent["state_type"] == "FAILED"
+    assert "stage train@a by train/gpu: Crashed" in parent["state"]["message"]
+    time.sleep(AGAIN_AFTER_SECONDS + 15)
+    assert victims.children() == ["CRASHED", "CRASHED"]
+    assert watch.run(victims.run)["state_type"] == "FAILED"
+
+
+def test_the_process_of_the_run_is_killed_and_training_goes_on(watch: Watch) -> None:
+    victims = Victims(watch, 90.0)
+    victims.kill(victims.engines["cpu"])
+    victims.crashed(victims.run, 30)
+    wait_for(lambda: watch.run(victims.run)["run_count"] == 2, 120, "run once more")
+    assert victims.children() == ["RUNNING"]
+    assert victims.completed(200) == 2
+    assert victims.children() == ["COMPLETED"]
+    assert victims.trainings() == 1
+
+
+def test_the_worker_of_the_run_is_killed(watch: Watch) -> None:
+    """Its run hears of it and cancels the training, which the next attempt starts anew."""
+    victims = Victims(watch, 21.0)
+    victims.kill(victims.workers["cpu"])
+    watch.start_worker("cpu")
+    victims.crashed(victims.run, WITHOUT_HEARTBEAT)
+    assert victims.completed(240) == 2
+    assert victims.children()[-1] == "COMPLETED"
+
+
+def test_the_worker_of_the_training_is_killed(watch: Watch) -> None:
+    victims = Victims(watch, 22.0)
+    victims.kill(victims.workers["gpu"])
+    watch.start_worker("gpu")
+    victims.crashed(victims.child, WITHOUT_HEARTBEAT)
+    assert victims.completed(120) == 1
+    assert victims.children() == ["CRASHED", "COMPLETED"]
+
+
+def test_both_workers_are_killed(watch: Watch) -> None:
+    """The training is asked to cancel where nobody is left who would report that it did."""
+    victims = Victims(watch, 23.0)
+    victims.kill(*victims.workers.values())
+    watch.start_worker("cpu")
+    watch.start_worker("gpu")
+    victims.crashed(victims.run, WITHOUT_HEARTBEAT)
+    wait_for(lambda: victims.children()[0] in ("CRASHED", "CANCELLED"), WITHOUT_HEARTBEAT, "its child ended")
+    victims.tell("child ended")
+    assert victims.completed(240) == 2
+    assert victims.children()[-1] == "COMPLETED"
+
+
+@pytest.mark.parametrize("pools", [("cpu",), ("gpu",), ("cpu", "gpu")], ids=" and ".join)
+def test_a_machine_is_lost(watch: Watch, pools: tuple[Pool, ...]) -> None:
+    """Worker and flow run at once: nobody is left to tell the server."""
+    victims = Victims(watch, 24.0 + len(pools) + 0.5 * ("gpu" in pools))
+    victims.kill(*(kind[pool] for kind in (victims.workers, victims.engines) for pool in pools))
+    for pool in pools:
+        watch.start_worker(pool)
+    lost = {"cpu": victims.run, "gpu": victims.child}
+    for pool in pools:
+        victims.crashed(lost[pool], WITHOUT_HEARTBEAT)
+    assert victims.completed(300) == (2 if "cpu" in pools else 1)
+    assert victims.children() == (["CRASHED", "COMPLETED"] if "gpu" in pools else ["COMPLETED"])
+    assert victims.trainings() == (2 if "gpu" in pools else 1)
