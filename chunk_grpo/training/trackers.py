@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -170,12 +171,22 @@ class Trackers:
 def _start_tensorboard(folder: Path, run_name: str, config: Mapping[str, Any], start_step: int) -> Any:
     from accelerate.tracking import TensorBoardTracker
 
+    _wait_for_a_later_name(folder / run_name)
     tracker = TensorBoardTracker(run_name, folder, purge_step=start_step)
     tracker.start()
     lines = json.dumps(config, indent=2, default=str).splitlines()
     # TensorBoard shows text as Markdown, where four spaces mark code.
     tracker.log({"config": "\n".join(f"    {line}" for line in lines)}, step=start_step)
     return tracker
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Wait, less than a second, until a new event file is the last one by its name: in that order they are read.
+
+    Names are events.out.tfevents.SECOND.HOST.PROCESS.NUMBER, compared as text, so that number 10 comes before 9.
+    """
+    while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+        time.sleep(0.05)
 
 
 def _start_wandb(place: Path, run_name: str, config: Mapping[str, Any], start_step: int) -> Any:

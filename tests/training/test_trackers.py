@@ -29,7 +29,7 @@ TensorBoard = Callable[..., Trackers]
 def tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TensorBoard:
     """Opens a run in TensorBoard, at step 0 or later."""
     # Files of one second and process are told apart by a counter, and read in the order of text: 10 before 9.
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
     return lambda start_step=0: Trackers(["tensorboard"], tmp_path, "chunk/seed-0", CONFIG, start_step)
 
 
