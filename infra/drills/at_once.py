@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
 from infra.drills.watch import DrillError, Watch, damaged_objects, load, serving
@@ -57,8 +58,9 @@ def check(watch: Watch, runs: list[str]) -> str:
     if wrong := {stage: count for stage, count in computed.items() if count != 1}:
         raise DrillError(f"not computed once: {wrong}")
     clones = [next(watch.prefect.home.glob(f"runs/*-{run}-1")) for run in runs]
-    if len({(clone / "dvc.lock").read_bytes() for clone in clones}) != 1:
-        raise DrillError("dvc.lock of the two runs is not the same")
+    locks = [yaml.safe_load((clone / "dvc.lock").read_text(encoding="utf-8")) for clone in clones]
+    if locks[0] != locks[1]:
+        raise DrillError("the two runs did not end with the same results")
     if damaged := damaged_objects(watch.prefect.root / ".dvc" / "cache"):
         raise DrillError(f"damaged: {', '.join(map(str, damaged))}")
     shares = [list(table.values()).count("ran") for table in tables]

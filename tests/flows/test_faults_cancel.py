@@ -25,10 +25,14 @@ def test_cancelling_a_run_ends_all_its_trainings(watch: Watch) -> None:
     variants = {name: {"objective": "chunk", "plan": plan, "eta": 600.0} for name, plan in plans.items()}
     run = watch.start(preset="smoke", until="train", overrides={"variants": variants})
     wait_for(lambda: len(watch.children(run)) == 3, 120, "three trainings asked for")
-    wait_for(lambda: watch.busy("gpu") == 2, 120, "two of them have a worker")
+
+    def training() -> list[str]:
+        names = [child["name"] for child in watch.children(run) if child["state_type"] == "RUNNING"]
+        return [name for name in names if name.startswith("train@")]  # it has its name when it begins
+
+    wait_for(lambda: len(training()) == 2, 120, "two of them have a worker")
     (waiting,) = (child for child in watch.children(run) if child["state_type"] == "SCHEDULED")
-    names = [child["name"] for child in watch.children(run) if child["id"] != waiting["id"]]
-    children = [child_of(watch, run, name) for name in names]
+    children = [child_of(watch, run, name) for name in training()]
     processes = [process for each in (*children, run) for process in tree(watch.engine(each))]
     start = time.monotonic()
     watch.cancel(run)
