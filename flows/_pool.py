@@ -14,10 +14,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelling
 
-from chunk_grpo.commands import CommandStoppedError, Log
-from chunk_grpo.outcomes import StageOutcome
-from flows._dvc import StageSpec
-from flows._workspace import Workspace
+from chunk_grpo.orchestration.commands import CommandStoppedError, Log
+from chunk_grpo.orchestration.outcomes import StageOutcome
+from chunk_grpo.orchestration.pipeline import StageSpec
+from chunk_grpo.orchestration.workspace import Workspace
 
 _ATTEMPTS = 2  # one more for a worker or a machine that was lost, none for a stage that failed
 _POLL_SECONDS = 1.0

@@ -3,59 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, as_completed
 
-from chunk_grpo.clones import locked
-from chunk_grpo.commands import Commands
-from chunk_grpo.errors import ChunkGrpoError
-from chunk_grpo.outcomes import RemoteError, StageOutcome
-from flows._dvc import StageSpec
+from chunk_grpo.orchestration.clones import locked
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.outcomes import RemoteError, StageOutcome
+from chunk_grpo.orchestration.pipeline import StageSpec
+from chunk_grpo.orchestration.progress import Progress
+from chunk_grpo.orchestration.workspace import Workspace
 from flows._pool import run_on_pool
-from flows._ui import show, show_outcomes, stage_state
-from flows._workspace import Workspace
-
-if TYPE_CHECKING:
-    from chunk_grpo.reporting.highlights import Highlights
-
-
-@dataclass
-class Progress:
-    """What became of the stages of a workspace.
-
-    Attributes:
-        workspace: Where they run.
-        stages: All of them, in their order.
-        done: Outcomes of those that are up to date.
-        failed: Names of those that ended with an error.
-    """
-
-    workspace: Workspace
-    stages: Sequence[StageSpec]
-    done: dict[str, StageOutcome] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
-
-    @cached_property
-    def _highlights(self) -> Highlights:
-        from chunk_grpo.reporting.highlights import Highlights  # here: with its plots it takes seconds
-
-        return Highlights(self.workspace.root)
-
-    def show(self) -> None:
-        """Publish what there is to see by now, unless a stage is writing."""
-        if self.workspace.turn.acquire(blocking=False):
-            try:
-                show(self.workspace.spec.preset, self._highlights.new())
-            except ChunkGrpoError as error:  # the clone may be of another version than the worker
-                get_run_logger().warning("Nothing is shown of the results so far: %s", error)
-            finally:
-                self.workspace.turn.release()
+from flows._ui import show_outcomes, show_results, stage_state
 
 
 def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
@@ -63,14 +26,11 @@ def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
     return isinstance(error, RemoteError) and error.may_pass
 
 
-@task(
-    task_run_name="restore",
-    retries=2,
-    retry_delay_seconds=10,
-    retry_condition_fn=_may_pass,
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
+_OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}  # DVC owns caching
+_RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": 10, "retry_condition_fn": _may_pass}
+
+
+@task(task_run_name="restore", **_RETRIES, **_OPTIONS)
 def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutcome]:
     """What of these stages, and of what they need, the cache has; the remote is asked for the rest."""
     log = get_run_logger().info
@@ -81,14 +41,7 @@ def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutc
     return done
 
 
-@task(
-    task_run_name="push",
-    retries=2,
-    retry_delay_seconds=10,
-    retry_condition_fn=_may_pass,
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
+@task(task_run_name="push", **_RETRIES, **_OPTIONS)
 def push(workspace: Workspace) -> None:
     """Push outputs and run cache to the DVC remote, so that another machine recomputes nothing."""
     with workspace.turn:
@@ -142,7 +95,7 @@ def run_stages(
             if future.state.is_completed():
                 each.done[spec.name] = future.result()
                 if len(each.done) == len(each.stages) or each.done[spec.name].outcome == "ran":
-                    each.show()
+                    show_results(each)
             elif future.state.is_failed() or future.state.is_crashed():
                 each.failed.append(spec.name)
                 error = error or future.state.result(raise_on_failure=False)
@@ -151,7 +104,7 @@ def run_stages(
     finally:
         for each in progress:
             each.workspace.commands.stop()
-            show_outcomes(each.workspace, each.stages, each.done, each.failed)
+            show_outcomes(each)
     try:
         for each in progress:  # what there is, also after a failure
             if each.workspace.remote:
@@ -162,7 +115,7 @@ def run_stages(
     return progress
 
 
-@task(task_run_name="{spec.name}", cache_policy=NO_CACHE, persist_result=False)
+@task(task_run_name="{spec.name}", **_OPTIONS)
 def _run(
     spec: StageSpec, workspace: Workspace, known: StageOutcome | None, force: bool
 ) -> State[StageOutcome]:

@@ -6,25 +6,27 @@ Plots stand inside Markdown, as `data:` URIs: Prefect's own image artifact print
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import copy_context
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import cast
 from uuid import UUID
 
+from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from chunk_grpo.clones import uncommitted
-from chunk_grpo.outcomes import StageOutcome, outcome_table, summary
-from chunk_grpo.reporting.highlight import Highlight
-from flows._dvc import StageSpec
-from flows._workspace import REPOSITORY, Workspace
+from chunk_grpo.errors import ChunkGrpoError
+from chunk_grpo.orchestration.clones import uncommitted
+from chunk_grpo.orchestration.outcomes import StageOutcome
+from chunk_grpo.orchestration.progress import Progress
+from chunk_grpo.orchestration.repeating import repeating
+from chunk_grpo.orchestration.workspace import Workspace
+from chunk_grpo.reporting.highlight import Highlight, report
+from flows._workspace import REPOSITORY
 
 _LIVE_SECONDS = 20.0
 
@@ -41,68 +43,44 @@ def show(preset: str, highlights: Sequence[Highlight]) -> None:
         create_markdown_artifact(each.inline(), key=f"{each.key}-{preset}", description=each.title)
 
 
-def show_outcomes(
-    workspace: Workspace,
-    stages: Sequence[StageSpec],
-    done: Mapping[str, StageOutcome],
-    failed: Collection[str],
-) -> None:
+def show_results(progress: Progress) -> None:
+    """Publish what there is to see by now."""
+    try:
+        show(progress.workspace.spec.preset, progress.new_highlights())
+    except ChunkGrpoError as error:  # the clone may be of another version than the worker
+        get_run_logger().warning("Nothing is shown of the results so far: %s", error)
+
+
+def show_outcomes(progress: Progress) -> None:
     """Publish what became of each stage."""
-    spec, names = workspace.spec, [stage.name for stage in stages]
-    changes = spec.overrides.model_dump_json(exclude_unset=True)
-    lines = [
-        f"## Preset {spec.preset}" + ("" if workspace.is_preset else f" with `{changes}`"),
-        f"{summary(names, done.values())}, {sum(each.seconds for each in done.values()):.0f} s in all.",
-        f"Commit `{spec.commit[:12]}` in `{workspace.root}`.",
-        "",
-        outcome_table(names, {stage.name: stage.work_pool for stage in stages}, done, failed),
-    ]
-    if missed := "\n".join(uncommitted(REPOSITORY)):
-        lines += ["", f"**Not part of this run:** uncommitted changes of the checkout.\n```\n{missed}\n```"]
-    show(spec.preset, [Highlight("outcomes", "What became of each stage", "\n".join(lines))])
+    text = progress.markdown(uncommitted(REPOSITORY))
+    show(progress.workspace.spec.preset, [Highlight("outcomes", "What became of each stage", text)])
 
 
 def show_report(workspace: Workspace) -> None:
-    """Publish the report with its pictures, if there is one, and where it is as a page."""
-    folder, preset = workspace.root / "artifacts" / "report", workspace.spec.preset
-    report = folder / "report.md"
-    if not report.is_file():
-        return
-    pictures = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.png")}
-    url = os.environ.get("CHUNK_GRPO_REPORTS_URL")
-    page = f"[The report as a page]({url}/{preset}/report/index.html)\n\n" if url else ""
-    text = page + report.read_text(encoding="utf-8")
-    show(preset, [Highlight("report", "The report", text, pictures)])
+    """Publish the report, if there is one, and where it is as a page."""
+    preset, url = workspace.spec.preset, os.environ.get("CHUNK_GRPO_REPORTS_URL")
+    page = f"{url}/{preset}/report/index.html" if url else None
+    show(preset, report(workspace.root / "artifacts" / "report", page))
 
 
-@contextmanager
-def live(root: Path, stage: str) -> Iterator[None]:
+def live(root: Path, stage: str) -> AbstractContextManager[None]:
     """While a training stage runs, show its reward curves: one artifact, which changes."""
     kind, _, variant = stage.partition("@")
-    ended = threading.Event()
+    artifact: UUID | None = None
+    shown = ""
 
     def follow() -> None:
         from chunk_grpo.reporting.live import live_curves  # here: with its plots it takes seconds
 
-        artifact, shown = None, ""
-        while True:
-            is_last = ended.wait(_LIVE_SECONDS)
-            if (curves := live_curves(root / "logs", variant)) and (text := curves.inline()) != shown:
-                if artifact is None:
-                    artifact = create_markdown_artifact(text, key=curves.key, description=curves.title)
-                else:
-                    with get_client(sync_client=True) as client:
-                        client.update_artifact(cast("UUID", artifact), ArtifactUpdate(data=text))
-                shown = text
-            if is_last:
-                return
+        nonlocal artifact, shown
+        if (curves := live_curves(root / "logs", variant)) is None or (text := curves.inline()) == shown:
+            return
+        if artifact is None:
+            artifact = cast("UUID", create_markdown_artifact(text, key=curves.key, description=curves.title))
+        else:
+            with get_client(sync_client=True) as client:
+                client.update_artifact(artifact, ArtifactUpdate(data=text))
+        shown = text
 
-    thread = threading.Thread(target=copy_context().run, args=(follow,))
-    if kind == "train":
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if kind == "train":
-            thread.join()
+    return repeating(follow, _LIVE_SECONDS) if kind == "train" else nullcontext()

@@ -8,12 +8,13 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from chunk_grpo.clones import resolved
-from chunk_grpo.commands import Commands
 from chunk_grpo.config import Overrides
-from chunk_grpo.outcomes import summary
+from chunk_grpo.orchestration.clones import resolved
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.progress import summary
+from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import run_stages
-from flows._workspace import REPOSITORY, RunSpec, workspace
+from flows._workspace import REPOSITORY, workspace
 
 
 @flow(name="chunk-grpo", persist_result=False)
@@ -39,5 +40,4 @@ def ablations(
         ]
         spaces = [stack.enter_context(workspace(spec, commands, get_run_logger().info)) for spec in specs]
         ended = run_stages(spaces, force=force, keep_going=True)
-    outcomes = [outcome for each in ended for outcome in each.done.values()]
-    return Completed(message=summary([stage.name for each in ended for stage in each.stages], outcomes))
+    return Completed(message=summary(ended))

@@ -9,13 +9,14 @@ from prefect.states import Completed
 
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
-from chunk_grpo.clones import resolved
-from chunk_grpo.commands import Commands
 from chunk_grpo.config import Overrides
-from chunk_grpo.outcomes import summary
+from chunk_grpo.orchestration.clones import resolved
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.progress import summary
+from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import run_stages
 from flows._ui import show_report
-from flows._workspace import REPOSITORY, RunSpec, published, workspace
+from flows._workspace import REPOSITORY, published, workspace
 
 
 @flow(name="chunk-grpo", persist_result=False)
@@ -37,4 +38,4 @@ def full(
         if until is None and here.is_preset:
             publish(here.root, published(), RunFacts(preset, spec.commit, flow_run.name))
         show_report(here)
-    return Completed(message=summary([stage.name for stage in progress.stages], progress.done.values()))
+    return Completed(message=summary([progress]))

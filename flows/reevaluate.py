@@ -13,9 +13,10 @@ from prefect.states import Completed
 from chunk_grpo.artifacts.publishing import sizes_below
 from chunk_grpo.artifacts.run_record import RECORD, read_record
 from chunk_grpo.artifacts.storage import join
-from chunk_grpo.clones import resolved
-from chunk_grpo.commands import Commands
 from chunk_grpo.config import Overrides
+from chunk_grpo.orchestration.clones import resolved
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.workspace import RunSpec
 from chunk_grpo.reporting.highlight import Highlight
 from chunk_grpo.reporting.history import Evaluation, measure
 from chunk_grpo.reporting.history_page import alert, history_markdown, summary
@@ -23,7 +24,7 @@ from chunk_grpo.reporting.history_plot import trend_png
 from chunk_grpo.reporting.history_store import PLOT, record
 from flows._stages import run_stages
 from flows._ui import show
-from flows._workspace import REPOSITORY, RunSpec, published, workspace
+from flows._workspace import REPOSITORY, published, workspace
 
 MOVED = "chunk-grpo.score.moved"
 

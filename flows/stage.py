@@ -5,11 +5,12 @@ from __future__ import annotations
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
-from chunk_grpo.commands import Commands
-from chunk_grpo.outcomes import StageOutcome
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.outcomes import StageOutcome
+from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import push, restore, run_here
 from flows._ui import live, stage_state
-from flows._workspace import RunSpec, workspace
+from flows._workspace import workspace
 
 
 @flow(flow_run_name="{name}", persist_result=False)

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from PIL import Image
 
@@ -41,6 +41,21 @@ class Highlight:
             return name
         content = base64.b64encode(self.images[name]).decode("ascii")
         return f"data:{_MEDIA_TYPES[PurePath(name).suffix]};base64,{content}"
+
+
+def report(folder: Path, page: str | None) -> list[Highlight]:
+    """The report with its pictures; nothing when there is none.
+
+    Args:
+        folder: Of report.md.
+        page: Address of the report as a page.
+    """
+    file = folder / "report.md"
+    if not file.is_file():
+        return []
+    link = f"[The report as a page]({page})\n\n" if page else ""
+    pictures = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.png")}
+    return [Highlight("report", "The report", link + file.read_text(encoding="utf-8"), pictures)]
 
 
 def smaller(plot: bytes) -> bytes:

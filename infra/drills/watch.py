@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-from chunk_grpo.clones import make_clone, resolved
+from chunk_grpo.orchestration.clones import make_clone, resolved
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import ROOT
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +13,10 @@ from infra.local_prefect import LocalPrefect, free_port
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def checkout(root: Path, make_pipeline: Callable[[Path], Path]) -> Path:
-    """The small pipeline with this repository's flows, in an empty folder."""
-    for name in ("flows", "infra"):
-        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "prefect.toml", root)
-    return make_pipeline(root)
-
-
 @contextmanager
 def served(root: Path, make_pipeline: Callable[[Path], Path], gpu_workers: int = 1) -> Iterator[Watch]:
     """A server and workers of the small pipeline."""
-    checkout(root, make_pipeline)
+    make_pipeline(root)
     server = LocalPrefect(root=root, home=root / ".prefect", port=free_port(), gpu_workers=gpu_workers)
     with watching(server) as watch:
         yield watch

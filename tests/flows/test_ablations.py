@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,19 +16,13 @@ import pytest
 from infra.local_prefect import LocalPrefect, free_port
 from infra.smoke import latest_artifact
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
 def prefect(
     tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]
 ) -> Iterator[LocalPrefect]:
-    """The small pipeline with this repository's flows, served, with two GPU workers."""
-    root = tmp_path_factory.mktemp("served")
-    for name in ("flows", "infra"):
-        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "prefect.toml", root)
-    make_pipeline(root)
+    """The small pipeline, served, with two GPU workers."""
+    root = make_pipeline(tmp_path_factory.mktemp("served") / "root")
     server = LocalPrefect(root=root, home=root / ".prefect", port=free_port(), gpu_workers=2)
     with server.running() as served:
         yield served

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.faults import REPOSITORY, checkout, training
+from tests.flows.faults import REPOSITORY, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_a_full_disk_is_told_loses_nothing_and_the_next_run_completes(
     disk: str, tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:
-    root = checkout(tmp_path / "checkout", make_pipeline)
+    root = make_pipeline(tmp_path / "checkout")
     command = [sys.executable, "-m", "infra.drills.disk", "--disk", disk, "--root", str(root)]
     command += ["--megabytes", "64", "--overrides", json.dumps(training(15.0))]
     command += ["--stage", "train@a", "--command", "train models/a.txt"]

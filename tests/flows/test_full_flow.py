@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -27,12 +26,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def prefect(
     tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]
 ) -> Iterator[LocalPrefect]:
-    """The small pipeline with this repository's flows, served."""
-    root = tmp_path_factory.mktemp("served")
-    for name in ("flows", "infra"):
-        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "prefect.toml", root)
-    make_pipeline(root)
+    """The small pipeline, served."""
+    root = make_pipeline(tmp_path_factory.mktemp("served") / "root")
     with LocalPrefect(root=root, home=root / ".prefect", port=free_port()).running() as served:
         yield served
 
@@ -89,8 +84,6 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
 ) -> None:
     """Also the guard on the web framework's version: Prefect's server does not work with every one."""
     root = make_pipeline(tmp_path / "root")
-    for name in ("flows", "infra"):
-        shutil.copytree(REPOSITORY / name, root / name)
     earlier = set(psutil.Process().children(recursive=True))  # such as the tracker of shared memory
     with LocalPrefect(root=root, home=tmp_path / "home", port=free_port()).running() as served:
         pools = {pool["name"]: pool["concurrency_limit"] for pool in post(served, "work_pools/filter")}

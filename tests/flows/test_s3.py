@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import s3fs
 
-from chunk_grpo.clones import make_clone, resolved
-from chunk_grpo.commands import Commands
-from chunk_grpo.outcomes import RemoteError
-from flows._dvc import Pipeline, share_cache
+from chunk_grpo.orchestration.clones import make_clone, resolved
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.outcomes import RemoteError
+from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.workspace import share_cache
+from tests.small_pipeline import Shell
 
-Shell = Callable[..., str]
 STAGES = ["prepare", "train@a", "train@b", "report"]
 MODEL = "models/a.txt"
 

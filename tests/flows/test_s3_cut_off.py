@@ -10,11 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chunk_grpo.commands import Commands
-from chunk_grpo.outcomes import RemoteError
-from flows._dvc import Pipeline
-from tests.flows.test_s3 import Machines, Shell, add_remote, name_of, quiet, store
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.outcomes import RemoteError
+from chunk_grpo.orchestration.pipeline import Pipeline
+from tests.flows.test_s3 import Machines, add_remote, name_of, quiet, store
 from tests.s3_server import free_port, server_on
+from tests.small_pipeline import Shell
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from chunk_grpo.artifacts.run_record import RECORD, read_record
 from infra import worker
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.smoke import latest_artifact
-from tests.flows.faults import checkout
 from tests.flows.test_full_flow import rows, run
-from tests.flows.test_s3 import Shell, add_remote
+from tests.flows.test_s3 import add_remote
+from tests.small_pipeline import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,7 +33,7 @@ TABLE = """
 @pytest.fixture
 def first(tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell) -> Path:
     """The checkout of the machine where runs begin; its last stage writes a table."""
-    root = checkout(tmp_path / "first", make_pipeline)
+    root = make_pipeline(tmp_path / "first")
     work = root / "stages" / "work.py"
     work.write_text(work.read_text() + TABLE)
     shell(root, "git", "commit", "--quiet", "--all", "--message", "a table")

@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunk_grpo.artifacts.publishing import publish
-from chunk_grpo.commands import Commands
-from chunk_grpo.outcomes import RemoteError
-from flows._dvc import Pipeline
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.outcomes import RemoteError
+from chunk_grpo.orchestration.pipeline import Pipeline
 from tests.artifacts.test_publishing import NEXT, RUN, make_workspace
-from tests.flows.test_s3 import ALL, STAGES, Machines, Shell, add_remote, quiet, restored, store
+from tests.flows.test_s3 import ALL, STAGES, Machines, add_remote, quiet, restored, store
 from tests.s3_server import free_port
 from tests.scorers.originals.environments import python_with
+from tests.small_pipeline import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

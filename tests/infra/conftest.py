@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pwd
@@ -22,34 +21,13 @@ import pytest
 
 from infra.local_prefect import LocalPrefect, free_port
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-_spec = importlib.util.spec_from_file_location("small_pipeline", REPOSITORY / "tests/flows/conftest.py")
-assert _spec is not None and _spec.loader is not None
-small_pipeline = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(small_pipeline)
-shell, make_pipeline = small_pipeline.shell, small_pipeline.make_pipeline
-
-
-@pytest.fixture(scope="session")
-def make_checkout(make_pipeline: Callable[[Path], Path]) -> Callable[[Path], Path]:
-    """The small pipeline with this repository's flows, in a new folder."""
-
-    def make(root: Path) -> Path:
-        for name in ("flows", "infra"):
-            shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(REPOSITORY / "prefect.toml", root)
-        return make_pipeline(root)
-
-    return make
-
 
 @pytest.fixture(scope="module")
 def served(
-    tmp_path_factory: pytest.TempPathFactory, make_checkout: Callable[[Path], Path]
+    tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]
 ) -> Iterator[LocalPrefect]:
     """The small pipeline, as `make serve` serves it."""
-    root = make_checkout(tmp_path_factory.mktemp("served"))
+    root = make_pipeline(tmp_path_factory.mktemp("served"))
     with LocalPrefect(root=root, home=root / ".prefect", port=free_port()).running() as prefect:
         yield prefect
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def test_set_up_twice_changes_nothing_and_a_small_run_completes(
     database: str,
     tmp_path: Path,
-    make_checkout: Callable[[Path], Path],
+    make_pipeline: Callable[[Path], Path],
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -32,7 +32,7 @@ def test_set_up_twice_changes_nothing_and_a_small_run_completes(
     if database == "postgresql":
         url, password = request.getfixturevalue("postgres")
         monkeypatch.setenv(DATABASE, url)
-    root = make_checkout(tmp_path / "root")
+    root = make_pipeline(tmp_path / "root")
     prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), gpu_workers=2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with prefect.running():
@@ -110,10 +110,10 @@ def test_an_automation_that_someone_changed_is_mended_and_a_double_removed(serve
 
 
 def test_workers_of_another_clone_load_the_flows_from_there(
-    tmp_path: Path, served: LocalPrefect, make_checkout: Callable[[Path], Path]
+    tmp_path: Path, served: LocalPrefect, make_pipeline: Callable[[Path], Path]
 ) -> None:
     """The folder in which the deployments were made is not where these workers look."""
-    other = make_checkout(tmp_path / "elsewhere/clone")
+    other = make_pipeline(tmp_path / "elsewhere/clone")
     for pool in ("cpu", "gpu"):
         served.process(f"worker-{pool}").suspend()
     environment = {

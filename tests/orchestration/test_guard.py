@@ -1,4 +1,4 @@
-"""chunk_grpo/guard.py: no process of a command outlives whoever asked for it."""
+"""chunk_grpo/orchestration/guard.py: no process of a command outlives whoever asked for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chunk_grpo.guard import guarded
+from chunk_grpo.orchestration.guard import guarded
 
 CHILD = """
 import os, signal, sys, time
@@ -89,7 +89,7 @@ def test_a_deaf_process_is_killed_after_the_given_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("killed", ["parent", "guard"])
 def test_when_parent_or_guard_is_killed_nothing_stays(tmp_path: Path, killed: str) -> None:
     code = (
-        "import subprocess, sys; from chunk_grpo.guard import guarded\n"
+        "import subprocess, sys; from chunk_grpo.orchestration.guard import guarded\n"
         "process = subprocess.Popen(guarded(sys.argv[1:], 5)); print(process.pid, flush=True); process.wait()"
     )
     parent = subprocess.Popen(
@@ -125,7 +125,7 @@ def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_process_can_ask_to_end_with_its_parent(gone: bool) -> None:
     child = (
-        "import os, sys, time; from chunk_grpo.guard import end_with\n"
+        "import os, sys, time; from chunk_grpo.orchestration.guard import end_with\n"
         f"end_with(os.getppid() {'+ 1' if gone else ''}); print(os.getpid(), flush=True); time.sleep(60)"
     )
     code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"

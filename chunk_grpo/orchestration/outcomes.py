@@ -1,4 +1,4 @@
-"""What became of the stages of a run: in DVC's log lines, in exit codes, as text between flow runs, as a table."""
+"""What became of a stage: in DVC's log lines, in exit codes, as text between flow runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
 
-from chunk_grpo.commands import Log
+from chunk_grpo.orchestration.commands import Log
 
 Outcome: TypeAlias = Literal["ran", "restored", "pulled", "unchanged"]
 """`ran`: the command was executed; `restored`: outputs from the run cache; `pulled`: outputs from the remote;
@@ -187,38 +187,6 @@ class DvcLog:
     def error(self, command: str, code: int) -> RemoteError:
         """That the command failed."""
         return RemoteError(command, code, [*self.lines, *self.troubles])
-
-
-def summary(stages: Sequence[str], outcomes: Iterable[StageOutcome]) -> str:
-    """One line, such as `12 stages: 3 ran, 9 restored`."""
-    kinds = [outcome.outcome for outcome in outcomes]
-    counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
-    return f"{len(stages)} stages: " + ", ".join(counts or ["none finished"])
-
-
-def outcome_table(
-    stages: Sequence[str],
-    pools: Mapping[str, str | None],
-    done: Mapping[str, StageOutcome],
-    failed: Iterable[str],
-) -> str:
-    """A table in Markdown with a row for each stage.
-
-    Args:
-        stages: all of them, in their order.
-        pools: work pool of each.
-        done: what became of those that are up to date.
-        failed: those that ended with an error; the others were not reached.
-    """
-    failed = set(failed)
-    rows = []
-    for name in stages:
-        if outcome := done.get(name):
-            result = f"{outcome.outcome} | {outcome.seconds:.1f} | {outcome.size:,}"
-        else:
-            result = "**failed** | |" if name in failed else "not reached | |"
-        rows.append(f"| {name} | {pools.get(name) or ''} | {result} |")
-    return "\n".join(["| stage | work pool | outcome | seconds | bytes |", "|---|---|---|---:|---:|", *rows])
 
 
 def _exit_code(lines: Iterable[str], dvc_code: int) -> int:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from chunk_grpo.clones import IN_USE, locked, make_clone, prune_clones, resolved, uncommitted
-from chunk_grpo.commands import Commands
-from flows._dvc import Pipeline, share_cache
-
-Shell = Callable[..., str]
+from chunk_grpo.orchestration.clones import IN_USE, locked, make_clone, prune_clones, resolved, uncommitted
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.workspace import share_cache
+from tests.small_pipeline import Shell
 
 
 def quiet(_: str) -> None:

@@ -1,4 +1,4 @@
-"""The only file that calls DVC: read the DAG, restore what is known, run one stage, push what was made.
+"""DVC's part of a run: read the DAG, restore what is known, run one stage, push what was made.
 
 Reading goes through its Python API. The rest goes through `python -m dvc` in a process of its own: DVC's lock is
 held per process, so that two threads could run one stage twice at once.
@@ -11,23 +11,19 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dvc.config import Config
 from dvc.repo import Repo
 from dvc.repo.reproduce import plan_repro
 from dvc.stage import PipelineStage, Stage
 from dvc.stage.serialize import to_single_stage_lockfile
-from dvc.utils.hydra import compose_and_dump
 from dvc.utils.serialize import dump_yaml, load_yaml
-from hydra.errors import HydraException
 
-from chunk_grpo.commands import Commands, Log
-from chunk_grpo.outcomes import DvcLog, StageOutcome
-from chunk_grpo.run_cache import forget_unfinished
+from chunk_grpo.orchestration.commands import Commands, Log
+from chunk_grpo.orchestration.outcomes import DvcLog, StageOutcome
 
 MARKER_VARIABLE = "STAGE_RUN_MARKER"
 """Every stage touches the file that this variable names as its first act: proof that it really ran."""
@@ -215,57 +211,6 @@ class Pipeline:
         return {
             name: sum(out.get("size", 0) for out in stage.get("outs", [])) for name, stage in stages.items()
         }
-
-
-def share_cache(source: Path, clone: Path) -> None:
-    """Let a clone use its source's DVC cache and local settings (the endpoint of a remote, for example)."""
-    with Repo(str(source)) as repo:
-        local = repo.config.load_one("local")
-        objects = Path(repo.cache.local.path)
-    forget_unfinished(objects.parents[1] / "runs")
-    settings = Config(str(clone / ".dvc"))
-    with settings.edit("local") as config:
-        config.update(local)
-        for remote in {**settings["remote"], **config["remote"]}:
-            # Otherwise DVC takes whatever arrives for a result, even half an object.
-            config["remote"].setdefault(remote, {})["verify"] = True
-        config["cache"]["dir"] = str(objects.parents[1])  # DVC itself adds files/md5
-        # A clone holds results and models only to read: no copies of them where the file system can share.
-        config["cache"]["type"] = ["reflink", "hardlink", "copy"]
-        config["core"]["autostage"] = True  # otherwise DVC tells the log to `git add` after every stage
-
-
-def compose_preset(workspace: Path, preset: str) -> dict[str, Any]:
-    """The parameters of a preset of conf/, as `dvc exp run -S preset=NAME` composes them.
-
-    Raises:
-        ValueError: the preset does not exist.
-    """
-    with Repo(str(workspace)) as repo:
-        hydra = repo.config["hydra"]
-    params = workspace / "params.yaml"
-    try:
-        compose_and_dump(
-            output_file=params,
-            config_dir=str(workspace.resolve() / hydra.get("config_dir", "conf")),
-            config_module=None,
-            config_name=hydra.get("config_name", "config"),
-            plugins_path=str(workspace / hydra.get("plugins_path", "")),
-            overrides=[f"preset={preset}"],
-        )
-    except HydraException as error:
-        raise ValueError(f"preset {preset!r}: {error}") from error
-    return read_yaml(params)
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    """A YAML file as DVC reads it."""
-    return dict(load_yaml(str(file)))
-
-
-def write_params(workspace: Path, params: Mapping[str, Any]) -> None:
-    """Write params.yaml."""
-    dump_yaml(str(workspace / "params.yaml"), params)
 
 
 def _address(stage: Stage, root: str) -> str:

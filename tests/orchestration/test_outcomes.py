@@ -1,10 +1,15 @@
-"""chunk_grpo/outcomes.py: an outcome as text and in the table."""
+"""chunk_grpo/orchestration/outcomes.py: what DVC's lines say."""
 
 from __future__ import annotations
 
 import pytest
 
-from chunk_grpo.outcomes import DvcLog, Outcome, RemoteError, StageOutcome, outcome_table, summary
+from chunk_grpo.orchestration.outcomes import (
+    DvcLog,
+    Outcome,
+    RemoteError,
+    StageOutcome,
+)
 
 
 @pytest.mark.parametrize("outcome", ["ran", "restored", "pulled", "unchanged"])
@@ -16,19 +21,6 @@ def test_outcome_survives_as_text(outcome: Outcome) -> None:
 def test_text_of_something_else_is_no_outcome() -> None:
     with pytest.raises(ValueError, match=r"stage s: expected 'ran in 1\.0 s, 2 bytes' or the like, got 'All"):
         StageOutcome.parse("s", "All states completed.")
-
-
-def test_the_table_has_a_row_for_each_stage() -> None:
-    done = {"a": StageOutcome("a", "ran", 1.26, 12345), "b": StageOutcome("b", "restored", 0.5, 0)}
-    table = outcome_table(["a", "b", "c", "d"], {"a": None, "c": "gpu"}, done, ["c"])
-    assert table.splitlines()[2:] == [
-        "| a |  | ran | 1.3 | 12,345 |",
-        "| b |  | restored | 0.5 | 0 |",
-        "| c | gpu | **failed** | | |",
-        "| d |  | not reached | | |",
-    ]
-    assert summary(["a", "b", "c"], done.values()) == "3 stages: 1 ran, 1 restored"
-    assert summary(["a"], []) == "1 stages: none finished"
 
 
 MENDED = "Check the remote's URL (`dvc remote list`) and the credentials of this worker."

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from chunk_grpo.guard import guarded
+from chunk_grpo.orchestration.guard import guarded
 
 Log = Callable[[str], None]
 

@@ -1,4 +1,4 @@
-"""chunk_grpo/commands.py: lines as they come, and an end for all."""
+"""chunk_grpo/orchestration/commands.py: lines as they come, and an end for all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from chunk_grpo.commands import Commands
+from chunk_grpo.orchestration.commands import Commands
 
 
 def test_lines_arrive_while_the_process_runs_and_progress_bars_are_thinned(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A small real pipeline in a git and DVC repository of its own: prepare, train@a, train@b (gpu), report."""
+"""A small real pipeline that can be served, in a repository of its own: prepare, train@a, train@b, report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from dvc.utils.hydra import compose_and_dump
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 DVC_YAML = """\
 stages:
@@ -113,7 +113,7 @@ def shell() -> Shell:
 
 @pytest.fixture(scope="session")
 def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
-    """Write the small pipeline into a new folder and commit it."""
+    """Write the small pipeline into a new folder, with this repository's flows, and commit it."""
 
     def make(folder: Path) -> Path:
         files = {
@@ -123,7 +123,9 @@ def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
             "conf/variants/small.yaml": VARIANTS,
             ".gitignore": "/prepared.txt\n/models/\n/artifacts/\n*.pid\n/.prefect/\n__pycache__/\n",
         }
-        shutil.copytree(REPOSITORY / "conf", folder / "conf")
+        for name in ("conf", "flows", "infra"):
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(REPOSITORY / "prefect.toml", folder)
         for preset, variants in (("tiny", "paper"), ("smoke", "pair")):
             file = folder / "conf" / "preset" / f"{preset}.yaml"
             file.write_text(file.read_text().replace(f"/variants: {variants}", "/variants: small"))

@@ -1,4 +1,4 @@
-"""flows/_dvc.py against a real DVC repository."""
+"""chunk_grpo/orchestration/pipeline.py against a real DVC repository."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,12 +13,13 @@ import pytest
 import yaml
 from dvc.exceptions import DvcException
 
-from chunk_grpo import commands
-from chunk_grpo.commands import Commands, CommandStoppedError
-from chunk_grpo.outcomes import OutcomeUnclearError, RemoteError, StageFailed
-from flows._dvc import Pipeline, compose_preset, read_yaml, write_params
+from chunk_grpo.orchestration import commands
+from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
+from chunk_grpo.orchestration.outcomes import OutcomeUnclearError, RemoteError, StageFailed
+from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.workspace import compose_preset, read_yaml, write_params
+from tests.small_pipeline import Shell
 
-Shell = Callable[..., str]
 TITLE = "Chunk-GRPO on the shapes world"
 STAGES = ["prepare", "train@a", "train@b", "report"]
 

@@ -1,0 +1,94 @@
+"""How far the stages of a workspace have come: in one line, as a table, and what there is to see of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from chunk_grpo.orchestration.outcomes import StageOutcome
+from chunk_grpo.orchestration.pipeline import StageSpec
+from chunk_grpo.orchestration.workspace import Workspace
+
+if TYPE_CHECKING:
+    from chunk_grpo.reporting.highlight import Highlight
+    from chunk_grpo.reporting.highlights import Highlights
+
+
+@dataclass
+class Progress:
+    """What became of the stages of a workspace.
+
+    Attributes:
+        workspace: Where they run.
+        stages: All of them, in their order.
+        done: Outcomes of those that are up to date.
+        failed: Names of those that ended with an error; what is in neither was not reached.
+    """
+
+    workspace: Workspace
+    stages: Sequence[StageSpec]
+    done: dict[str, StageOutcome] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def new_highlights(self) -> Sequence[Highlight]:
+        """What there is to see since the last call; nothing while a stage is writing.
+
+        Raises:
+            ChunkGrpoError: The clone's results are of another version than this code.
+        """
+        if not self.workspace.turn.acquire(blocking=False):
+            return []
+        try:
+            return self._highlights.new()
+        finally:
+            self.workspace.turn.release()
+
+    def markdown(self, missed: Sequence[str]) -> str:
+        """A page on all stages.
+
+        Args:
+            missed: Uncommitted changes of the checkout, which are no part of the run.
+        """
+        spec = self.workspace.spec
+        changes = spec.overrides.model_dump_json(exclude_unset=True)
+        lines = [
+            f"## Preset {spec.preset}" + ("" if self.workspace.is_preset else f" with `{changes}`"),
+            f"{summary([self])}, {sum(each.seconds for each in self.done.values()):.0f} s in all.",
+            f"Commit `{spec.commit[:12]}` in `{self.workspace.root}`.",
+            "",
+            "| stage | work pool | outcome | seconds | bytes |",
+            "|---|---|---|---:|---:|",
+            *(
+                f"| {stage.name} | {stage.work_pool or ''} | {self._result(stage.name)} |"
+                for stage in self.stages
+            ),
+        ]
+        if missed:
+            lines += [
+                "",
+                "**Not part of this run:** uncommitted changes of the checkout.",
+                "```",
+                *missed,
+                "```",
+            ]
+        return "\n".join(lines)
+
+    def _result(self, name: str) -> str:
+        if outcome := self.done.get(name):
+            return f"{outcome.outcome} | {outcome.seconds:.1f} | {outcome.size:,}"
+        return "**failed** | |" if name in self.failed else "not reached | |"
+
+    @cached_property
+    def _highlights(self) -> Highlights:
+        from chunk_grpo.reporting.highlights import Highlights  # here: with its plots it takes seconds
+
+        return Highlights(self.workspace.root)
+
+
+def summary(progress: Sequence[Progress]) -> str:
+    """One line, such as `12 stages: 3 ran, 9 restored`."""
+    kinds = [outcome.outcome for each in progress for outcome in each.done.values()]
+    counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
+    return f"{sum(len(each.stages) for each in progress)} stages: " + ", ".join(counts or ["none finished"])

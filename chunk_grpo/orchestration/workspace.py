@@ -1,0 +1,170 @@
+"""A run's own workspace: a clone of the repository at one commit; the checkout of the user is only read.
+
+HOME/runs has the clones, HOME/state what a later run of this machine goes on from: checkpoints, a judge's answers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dvc.config import Config
+from dvc.repo import Repo
+from dvc.utils.hydra import compose_and_dump
+from dvc.utils.serialize import dump_yaml, load_yaml
+from hydra.errors import HydraException
+from pydantic import BaseModel
+
+from chunk_grpo.artifacts.storage import input_file, join
+from chunk_grpo.config import Overrides, with_overrides
+from chunk_grpo.orchestration.clones import IN_USE, locked, make_clone, prune_clones
+from chunk_grpo.orchestration.commands import Commands, Log
+from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.run_cache import forget_unfinished
+
+KEPT_CLONES = 10
+OF_THE_DAY = ("scorers", "executors", "pools", "report")
+"""Sections of params.yaml that a later evaluation of published models takes from the preset as it is now."""
+
+_STATE = (".ckpt", ".answers")
+
+
+class RunSpec(BaseModel):
+    """All that makes a workspace, on any machine.
+
+    Attributes:
+        commit: Of the code.
+        preset: Of conf/preset/.
+        overrides: Of its parameters.
+        variants: Only these; None for all.
+        model: Where a finished run was published (a folder or a URL), whose trained models are kept, and whose
+            parameters but for those in OF_THE_DAY.
+    """
+
+    commit: str
+    preset: str
+    overrides: Overrides = {}
+    variants: tuple[str, ...] | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a run works.
+
+    Attributes:
+        root: Of the clone.
+        spec: What it was made from.
+        commands: That the run has running.
+        remote: Whether there is a DVC remote.
+        is_preset: Whether its parameters are those of the preset, without a change.
+        turn: Whose turn it is: DVC refuses to work twice in one workspace.
+    """
+
+    root: Path
+    spec: RunSpec
+    commands: Commands
+    remote: bool
+    is_preset: bool
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Its stages."""
+        return Pipeline(self.root, self.commands)
+
+
+@contextmanager
+def make_workspace(
+    checkout: Path, home: Path, name: str, spec: RunSpec, commands: Commands, log: Log
+) -> Iterator[Workspace]:
+    """Make a workspace for a run, and keep others from removing it meanwhile.
+
+    Args:
+        checkout: Whose commits, DVC cache and DVC settings it has.
+        home: Of all workspaces of this machine.
+        name: Of the new clone.
+        spec: What to make.
+        commands: Of the run.
+        log: Told what is going on.
+
+    Raises:
+        RuntimeError: There is no such commit; with git's message.
+        ValueError: There is no such preset.
+        ConfigError: Preset and overrides break a rule.
+        RemoteError: The models to keep are nowhere.
+    """
+    root = home / "runs" / name.replace("@", "-")  # DVC reads what follows an @ in a path as a stage
+    make_clone(checkout, spec.commit, root)
+    share_cache(checkout, root)
+    for kept in _STATE:
+        (home / "state" / kept).mkdir(parents=True, exist_ok=True)
+        (root / kept).symlink_to(home / "state" / kept, target_is_directory=True)
+    with locked(root / IN_USE):
+        prune_clones(root.parent, KEPT_CLONES)
+        params, pipeline = compose_preset(root, spec.preset), Pipeline(root, commands)
+        if spec.model is not None:
+            with input_file(join(spec.model, "params.yaml")) as file:
+                params = read_yaml(file) | {name: params[name] for name in OF_THE_DAY}
+        changed = with_overrides(params, spec.overrides, spec.variants, f"preset {spec.preset}, changed")
+        write_params(root, changed)
+        if spec.model is not None:
+            with input_file(join(spec.model, "dvc.lock")) as lock:
+                pipeline.keep_models(lock, log)
+        log(f"Commit {spec.commit[:12]} in {root}")
+        yield Workspace(root, spec, commands, pipeline.has_remote(), is_preset=changed == params)
+
+
+def share_cache(source: Path, clone: Path) -> None:
+    """Let a clone use its source's DVC cache and local settings (the endpoint of a remote, for example)."""
+    with Repo(str(source)) as repo:
+        local = repo.config.load_one("local")
+        objects = Path(repo.cache.local.path)
+    forget_unfinished(objects.parents[1] / "runs")
+    settings = Config(str(clone / ".dvc"))
+    with settings.edit("local") as config:
+        config.update(local)
+        for remote in {**settings["remote"], **config["remote"]}:
+            # Otherwise DVC takes whatever arrives for a result, even half an object.
+            config["remote"].setdefault(remote, {})["verify"] = True
+        config["cache"]["dir"] = str(objects.parents[1])  # DVC itself adds files/md5
+        # A clone holds results and models only to read: no copies of them where the file system can share.
+        config["cache"]["type"] = ["reflink", "hardlink", "copy"]
+        config["core"]["autostage"] = True  # otherwise DVC tells the log to `git add` after every stage
+
+
+def compose_preset(workspace: Path, preset: str) -> dict[str, Any]:
+    """The parameters of a preset of conf/, as `dvc exp run -S preset=NAME` composes them.
+
+    Raises:
+        ValueError: the preset does not exist.
+    """
+    with Repo(str(workspace)) as repo:
+        hydra = repo.config["hydra"]
+    params = workspace / "params.yaml"
+    try:
+        compose_and_dump(
+            output_file=params,
+            config_dir=str(workspace.resolve() / hydra.get("config_dir", "conf")),
+            config_module=None,
+            config_name=hydra.get("config_name", "config"),
+            plugins_path=str(workspace / hydra.get("plugins_path", "")),
+            overrides=[f"preset={preset}"],
+        )
+    except HydraException as error:
+        raise ValueError(f"preset {preset!r}: {error}") from error
+    return read_yaml(params)
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A YAML file as DVC reads it."""
+    return dict(load_yaml(str(file)))
+
+
+def write_params(workspace: Path, params: Mapping[str, Any]) -> None:
+    """Write params.yaml."""
+    dump_yaml(str(workspace / "params.yaml"), params)
