@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,9 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 from dvc.repo import Repo
@@ -27,6 +26,9 @@ from dvc.utils.hydra import compose_and_dump
 from rich.console import Console
 from rich.table import Table
 
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.outcomes import StageOutcome
+from chunk_grpo.orchestration.pipeline import Pipeline
 from infra.local_prefect import LocalPrefect, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class FlowTimes:
-    """Seconds of a flow run: in all, and of each stage's task from its beginning to its end."""
+    """Seconds of a flow run: in all, and of each stage with DVC's part, as its task says."""
 
     wall: float
     stages: Mapping[str, float]
@@ -78,8 +80,9 @@ def timed(folder: Path, *arguments: str) -> float:
 def run_bare(folder: Path) -> dict[str, float]:
     """Seconds of each stage's command, in the order of the pipeline."""
     with Repo(str(folder)) as repo:
-        steps = [(stage.name, stage.cmd) for stage in repo.reproduce(dry=True, force=True)]
-    return {name: timed(folder, *command.split()[1:]) for name, command in steps}
+        commands = {stage.name: stage.cmd for stage in repo.index.stages}
+    order = [stage.name for stage in Pipeline(folder, Commands()).stages()]
+    return {name: timed(folder, *shlex.split(commands[name])[1:]) for name in order}
 
 
 @contextmanager
@@ -103,7 +106,10 @@ def run_flow(prefect: LocalPrefect, preset: str) -> FlowTimes:
     wall = time.perf_counter() - start
     runs = {"flow_runs": {"name": {"any_": [newest(prefect)]}}}
     tasks = httpx.post(f"{prefect.url}/api/task_runs/filter", json=runs).raise_for_status().json()
-    return FlowTimes(wall, {task["name"]: seconds(task) for task in tasks if task["start_time"]})
+    texts = {
+        task["name"]: task["state"]["message"] for task in tasks if task["name"] not in ("restore", "push")
+    }
+    return FlowTimes(wall, {name: StageOutcome.parse(name, text).seconds for name, text in texts.items()})
 
 
 def newest(prefect: LocalPrefect) -> str:
@@ -119,14 +125,8 @@ def newest(prefect: LocalPrefect) -> str:
     return str(run["name"])
 
 
-def seconds(task: Mapping[str, Any]) -> float:
-    """From the beginning to the end of a task."""
-    ended = datetime.fromisoformat(task["end_time"])
-    return (ended - datetime.fromisoformat(task["start_time"])).total_seconds()
-
-
 def show(preset: str, bare: Mapping[str, float], repro: float, cold: FlowTimes, cached: FlowTimes) -> None:
-    """Print the tables. Stages in one workspace take turns, so a task's own time holds waiting for others."""
+    """Print the tables."""
     total, count = sum(bare.values()), len(bare)
     table = Table(title=f"Preset {preset}, {count} stages")
     for heading in ("", "seconds", "over bare, a stage"):
@@ -138,7 +138,7 @@ def show(preset: str, bare: Mapping[str, float], repro: float, cold: FlowTimes, 
     ):
         table.add_row(name, f"{wall:.1f}", f"{(wall - total) / count:.2f}")
     table.add_row("flow run, everything cached", f"{cached.wall:.1f}", "")
-    stages = Table("stage", "bare, s", "task in the flow, s", title="Each stage")
+    stages = Table("stage", "bare, s", "by DVC in the flow, s", title="Each stage")
     for name, alone in bare.items():
         stages.add_row(name, f"{alone:.1f}", f"{cold.stages[name]:.1f}")
     console = Console(width=100)
