@@ -182,7 +182,7 @@ def _tell_ended(block: UUID) -> list[AutomationCore]:
 
 
 def _tell_moved(block: UUID) -> AutomationCore:
-    message = '"A score has moved: " ~ event.resource.name ~ " " ~ (event.payload | tojson)'
+    message = '"A score has moved. " ~ event.payload.text'
     return _tell("moved scores", f"At the event {MOVED}.", {MOVED}, {}, message, block)
 
 

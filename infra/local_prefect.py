@@ -23,11 +23,13 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling
 
 from infra import worker
-from infra.setup import SetUp, SetUpError
+from infra.setup import WEBHOOK_VARIABLE, SetUp, SetUpError, webhook
 
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """With its password: for the server alone, not for the workers and what they run."""
+PUBLISH = "CHUNK_GRPO_PUBLISH"
+REPORTS_URL = "CHUNK_GRPO_REPORTS_URL"
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 40.0  # a worker gives its flow runs 30 s
@@ -56,17 +58,24 @@ class LocalPrefect:
         return f"http://{HOST}:{self.port}"
 
     @property
-    def reports_url(self) -> str:
-        """Where a browser finds what was published."""
-        return f"http://{HOST}:{self.port + 1}"
+    def published(self) -> Path | None:
+        """Folder below which runs publish; None when that is not on this machine."""
+        place = os.environ.get(PUBLISH) or str(self.home / "published")
+        return None if "://" in place else (self.root / place).resolve()
+
+    @property
+    def reports_url(self) -> str | None:
+        """Where a browser finds what was published; None when nothing is known of it."""
+        served = None if self.published is None else f"http://{HOST}:{self.port + 1}"
+        return os.environ.get(REPORTS_URL) or served
 
     @property
     def environment(self) -> dict[str, str]:
         """For every `prefect` command that is to talk to this server; prefect.toml in `root` has the rest."""
-        base = {key: value for key, value in os.environ.items() if key != DATABASE}
-        return worker.worker_environment(base, self.root, self.home, f"{self.url}/api") | {
-            "CHUNK_GRPO_REPORTS_URL": self.reports_url
-        }
+        base = {key: value for key, value in os.environ.items() if key not in (DATABASE, WEBHOOK_VARIABLE)}
+        places = {PUBLISH: self.published, REPORTS_URL: self.reports_url}
+        base |= {variable: str(place) for variable, place in places.items() if place is not None}
+        return worker.worker_environment(base, self.root, self.home, f"{self.url}/api")
 
     @contextmanager
     def running(self) -> Iterator[LocalPrefect]:
@@ -83,13 +92,15 @@ class LocalPrefect:
             # So a shell starts what it runs in the background. A worker would inherit it, and it needs SIGINT to
             # end itself.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        published = self.home / "published"
-        published.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(parents=True, exist_ok=True)
         try:
-            self._start("reports", _file_server(self.port + 1, published))
+            if self.published is not None:
+                self.published.mkdir(parents=True, exist_ok=True)
+                self._start("reports", _file_server(self.port + 1, self.published))
             self.start_server()
             with self._settings():
-                SetUp(self.root, gpu_workers=self.gpu_workers or None).apply(self.environment)
+                wanted = SetUp(self.root, gpu_workers=self.gpu_workers or None, webhook=webhook())
+                wanted.apply(self.environment)
             self._start("worker-cpu", worker.command("cpu", "local-cpu", None))
             for number, share in enumerate(devices):
                 name = "gpu" if self.gpu_workers == 1 else f"gpu-{number}"

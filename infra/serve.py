@@ -1,7 +1,7 @@
 """`make serve`: Prefect server, work pools, deployments and workers in one terminal, until Ctrl-C.
 
-PREFECT_PORT chooses the port (4200), GPU_WORKERS how many workers share the GPUs out (1),
-PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite in .prefect).
+PREFECT_PORT chooses the port (4200), GPU_WORKERS how many workers share the GPUs out (1), CHUNK_GRPO_PUBLISH where runs
+publish, PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite in .prefect), CHUNK_GRPO_NOTIFY_WEBHOOK who is told.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from infra.local_prefect import LocalPrefect
+from infra.local_prefect import PUBLISH, LocalPrefect
 from infra.setup import SetUpError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +68,7 @@ def _welcome(prefect: LocalPrefect) -> str:
     return (
         f"\nPrefect UI   {prefect.url}\n"
         f"Run          . .venv/bin/activate && {variable}{RUN}      (in this folder, in another terminal)\n"
-        f"Published    {prefect.reports_url}\n"
+        f"Published    {prefect.reports_url or os.environ[PUBLISH]}\n"
         f"Logs, runs   {prefect.home}\n"
         "Stop         Ctrl-C\n"
     )

@@ -47,6 +47,12 @@ class SetUpError(Exception):
     """The server, a worker, a work pool or a deployment could not be set up."""
 
 
+def webhook() -> SecretStr | None:
+    """The URL to notify, from the environment."""
+    url = os.environ.get(WEBHOOK_VARIABLE)
+    return SecretStr(url) if url else None
+
+
 @dataclass(frozen=True)
 class Pool:
     """A work pool as it is wanted.
@@ -327,14 +333,13 @@ def main() -> int:
     )
     options = parser.parse_args()
     templates = {"cpu": options.cpu_template, "gpu": options.gpu_template}
-    webhook = os.environ.get(WEBHOOK_VARIABLE)
     console = Console(highlight=False, soft_wrap=True)
     try:
         SetUp(
             gpu_workers=options.gpu_workers,
             pool_type=options.pool_type,
             templates={name: path for name, path in templates.items() if path is not None},
-            webhook=SecretStr(webhook) if webhook else None,
+            webhook=webhook(),
             reset_schedules=options.reset_schedules,
         ).apply()
     except SetUpError as error:
