@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, cast
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
@@ -45,8 +47,9 @@ def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool)
             "spec": workspace.spec.model_dump(mode="json", exclude_unset=True),
             "force": force,
         }
-        # A run that is itself tried again finds the runs that it has started.
-        key = f"{flow_run.id}/{workspace.spec.preset}/{spec.name}/{number}"
+        # A run that is itself tried again finds the runs that it has started, unless the code is another one by then.
+        made_from = hashlib.sha256(workspace.spec.model_dump_json(exclude_unset=True).encode()).hexdigest()
+        key = f"{flow_run.id}/{made_from}/{spec.name}/{number}"
         try:
             run = cast(
                 "FlowRun",
@@ -72,29 +75,34 @@ def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool)
 def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
     """How the flow run ended.
 
-    Cancelling this run cancels that one at once; Prefect's server would do it too, half a minute later.
+    Cancelling this run cancels that one at once; Prefect's server would do it too, half a minute later. A server
+    that is away, or in trouble, is waited for: what it is asked about goes on without it.
     """
     stopping, seen = workspace.commands.stopping, set[UUID]()
     with get_client(sync_client=True) as client:
-        try:
-            while run.state is None or not run.state.is_final():
-                if stopping.wait(_POLL_SECONDS):
-                    raise CommandStoppedError("stopped with all others")
-                run = client.read_flow_run(run.id)
+        while run.state is None or not run.state.is_final():
+            if stopping.wait(_POLL_SECONDS):
+                client.set_flow_run_state(run.id, Cancelling())
+                raise CommandStoppedError("stopped with all others")
+            try:
+                found = client.read_flow_run(run.id)
+                if found.state is not None and found.state.is_final():
+                    stopping.wait(_POLL_SECONDS)  # the last lines may come after the state
                 _forward_logs(client, run, log, seen)
-        except BaseException:
-            client.set_flow_run_state(run.id, Cancelling())
-            raise
-        stopping.wait(_POLL_SECONDS)  # the last lines may come after the state
-        _forward_logs(client, run, log, seen)
+                run = found
+            except httpx.HTTPError as error:
+                log(f"Flow run {run.name} cannot be followed at the moment: {error}")
     return run.state
 
 
 def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, seen: set[UUID]) -> None:
     """Hand on the lines that were not seen yet; some come late, with an earlier time than others."""
     mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
-    offset = max(0, len(seen) - _PAGE // 2)
-    for entry in client.read_logs(mine, limit=_PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC):
-        if entry.id not in seen:
-            seen.add(entry.id)
-            log(entry.message)
+    offset, page = max(0, len(seen) - _PAGE // 2), _PAGE
+    while page == _PAGE:
+        entries = client.read_logs(mine, limit=_PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC)
+        offset, page = offset + _PAGE, len(entries)
+        for entry in entries:
+            if entry.id not in seen:
+                seen.add(entry.id)
+                log(entry.message)

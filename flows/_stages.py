@@ -18,7 +18,7 @@ from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.workspace import Workspace
 from flows._pool import run_on_pool
-from flows._ui import show_outcomes, show_results, stage_state
+from flows._ui import live, show_outcomes, show_results, stage_state
 
 
 def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
@@ -37,7 +37,8 @@ def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutc
     with workspace.turn:
         done = workspace.pipeline.restore(targets, log)
         if workspace.remote and not done.keys() >= set(targets):
-            done |= workspace.pipeline.restore(targets, log, pull=True)
+            pulled = workspace.pipeline.restore(targets, log, pull=True)
+            done = {name: replace(outcome, outcome="pulled") for name, outcome in pulled.items()} | done
     return done
 
 
@@ -45,7 +46,7 @@ def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutc
 def push(workspace: Workspace) -> None:
     """Push outputs and run cache to the DVC remote, so that another machine recomputes nothing."""
     with workspace.turn:
-        workspace.pipeline.push(get_run_logger().info)
+        workspace.push(get_run_logger().info)
 
 
 def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
@@ -55,7 +56,10 @@ def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutc
         lock = workspace.root / ".ckpt" / "locks" / workspace.pipeline.fingerprint(spec.name)
         with locked(lock) as first:
             known = {} if first or force else workspace.pipeline.restore([spec.name], log)
-            return known.get(spec.name) or workspace.pipeline.run(spec.name, log, force=force)
+            if spec.name in known:
+                return known[spec.name]
+            with live(workspace, spec.name):
+                return workspace.pipeline.run(spec.name, log, force=force)
 
 
 def run_stages(

@@ -6,9 +6,8 @@ Plots stand inside Markdown, as `data:` URIs: Prefect's own image artifact print
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 from uuid import UUID
 
@@ -19,13 +18,12 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.orchestration.clones import uncommitted
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.repeating import repeating
 from chunk_grpo.orchestration.workspace import Workspace
-from chunk_grpo.reporting.highlight import Highlight, report
+from chunk_grpo.reporting.highlight import Highlight, report, slug
 from flows._workspace import REPOSITORY
 
 _LIVE_SECONDS = 20.0
@@ -37,50 +35,68 @@ def stage_state(outcome: StageOutcome) -> State[StageOutcome]:
     return Completed(name=name, message=str(outcome), data=outcome)
 
 
+@contextmanager
+def _only_shown() -> Iterator[None]:
+    """Around everything that people look at and nothing depends on: no training ends because it cannot be shown."""
+    try:
+        yield
+    except Exception:
+        get_run_logger().warning("Something could not be shown in the UI; the run goes on.", exc_info=True)
+
+
+@_only_shown()
 def show(preset: str, highlights: Sequence[Highlight]) -> None:
     """Publish each of them as an artifact."""
     for each in highlights:
-        create_markdown_artifact(each.inline(), key=f"{each.key}-{preset}", description=each.title)
+        create_markdown_artifact(each.inline(), key=_key(each, preset), description=each.title)
 
 
+@_only_shown()
 def show_results(progress: Progress) -> None:
     """Publish what there is to see by now."""
-    try:
-        show(progress.workspace.spec.preset, progress.new_highlights())
-    except ChunkGrpoError as error:  # the clone may be of another version than the worker
-        get_run_logger().warning("Nothing is shown of the results so far: %s", error)
+    show(progress.workspace.spec.preset, progress.new_highlights())
 
 
+@_only_shown()
 def show_outcomes(progress: Progress) -> None:
     """Publish what became of each stage."""
     text = progress.markdown(uncommitted(REPOSITORY))
     show(progress.workspace.spec.preset, [Highlight("outcomes", "What became of each stage", text)])
 
 
-def show_report(workspace: Workspace) -> None:
+@_only_shown()
+def show_report(workspace: Workspace, is_published: bool) -> None:
     """Publish the report, if there is one, and where it is as a page."""
     preset, url = workspace.spec.preset, os.environ.get("CHUNK_GRPO_REPORTS_URL")
-    page = f"{url}/{preset}/report/index.html" if url else None
+    page = f"{url}/{preset}/report/index.html" if url and is_published else None
     show(preset, report(workspace.root / "artifacts" / "report", page))
 
 
-def live(root: Path, stage: str) -> AbstractContextManager[None]:
+def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
     """While a training stage runs, show its reward curves: one artifact, which changes."""
     kind, _, variant = stage.partition("@")
     artifact: UUID | None = None
     shown = ""
 
+    @_only_shown()
     def follow() -> None:
         from chunk_grpo.reporting.live import live_curves  # here: with its plots it takes seconds
 
         nonlocal artifact, shown
-        if (curves := live_curves(root / "logs", variant)) is None or (text := curves.inline()) == shown:
+        if (curves := live_curves(workspace.root / "logs", variant)) is None or (
+            text := curves.inline()
+        ) == shown:
             return
         if artifact is None:
-            artifact = cast("UUID", create_markdown_artifact(text, key=curves.key, description=curves.title))
+            key = _key(curves, workspace.spec.preset)
+            artifact = cast("UUID", create_markdown_artifact(text, key=key, description=curves.title))
         else:
             with get_client(sync_client=True) as client:
                 client.update_artifact(artifact, ArtifactUpdate(data=text))
         shown = text
 
     return repeating(follow, _LIVE_SECONDS) if kind == "train" else nullcontext()
+
+
+def _key(highlight: Highlight, preset: str) -> str:
+    return slug(f"{highlight.key}-{preset}")

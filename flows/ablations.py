@@ -36,7 +36,7 @@ def ablations(
     with ExitStack() as stack:
         specs = [
             RunSpec(commit=commit, preset=preset, overrides=overrides, variants=variants)
-            for preset in presets
+            for preset in dict.fromkeys(presets)
         ]
         spaces = [stack.enter_context(workspace(spec, commands, get_run_logger().info)) for spec in specs]
         ended = run_stages(spaces, force=force, keep_going=True)

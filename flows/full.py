@@ -35,7 +35,7 @@ def full(
     spec = RunSpec(commit=resolved(REPOSITORY, "HEAD"), preset=preset, overrides=overrides)
     with workspace(spec, commands, get_run_logger().info) as here:
         (progress,) = run_stages([here], until, force=force)
-        if until is None and here.is_preset:
+        if is_published := until is None and here.is_preset:
             publish(here.root, published(), RunFacts(preset, spec.commit, flow_run.name))
-        show_report(here)
+        show_report(here, is_published)
     return Completed(message=summary([progress]))

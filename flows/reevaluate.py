@@ -9,15 +9,16 @@ from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.runtime import flow_run
 from prefect.states import Completed
+from pydantic import TypeAdapter
 
 from chunk_grpo.artifacts.publishing import sizes_below
-from chunk_grpo.artifacts.run_record import RECORD, read_record
+from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
 from chunk_grpo.artifacts.storage import join
 from chunk_grpo.config import Overrides
 from chunk_grpo.orchestration.clones import resolved
 from chunk_grpo.orchestration.commands import Commands
-from chunk_grpo.orchestration.workspace import RunSpec
-from chunk_grpo.reporting.highlight import Highlight
+from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels
+from chunk_grpo.reporting.highlight import Highlight, slug
 from chunk_grpo.reporting.history import Evaluation, measure
 from chunk_grpo.reporting.history_page import alert, history_markdown, summary
 from chunk_grpo.reporting.history_plot import trend_png
@@ -44,18 +45,22 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
             name="Nothing", message=f"No finished run of preset {preset} is published in {published()}."
         )
     trained = read_record(join(model, RECORD))
+    params, lock = (published_text(model, trained, name) for name in ("params.yaml", "dvc.lock"))
     planned = flow_run.scheduled_start_time or datetime.now(timezone.utc)
     if new_seeds:
         values = overrides.model_dump(mode="json", exclude_unset=True)
         values["generate"] = {"seed": int(planned.timestamp()) // 60} | values.get("generate", {})
-        overrides = type(overrides).model_validate(values)
+        overrides = TypeAdapter(Overrides).validate_python(values)
     commands = Commands()
-    spec = RunSpec(commit=resolved(REPOSITORY, "HEAD"), preset=preset, overrides=overrides, model=model)
+    spec = RunSpec(
+        commit=resolved(REPOSITORY, "HEAD"),
+        preset=preset,
+        overrides=overrides,
+        models=TrainedModels(params=params, lock=lock),
+    )
     with workspace(spec, commands, get_run_logger().info) as here:
-        (progress,) = run_stages([here])
-        if all(outcome.outcome != "ran" for outcome in progress.done.values()):
-            return Completed(name="Nothing", message="Nothing new: every stage came from the cache.")
-        name = f"{planned:%Y-%m-%d-%H%M}-{flow_run.name}"
+        run_stages([here])
+        name = f"{planned:%Y-%m-%d-%H%M}-{slug(flow_run.name)}"
         time = datetime.fromtimestamp(planned.timestamp(), timezone.utc)
         evaluation = Evaluation(name, time, preset, trained.run.commit, spec.commit)
         recorded = record(published(), measure(here.root, evaluation))

@@ -9,7 +9,7 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import push, restore, run_here
-from flows._ui import live, stage_state
+from flows._ui import stage_state
 from flows._workspace import workspace
 
 
@@ -23,20 +23,23 @@ def stage(name: str, spec: RunSpec, force: bool = False) -> State[StageOutcome]:
         force: Run it even when DVC knows the result.
 
     Raises:
+        ValueError: It is a group of stages.
         RuntimeError: What it needs is neither in this worker's DVC cache nor in the DVC remote.
     """
     commands = Commands()
     try:
         with workspace(spec, commands, get_run_logger().info) as here:
-            (this,) = (each for each in here.pipeline.stages([name]) if each.name == name)
+            stages = {each.name: each for each in here.pipeline.stages([name])}
+            if name not in stages:
+                raise ValueError(f"stage {name!r} stands for several, name one: {', '.join(stages)}")
+            this = stages[name]
             known = restore(here, [*this.needs] if force else [name])
             if missing := [needed for needed in this.needs if needed not in known]:
                 raise RuntimeError(
                     f"stage {name}: the outputs of {', '.join(missing)} are neither in this worker's DVC cache nor in "
                     "a DVC remote. Set one for all workers: `dvc remote add -d NAME s3://BUCKET/PATH`"
                 )
-            with live(here.root, name):
-                outcome = known.get(name) or run_here(this, here, force=force)
+            outcome = known.get(name) or run_here(this, here, force=force)
             if here.remote:
                 push(here)
     finally:

@@ -1,7 +1,7 @@
 """`make serve`: Prefect server, work pools, deployments and workers in one terminal, until Ctrl-C.
 
 PREFECT_PORT chooses the port (4200), GPU_WORKERS how many workers share the GPUs out (1), CHUNK_GRPO_PUBLISH where runs
-publish, PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite in .prefect), CHUNK_GRPO_NOTIFY_WEBHOOK who is told.
+publish, CHUNK_GRPO_NOTIFY_WEBHOOK who is told, PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite).
 """
 
 from __future__ import annotations

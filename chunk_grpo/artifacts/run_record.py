@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chunk_grpo.artifacts.io import REWRITE_IT, read_json, write_json
-from chunk_grpo.artifacts.storage import Location
+from chunk_grpo.artifacts.io import REWRITE_IT, read_json, read_text, write_json
+from chunk_grpo.artifacts.storage import Location, join
 from chunk_grpo.errors import DataError
 
 RECORD = "run.json"
@@ -86,6 +87,28 @@ def read_record(location: Location) -> RunRecord:
             f"{location}: must be {RECORD_SCHEMA}, which chunk_grpo.artifacts.publishing writes; got another file "
             f"({type(error).__name__}: {error}). {remedy}"
         ) from error
+
+
+def published_text(folder: Location, record: RunRecord, name: str) -> str:
+    """The text of a published file of the record's run.
+
+    Args:
+        folder: Of the preset.
+        record: Its `run.json`.
+        name: Path of the file below the folder.
+
+    Raises:
+        DataError: the file is missing, or of another run than the record.
+        TransientError: the object store does not answer.
+    """
+    text, expected = read_text(join(folder, name)), record.files.get(name)
+    found = PublishedFile(len(text.encode()), hashlib.sha256(text.encode()).hexdigest())
+    if not record.complete or found != expected:
+        raise DataError(
+            f"{join(folder, name)}: must be of the run {record.run.flow_run}, which {RECORD} names, got another file: "
+            "a run is being published now, or that was cut short. Run `chunk-grpo/full` of this preset, then this."
+        )
+    return text
 
 
 def write_record(record: RunRecord, location: Location) -> None:

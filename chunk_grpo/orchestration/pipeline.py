@@ -151,13 +151,17 @@ class Pipeline:
         """
         self._remote(["push", "--run-cache"], log)
 
-    def keep_models(self, lock: Path, log: Log) -> None:
-        """Take the outputs of all stages that make the models as a lock file has them, and never run these stages.
+    def keep_models(self, lock: str, log: Log) -> None:
+        """Take the outputs of all stages that make the models as a dvc.lock has them, and never run these stages.
+
+        Args:
+            lock: Its text.
+            log: Told what is going on.
 
         Raises:
             RemoteError: an output is neither in the cache nor in the remote.
         """
-        (self.root / "dvc.lock").write_bytes(lock.read_bytes())
+        (self.root / "dvc.lock").write_text(lock, encoding="utf-8")
         names = [stage.name for stage in self.stages() if stage.makes_model]
         self._remote(["pull" if self.has_remote() else "checkout", *names], log)
         pipeline = load_yaml(str(self.root / "dvc.yaml"))

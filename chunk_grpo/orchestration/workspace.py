@@ -15,11 +15,10 @@ from typing import Any
 from dvc.config import Config
 from dvc.repo import Repo
 from dvc.utils.hydra import compose_and_dump
-from dvc.utils.serialize import dump_yaml, load_yaml
+from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
 from hydra.errors import HydraException
 from pydantic import BaseModel
 
-from chunk_grpo.artifacts.storage import input_file, join
 from chunk_grpo.config import Overrides, with_overrides
 from chunk_grpo.orchestration.clones import IN_USE, locked, make_clone, prune_clones
 from chunk_grpo.orchestration.commands import Commands, Log
@@ -33,6 +32,18 @@ OF_THE_DAY = ("scorers", "executors", "pools", "report")
 _STATE = (".ckpt", ".answers")
 
 
+class TrainedModels(BaseModel):
+    """The models of a published run: what makes a workspace that evaluates them.
+
+    Attributes:
+        params: Text of its params.yaml.
+        lock: Text of its dvc.lock, by which DVC finds the models in its cache or remote.
+    """
+
+    params: str
+    lock: str
+
+
 class RunSpec(BaseModel):
     """All that makes a workspace, on any machine.
 
@@ -41,18 +52,17 @@ class RunSpec(BaseModel):
         preset: Of conf/preset/.
         overrides: Of its parameters.
         variants: Only these; None for all.
-        model: Where a finished run was published (a folder or a URL), whose trained models are kept, and whose
-            parameters but for those in OF_THE_DAY.
+        models: Of a finished run: they are kept, and so are its parameters but for those in OF_THE_DAY.
     """
 
     commit: str
     preset: str
     overrides: Overrides = {}
     variants: tuple[str, ...] | None = None
-    model: str | None = None
+    models: TrainedModels | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Workspace:
     """Where a run works.
 
@@ -63,6 +73,7 @@ class Workspace:
         remote: Whether there is a DVC remote.
         is_preset: Whether its parameters are those of the preset, without a change.
         turn: Whose turn it is: DVC refuses to work twice in one workspace.
+        pushed: The dvc.lock whose results were pushed last.
     """
 
     root: Path
@@ -71,11 +82,24 @@ class Workspace:
     remote: bool
     is_preset: bool
     turn: threading.Lock = field(default_factory=threading.Lock)
+    pushed: bytes = b""
 
     @property
     def pipeline(self) -> Pipeline:
         """Its stages."""
         return Pipeline(self.root, self.commands)
+
+    def push(self, log: Log) -> None:
+        """Push outputs and run cache unless nothing has changed: DVC copies the machine's whole run cache each time.
+
+        Raises:
+            RemoteError: As `Pipeline.push`.
+        """
+        lock = self.root / "dvc.lock"
+        state = lock.read_bytes() if lock.exists() else b""
+        if state != self.pushed:
+            self.pipeline.push(log)
+            self.pushed = state
 
 
 @contextmanager
@@ -107,14 +131,13 @@ def make_workspace(
     with locked(root / IN_USE):
         prune_clones(root.parent, KEPT_CLONES)
         params, pipeline = compose_preset(root, spec.preset), Pipeline(root, commands)
-        if spec.model is not None:
-            with input_file(join(spec.model, "params.yaml")) as file:
-                params = read_yaml(file) | {name: params[name] for name in OF_THE_DAY}
+        if spec.models is not None:
+            trained = parse_yaml(spec.models.params, "params.yaml of the published run")
+            params = trained | {name: params[name] for name in OF_THE_DAY}
         changed = with_overrides(params, spec.overrides, spec.variants, f"preset {spec.preset}, changed")
         write_params(root, changed)
-        if spec.model is not None:
-            with input_file(join(spec.model, "dvc.lock")) as lock:
-                pipeline.keep_models(lock, log)
+        if spec.models is not None:
+            pipeline.keep_models(spec.models.lock, log)
         log(f"Commit {spec.commit[:12]} in {root}")
         yield Workspace(root, spec, commands, pipeline.has_remote(), is_preset=changed == params)
 

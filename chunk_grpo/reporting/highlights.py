@@ -59,7 +59,7 @@ class Highlights:
     def new(self) -> list[Highlight]:
         """Those whose inputs have appeared or changed since the last call; at the first call all that there are.
 
-        To be called between stages, not while one writes.
+        A stage may be writing meanwhile: every table appears as a whole.
 
         Raises:
             ConfigError: params.yaml is missing or wrong, though there are artifacts.

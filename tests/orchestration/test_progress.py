@@ -45,9 +45,3 @@ def test_several_workspaces_are_summed_up(progress: Progress) -> None:
     nothing = Progress(progress.workspace, progress.stages[:1])
     assert summary([progress, nothing]) == "5 stages: 1 ran, 1 restored"
     assert summary([nothing]) == "1 stages: none finished"
-
-
-def test_nothing_is_read_while_a_stage_writes(progress: Progress) -> None:
-    with progress.workspace.turn:
-        assert progress.new_highlights() == []
-    assert not progress.workspace.turn.locked()
