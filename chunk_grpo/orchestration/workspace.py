@@ -17,7 +17,7 @@ from dvc.repo import Repo
 from dvc.utils.hydra import compose_and_dump
 from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
 from hydra.errors import HydraException
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from chunk_grpo.config import Overrides, with_overrides
 from chunk_grpo.orchestration.clones import IN_USE, locked, make_clone, prune_clones
@@ -54,6 +54,8 @@ class RunSpec(BaseModel):
         variants: Only these; None for all.
         models: Of a finished run: they are kept, and so are its parameters but for those in OF_THE_DAY.
     """
+
+    model_config = ConfigDict(validate_default=True)  # no overrides are an instance too
 
     commit: str
     preset: str

@@ -12,13 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chunk_grpo.artifacts import publishing, table_from_rows, write_table
 from chunk_grpo.artifacts.publishing import main, publish
-from chunk_grpo.artifacts.run_record import RunFacts, read_record
+from chunk_grpo.artifacts.run_record import RunFacts, published_text, read_record
 from chunk_grpo.errors import ConfigError, DataError
 
 RUN = RunFacts("tiny", "c0ffee", "brave-otter")
@@ -91,6 +92,20 @@ def test_what_people_read_is_published(workspace: Path, tmp_path: Path) -> None:
     written = json.loads((folder / "run.json").read_text())
     assert written["published_at"].endswith("+00:00")
     assert (written["preset"], written["flow_run"]) == ("tiny", "brave-otter")
+
+
+def test_a_text_is_that_of_the_run_or_of_none(workspace: Path, tmp_path: Path) -> None:
+    publish(workspace, str(tmp_path / "published"), RUN)
+    folder = str(tmp_path / "published" / "tiny")
+    record = read_record(f"{folder}/run.json")
+    assert published_text(folder, record, "params.yaml") == "preset: tiny\n"
+    with pytest.raises(
+        DataError, match=r"params\.yaml: must be of the run brave-otter, .*Run `chunk-grpo/full`"
+    ):
+        published_text(folder, replace(record, complete=False), "params.yaml")
+    (tmp_path / "published/tiny/params.yaml").write_text("preset: other\n")  # of the next run, say
+    with pytest.raises(DataError, match=r"params\.yaml: must be of the run brave-otter"):
+        published_text(folder, record, "params.yaml")
 
 
 def test_models_are_published_on_request(workspace: Path, tmp_path: Path) -> None:

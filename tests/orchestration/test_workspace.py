@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from chunk_grpo.orchestration.clones import IN_USE, locked, make_clone, prune_clones, resolved, uncommitted
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.pipeline import Pipeline
-from chunk_grpo.orchestration.workspace import share_cache
+from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels, make_workspace, read_yaml, share_cache
 from tests.small_pipeline import Shell
 
 
@@ -83,6 +84,38 @@ def test_a_clone_keeps_local_settings_of_dvc(pipeline: Path, tmp_path: Path, she
     assert run(clone, "prepare") == "ran"
     shell(clone, "dvc", "push", "--run-cache")
     assert (tmp_path / "store/files").is_dir()
+
+
+def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path, tmp_path: Path) -> None:
+    """Only what is of the day comes from the preset as it is now."""
+    for stage in ("prepare", "train@a", "train@b"):
+        run(pipeline, stage)
+    params = read_yaml(pipeline / "params.yaml")
+    params["generate"]["seed"], params["report"]["title"] = 7, "As it was"
+    models = TrainedModels(params=json.dumps(params), lock=(pipeline / "dvc.lock").read_text())
+    spec = RunSpec(commit=resolved(pipeline, "HEAD"), preset="tiny", models=models)
+    spec = RunSpec.model_validate_json(spec.model_dump_json(exclude_unset=True))  # as another machine gets it
+    with make_workspace(pipeline, tmp_path, "run@one", spec, Commands(), quiet) as made:
+        assert made.root == tmp_path / "runs/run-one"
+        assert made.is_preset
+        here, there = read_yaml(made.root / "params.yaml"), read_yaml(pipeline / "params.yaml")
+        assert here["generate"]["seed"] == 7
+        assert here["report"] == there["report"]
+        assert set(made.pipeline.restore(["train@a", "train@b"], quiet)) == {"prepare", "train@a", "train@b"}
+        assert (made.root / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
+
+
+def test_what_was_pushed_is_not_pushed_again(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushes: list[Path] = []
+    monkeypatch.setattr(Pipeline, "push", lambda self, log: pushes.append(self.root))
+    spec = RunSpec(commit=resolved(pipeline, "HEAD"), preset="tiny")
+    with make_workspace(pipeline, tmp_path, "one", spec, Commands(), quiet) as made:
+        for stage, pushed in (("prepare", 1), ("prepare", 1), ("train@a", 2)):
+            made.pipeline.run(stage, quiet)
+            made.push(quiet)
+            assert len(pushes) == pushed, stage
 
 
 def test_old_clones_go_but_for_those_in_use(pipeline: Path, tmp_path: Path) -> None:
