@@ -1,14 +1,22 @@
-"""Run one stage as a flow run on another work pool, and follow it."""
+"""Run one stage as a flow run on another work pool, follow it, and take over what it has made."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, cast
 from uuid import UUID
 
 import httpx
+from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+    LogFilter,
+    LogFilterFlowRunId,
+)
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import LogSort
 from prefect.deployments import run_deployment
@@ -23,10 +31,13 @@ from chunk_grpo.orchestration.workspace import Workspace
 
 _ATTEMPTS = 2  # one more for a worker or a machine that was lost, none for a stage that failed
 _POLL_SECONDS = 1.0
+_OUTPUTS = "stage-outputs"
 _PAGE = 200  # the most log lines that Prefect's server hands out at once
 
 
-def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool) -> StageOutcome:
+def run_on_pool(
+    spec: StageSpec, workspace: Workspace, log: Log, *, force: bool
+) -> tuple[StageOutcome, list[dict[str, Any]]]:
     """Run deployment FLOW/POOL of a stage and wait for it without a limit: training may take days.
 
     Args:
@@ -34,6 +45,9 @@ def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool)
         workspace: Of this run; the other one makes its own from the same specification.
         log: Receives the other run's log lines while it runs.
         force: Run it even when DVC knows the result.
+
+    Returns:
+        What became of it, and its outputs as dvc.lock has them there.
 
     Raises:
         RuntimeError: There is no such deployment, or its run ended otherwise than completed.
@@ -62,7 +76,7 @@ def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool)
         found = run.state
         state = _followed(run, workspace, log)
         if state.is_completed():
-            return StageOutcome.parse(spec.name, state.message or "")
+            return StageOutcome.parse(spec.name, state.message or ""), _outputs(run)
         if found is not None and (found.is_final() or found.is_cancelling()):
             continue  # that was what ended it the time before
         attempts += 1
@@ -70,6 +84,20 @@ def run_on_pool(spec: StageSpec, workspace: Workspace, log: Log, *, force: bool)
             break
         log(f"{deployment} was lost: {state.message}")
     raise RuntimeError(f"stage {spec.name} by {deployment}: {state.name}: {state.message}")
+
+
+def tell_outputs(workspace: Workspace, stage: str) -> None:
+    """In the flow run of a stage: publish what its outputs are, for the run that waits for it."""
+    table = workspace.pipeline.outputs(stage)
+    create_table_artifact(table, key=_OUTPUTS, description=f"Outputs of {stage}, as dvc.lock has them")
+
+
+def _outputs(run: FlowRun) -> list[dict[str, Any]]:
+    key, of_run = ArtifactFilterKey(any_=[_OUTPUTS]), ArtifactFilterFlowRunId(any_=[run.id])
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=key, flow_run_id=of_run))
+    newest = max(found, key=lambda artifact: str(artifact.created))  # of several attempts
+    return cast("list[dict[str, Any]]", json.loads(str(newest.data)))
 
 
 def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,13 @@ def push(workspace: Workspace) -> None:
     """Push outputs and run cache to the DVC remote, so that another machine recomputes nothing."""
     with workspace.turn:
         workspace.push(get_run_logger().info)
+
+
+@task(task_run_name="fetch {stage}", **_RETRIES, **_OPTIONS)
+def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]) -> None:
+    """Take from cache or remote what a stage has made in another workspace."""
+    with workspace.turn:
+        workspace.pipeline.take(stage, outputs, get_run_logger().info)
 
 
 def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
@@ -133,10 +140,14 @@ def _run(
 def _run_there(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
     if workspace.remote:
         push(workspace)  # the worker may be on a machine with another cache
-    outcome = run_on_pool(spec, workspace, get_run_logger().info, force=force)
-    if spec.name not in restore(workspace, [spec.name]):
+    outcome, outputs = run_on_pool(spec, workspace, get_run_logger().info, force=force)
+    try:
+        fetch(workspace, spec.name, outputs)
+    except RemoteError as error:
+        if workspace.remote:
+            raise
         raise RuntimeError(
             f"stage {spec.name} ran on pool {spec.work_pool}, but its outputs did not arrive: its worker shares "
             "neither the DVC cache nor a DVC remote with this one. Set one: `dvc remote add -d NAME s3://BUCKET/PATH`"
-        )
+        ) from error
     return outcome

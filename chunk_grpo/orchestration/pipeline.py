@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,12 +173,40 @@ class Pipeline:
 
     def fingerprint(self, name: str) -> str:
         """Identifies what a stage is going to compute: its command, and the contents of what it reads."""
+        return hashlib.sha256(json.dumps(self._task(name), sort_keys=True).encode()).hexdigest()[:16]
+
+    def outputs(self, name: str) -> list[dict[str, Any]]:
+        """The outputs of a stage that is up to date, as dvc.lock has them: path, hash, size."""
+        return [dict(out) for out in self._locked()[name].get("outs", [])]
+
+    def take(self, name: str, outputs: Sequence[Mapping[str, Any]], log: Log) -> None:
+        """Take for a stage's outputs what it has made in another workspace of the same specification.
+
+        Args:
+            name: the stage; what it needs must be up to date.
+            outputs: what `outputs` gives there.
+            log: receives DVC's lines.
+
+        Raises:
+            RemoteError: one is neither in the cache nor in the remote.
+        """
+        entry = {**self._task(name), "outs": [dict(out) for out in outputs]}
+        content = {"schema": "2.0", "stages": {**self._locked(), name: entry}}
+        dump_yaml(str(self.root / "dvc.lock"), content)
+        self._remote(["pull" if self.has_remote() else "checkout", "--force", name], log)
+
+    def _task(self, name: str) -> dict[str, Any]:
+        """Command, dependencies and parameters of a stage, as dvc.lock would have them."""
         with Repo(str(self.root)) as repo:
             (stage,) = repo.stage.collect(f"{repo.root_dir}/dvc.yaml:{name}")
             stage.save_deps()
             content = to_single_stage_lockfile(stage)
-        content.pop("outs")
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return {key: value for key, value in content.items() if key != "outs"}
+
+    def _locked(self) -> dict[str, Any]:
+        """The stages of dvc.lock."""
+        lock = self.root / "dvc.lock"
+        return dict(load_yaml(str(lock))["stages"]) if lock.exists() else {}
 
     def _remote(self, arguments: Sequence[str], log: Log) -> None:
         said = DvcLog(log)
@@ -210,10 +238,9 @@ class Pipeline:
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of the outputs of each stage that is in dvc.lock."""
-        lock = self.root / "dvc.lock"
-        stages: dict[str, Any] = load_yaml(str(lock))["stages"] if lock.exists() else {}
         return {
-            name: sum(out.get("size", 0) for out in stage.get("outs", [])) for name, stage in stages.items()
+            name: sum(out.get("size", 0) for out in stage.get("outs", []))
+            for name, stage in self._locked().items()
         }
 
 

@@ -180,6 +180,28 @@ def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path,
     assert (other / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
 
 
+def test_what_another_workspace_made_is_taken_and_not_what_the_cache_had(
+    pipeline: Path, tmp_path: Path, shell: Shell
+) -> None:
+    """A forced stage of another machine: this one's run cache has an older result of the same task."""
+    commit_and_remote(pipeline, tmp_path / "remote", shell)
+    run_all(pipeline)
+    of(pipeline).push(quiet)
+    other = another_clone(pipeline, shell)
+    outcome(other, "prepare")
+    outcome(other, "train@a")
+    (other / "models/a.txt").write_text("trained again, elsewhere")
+    shell(other, "dvc", "commit", "--force", "train@a")
+    of(other).push(quiet)
+    made = of(other).outputs("train@a")
+    of(pipeline).take("train@a", made, quiet)
+    assert (pipeline / "models/a.txt").read_text() == "trained again, elsewhere"
+    assert of(pipeline).outputs("train@a") == made
+    assert outcomes(pipeline, "train@a") == {"prepare": "unchanged", "train@a": "unchanged"}
+    with pytest.raises(RemoteError):
+        of(pipeline).take("train@a", [made[0] | {"md5": "0" * 32}], quiet)
+
+
 def test_a_fingerprint_is_that_of_command_and_contents(pipeline: Path) -> None:
     outcome(pipeline, "prepare")
     first = of(pipeline).fingerprint("train@a")
