@@ -21,9 +21,10 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, Fl
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling
+from pydantic import SecretStr
 
 from infra import worker
-from infra.setup import WEBHOOK_VARIABLE, SetUp, SetUpError, webhook
+from infra.setup import WEBHOOK_VARIABLE, SetUp, SetUpError
 
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -31,6 +32,8 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PUBLISH = "CHUNK_GRPO_PUBLISH"
 REPORTS_URL = "CHUNK_GRPO_REPORTS_URL"
 
+_OF_ONE_SERVER = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_", WEBHOOK_VARIABLE, PUBLISH, REPORTS_URL)
+"""How variables begin that a shell may have for the server of `make serve`, and that no other one must use."""
 _START_SECONDS = 120.0
 _STOP_SECONDS = 40.0  # a worker gives its flow runs 30 s
 
@@ -39,17 +42,27 @@ _STOP_SECONDS = 40.0  # a worker gives its flow runs 30 s
 class LocalPrefect:
     """What `make serve` runs.
 
+    Nothing of it comes from the environment, for a check or a drill must not reach what `make serve` uses.
+
     Attributes:
         root: the repository; workers load the flows from there.
         home: PREFECT_HOME: database, logs, clones of the flow runs, what they publish.
         port: of server and UI, on the loopback interface alone; the next one shows what was published.
         gpu_workers: how many workers share the GPUs out; each takes one flow run at a time. 0: they are elsewhere.
+        database: URL of a PostgreSQL database; None for SQLite in `home`.
+        publish: folder (relative to `root`) or URL below which runs publish; None for `home`/published.
+        reports: URL below which a browser finds what is published; None for the next port, if it is a folder.
+        webhook: URL that is told of failed runs and moved scores; None leaves notifications as they are.
     """
 
     root: Path
     home: Path
     port: int = 4200
     gpu_workers: int = 1
+    database: str | None = field(default=None, repr=False)
+    publish: str | None = None
+    reports: str | None = None
+    webhook: SecretStr | None = None
     _children: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     @property
@@ -60,21 +73,28 @@ class LocalPrefect:
     @property
     def published(self) -> Path | None:
         """Folder below which runs publish; None when that is not on this machine."""
-        place = os.environ.get(PUBLISH) or str(self.home / "published")
-        return None if "://" in place else (self.root / place).resolve()
+        place = self._place
+        return None if "://" in place else Path(place)
+
+    @property
+    def _place(self) -> str:
+        """Folder or URL, as flow runs are told it."""
+        place = self.publish or str(self.home / "published")
+        return place if "://" in place else str((self.root / place).resolve())
 
     @property
     def reports_url(self) -> str | None:
         """Where a browser finds what was published; None when nothing is known of it."""
         served = None if self.published is None else f"http://{HOST}:{self.port + 1}"
-        return os.environ.get(REPORTS_URL) or served
+        return self.reports or served
 
     @property
     def environment(self) -> dict[str, str]:
         """For every `prefect` command that is to talk to this server; prefect.toml in `root` has the rest."""
-        base = {key: value for key, value in os.environ.items() if key not in (DATABASE, WEBHOOK_VARIABLE)}
-        places = {PUBLISH: self.published, REPORTS_URL: self.reports_url}
-        base |= {variable: str(place) for variable, place in places.items() if place is not None}
+        base = {key: value for key, value in os.environ.items() if not key.startswith(_OF_ONE_SERVER)}
+        base[PUBLISH] = self._place
+        if self.reports_url is not None:
+            base[REPORTS_URL] = self.reports_url
         return worker.worker_environment(base, self.root, self.home, f"{self.url}/api")
 
     @contextmanager
@@ -99,7 +119,7 @@ class LocalPrefect:
                 self._start("reports", _file_server(self.port + 1, self.published))
             self.start_server()
             with self._settings():
-                wanted = SetUp(self.root, gpu_workers=self.gpu_workers or None, webhook=webhook())
+                wanted = SetUp(self.root, gpu_workers=self.gpu_workers or None, webhook=self.webhook)
                 wanted.apply(self.environment)
             self._start("worker-cpu", worker.command("cpu", "local-cpu", None))
             for number, share in enumerate(devices):
@@ -115,7 +135,7 @@ class LocalPrefect:
         Raises:
             SetUpError: it did not start in time.
         """
-        database = {DATABASE: os.environ[DATABASE]} if DATABASE in os.environ else {}
+        database = {} if self.database is None else {DATABASE: self.database}
         self._children = [(name, process) for name, process in self._children if name != "server"]
         self._start("server", _server(self.port), database)
         self._wait_for_server()

@@ -1,7 +1,8 @@
 """`make serve`: Prefect server, work pools, deployments and workers in one terminal, until Ctrl-C.
 
 PREFECT_PORT chooses the port (4200), GPU_WORKERS how many workers share the GPUs out (1), CHUNK_GRPO_PUBLISH where runs
-publish, CHUNK_GRPO_NOTIFY_WEBHOOK who is told, PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite).
+publish, CHUNK_GRPO_REPORTS_URL where that is seen, CHUNK_GRPO_NOTIFY_WEBHOOK who is told, and
+PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite in .prefect).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from infra.local_prefect import PUBLISH, LocalPrefect
-from infra.setup import SetUpError
+from infra.local_prefect import DATABASE, PUBLISH, REPORTS_URL, LocalPrefect
+from infra.setup import SetUpError, webhook
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "prefect deployment run chunk-grpo/full --watch"
@@ -30,12 +31,7 @@ def main() -> int:
         signal.signal(number, _interrupt)
     console.print("Starting the Prefect server, its work pools and workers ...")
     try:
-        prefect = LocalPrefect(
-            root=ROOT,
-            home=Path(os.environ.get("PREFECT_HOME") or ROOT / ".prefect").resolve(),
-            port=_number("PREFECT_PORT", 4200, least=1),
-            gpu_workers=_number("GPU_WORKERS", 1, least=0),
-        )
+        prefect = from_environment()
         with prefect.running():
             console.print(_welcome(prefect))
             while True:
@@ -47,6 +43,24 @@ def main() -> int:
     except SetUpError as error:
         console.print(f"make serve: {error}", markup=False)
         return 1
+
+
+def from_environment() -> LocalPrefect:
+    """What the variables of the environment ask for.
+
+    Raises:
+        SetUpError: one of them makes no sense.
+    """
+    return LocalPrefect(
+        root=ROOT,
+        home=Path(os.environ.get("PREFECT_HOME") or ROOT / ".prefect").resolve(),
+        port=_number("PREFECT_PORT", 4200, least=1),
+        gpu_workers=_number("GPU_WORKERS", 1, least=0),
+        database=os.environ.get(DATABASE) or None,
+        publish=os.environ.get(PUBLISH) or None,
+        reports=os.environ.get(REPORTS_URL) or None,
+        webhook=webhook(),
+    )
 
 
 def _number(variable: str, default: int, least: int) -> int:
@@ -68,7 +82,7 @@ def _welcome(prefect: LocalPrefect) -> str:
     return (
         f"\nPrefect UI   {prefect.url}\n"
         f"Run          . .venv/bin/activate && {variable}{RUN}      (in this folder, in another terminal)\n"
-        f"Published    {prefect.reports_url or os.environ[PUBLISH]}\n"
+        f"Published    {prefect.reports_url or prefect.publish}\n"
         f"Logs, runs   {prefect.home}\n"
         "Stop         Ctrl-C\n"
     )

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from infra.local_prefect import DATABASE, LocalPrefect, free_port
+from infra.local_prefect import LocalPrefect, free_port
 
 from .conftest import ask, set_up, snapshot, start_run, state, wait_for
 
@@ -28,12 +28,11 @@ def test_set_up_twice_changes_nothing_and_a_small_run_completes(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    password = "not in use"
+    url, password = None, "not in use"
     if database == "postgresql":
         url, password = request.getfixturevalue("postgres")
-        monkeypatch.setenv(DATABASE, url)
     root = make_pipeline(tmp_path / "root")
-    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), gpu_workers=2)
+    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), gpu_workers=2, database=url)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with prefect.running():
         assert (tmp_path / "home/prefect.db").exists() == (database == "sqlite")

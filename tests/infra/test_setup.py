@@ -15,7 +15,7 @@ import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from infra import serve, worker
-from infra.local_prefect import free_port, shares, visible_gpus
+from infra.local_prefect import LocalPrefect, free_port, shares, visible_gpus
 from infra.setup import SetUp, SetUpError, read_template
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -93,6 +93,57 @@ def test_numbers_of_make_serve_are_whole_and_not_too_small(
         serve._number("GPU_WORKERS", 1, least=1)
     monkeypatch.setenv("GPU_WORKERS", "0")
     assert serve._number("GPU_WORKERS", 1, least=0) == 0
+
+
+SERVED = {
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL": "postgresql+asyncpg://prefect:secret@database/prefect",
+    "PREFECT_API_DATABASE_PASSWORD": "secret",
+    "CHUNK_GRPO_NOTIFY_WEBHOOK": "https://chat.example.org/secret",
+    "CHUNK_GRPO_PUBLISH": "s3://bucket/published",
+    "CHUNK_GRPO_REPORTS_URL": "https://reports.example.org",
+}
+"""What a shell has that serves for real."""
+
+
+@pytest.fixture
+def serving_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SERVED.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("serving_shell")
+def test_a_check_or_a_drill_uses_nothing_of_what_make_serve_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefect = LocalPrefect(root=tmp_path, home=tmp_path / "home", port=4300)
+    assert prefect.published == tmp_path / "home" / "published"
+    assert prefect.environment["CHUNK_GRPO_PUBLISH"] == str(tmp_path / "home" / "published")
+    assert prefect.environment["CHUNK_GRPO_REPORTS_URL"] == prefect.reports_url == "http://127.0.0.1:4301"
+    assert [name for name, value in prefect.environment.items() if value in SERVED.values()] == []
+    given: list[Any] = []
+    monkeypatch.setattr(prefect, "_start", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(prefect, "_wait_for_server", lambda: None)
+    prefect.start_server()
+    assert "secret" not in str(given)
+
+
+@pytest.mark.usefixtures("serving_shell")
+def test_make_serve_takes_from_the_environment_where_results_are_and_who_is_told(tmp_path: Path) -> None:
+    prefect = serve.from_environment()
+    assert prefect.database == SERVED["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    assert prefect.webhook is not None
+    assert prefect.webhook.get_secret_value() == SERVED["CHUNK_GRPO_NOTIFY_WEBHOOK"]
+    assert prefect.published is None
+    assert prefect.reports_url == "https://reports.example.org"
+    assert prefect.environment["CHUNK_GRPO_PUBLISH"] == "s3://bucket/published"
+    assert "secret" not in repr(prefect)
+    assert "secret" not in str(prefect.environment)
+
+
+def test_a_folder_to_publish_to_is_one_of_the_repository(tmp_path: Path) -> None:
+    prefect = LocalPrefect(root=tmp_path, home=tmp_path / "home", publish="results")
+    assert prefect.published == tmp_path / "results"
+    assert prefect.environment["CHUNK_GRPO_PUBLISH"] == str(tmp_path / "results")
 
 
 @pytest.mark.parametrize("missing", ["dvc.yaml", "flows", ".git", ".dvc"])
