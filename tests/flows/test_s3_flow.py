@@ -41,8 +41,9 @@ def first(tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell) -
 
 
 @contextmanager
-def served(root: Path, gpu_workers: int = 1) -> Iterator[LocalPrefect]:
-    server = LocalPrefect(root=root, home=root / ".prefect", port=free_port(), gpu_workers=gpu_workers)
+def served(root: Path, gpu_workers: int = 1, publish: str | None = None) -> Iterator[LocalPrefect]:
+    home, port = root / ".prefect", free_port()
+    server = LocalPrefect(root=root, home=home, port=port, gpu_workers=gpu_workers, publish=publish)
     with server.running():
         yield server
 
@@ -70,13 +71,12 @@ def outcomes(server: LocalPrefect) -> dict[str, str]:
 
 
 def test_a_second_machine_computes_nothing_and_what_is_published_can_be_read(
-    first: Path, bucket: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    first: Path, bucket: str, shell: Shell
 ) -> None:
     """It shares the bucket alone: it has its own Prefect server, an empty cache and no dvc.lock."""
     add_remote(first, f"{bucket}/dvc", shell)
-    monkeypatch.setenv("CHUNK_GRPO_PUBLISH", f"{bucket}/published")
     table = f"{bucket}/published/smoke/report/scores.parquet"
-    with served(first) as server:
+    with served(first, publish=f"{bucket}/published") as server:
         result = run(server, "--watch", preset="smoke")
         assert "4 stages: 4 ran" in result.stdout, result.stdout + result.stderr
     assert pq.read_table(table)["value"].to_pylist() == [0.25, 0.5]
@@ -84,7 +84,7 @@ def test_a_second_machine_computes_nothing_and_what_is_published_can_be_read(
     assert record.complete and "report/scores.parquet" in record.files
     second = first.parent / "second"
     shell(first.parent, "git", "clone", "--quiet", str(first), str(second))
-    with served(second) as server:
+    with served(second, publish=f"{bucket}/published") as server:
         result = run(server, "--watch", preset="smoke")
         assert "4 stages: 4 restored" in result.stdout, result.stdout + result.stderr
         assert set(outcomes(server).values()) == {"restored"}
