@@ -19,7 +19,12 @@ import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    temporary_settings,
+)
 from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
@@ -36,6 +41,7 @@ _OF_ONE_SERVER = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_", WEBHOOK_V
 """How variables begin that a shell may have for the server of `make serve`, and that no other one must use."""
 _START_SECONDS = 120.0
 _STOP_SECONDS = 40.0  # a worker gives its flow runs 30 s
+_HURRY_SECONDS = 20.0  # for one answer of the server, when everything is about to end
 
 
 @dataclass
@@ -187,29 +193,48 @@ class LocalPrefect:
     def stop(self) -> None:
         """Workers first, with their flow runs, while the server still takes the states that these report.
 
+        Everything is stopped, whatever the server answers.
+
         What is going on becomes Cancelling before its process hears of it, because from there a run can only become
         Cancelled: a run that its operator stops must not count as crashed, or the server would run it once more.
+
+        Raises:
+            SetUpError: the server did not take the states.
         """
         server = [process for name, process in self._children if name == "server"]
         serves = bool(server) and all(process.poll() is None for process in server) and _listens(self.port)
         try:
-            if serves:
-                self._set_unfinished(Cancelling(message="make serve was stopped."))
-        finally:
-            _stop_all([process for name, process in self._children if name != "server"])
-        try:
+            try:
+                if serves:
+                    self._set_unfinished(Cancelling(message="make serve was stopped."))
+            finally:
+                _stop_all([process for name, process in self._children if name != "server"])
             if serves:
                 self._set_unfinished(Cancelled(message="make serve was stopped."))
         finally:
-            _stop_all(server)
+            _stop_all([process for _, process in self._children])
             self._children.clear()
 
     def _set_unfinished(self, state: State) -> None:
-        """Set the state of every run that a worker has, and of those that only such a run waits for."""
-        with self._settings(), get_client(sync_client=True) as client:
-            for run in _unfinished(client):
-                # Forced: Prefect would make a run without a process Cancelled at once, which may still start.
-                client.set_flow_run_state(run.id, state, force=True)
+        """Set the state of every run that a worker has, and of those that only such a run waits for.
+
+        Raises:
+            SetUpError: the server did not take it.
+        """
+        # With the retries of prefect.toml a server that is not well would hold this up for minutes, run by run.
+        hurry = temporary_settings(
+            {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: _HURRY_SECONDS}
+        )
+        try:
+            with self._settings(), hurry, get_client(sync_client=True) as client:
+                for run in _unfinished(client):
+                    # Forced: Prefect would make a run without a process Cancelled at once, which may still start.
+                    client.set_flow_run_state(run.id, state, force=True)
+        except httpx.HTTPError as error:
+            raise SetUpError(
+                f"runs may stay {state.name} or Running, for the server did not take it ({type(error).__name__}: "
+                f"{error}); see {self.home / 'server.log'}, and cancel them in the UI when it is well again"
+            ) from error
 
 
 def _unfinished(client: SyncPrefectClient) -> Iterator[FlowRun]:
