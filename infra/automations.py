@@ -44,11 +44,17 @@ _FLOW_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
 _FLOW_OURS = {"prefect.resource.role": "flow", "prefect.resource.name": FLOW}
 _DEPLOYMENT = {"prefect.resource.role": "deployment"}
 _PROCESS_POOL = {"prefect.resource.role": "work-pool", "prefect.work-pool.type": "process"}
+_TAKEN = {f"prefect.flow-run.{state}" for state in ("Pending", "Submitting", "InfrastructurePending")}
+"""The events of the states through which a worker leads a flow run before it runs; each begins the wait anew."""
 
 
-def supervision() -> list[AutomationCore]:
-    """The automations that every server gets."""
-    return [_crash_silent(), _crash_never_started(), _run_once_more()]
+def supervision(started_within_seconds: float = STARTED_WITHIN_SECONDS) -> list[AutomationCore]:
+    """The automations that every server gets.
+
+    Args:
+        started_within_seconds: how long a process worker may take to start a flow run.
+    """
+    return [_crash_silent(), _crash_never_started(started_within_seconds), _run_once_more()]
 
 
 def notifications(url: SecretStr) -> list[AutomationCore]:
@@ -110,25 +116,25 @@ def _crash_silent() -> AutomationCore:
     )
 
 
-def _crash_never_started() -> AutomationCore:
+def _crash_never_started(seconds: float) -> AutomationCore:
     """For process workers only: a pod may wait for a machine for hours."""
     return AutomationCore(
         name="chunk-grpo: end runs that never started",
-        description=f"Taken by a process worker, and not running {STARTED_WITHIN_SECONDS} s later.",
+        description=f"Taken by a process worker, and not running {seconds:.0f} s later.",
         trigger=EventTrigger(
-            after={"prefect.flow-run.Pending", WATCH_PENDING},
+            after=_TAKEN | {WATCH_PENDING},
             expect={"prefect.flow-run.*"},
             match=_labels(_FLOW_RUN),
             match_related=[_labels(TAG_RESOURCE), _labels(_PROCESS_POOL)],
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=STARTED_WITHIN_SECONDS),
+            within=timedelta(seconds=seconds),
         ),
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"Its worker was lost: not running {STARTED_WITHIN_SECONDS} s after it was taken.",
+                message=f"Its worker was lost: not running {seconds:.0f} s after it was taken.",
             )
         ],
     )
