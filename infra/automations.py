@@ -26,6 +26,9 @@ AGAIN_AFTER_SECONDS = 30
 """A lost flow run is run once more so much later: a worker reports the end of one process twice, seconds apart."""
 STARTED_WITHIN_SECONDS = 900
 """A flow run that a process worker took, and that does not run after so long, is lost."""
+CONTAINER_STARTED_WITHIN_SECONDS = 6 * 3600
+"""The same for containers, which Kubernetes and ECS start: they may wait for a machine, and fetch 10 GB, but one whose
+image is not there waits for ever."""
 WATCH_RUNNING = "chunk-grpo.watch.running"
 WATCH_PENDING = "chunk-grpo.watch.pending"
 """Events that set-up sends for flow runs that nobody may have watched: from now on the time counts."""
@@ -44,17 +47,22 @@ _FLOW_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
 _FLOW_OURS = {"prefect.resource.role": "flow", "prefect.resource.name": FLOW}
 _DEPLOYMENT = {"prefect.resource.role": "deployment"}
 _PROCESS_POOL = {"prefect.resource.role": "work-pool", "prefect.work-pool.type": "process"}
+_CONTAINER_POOL = _PROCESS_POOL | {"prefect.work-pool.type": "!process"}
 _TAKEN = {f"prefect.flow-run.{state}" for state in ("Pending", "Submitting", "InfrastructurePending")}
 """The events of the states through which a worker leads a flow run before it runs; each begins the wait anew."""
 
 
-def supervision(started_within_seconds: float = STARTED_WITHIN_SECONDS) -> list[AutomationCore]:
+def supervision(
+    process_seconds: float = STARTED_WITHIN_SECONDS,
+    container_seconds: float = CONTAINER_STARTED_WITHIN_SECONDS,
+) -> list[AutomationCore]:
     """The automations that every server gets.
 
     Args:
-        started_within_seconds: how long a process worker may take to start a flow run.
+        process_seconds: how long the process of a flow run may take to start.
+        container_seconds: how long a container may.
     """
-    return [_crash_silent(), _crash_never_started(started_within_seconds), _run_once_more()]
+    return [_crash_silent(), *_crash_never_started(process_seconds, container_seconds), _run_once_more()]
 
 
 def notifications(url: SecretStr) -> list[AutomationCore]:
@@ -116,16 +124,33 @@ def _crash_silent() -> AutomationCore:
     )
 
 
-def _crash_never_started(seconds: float) -> AutomationCore:
-    """For process workers only: a pod may wait for a machine for hours."""
+def _crash_never_started(process_seconds: float, container_seconds: float) -> list[AutomationCore]:
+    """Nobody else ends these: the worker is gone, or has handed the run over and does not look after it."""
+    return [
+        _never_started(
+            "chunk-grpo: end runs that never started",
+            _PROCESS_POOL,
+            process_seconds,
+            "Its worker was lost: not running",
+        ),
+        _never_started(
+            "chunk-grpo: end runs whose container never started",
+            _CONTAINER_POOL,
+            container_seconds,
+            "No image, no machine, or its worker was lost: not running",
+        ),
+    ]
+
+
+def _never_started(name: str, pool: Mapping[str, str], seconds: float, reason: str) -> AutomationCore:
     return AutomationCore(
-        name="chunk-grpo: end runs that never started",
-        description=f"Taken by a process worker, and not running {seconds:.0f} s later.",
+        name=name,
+        description=f"Taken by a worker, and not running {seconds:.0f} s later.",
         trigger=EventTrigger(
             after=_TAKEN | {WATCH_PENDING},
             expect={"prefect.flow-run.*"},
             match=_labels(_FLOW_RUN),
-            match_related=[_labels(TAG_RESOURCE), _labels(_PROCESS_POOL)],
+            match_related=[_labels(TAG_RESOURCE), _labels(pool)],
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
@@ -133,8 +158,7 @@ def _crash_never_started(seconds: float) -> AutomationCore:
         ),
         actions=[
             ChangeFlowRunState(
-                state=StateType.CRASHED,
-                message=f"Its worker was lost: not running {seconds:.0f} s after it was taken.",
+                state=StateType.CRASHED, message=f"{reason} {seconds:.0f} s after it was taken."
             )
         ],
     )

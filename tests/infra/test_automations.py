@@ -10,6 +10,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from infra import automations
 from infra.local_prefect import LocalPrefect
+from tests.infra.deployment_files import template
 
 from .conftest import ask, set_up, state, wait_for
 
@@ -22,8 +23,9 @@ NEVER = "2099-01-01T00:00:00Z"
 def impatient(served: LocalPrefect) -> Iterator[LocalPrefect]:
     """A server that takes runs for lost which do not run after some seconds."""
     with temporary_settings({PREFECT_API_URL: f"{served.url}/api"}), get_client(sync_client=True) as client:
-        # The least that Prefect allows.
-        automations.apply(client, automations.supervision(started_within_seconds=10))
+        # The least that Prefect allows, and more.
+        wanted = automations.supervision(process_seconds=10, container_seconds=25)
+        automations.apply(client, wanted)
     yield served
     set_up(served)
 
@@ -39,12 +41,41 @@ def taken(prefect: LocalPrefect, deployment: str, *states: str) -> str:
     return str(run["id"])
 
 
+@pytest.fixture
+def container_pool(served: LocalPrefect) -> Iterator[str]:
+    """A deployment on a pool of Kubernetes that has no worker."""
+    full = ask(served, "deployments/name/chunk-grpo/full", "GET")
+    pool = {"name": "containers", "type": "kubernetes", "base_job_template": template("kubernetes", "cpu")}
+    ask(served, "work_pools/", **pool)
+    ask(
+        served,
+        "deployments/",
+        name="far",
+        flow_id=full["flow_id"],
+        tags=full["tags"],
+        work_pool_name="containers",
+    )
+    yield "chunk-grpo/far"
+    ask(served, "work_pools/containers", "DELETE")
+
+
 WAYS = (["Pending"], ["Pending", "Submitting"], ["Pending", "Submitting", "InfrastructurePending"])
 
 
-def test_a_run_that_never_starts_crashes_however_far_its_worker_came(impatient: LocalPrefect) -> None:
-    runs = {" ".join(states): taken(impatient, "chunk-grpo/full", *states) for states in WAYS}
-    for states, run in runs.items():
-        wait_for(lambda run=run: state(impatient, run) == ("CRASHED", 0), 60, f"{states}: crashed")
-        message = ask(impatient, f"flow_runs/{run}", "GET")["state"]["message"]
-        assert message == "Its worker was lost: not running 10 s after it was taken."
+def test_a_run_that_never_starts_crashes_however_far_its_worker_came(
+    impatient: LocalPrefect, container_pool: str
+) -> None:
+    processes = [taken(impatient, "chunk-grpo/full", *states) for states in WAYS]
+    containers = [taken(impatient, container_pool, *states) for states in WAYS]
+    for run in processes:
+        wait_for(lambda run=run: state(impatient, run) == ("CRASHED", 0), 60, "crashed")
+        assert message(impatient, run) == "Its worker was lost: not running 10 s after it was taken."
+    for run in containers:
+        wait_for(lambda run=run: state(impatient, run) == ("CRASHED", 0), 60, "crashed")
+        assert message(impatient, run).startswith(
+            "No image, no machine, or its worker was lost: not running 25 s"
+        )
+
+
+def message(prefect: LocalPrefect, run: str) -> str:
+    return str(ask(prefect, f"flow_runs/{run}", "GET")["state"]["message"])
