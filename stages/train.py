@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import chunk_grpo
+import stages
 from chunk_grpo.artifacts import (
     input_file,
     output_dir,
@@ -63,14 +64,19 @@ class Arguments:
 
 
 def checkpoint_key(params: Params, arguments: Arguments) -> str:
-    """Identifies the computation: a checkpoint is only resumed by the same code and settings on the same inputs."""
+    """Identifies the computation: a checkpoint is only resumed by the same code and settings on the same inputs.
+
+    The variant's name is part of it: two variants with equal settings may train side by side, and the first one to end
+    removes its checkpoints.
+    """
     content = params.model_dump(mode="json")
     sections = {name: content[name] for name in ("model", "sampling", "rewards", "train")}
     variant = content["variants"][arguments.variant]
     plan = content["chunks"]["plans"][variant["plan"]]
-    digest = hashlib.sha256(json.dumps([sections, variant, plan]).encode())
-    for path in sorted(Path(chunk_grpo.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    digest = hashlib.sha256(json.dumps([sections, arguments.variant, variant, plan]).encode())
+    for package in (chunk_grpo.__file__, stages.__file__):
+        for path in sorted(Path(package).parent.rglob("*.py")):
+            digest.update(path.read_bytes())
     # The base policy's own files; a hub id has none here, and its revision is pinned.
     for part in ("transformer", "vae"):
         for path in sorted(Path(params.model.checkpoint, part).glob("*.*")):
@@ -187,6 +193,8 @@ def forget(folder: Path) -> None:
 
     The best policies go last: a run that is killed in here and finds its last checkpoint needs them too.
     """
+    if not folder.exists():
+        return  # every seed stopped early, before a checkpoint was due
     for path in sorted(folder.glob("seed-*/iteration-*.pt")):
         path.unlink()
     shutil.rmtree(folder)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file
 
+import stages
 from chunk_grpo.artifacts import SchemaName, read_manifest, read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.image_files import decode_image
@@ -250,22 +251,63 @@ def test_the_best_policy_outlives_the_checkpoints_that_name_it(
     assert left == ["best"]
 
 
-def test_a_checkpoint_belongs_to_its_base_policy(workspace: Workspace) -> None:
-    """Another base policy of the same name must not be resumed with the weights of the first."""
-    copy = workspace.root / "model"
-    shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, copy)
-    workspace.edit(lambda raw: raw["model"].update(checkpoint=str(copy)))
+def test_training_that_stops_early_may_have_no_checkpoint(workspace: Workspace) -> None:
+    """The best score is the first one, so that it ends after one iteration, before a checkpoint is due."""
+
+    def edit(raw: dict[str, Any]) -> None:
+        raw["train"].update(learning_rate=1e-12, iterations=6, checkpoint_every=5)
+        raw["train"]["heldout"].update(every=1, patience=1, keep_best=False)
+
+    workspace.edit(edit)
+    assert workspace.run("train") == 0
+    metrics = rows(workspace, f"train/{VARIANT}/metrics.parquet", "train_metrics")
+    assert max(row["iteration"] for row in metrics) == 1
+    assert not list((workspace.root / ".ckpt").glob("*"))
+
+
+def train_arguments(workspace: Workspace) -> Arguments:
+    """Of the stage `train`, for any current folder."""
     _, options = workspace.options("train")
     given = dict(zip(options[::2], options[1::2], strict=True))
     paths = {
         field.name: given[f"--{field.name}"].replace("artifacts/", f"{workspace.artifacts}/")
         for field in fields(Arguments)
     }
-    params = load_params(workspace.root / "params.yaml")
-    first = checkpoint_key(params, Arguments(**paths))
-    assert checkpoint_key(params, Arguments(**paths)) == first
+    return Arguments(**paths)
+
+
+def test_variants_with_equal_settings_have_checkpoints_of_their_own(workspace: Workspace) -> None:
+    """They may train side by side, and the first one to end removes its checkpoints."""
+    workspace.edit(lambda raw: raw["variants"].update(twin=raw["variants"][VARIANT]))
+    params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
+    assert params.variants["twin"] == params.variants[VARIANT]
+    twin = replace(arguments, variant="twin")
+    assert checkpoint_key(params, twin) != checkpoint_key(params, arguments)
+
+
+def test_a_checkpoint_belongs_to_the_code_of_its_stage(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
+    copy = tmp_path / "stages"
+    shutil.copytree(Path(stages.__file__).parent, copy)
+    first = checkpoint_key(params, arguments)
+    monkeypatch.setattr(stages, "__file__", str(copy / "__init__.py"))
+    assert checkpoint_key(params, arguments) == first
+    (copy / "train.py").write_text((copy / "train.py").read_text() + "# another version\n")
+    assert checkpoint_key(params, arguments) != first
+
+
+def test_a_checkpoint_belongs_to_its_base_policy(workspace: Workspace) -> None:
+    """Another base policy of the same name must not be resumed with the weights of the first."""
+    copy = workspace.root / "model"
+    shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, copy)
+    workspace.edit(lambda raw: raw["model"].update(checkpoint=str(copy)))
+    params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
+    first = checkpoint_key(params, arguments)
+    assert checkpoint_key(params, arguments) == first
     weights = copy / "transformer" / "diffusion_pytorch_model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert checkpoint_key(params, Arguments(**paths)) != first
+    assert checkpoint_key(params, arguments) != first
