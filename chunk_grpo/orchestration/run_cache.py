@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,13 +17,19 @@ def forget_unfinished(runs: Path) -> None:
     running the stage, whatever there is room for by then.
 
     Args:
-        runs: The folder `runs` of a DVC cache; it need not exist.
+        runs: The folder `runs` of a DVC cache; it need not exist. Other runs may do the same there.
     """
     for folder in runs.glob("??/*"):
-        if time.time() - folder.stat().st_mtime < _WRITTEN_WITHIN:
-            continue  # maybe it is being written
-        for entry in folder.glob("*.tmp"):
-            entry.unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            with suppress(OSError):  # another run has just removed it, or written to it
-                folder.rmdir()
+        with suppress(FileNotFoundError):  # another run has just removed it
+            if time.time() - folder.stat().st_mtime >= _WRITTEN_WITHIN:  # otherwise it may be being written
+                _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    for entry in folder.glob("*.tmp"):
+        entry.unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # both say that an entry is there
+            raise

@@ -1,6 +1,8 @@
 """What a full disk or a kill leaves in DVC's run cache is removed, and nothing else."""
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +43,37 @@ def test_what_may_be_being_written_stays(tmp_path: Path) -> None:
     forget_unfinished(tmp_path)
     assert empty.is_dir()
     assert (half / ".x.tmp").is_file()
+
+
+@pytest.mark.parametrize("when", ["stat", "unlink", "rmdir"])
+def test_another_run_may_remove_the_same_meanwhile(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, later = aged(folder(tmp_path, "aa1", ".x.tmp")), aged(folder(tmp_path, "bb1", ".x.tmp"))
+    real, waiting = getattr(Path, when), [half, half / ".x.tmp"]
+
+    def removed_before(path: Path, **options: bool) -> object:
+        if path in waiting:
+            waiting.clear()
+            shutil.rmtree(half)
+        return real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, when, removed_before)
+        forget_unfinished(tmp_path)
+    assert not half.exists()
+    assert not later.exists()
+
+
+def test_a_folder_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aged(folder(tmp_path, "aa1"))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "rmdir", refuse)
+    with pytest.raises(PermissionError, match="aa1"):
+        forget_unfinished(tmp_path)
 
 
 def test_there_may_be_no_run_cache(tmp_path: Path) -> None:
