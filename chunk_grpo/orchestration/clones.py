@@ -7,11 +7,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 IN_USE = Path(".git", "in-use")
 """In a clone, the lock that its user holds."""
+
+_TURN = ".turn"
+"""In a folder of clones, the lock of who makes and removes them."""
 
 
 def make_clone(repository: Path, commit: str, clone: Path) -> None:
@@ -35,9 +38,32 @@ def make_clone(repository: Path, commit: str, clone: Path) -> None:
     git(clone, "checkout", "--quiet", "--detach", commit)
 
 
-def prune_clones(folder: Path, keep: int) -> None:
+@contextmanager
+def clone_in_use(repository: Path, commit: str, clone: Path, keep: int) -> Iterator[None]:
+    """Make a clone that nobody removes while it is in use, and remove old ones beside it.
+
+    One process at a time does so in a folder, so that none finds a clone half made, half removed, or not in use yet.
+
+    Args:
+        repository: As in `make_clone`.
+        commit: Likewise.
+        clone: The new folder, in a folder of clones alone.
+        keep: How many clones stay beside those in use, the newest ones.
+
+    Raises:
+        RuntimeError: As in `make_clone`.
+    """
+    with ExitStack() as in_use:
+        with locked(clone.parent / _TURN):
+            make_clone(repository, commit, clone)
+            in_use.enter_context(locked(clone / IN_USE))
+            _prune(clone.parent, keep)
+        yield
+
+
+def _prune(folder: Path, keep: int) -> None:
     """Remove all clones in a folder but the newest ones and those that are in use."""
-    clones = [path for path in folder.iterdir() if (path / ".git").is_dir()]
+    clones = [path for path in folder.iterdir() if path.is_dir()]  # also what a kill in here has left of one
     clones.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for clone in clones[keep:]:
         with locked(clone / IN_USE, wait=False) as is_free:

@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from pydantic import BaseModel, ConfigDict
 
 from chunk_grpo.config import Overrides, with_overrides
-from chunk_grpo.orchestration.clones import IN_USE, locked, make_clone, prune_clones
+from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.run_cache import forget_unfinished
@@ -125,13 +125,11 @@ def make_workspace(
         RemoteError: The models to keep are nowhere.
     """
     root = home / "runs" / name.replace("@", "-")  # DVC reads what follows an @ in a path as a stage
-    make_clone(checkout, spec.commit, root)
-    share_cache(checkout, root)
-    for kept in _STATE:
-        (home / "state" / kept).mkdir(parents=True, exist_ok=True)
-        (root / kept).symlink_to(home / "state" / kept, target_is_directory=True)
-    with locked(root / IN_USE):
-        prune_clones(root.parent, KEPT_CLONES)
+    with clone_in_use(checkout, spec.commit, root, KEPT_CLONES):
+        share_cache(checkout, root)
+        for kept in _STATE:
+            (home / "state" / kept).mkdir(parents=True, exist_ok=True)
+            (root / kept).symlink_to(home / "state" / kept, target_is_directory=True)
         params, pipeline = compose_preset(root, spec.preset), Pipeline(root, commands)
         if spec.models is not None:
             trained = parse_yaml(spec.models.params, "params.yaml of the published run")

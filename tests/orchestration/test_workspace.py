@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from chunk_grpo.orchestration.clones import IN_USE, locked, make_clone, prune_clones, resolved, uncommitted
+from chunk_grpo.orchestration import clones
+from chunk_grpo.orchestration.clones import IN_USE, clone_in_use, locked, make_clone, resolved, uncommitted
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels, make_workspace, read_yaml, share_cache
@@ -119,13 +123,63 @@ def test_what_was_pushed_is_not_pushed_again(
 
 
 def test_old_clones_go_but_for_those_in_use(pipeline: Path, tmp_path: Path) -> None:
+    runs, commit = tmp_path / "runs", resolved(pipeline, "HEAD")
     for age, name in enumerate("dcba"):
-        os.utime(clone_of(pipeline, tmp_path / "runs" / name), (1000 - age, 1000 - age))
-    with locked(tmp_path / "runs/a" / IN_USE):
-        prune_clones(tmp_path / "runs", keep=2)
-        assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "c", "d"]
-    prune_clones(tmp_path / "runs", keep=2)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["c", "d"]
+        make_clone(pipeline, commit, runs / name)
+        if name == "b":
+            shutil.rmtree(runs / name / ".git")  # as a kill leaves a clone that was being removed
+        os.utime(runs / name, (1000 - age, 1000 - age))
+    with locked(runs / "a" / IN_USE), clone_in_use(pipeline, commit, runs / "e", keep=3):
+        assert sorted(path.name for path in runs.iterdir() if path.is_dir()) == ["a", "c", "d", "e"]
+    with clone_in_use(pipeline, commit, runs / "f", keep=3):
+        assert sorted(path.name for path in runs.iterdir() if path.is_dir()) == ["d", "e", "f"]
+
+
+def use_clones_at_once(pipeline: Path, runs: Path, names: str) -> dict[str, bool]:
+    """Make clones of which one is kept, all at once; whether each of them was whole as long as it was in use."""
+    all_in_use, whole = threading.Barrier(len(names)), {}
+
+    def use(name: str) -> None:
+        with clone_in_use(pipeline, resolved(pipeline, "HEAD"), runs / name, keep=1):
+            all_in_use.wait(20)
+            whole[name] = not uncommitted(runs / name)
+
+    with ThreadPoolExecutor() as pool:
+        for each in [pool.submit(use, name) for name in names]:
+            each.result()
+    return whole
+
+
+def test_runs_that_start_at_once_may_remove_the_same_clone(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_clone(pipeline, resolved(pipeline, "HEAD"), tmp_path / "runs" / "old")
+    os.utime(tmp_path / "runs" / "old", (1000, 1000))
+    remove = shutil.rmtree
+
+    def remove_slowly(path: Path) -> None:
+        (path / IN_USE).unlink()  # a lock that another one makes anew is free
+        time.sleep(1)
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_slowly)
+    assert use_clones_at_once(pipeline, tmp_path / "runs", "abc") == dict.fromkeys("abc", True)
+    assert not (tmp_path / "runs" / "old").exists()
+
+
+def test_a_clone_that_is_not_in_use_yet_is_not_removed(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many others are newer by then."""
+
+    def make_early(repository: Path, commit: str, clone: Path) -> None:
+        make_clone(repository, commit, clone)
+        seconds = {"a": 1, "b": 3}[clone.name]
+        os.utime(clone, (1000 / seconds, 1000 / seconds))
+        time.sleep(seconds)
+
+    monkeypatch.setattr(clones, "make_clone", make_early)
+    assert use_clones_at_once(pipeline, tmp_path / "runs", "ab") == dict.fromkeys("ab", True)
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
