@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -47,12 +48,17 @@ def told(served: LocalPrefect) -> Iterator[list[str]]:
         hook.shutdown()
 
 
+def of_variant_a(**values: float) -> dict[str, Any]:
+    """Overrides: of a training `eta` is the seconds that it takes, `kl_coef` its exit code."""
+    return {"variants": {"a": values}}
+
+
 def training(prefect: LocalPrefect) -> list[psutil.Process]:
     return processes(prefect.process("worker-gpu"), "stages.work train")
 
 
 def test_a_run_whose_engine_was_killed_runs_once_more(served: LocalPrefect, told: list[str]) -> None:
-    run = start_run(served, preset="smoke", overrides=["variants.a.seconds=3"])
+    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=3.0))
     wait_for(lambda: training(served), 90, "training")
     (engine,) = processes(served.process("worker-cpu"), "prefect.engine")
     engine.kill()
@@ -62,7 +68,7 @@ def test_a_run_whose_engine_was_killed_runs_once_more(served: LocalPrefect, told
 
 
 def test_a_failed_run_is_told_once_and_not_run_again(served: LocalPrefect, told: list[str]) -> None:
-    run = start_run(served, preset="smoke", overrides=["variants.a.exit_code=3"])
+    run = start_run(served, preset="smoke", overrides=of_variant_a(kl_coef=3.0))
     wait_for(lambda: state(served, run)[0] in ENDED, 120, "ended")
     time.sleep(45)
     assert state(served, run) == ("FAILED", 1)
@@ -76,18 +82,19 @@ def test_a_moved_score_is_told(served: LocalPrefect, told: list[str]) -> None:
     told.clear()
     program = (
         "from prefect.events import emit_event; from prefect.events.worker import EventsWorker\n"
-        "emit_event('chunk-grpo.score.moved', payload={'scorer': 'a \"b\"'},\n"
-        "    resource={'prefect.resource.id': 'chunk-grpo.preset.smoke', 'prefect.resource.name': 'smoke'})\n"
+        "name = 'chunk-grpo.score.moved'\n"
+        "emit_event(name, payload={'text': '1 of 2 scores moved:\\n\\n- a \"b\"'},\n"
+        "    resource={'prefect.resource.id': f'{name}.smoke', 'prefect.resource.name': 'smoke'})\n"
         "EventsWorker.drain_all(timeout=20)\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=served.root, env=served.environment, check=True)
     wait_for(lambda: told, 30, "the webhook was called")
-    assert told == ['A score has moved: smoke {"scorer": "a \\"b\\""}']
+    assert told == ['A score has moved. 1 of 2 scores moved:\n\n- a "b"']
 
 
 def test_a_run_outlives_a_server_that_is_away_for_half_a_minute(served: LocalPrefect) -> None:
     """Its training ends while the server is away."""
-    run = start_run(served, preset="smoke", overrides=["variants.a.seconds=15"])
+    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=15.0))
     wait_for(lambda: training(served), 90, "training")
     served.process("server").kill()
     wait_for(lambda: not training(served), 60, "training ended")
@@ -102,7 +109,7 @@ def test_a_lost_machine_s_run_is_crashed_in_three_minutes_and_runs_on_another(
     served: LocalPrefect, tmp_path: Path
 ) -> None:
     """Worker and engine are gone at once, so nobody reports anything."""
-    run = start_run(served, preset="smoke", overrides=["variants.a.seconds=4"])
+    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=4.0))
     wait_for(lambda: training(served), 90, "training")
     worker = served.process("worker-cpu")
     lost = [worker, *worker.children(recursive=True)]
