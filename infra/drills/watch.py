@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 Value = TypeVar("Value")
 Run = dict[str, Any]
-"""A flow run as the server tells it."""
+"""A flow run, or a task run, as the server tells it."""
 
 
 class DrillError(Exception):
@@ -68,6 +69,20 @@ class Watch:
             self._ask("POST", f"deployments/{found['id']}/create_flow_run", parameters=parameters)["id"]
         )
 
+    def command(self, deployment: str = "chunk-grpo/full", **parameters: Any) -> tuple[int, str]:
+        """`prefect deployment run DEPLOYMENT --watch`: its exit status, and what it prints."""
+        command = [sys.executable, "-m", "prefect", "deployment", "run", deployment, "--watch"]
+        done = subprocess.run(
+            [*command, "--params", json.dumps(parameters)],
+            cwd=self.prefect.root,
+            env=self.prefect.environment | {"COLUMNS": "200"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
     def cancel(self, run: str) -> None:
         """Do what the button Cancel does."""
         state = {"type": "CANCELLING", "name": "Cancelling"}
@@ -82,6 +97,12 @@ class Watch:
         mine = {"parent_flow_run_id": {"any_": [run]}}
         found = self._ask("POST", "flow_runs/filter", flow_runs=mine, sort="EXPECTED_START_TIME_ASC")
         return [child for child in found if name in (None, child["name"])]
+
+    def tasks(self, run: str) -> list[Run]:
+        """The task runs of a flow run, without those that only stand for another flow run; tries are one."""
+        mine = {"flow_run_id": {"any_": [run]}}
+        found = self._ask("POST", "task_runs/filter", task_runs=mine, sort="EXPECTED_START_TIME_ASC")
+        return [task for task in found if "run_deployment" not in task["task_key"]]
 
     def states(self, run: str) -> list[str]:
         """The types of the states that a flow run has had, the first one first."""
@@ -101,9 +122,14 @@ class Watch:
 
         return wait_for(final, seconds, f"the end of run {run}")
 
-    def outcomes(self, run: str) -> dict[str, str]:
-        """What became of each stage, as the outcome table of a flow run says."""
-        mine = {"flow_run_id": {"any_": [run]}, "key": {"like_": "outcomes-"}}
+    def outcomes(self, run: str, preset: str = "%") -> dict[str, str]:
+        """What became of each stage, as the outcome table of a flow run says.
+
+        Args:
+            run: Its id.
+            preset: Of a run of several presets.
+        """
+        mine = {"flow_run_id": {"any_": [run]}, "key": {"like_": f"outcomes-{preset}"}}
         tables = self._ask("POST", "artifacts/filter", artifacts=mine, sort="CREATED_DESC")
         rows = [
             [cell.strip() for cell in line.split("|")]
@@ -112,6 +138,14 @@ class Watch:
             if line.startswith("| ")
         ]
         return {row[1]: row[3] for row in rows if row[1] != "stage"}
+
+    def latest_artifact(self, key: str) -> str:
+        """The text of the newest artifact with this key, whichever run made it.
+
+        Raises:
+            DrillError: There is none.
+        """
+        return str(self._ask("GET", f"artifacts/{key}/latest")["data"])
 
     def busy(self, pool: str) -> int:
         """How many flow runs hold a slot of a work pool."""

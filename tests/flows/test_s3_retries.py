@@ -1,0 +1,126 @@
+"""Reading and writing the DVC remote is tried again where that may help, and only there: by flow runs on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.drills.watch import Run, Watch, wait_for
+from tests.flows.faults import served
+from tests.flows.test_s3 import add_remote, store
+from tests.s3_server import free_port, server_on
+from tests.small_pipeline import Shell
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SECONDS = 10
+"""That the first stage takes: time to make the remote useless before the push."""
+
+
+@pytest.fixture
+def credentials(
+    s3_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], None]:
+    """Sets the secret where workers that run already find it: in the file of the AWS chain."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+
+    def write(secret: str) -> None:
+        text = f"[default]\naws_access_key_id = key\naws_secret_access_key = {secret}\n"
+        (tmp_path / "credentials").write_text(text)
+
+    write("secret")
+    return write
+
+
+@pytest.fixture
+def port(credentials: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of a server that the test starts and ends."""
+    number = free_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{number}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    return number
+
+
+@pytest.fixture
+def watch(port: int, tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell) -> Iterator[Watch]:
+    """The small pipeline with a remote, and with a first stage that takes its time."""
+
+    def slowly(folder: Path) -> Path:
+        root = make_pipeline(folder)
+        work = root / "stages" / "work.py"
+        begin = 'if kind == "prepare":\n'
+        assert begin in work.read_text()
+        work.write_text(work.read_text().replace(begin, f"{begin}    time.sleep({SECONDS})\n"))
+        add_remote(root, "s3://retries/dvc", shell)
+        return root
+
+    with served(tmp_path / "checkout", slowly) as made:
+        yield made
+
+
+def begun(watch: Watch) -> str:
+    """A run whose first stage works: the remote has been asked for it, and gets it next."""
+    run = watch.start(preset="smoke", until="prepare")
+    wait_for(lambda: watch.stage(run, "stages.work prepare"), 120, "prepare runs")
+    return run
+
+
+def named(watch: Watch, run: str, task: str) -> list[Run]:
+    """The task runs whose names begin so."""
+    return [found for found in watch.tasks(run) if found["name"].startswith(task)]
+
+
+def attempts(watch: Watch, run: str, task: str) -> int:
+    """How often the one task of that name was tried."""
+    (found,) = named(watch, run, task)
+    return int(found["run_count"])
+
+
+def test_a_push_is_tried_again_when_the_server_was_away(watch: Watch, port: int, tmp_path: Path) -> None:
+    with server_on(port, tmp_path / "s3"):
+        store().mkdir("retries")
+        run = begun(watch)
+
+    def waits() -> bool:
+        return [task["state_name"] for task in named(watch, run, "push")] == ["AwaitingRetry"]
+
+    wait_for(waits, 60, "the first push failed")
+    with server_on(port, tmp_path / "s3"):
+        ended = watch.ended(run, 60)
+        assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
+        assert store().find("retries/dvc/files/md5")
+    assert attempts(watch, run, "push") == 2
+
+
+def test_a_wrong_secret_is_not_tried_again_and_the_next_run_completes(
+    watch: Watch, port: int, tmp_path: Path, credentials: Callable[[str], None]
+) -> None:
+    with server_on(port, tmp_path / "s3"):
+        store().mkdir("retries")
+        credentials("wrong")
+        at_restore = watch.start(preset="smoke", until="prepare")
+        refused(watch, at_restore, "restore")
+        assert named(watch, at_restore, "prepare") == []
+        credentials("secret")
+        at_push = begun(watch)
+        credentials("wrong")
+        refused(watch, at_push, "push")
+        assert watch.outcomes(at_push) == {"prepare": "ran"}
+        credentials("secret")
+        assert store().find("retries/dvc") == []
+        after = watch.start(preset="smoke", until="prepare")
+        assert watch.ended(after, 120)["state_type"] == "COMPLETED"
+        assert watch.outcomes(after) == {"prepare": "restored"}
+        assert store().find("retries/dvc/files/md5")
+
+
+def refused(watch: Watch, run: str, task: str) -> None:
+    """The run fails at this task, without another try."""
+    ended = watch.ended(run, 120)
+    assert ended["state_type"] == "FAILED"
+    assert "Check the remote's URL" in ended["state"]["message"]
+    assert "Forbidden" in ended["state"]["message"]
+    assert attempts(watch, run, task) == 1
