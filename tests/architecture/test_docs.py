@@ -115,6 +115,15 @@ def test_links_to_files_resolve(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_fault_names_tests_that_exist() -> None:
+    lines = [line for line in (DOCS / "faults.md").read_text("utf-8").splitlines() if line.startswith("| ")]
+    for line in lines[1:]:
+        event, _, cell = line.strip("| ").split(" | ")
+        named = re.findall(r"`([^`]+\.py)`", cell)
+        assert named, f"docs/faults.md: {event}: no test"
+        assert [path for path in named if not (ROOT / path).is_file()] == [], f"docs/faults.md: {event}"
+
+
 @pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda text: text[:30])
 def test_a_deviation_named_in_the_report_has_a_row(deviation: str) -> None:
     words = next(row for start, row in ROW_OF_DEVIATION.items() if deviation.startswith(start))
