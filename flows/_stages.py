@@ -61,7 +61,7 @@ def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutc
     log = get_run_logger().info
     with workspace.turn:
         lock = workspace.root / ".ckpt" / "locks" / workspace.pipeline.fingerprint(spec.name)
-        with locked(lock) as first:
+        with locked(lock, stopping=workspace.commands.stopping) as first:
             known = {} if first or force else workspace.pipeline.restore([spec.name], log)
             if spec.name in known:
                 return known[spec.name]

@@ -7,12 +7,17 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event
+from typing import TextIO
+
+from chunk_grpo.orchestration.commands import CommandStoppedError
 
 IN_USE = Path(".git", "in-use")
 """In a clone, the lock that its user holds."""
 
+_POLL_SECONDS = 0.2
 _TURN = ".turn"
 """In a folder of clones, the lock of who makes and removes them."""
 
@@ -72,15 +77,19 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 @contextmanager
-def locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
+def locked(file: Path, *, wait: bool = True, stopping: Event | None = None) -> Iterator[bool]:
     """Hold a lock of this machine; the kernel gives it back when the process ends, however that ends.
 
     Args:
         file: Stands for the lock; it is made, and stays.
         wait: Until it is free. Otherwise it is not held when it was not free.
+        stopping: No longer than until this is set.
 
     Yields:
         Whether it was free at once.
+
+    Raises:
+        CommandStoppedError: `stopping` was set before it was free.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as stream:
@@ -89,9 +98,20 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
             is_free = True
         except BlockingIOError:
             is_free = False
-            if wait:
+            if stopping is not None:
+                _wait_for(stream, stopping)
+            elif wait:
                 fcntl.flock(stream, fcntl.LOCK_EX)
         yield is_free
+
+
+def _wait_for(stream: TextIO, stopping: Event) -> None:
+    """Take a lock when it is free; nothing can end a thread that waits for it in the kernel."""
+    while not stopping.wait(_POLL_SECONDS):
+        with suppress(BlockingIOError):
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+    raise CommandStoppedError("stopped while another run was computing the same")
 
 
 def resolved(repository: Path, commit: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from chunk_grpo.orchestration import clones
 from chunk_grpo.orchestration.clones import IN_USE, clone_in_use, locked, make_clone, resolved, uncommitted
-from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels, make_workspace, read_yaml, share_cache
 from tests.small_pipeline import Shell
@@ -182,11 +182,21 @@ def test_a_clone_that_is_not_in_use_yet_is_not_removed(
     assert use_clones_at_once(pipeline, tmp_path / "runs", "ab") == dict.fromkeys("ab", True)
 
 
+def test_who_waits_for_a_lock_can_be_stopped(tmp_path: Path) -> None:
+    stopping = threading.Event()
+    with locked(tmp_path / "it"):
+        threading.Timer(0.5, stopping.set).start()
+        with pytest.raises(CommandStoppedError), locked(tmp_path / "it", stopping=stopping):
+            pass
+    with locked(tmp_path / "it", stopping=threading.Event()) as was_free:
+        assert was_free
+
+
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     order = []
 
     def second() -> None:
-        with locked(tmp_path / "locks/it") as was_free:
+        with locked(tmp_path / "locks/it", stopping=threading.Event()) as was_free:
             order.append(("second", was_free))
 
     with locked(tmp_path / "locks/it") as was_free:
