@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
@@ -26,6 +26,11 @@ _LINES: tuple[tuple[str, Outcome], ...] = (
     (r"Stage '(.+)' didn't change, skipping", "unchanged"),
     (r"Verifying outputs in frozen stage: '(.+)'", "unchanged"),
 )
+_WORK_ENDS = re.compile(
+    r"Stage '.+' didn't change, skipping|(?:Generating|Updating) lock file '.+'|.*exited with -?\d+"
+)
+"""Lines at the end of DVC's work on a stage; the other ones of `_LINES` come before copying, pulling or running."""
+
 _EXIT_CODES = {2: "bad configuration", 3: "bad input", 75: "worth trying again"}
 _NO_USE = re.compile(
     r"AccessDenied|Access Denied|Forbidden|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|RequestTimeTooSkewed"
@@ -43,7 +48,7 @@ class StageOutcome:
     Attributes:
         stage: its name.
         outcome: how its outputs came about.
-        seconds: wall time, DVC's own part included.
+        seconds: wall time, DVC's own part included; of a stage that was not run, without DVC's start.
         size: of its outputs, in bytes.
     """
 
@@ -124,21 +129,38 @@ class DvcLog:
         self.troubles: deque[str] = deque(maxlen=_TAIL_LINES)
         self.missing: set[str] = set()
         self._log = log
-        self._found: dict[str, tuple[Outcome, float]] = {}
-        self._start = self._last = time.monotonic()
+        self._found: dict[str, Outcome] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._at_work: str | None = None
+        self._start = time.monotonic()
+        self._counted: float | None = None  # up to when time belongs to a stage; None while DVC starts
 
     def add(self, line: str) -> None:
         """Take note of a line. Of several that are about one stage the last one holds."""
         is_trouble = _NOT_THERE in line or _DAMAGED.search(line)
         (self.troubles if is_trouble else self.lines).append(line)
-        now = time.monotonic()
+        named = None
         for pattern, outcome in _LINES:
             if match := re.fullmatch(pattern, line):
-                self._found[match[1]] = outcome, now - self._last
+                named = match[1]
+                self._found[named] = outcome
                 if outcome == "ran":
-                    self.missing.add(match[1])
-        self._last = now
+                    self.missing.add(named)
+        self._count(named, ends=bool(_WORK_ENDS.fullmatch(line)))
         self._log(line)
+
+    def _count(self, named: str | None, *, ends: bool) -> None:
+        """Give the time since the line before to the stage that DVC was at work on.
+
+        That is the last one that was named, unless its work had ended; then it is the next one that is named. DVC is
+        silent between pulling or copying the outputs of one stage and looking at the next one, which takes less: both
+        count for the first one. Before the first line with a name it collects the stages: that counts for none.
+        """
+        now, stage = time.monotonic(), self._at_work or named
+        if stage is not None:
+            self._seconds[stage] += now - (now if self._counted is None else self._counted)
+            self._counted = now
+        self._at_work = None if ends else named or self._at_work
 
     def restored(self, code: int, sizes: Mapping[str, int], command: str) -> dict[str, StageOutcome]:
         """The stages that are up to date after a command which could run none.
@@ -156,8 +178,8 @@ class DvcLog:
         if code != 0 and (not self.missing or failed - self.missing):
             raise self.error(command, code)
         return {
-            name: StageOutcome(name, outcome, seconds, sizes.get(name, 0))
-            for name, (outcome, seconds) in self._found.items()
+            name: StageOutcome(name, outcome, self._seconds[name], sizes.get(name, 0))
+            for name, outcome in self._found.items()
             if name not in self.missing
         }
 
@@ -176,7 +198,7 @@ class DvcLog:
         """
         if code != 0:
             raise StageFailed(stage, code, tuple(self.lines))
-        outcome, _ = self._found.get(stage, (None, 0.0))
+        outcome = self._found.get(stage)
         if outcome is None or (outcome == "ran") != says_so:
             raise OutcomeUnclearError(
                 f"stage {stage}: DVC's log says {outcome or 'nothing'}, but the stage "

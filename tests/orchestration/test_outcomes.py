@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from chunk_grpo.orchestration.outcomes import (
@@ -88,3 +90,75 @@ def test_a_damaged_object_is_named_as_it_is_in_the_remote(key: str) -> None:
     assert error.may_pass
     log.add("ERROR: failed to transfer 'b71d' - Connection timeout")
     assert "goes on from what has arrived" in str(log.error("dvc repro --pull", 255))
+
+
+def at(log: DvcLog, monkeypatch: pytest.MonkeyPatch, *lines: tuple[float, str]) -> dict[str, float]:
+    """Seconds of each stage after lines that came at these times since DVC was started."""
+    started = time.monotonic()
+    with monkeypatch.context() as patch:
+        for seconds, line in lines:
+            patch.setattr(time, "monotonic", lambda now=started + seconds: now)
+            log.add(line)
+    found = log.restored(0, {}, "dvc repro")
+    return {name: round(outcome.seconds, 3) for name, outcome in found.items()}
+
+
+CACHED = "Stage '{}' is cached - skipping run, checking out outputs"
+SAME = "Stage '{}' didn't change, skipping"
+LOCK = "Updating lock file 'dvc.lock'"
+
+
+def test_copying_the_outputs_counts_for_their_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC says that a stage is cached before it copies, and writes dvc.lock after that."""
+    assert at(
+        DvcLog(print),
+        monkeypatch,
+        (5, CACHED.format("a")),  # 5 s until DVC has its stages: of none
+        (7, "Generating lock file 'dvc.lock'"),
+        (7, LOCK),
+        (8, CACHED.format("b")),
+        (38, LOCK),
+        (42, SAME.format("c")),
+        (43, "Use `dvc push` to send your updates to remote storage."),
+    ) == {"a": 2, "b": 31, "c": 4}
+
+
+def test_copying_counts_for_its_stage_when_dvc_lock_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert at(
+        DvcLog(print),
+        monkeypatch,
+        (5, SAME.format("a")),
+        (6, CACHED.format("b")),
+        (16, SAME.format("c")),
+        (18, SAME.format("d")),
+        (19, "Use `dvc push` to send your updates to remote storage."),
+    ) == {"a": 0, "b": 11, "c": 0, "d": 2}
+
+
+def test_pulling_counts_for_what_is_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before, too; and the last one ends with DVC."""
+    pulling = "Pulling data for stage: '{}'"
+    assert at(
+        DvcLog(print),
+        monkeypatch,
+        (5, pulling.format("a")),
+        (15, pulling.format("b")),
+        (17, "Data and pipelines are up to date."),
+    ) == {"a": 10, "b": 2}
+
+
+def test_stages_that_would_run_and_frozen_ones_leave_others_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert at(
+        DvcLog(print),
+        monkeypatch,
+        (5, "WARNING: stage: 'a' is frozen. Its dependencies are not going to be reproduced."),
+        (6, "Verifying outputs in frozen stage: 'a'"),
+        (9, LOCK),
+        (10, "Running stage 'b':"),
+        (10, "> python -m stages.work b"),
+        (12, "WARNING: failed to run: python -m stages.work b, exited with 1"),
+        (15, CACHED.format("c")),
+        (19, LOCK),
+    ) == {"a": 3, "c": 7}

@@ -120,6 +120,35 @@ def test_restoring_runs_nothing_and_goes_as_far_as_the_cache(pipeline: Path) -> 
     assert outcomes(pipeline, *STAGES) == dict.fromkeys(STAGES, "restored")
 
 
+def test_dvc_says_that_a_stage_is_cached_before_and_writes_its_lock_file_after_copying(
+    pipeline: Path, shell: Shell
+) -> None:
+    """Whose seconds are whose (tests/orchestration/test_outcomes.py) rests on this order."""
+    cached, updating = (
+        "Stage '{}' is cached - skipping run, checking out outputs",
+        "Updating lock file 'dvc.lock'",
+    )
+    outcome(pipeline, "prepare")
+    outcome(pipeline, "train@a")
+
+    def lines() -> list[str]:
+        said = shell(pipeline, sys.executable, "-m", "dvc", "repro", "train@a").splitlines()
+        return [line for line in said if line.startswith(("Stage ", "Generating ", "Updating "))]
+
+    assert lines() == [f"Stage '{name}' didn't change, skipping" for name in ("prepare", "train@a")]
+    shutil.rmtree(pipeline / "models")
+    assert lines() == ["Stage 'prepare' didn't change, skipping", cached.format("train@a")]
+    (pipeline / "dvc.lock").unlink()
+    shutil.rmtree(pipeline / "models")
+    assert lines() == [
+        cached.format("prepare"),
+        "Generating lock file 'dvc.lock'",
+        updating,
+        cached.format("train@a"),
+        updating,
+    ]
+
+
 def test_a_machine_with_an_empty_cache_gets_all_from_the_remote(
     pipeline: Path, tmp_path: Path, shell: Shell
 ) -> None:
