@@ -166,8 +166,8 @@ def measure(workspace: Path, evaluation: Evaluation) -> Measured:
     means: list[dict[str, object]] = []
     for score, of_split in _scores(book, prompts, settings):
         source = sources[score.policy, score.scorer]
+        values = book.values(score.policy, score.mode, score.scorer, of_split.ids)  # now every prompt has one
         images = _images_of(source.table, score.mode, of_split)
-        values = book.values(score.policy, score.mode, score.scorer, of_split.ids)
         rows.append(_row(evaluation, score, params, source, values, of_split, sum(images)))
         means += [
             {

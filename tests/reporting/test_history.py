@@ -92,6 +92,19 @@ def test_scores_without_their_scorers_spec(tmp_path: Path) -> None:
         measure(root, evaluation(0))
 
 
+def test_a_prompt_without_scores_of_a_policy(tmp_path: Path) -> None:
+    root = write_workspace(tmp_path)
+    path = root / "artifacts/scores/chunk/shapes-exact.parquet"
+    table = read_table(path, "scores")
+    without = pc.or_(pc.not_equal(table["prompt_id"], "eval-003"), pc.not_equal(table["mode"], "tuned"))
+    metadata = {"chunk_grpo.scorer": table.schema.metadata[b"chunk_grpo.scorer"].decode()}
+    write_table(table.filter(without), path, "scores", metadata)
+    with pytest.raises(
+        DataError, match=r"chunk/shapes-exact\.parquet: no row .*policy=chunk.*prompt_id=eval-003"
+    ):
+        measure(root, evaluation(0))
+
+
 def test_names_that_cannot_name_a_file_and_times_elsewhere(workspace: Path) -> None:
     with pytest.raises(ConfigError, match=r"evaluation name: must be letters.*, got 'a/b'"):
         measure(workspace, replace(evaluation(0), name="a/b"))
