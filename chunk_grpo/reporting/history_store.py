@@ -6,6 +6,7 @@ it prompt by prompt while history.parquet stays small.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -24,7 +25,8 @@ from chunk_grpo.artifacts import (
 from chunk_grpo.artifacts.io import REWRITE_IT
 from chunk_grpo.artifacts.publishing import folder_lock, sizes_below
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.history import HistoryRow, Measured, repeats
+from chunk_grpo.reporting.highlight import Highlight
+from chunk_grpo.reporting.history import HistoryRow, Measured
 from chunk_grpo.reporting.history_changes import compare
 from chunk_grpo.reporting.history_page import history_markdown
 from chunk_grpo.reporting.history_plot import trend_png
@@ -38,24 +40,14 @@ class Recorded:
     """What `record` did.
 
     Attributes:
-        location: The preset's folder.
         newest: The rows of the evaluation that was recorded, compared with their references.
         history: All rows in the order of time, those among them.
+        trend: The page with its plot, as they are in the preset's folder.
     """
 
-    location: str
     newest: tuple[HistoryRow, ...]
     history: tuple[HistoryRow, ...]
-
-    @property
-    def moved(self) -> tuple[HistoryRow, ...]:
-        """The scores that moved: what an alert is for."""
-        return tuple(row for row in self.newest if row.change == "moved")
-
-    @property
-    def nothing_new(self) -> bool:
-        """Whether all numbers are exactly those of the evaluation before."""
-        return bool(repeats(self.history, self.newest))
+    trend: Highlight
 
 
 def record(destination: Location, measured: Measured) -> Recorded:
@@ -98,9 +90,15 @@ def record(destination: Location, measured: Measured) -> Recorded:
         write_table(measured.prompts, means, "evaluation_prompts")
         rows = table_from_rows(map(asdict, history), "evaluation_history")
         write_table(rows, join(folder, HISTORY), "evaluation_history")
-        write_bytes(trend_png(history), join(folder, PLOT))
-        write_text(history_markdown(history, evaluation.name, PLOT), join(folder, PAGE))
-    return Recorded(folder, newest, history)
+        trend = _trend(history, evaluation.name)
+        write_bytes(trend.images[PLOT], join(folder, PLOT))
+        write_text(trend.markdown, join(folder, PAGE))
+    return Recorded(newest, history, trend)
+
+
+def _trend(history: Sequence[HistoryRow], evaluation: str) -> Highlight:
+    page = history_markdown(history, evaluation, PLOT)
+    return Highlight("trend", "Scores over the evaluations", page, {PLOT: trend_png(history)})
 
 
 def read_history(location: Location) -> tuple[HistoryRow, ...]:

@@ -32,11 +32,15 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
 def test_each_evaluation_is_added(nights: list[Measured], tmp_path: Path) -> None:
     for number, night in enumerate(nights):
         done = record(tmp_path, night)
-        assert done.location == str(tmp_path / "tiny")
         assert {row.evaluation for row in done.newest} == {f"night-{number}"}
         assert len(done.history) == 20 * (number + 1)
-        assert done.nothing_new == (number == 1)
-        assert len(done.moved) == (2 if number == 3 else 0)
+        assert [row.change for row in done.newest].count("moved") == (2 if number == 3 else 0)
+        folder = tmp_path / "tiny"
+        assert (done.trend.key, done.trend.title) == ("trend", "Scores over the evaluations")
+        assert done.trend.markdown == (folder / "history.md").read_text(encoding="utf-8")
+        assert done.trend.images == {"history.png": (folder / "history.png").read_bytes()}
+        assert f"## Scores of night-{number}" in done.trend.markdown
+        assert "](data:image/png;base64," in done.trend.inline()
     assert {path.relative_to(tmp_path / "tiny").as_posix() for path in (tmp_path / "tiny").rglob("*.*")} == {
         "history.parquet", "history.png", "history.md",
         "evaluations/night-0.parquet", "evaluations/night-1.parquet",
@@ -65,13 +69,14 @@ def test_nothing_is_new_when_the_evaluation_before_is_repeated(
 ) -> None:
     """It need not be the reference."""
     for night in (nights[0], nights[2]):
-        assert not record(tmp_path, night).nothing_new
+        done = record(tmp_path, night)
+        assert not repeats(done.history, done.newest)
     later = evaluation(9)
     rows = tuple(
         replace(row, evaluation=later.name, evaluated_at=later.evaluated_at) for row in nights[2].rows
     )
     done = record(tmp_path, Measured(later, rows, nights[2].prompts))
-    assert done.nothing_new
+    assert repeats(done.history, done.newest) == "night-2"
     assert summary(done.history, done.newest) == ("Nothing new: all 20 scores are exactly those of night-2.")
     other = [replace(row, scorer_hash="v2") for row in done.newest]
     assert not repeats((*done.history[:-20], *other), other)
