@@ -18,11 +18,10 @@ from chunk_grpo.config import Overrides
 from chunk_grpo.orchestration.clones import resolved
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels
-from chunk_grpo.reporting.highlight import Highlight, slug
+from chunk_grpo.reporting.highlight import slug
 from chunk_grpo.reporting.history import Evaluation, measure
-from chunk_grpo.reporting.history_page import alert, history_markdown, summary
-from chunk_grpo.reporting.history_plot import trend_png
-from chunk_grpo.reporting.history_store import PLOT, record
+from chunk_grpo.reporting.history_page import alert, summary
+from chunk_grpo.reporting.history_store import record
 from flows._stages import run_stages
 from flows._ui import show
 from flows._workspace import REPOSITORY, published, workspace
@@ -64,11 +63,7 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
         time = datetime.fromtimestamp(planned.timestamp(), timezone.utc)
         evaluation = Evaluation(name, time, preset, trained.run.commit, spec.commit)
         recorded = record(published(), measure(here.root, evaluation))
-    trend = history_markdown(recorded.history, name, PLOT)
-    show(
-        preset,
-        [Highlight("trend", "Scores over the evaluations", trend, {PLOT: trend_png(recorded.history)})],
-    )
+    show(preset, [recorded.trend])
     if text := alert(recorded.history, recorded.newest):
         get_run_logger().warning(text)
         emit_event(
