@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import httpx
 import psutil
@@ -28,6 +29,7 @@ from prefect.settings import (
 from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
+from chunk_grpo.orchestration.guard import tied
 from infra import worker
 from infra.setup import WEBHOOK_VARIABLE, SetUp, SetUpError
 
@@ -39,6 +41,7 @@ REPORTS_URL = "CHUNK_GRPO_REPORTS_URL"
 
 _OF_ONE_SERVER = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_", WEBHOOK_VARIABLE, PUBLISH, REPORTS_URL)
 """How variables begin that a shell may have for the server of `make serve`, and that no other one must use."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 120.0
 _STOP_SECONDS = 40.0  # a worker gives its flow runs 30 s
 _HURRY_SECONDS = 20.0  # for one answer of the server, when everything is about to end
@@ -162,10 +165,13 @@ class LocalPrefect:
                 raise SetUpError(f"{name} ended with {process.returncode}; see {log}")
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start a command in a group of its own, so that Ctrl-C reaches only this process."""
+        """Start a command in a group of its own, so that Ctrl-C reaches only this process.
+
+        Should this process be killed, the kernel ends the command; flow runs and stages end with their worker.
+        """
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                tied(command),
                 cwd=self.root,
                 env=self.environment | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
@@ -244,6 +250,21 @@ def _unfinished(client: SyncPrefectClient) -> Iterator[FlowRun]:
     for run in client.read_flow_runs(flow_run_filter=unfinished):
         if run.state_type != StateType.SCHEDULED or run.parent_task_run_id is not None:
             yield run
+
+
+def stop_on_signals() -> None:
+    """Make SIGTERM, and SIGHUP of a terminal that closes, do what Ctrl-C does: `running` then stops everything."""
+    for number in _STOP_SIGNALS:
+        # nohup ignores SIGHUP, and means it.
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Begin to stop, once: a second Ctrl-C would leave processes behind."""
+    for stop_signal in _STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def visible_gpus() -> list[str]:

@@ -8,27 +8,23 @@ PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite in .prefect).
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
-from infra.local_prefect import DATABASE, PUBLISH, REPORTS_URL, LocalPrefect
+from infra.local_prefect import DATABASE, PUBLISH, REPORTS_URL, LocalPrefect, stop_on_signals
 from infra.setup import SetUpError, webhook
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "prefect deployment run chunk-grpo/full --watch"
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
     """Serve until Ctrl-C (or SIGTERM, or the terminal closes)."""
     console = Console(highlight=False, soft_wrap=True)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, _interrupt)
+    stop_on_signals()
     console.print("Starting the Prefect server, its work pools and workers ...")
     try:
         prefect = from_environment()
@@ -86,13 +82,6 @@ def _welcome(prefect: LocalPrefect) -> str:
         f"Logs, runs   {prefect.home}\n"
         "Stop         Ctrl-C\n"
     )
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Begin to stop, once: a second Ctrl-C would leave processes behind."""
-    for stop_signal in _STOP_SIGNALS:
-        signal.signal(stop_signal, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from infra.local_prefect import LocalPrefect, free_port
+from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    """Return 0 when the run completed and its outcome table says that every stage did."""
+    """Return 0 when the run completed and its outcome table says that every stage did, 130 when it was stopped."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,17 +32,27 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository (default: this one)")
     arguments = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
+    stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-smoke-") as home:
         prefect = LocalPrefect(root=arguments.root.resolve(), home=Path(home), port=free_port())
+        try:
+            return 0 if check(prefect, arguments.preset, arguments.force, console) else 1
+        except KeyboardInterrupt:
+            console.print("Stopped: server, workers and the flow run.")
+            return 130
+
+
+def check(prefect: LocalPrefect, preset: str, force: bool, console: Console) -> bool:
+    """Serve, run, and show what became of the stages; whether all is well."""
+    start = time.monotonic()
+    with prefect.running():
+        console.print(f"Server, workers and deployments are up after {time.monotonic() - start:.1f} s")
         start = time.monotonic()
-        with prefect.running():
-            console.print(f"Server, workers and deployments are up after {time.monotonic() - start:.1f} s")
-            start = time.monotonic()
-            completed = run_and_watch(prefect, arguments.preset, arguments.force)
-            console.print(f"The flow run took {time.monotonic() - start:.1f} s")
-            table = latest_artifact(prefect, f"outcomes-{arguments.preset}")
-            console.print(table, markup=False)
-    return 0 if completed and "**failed**" not in table and "not reached" not in table else 1
+        completed = run_and_watch(prefect, preset, force)
+        console.print(f"The flow run took {time.monotonic() - start:.1f} s")
+        table = latest_artifact(prefect, f"outcomes-{preset}")
+        console.print(table, markup=False)
+    return completed and "**failed**" not in table and "not reached" not in table
 
 
 def run_and_watch(prefect: LocalPrefect, preset: str, force: bool = False) -> bool:

@@ -5,6 +5,8 @@ or with 128 plus the number of the signal that ended it. On SIGTERM, and on Linu
 crashed), the whole process group gets SIGTERM and, after SECONDS, SIGKILL. What the command leaves running is ended
 in the same way.
 
+`python guard.py PARENT become COMMAND ...` becomes the command, which alone gets SIGTERM when PARENT is gone.
+
 It is started by its path and knows the standard library alone, so that it costs a few milliseconds.
 """
 
@@ -23,6 +25,7 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
+_BECOME = "become"
 
 
 def guarded(command: Sequence[str], seconds: float) -> list[str]:
@@ -35,6 +38,17 @@ def guarded(command: Sequence[str], seconds: float) -> list[str]:
     The kernel takes the end of the thread that starts it for the end of the process: that thread has to wait for it.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(seconds), *command]
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command line that becomes `command`, with its process id, and gets SIGTERM when this process ends.
+
+    Args:
+        command: Program, by its path or found on PATH, and arguments.
+
+    As with `guarded`, the thread that starts it has to live as long.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), _BECOME, *command]
 
 
 def end_with(parent: int) -> None:
@@ -51,8 +65,12 @@ def end_with(parent: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command of the command line; its exit code."""
-    parent, seconds, command = int(arguments[0]), float(arguments[1]), arguments[2:]
+    """Run the command of the command line, or become it; its exit code."""
+    parent, command = int(arguments[0]), arguments[2:]
+    if arguments[1] == _BECOME:
+        end_with(parent)
+        os.execvp(command[0], command)
+    seconds = float(arguments[1])
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
     # Orphans of the group then become children of this process, which can tell ended ones from others.
     _tell_kernel(_PR_SET_CHILD_SUBREAPER, 1)
