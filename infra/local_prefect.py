@@ -58,6 +58,7 @@ class LocalPrefect:
         home: PREFECT_HOME: database, logs, clones of the flow runs, what they publish.
         port: of server and UI, on the loopback interface alone; the next one shows what was published.
         gpu_workers: how many workers share the GPUs out; each takes one flow run at a time. 0: they are elsewhere.
+        keep_gpu_limit: whether a pool `gpu` that is there keeps its limit; otherwise it becomes `gpu_workers`.
         database: URL of a PostgreSQL database; None for SQLite in `home`.
         publish: folder (relative to `root`) or URL below which runs publish; None for `home`/published.
         reports: URL below which a browser finds what is published; None for the next port, if it is a folder.
@@ -68,6 +69,7 @@ class LocalPrefect:
     home: Path
     port: int = 4200
     gpu_workers: int = 1
+    keep_gpu_limit: bool = False
     database: str | None = field(default=None, repr=False)
     publish: str | None = None
     reports: str | None = None
@@ -128,8 +130,7 @@ class LocalPrefect:
                 self._start("reports", _file_server(self.port + 1, self.published))
             self.start_server()
             with self._settings():
-                wanted = SetUp(self.root, gpu_workers=self.gpu_workers or None, webhook=self.webhook)
-                wanted.apply(self.environment)
+                self._set_up().apply(self.environment)
             self._start("worker-cpu", worker.command("cpu", "local-cpu", None))
             for number, share in enumerate(devices):
                 name = "gpu" if self.gpu_workers == 1 else f"gpu-{number}"
@@ -137,6 +138,15 @@ class LocalPrefect:
             yield self
         finally:
             self.stop()
+
+    def _set_up(self) -> SetUp:
+        keep = self.keep_gpu_limit or self.gpu_workers == 0
+        return SetUp(
+            self.root,
+            gpu_workers=None if keep else self.gpu_workers,
+            new_gpu_limit=max(1, self.gpu_workers),
+            webhook=self.webhook,
+        )
 
     def start_server(self) -> None:
         """Start the server, and wait until it answers; also after it was ended.

@@ -52,6 +52,7 @@ def from_environment() -> LocalPrefect:
         home=Path(os.environ.get("PREFECT_HOME") or ROOT / ".prefect").resolve(),
         port=_number("PREFECT_PORT", 4200, least=1),
         gpu_workers=_number("GPU_WORKERS", 1, least=0),
+        keep_gpu_limit=not os.environ.get("GPU_WORKERS"),
         database=os.environ.get(DATABASE) or None,
         publish=os.environ.get(PUBLISH) or None,
         reports=os.environ.get(REPORTS_URL) or None,

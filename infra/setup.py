@@ -80,7 +80,8 @@ class SetUp:
     Attributes:
         root: the repository, with infra/prefect.yaml and the flows that it names.
         gpu_workers: how many GPU workers there are, so how many flow runs the pool `gpu` may have at once; None
-            leaves the limit of a pool that is there, and means 1 for a new one.
+            leaves the limit of a pool that is there.
+        new_gpu_limit: that limit of a new pool when `gpu_workers` is None.
         pool_type: kind of the workers of each pool that has a template.
         templates: base job template files by the name of the pool; a pool without one has process workers.
         webhook: URL that is told of failed runs and moved scores; None leaves notifications as they are.
@@ -89,6 +90,7 @@ class SetUp:
 
     root: Path = ROOT
     gpu_workers: int | None = None
+    new_gpu_limit: int = 1
     pool_type: str = "process"
     templates: Mapping[str, Path] = field(default_factory=dict)
     webhook: SecretStr | None = None
@@ -110,9 +112,9 @@ class SetUp:
         kinds: dict[str, dict[str, Any]] = {
             name: {"type": self.pool_type, "template": template} for name, template in read.items()
         }
-        gpu_limit = 1 if self.gpu_workers is None else self.gpu_workers
+        gpu_limit = self.new_gpu_limit if self.gpu_workers is None else self.gpu_workers
         return [
-            Pool("cpu", **kinds.get("cpu", {})),
+            Pool("cpu", keep_limit=True, **kinds.get("cpu", {})),
             Pool("gpu", gpu_limit, keep_limit=self.gpu_workers is None, **kinds.get("gpu", {})),
         ]
 

@@ -73,7 +73,7 @@ def test_set_up_again_keeps_what_a_user_set(served: LocalPrefect, unchanged: dic
     full = unchanged["deployments"]["full"]
     template = deepcopy(unchanged["work_pools"]["cpu"]["base_job_template"])
     template["variables"]["properties"]["env"]["default"] = {"ADDED": "by a user"}
-    ask(served, "work_pools/cpu", "PATCH", is_paused=True, base_job_template=template)
+    ask(served, "work_pools/cpu", "PATCH", is_paused=True, concurrency_limit=5, base_job_template=template)
     ask(served, "work_pools/gpu", "PATCH", is_paused=True, concurrency_limit=7)
     ask(served, f"automations/{automation['id']}", "PATCH", enabled=False)
     ask(served, f"deployments/{full['id']}", "PATCH", paused=True)

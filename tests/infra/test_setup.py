@@ -24,7 +24,7 @@ TEMPLATE = {"job_configuration": {}, "variables": {"type": "object", "properties
 
 def test_pools_have_a_limit_for_gpus_alone() -> None:
     cpu, gpu = SetUp(gpu_workers=3).pools()
-    assert (cpu.name, cpu.limit, cpu.type) == ("cpu", None, "process")
+    assert (cpu.name, cpu.limit, cpu.keep_limit, cpu.type) == ("cpu", None, True, "process")
     assert (gpu.name, gpu.limit, gpu.keep_limit) == ("gpu", 3, False)
 
 
@@ -93,6 +93,18 @@ def test_numbers_of_make_serve_are_whole_and_not_too_small(
         serve._number("GPU_WORKERS", 1, least=1)
     monkeypatch.setenv("GPU_WORKERS", "0")
     assert serve._number("GPU_WORKERS", 1, least=0) == 0
+
+
+def test_make_serve_changes_the_limit_for_gpus_only_when_it_is_told_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPU_WORKERS", raising=False)
+    for text, expected in {"": (1, True), "0": (1, True), "4": (4, False)}.items():
+        monkeypatch.setenv("GPU_WORKERS", text)
+        gpu = serve.from_environment()._set_up().pools()[1]
+        assert (gpu.limit, gpu.keep_limit) == expected
+    gpu = LocalPrefect(root=tmp_path, home=tmp_path, gpu_workers=2)._set_up().pools()[1]
+    assert (gpu.limit, gpu.keep_limit) == (2, False)
 
 
 SERVED = {
