@@ -9,12 +9,9 @@ from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.runtime import flow_run
 from prefect.states import Completed
-from pydantic import TypeAdapter
 
-from chunk_grpo.artifacts.publishing import sizes_below
-from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
 from chunk_grpo.artifacts.storage import join
-from chunk_grpo.config import Overrides
+from chunk_grpo.config import Overrides, with_image_seed
 from chunk_grpo.orchestration.clones import resolved
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels
@@ -38,30 +35,20 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
         new_seeds: Draw new images, from seeds of the scheduled time; otherwise score those that there are.
         overrides: Other values for parameters, of scorers for example.
     """
-    model = join(published(), preset)
-    if RECORD not in sizes_below(model):
-        return Completed(
-            name="Nothing", message=f"No finished run of preset {preset} is published in {published()}."
-        )
-    trained = read_record(join(model, RECORD))
-    params, lock = (published_text(model, trained, name) for name in ("params.yaml", "dvc.lock"))
+    models = TrainedModels.published(join(published(), preset))
+    if models is None:
+        nothing = f"No finished run of preset {preset} is published in {published()}."
+        return Completed(name="Nothing", message=nothing)
     planned = flow_run.scheduled_start_time or datetime.now(timezone.utc)
     if new_seeds:
-        values = overrides.model_dump(mode="json", exclude_unset=True)
-        values["generate"] = {"seed": int(planned.timestamp()) // 60} | values.get("generate", {})
-        overrides = TypeAdapter(Overrides).validate_python(values)
-    commands = Commands()
-    spec = RunSpec(
-        commit=resolved(REPOSITORY, "HEAD"),
-        preset=preset,
-        overrides=overrides,
-        models=TrainedModels(params=params, lock=lock),
-    )
-    with workspace(spec, commands, get_run_logger().info) as here:
+        overrides = with_image_seed(overrides, int(planned.timestamp()) // 60)
+    code = resolved(REPOSITORY, "HEAD")
+    spec = RunSpec(commit=code, preset=preset, overrides=overrides, models=models)
+    with workspace(spec, Commands(), get_run_logger().info) as here:
         run_stages([here])
         name = f"{planned:%Y-%m-%d-%H%M}-{slug(flow_run.name)}"
         time = datetime.fromtimestamp(planned.timestamp(), timezone.utc)
-        evaluation = Evaluation(name, time, preset, trained.run.commit, spec.commit)
+        evaluation = Evaluation(name, time, preset, models.commit, code)
         recorded = record(published(), measure(here.root, evaluation))
     show(preset, [recorded.trend])
     if text := alert(recorded.history, recorded.newest):

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from chunk_grpo.config import Overrides, Params, with_overrides
+from chunk_grpo.config import Overrides, Params, with_image_seed, with_overrides
 from chunk_grpo.errors import ConfigError
 
 PARAMS = Path(__file__).resolve().parents[1] / "params.yaml"
@@ -39,6 +39,16 @@ def test_values_are_merged_into_their_sections(raw: dict[str, Any]) -> None:
     assert {key: value for key, value in result.items() if key not in ("train", "trackers")} == {
         key: value for key, value in raw.items() if key not in ("train", "trackers")
     }
+
+
+def test_other_images_leave_all_other_changes_and_a_seed_of_ones_own(raw: dict[str, Any]) -> None:
+    """Also those that are lists in JSON."""
+    changes = ADAPTER.validate_python({"trackers": [], "train": {"seeds": [1]}})
+    assert with_overrides(raw, with_image_seed(changes, 5), None, "x") == changed(
+        raw, trackers=[], train={"seeds": [1]}, generate={"seed": 5}
+    )
+    own = ADAPTER.validate_python({"generate": {"seed": 6}})
+    assert with_image_seed(own, 5) == own
 
 
 def test_null_is_a_value_of_a_key_and_takes_a_name_away(raw: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from chunk_grpo.config.models import (
     SinglePlan,
     StepPlan,
 )
-from chunk_grpo.config.overrides import Overrides, with_overrides
+from chunk_grpo.config.overrides import Overrides, with_image_seed, with_overrides
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.training import HeldoutParams, LoraParams, TrainParams
 from chunk_grpo.config.variants import BranchingParams, Noise, VariantParams, WindowParams
@@ -50,5 +50,6 @@ __all__ = [
     "WindowParams",
     "load_params",
     "parse_params",
+    "with_image_seed",
     "with_overrides",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema, create_model
 
 from chunk_grpo.config.load import parse_params, tuples
 from chunk_grpo.config.models import Params
@@ -51,6 +51,13 @@ def with_overrides(
         merged["variants"] = {name: merged["variants"][name] for name in variants}
         parse_params(merged, source)
     return merged
+
+
+def with_image_seed(overrides: Overrides, seed: int) -> Overrides:
+    """Overrides that draw other images, unless they say themselves from which seed."""
+    values = overrides.model_dump(mode="json", exclude_unset=True, by_alias=True)
+    values["generate"] = {"seed": seed} | values.get("generate", {})
+    return TypeAdapter(Overrides).validate_python(values)
 
 
 def _merged(base: Any, changes: Any, named: bool = False) -> Any:

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     parent, command = int(arguments[0]), arguments[2:]
     if arguments[1] == _BECOME:
         end_with(parent)
-        os.execvp(command[0], command)
+        os.execvp(command[0], list(command))
     seconds = float(arguments[1])
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
     # Orphans of the group then become children of this process, which can tell ended ones from others.

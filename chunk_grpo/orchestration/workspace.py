@@ -19,6 +19,9 @@ from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
 from hydra.errors import HydraException
 from pydantic import BaseModel, ConfigDict
 
+from chunk_grpo.artifacts.publishing import sizes_below
+from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
+from chunk_grpo.artifacts.storage import join
 from chunk_grpo.config import Overrides, with_overrides
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
@@ -36,12 +39,28 @@ class TrainedModels(BaseModel):
     """The models of a published run: what makes a workspace that evaluates them.
 
     Attributes:
+        commit: Whose code trained them.
         params: Text of its params.yaml.
         lock: Text of its dvc.lock, by which DVC finds the models in its cache or remote.
     """
 
+    commit: str
     params: str
     lock: str
+
+    @classmethod
+    def published(cls, folder: str) -> TrainedModels | None:
+        """Those of the newest run that was published at a folder or URL; None when none was.
+
+        Raises:
+            DataError: Its publication goes on, or was cut short.
+            TransientError: The object store does not answer.
+        """
+        if RECORD not in sizes_below(folder):
+            return None
+        record = read_record(join(folder, RECORD))
+        params, lock = (published_text(folder, record, name) for name in ("params.yaml", "dvc.lock"))
+        return cls(commit=record.run.commit, params=params, lock=lock)
 
 
 class RunSpec(BaseModel):

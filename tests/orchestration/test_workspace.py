@@ -96,7 +96,7 @@ def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path
         run(pipeline, stage)
     params = read_yaml(pipeline / "params.yaml")
     params["generate"]["seed"], params["report"]["title"] = 7, "As it was"
-    models = TrainedModels(params=json.dumps(params), lock=(pipeline / "dvc.lock").read_text())
+    models = TrainedModels(commit="c", params=json.dumps(params), lock=(pipeline / "dvc.lock").read_text())
     spec = RunSpec(commit=resolved(pipeline, "HEAD"), preset="tiny", models=models)
     spec = RunSpec.model_validate_json(spec.model_dump_json(exclude_unset=True))  # as another machine gets it
     with make_workspace(pipeline, tmp_path, "run@one", spec, Commands(), quiet) as made:
