@@ -1,8 +1,9 @@
 """What Prefect and DVC cost over running the same stages bare: `python -m benchmarks.orchestration`.
 
-Three clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every stage's
-command by itself, `dvc repro`, and a flow run through a server and workers of its own, which then runs again with all
-of it cached. Nothing else should run on the machine. Clones and caches go into a temporary folder.
+Clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every stage's command
+by itself, `dvc repro`, a flow run with all stages where the flow runs, one after the other as before, and a flow run with
+training on the gpu pool beside other stages, which then runs again with all of it cached. Nothing else should run on the
+machine. Clones and caches go into a temporary folder.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from chunk_grpo.orchestration.pipeline import Pipeline
 from infra.local_prefect import LocalPrefect, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
+POOLS = ("encode", "profile", "train", "generate", "score")
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="orchestration-") as scratch:
         bare = run_bare(clone(Path(scratch, "bare"), arguments.preset))
         repro = timed(clone(Path(scratch, "repro"), arguments.preset), "-m", "dvc", "repro")
+        with served(clone(Path(scratch, "here"), arguments.preset), Path(scratch, "home-here")) as prefect:
+            here = run_flow(prefect, arguments.preset, pools=dict.fromkeys(POOLS))
         with served(clone(Path(scratch, "served"), arguments.preset), Path(scratch, "home")) as prefect:
             cold = run_flow(prefect, arguments.preset)
             cached = run_flow(prefect, arguments.preset)
-    show(arguments.preset, bare, repro, cold, cached)
+    show(arguments.preset, bare, repro, here, cold, cached)
 
 
 def clone(folder: Path, preset: str) -> Path:
@@ -92,12 +96,12 @@ def served(folder: Path, home: Path) -> Iterator[LocalPrefect]:
         yield prefect
 
 
-def run_flow(prefect: LocalPrefect, preset: str) -> FlowTimes:
+def run_flow(prefect: LocalPrefect, preset: str, **overrides: object) -> FlowTimes:
     """Run `chunk-grpo/full`, and ask the server how long it took."""
     command = [sys.executable, "-m", "prefect", "deployment", "run", "chunk-grpo/full", "--watch"]
     start = time.perf_counter()
     subprocess.run(
-        [*command, "--params", json.dumps({"preset": preset})],
+        [*command, "--params", json.dumps({"preset": preset, "overrides": overrides})],
         cwd=prefect.root,
         env=prefect.environment,
         check=True,
@@ -125,7 +129,14 @@ def newest(prefect: LocalPrefect) -> str:
     return str(run["name"])
 
 
-def show(preset: str, bare: Mapping[str, float], repro: float, cold: FlowTimes, cached: FlowTimes) -> None:
+def show(
+    preset: str,
+    bare: Mapping[str, float],
+    repro: float,
+    here: FlowTimes,
+    cold: FlowTimes,
+    cached: FlowTimes,
+) -> None:
     """Print the tables."""
     total, count = sum(bare.values()), len(bare)
     table = Table(title=f"Preset {preset}, {count} stages")
@@ -134,13 +145,14 @@ def show(preset: str, bare: Mapping[str, float], repro: float, cold: FlowTimes, 
     for name, wall in (
         ("every stage bare, one after the other", total),
         ("dvc repro", repro),
+        ("flow run without pools, nothing cached", here.wall),
         ("flow run, nothing cached", cold.wall),
     ):
         table.add_row(name, f"{wall:.1f}", f"{(wall - total) / count:.2f}")
     table.add_row("flow run, everything cached", f"{cached.wall:.1f}", "")
-    stages = Table("stage", "bare, s", "by DVC in the flow, s", title="Each stage")
+    stages = Table("stage", "bare, s", "by DVC in the flow without pools, s", title="Each stage")
     for name, alone in bare.items():
-        stages.add_row(name, f"{alone:.1f}", f"{cold.stages[name]:.1f}")
+        stages.add_row(name, f"{alone:.1f}", f"{here.stages[name]:.1f}")
     console = Console(width=100)
     console.print(table)
     console.print(stages)
