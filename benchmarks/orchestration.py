@@ -1,9 +1,9 @@
 """What Prefect and DVC cost over running the same stages bare: `python -m benchmarks.orchestration`.
 
-Clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every stage's command
-by itself, `dvc repro`, a flow run with all stages where the flow runs, one after the other as before, and a flow run with
-training on the gpu pool beside other stages, which then runs again with all of it cached. Nothing else should run on the
-machine. Clones and caches go into a temporary folder.
+Clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every stage's
+command by itself, `dvc repro`, a flow run with all stages where the flow runs, one after the other as before, and a
+flow run with training on the gpu pool beside other stages, which then runs again with all of it cached. Nothing else
+should run on the machine. Clones and caches go into a temporary folder.
 """
 
 from __future__ import annotations
