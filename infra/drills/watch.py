@@ -21,6 +21,8 @@ from chunk_grpo.orchestration.clones import make_clone, resolved
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import ROOT
 
+_BUSY_SECONDS = 10
+
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 Value = TypeVar("Value")
@@ -177,11 +179,14 @@ class Watch:
         return None
 
     def _ask(self, method: str, path: str, **body: Any) -> Any:
+        """One request; again when the server says that its database is busy, as Prefect's own client does."""
         parameters = body.pop("params", None)
-        url = f"{self.prefect.url}/api/{path}"
-        response = httpx.request(
-            method, url, json=body if method == "POST" else None, params=parameters, timeout=60
-        )
+        url, content = f"{self.prefect.url}/api/{path}", body if method == "POST" else None
+        for _ in range(_BUSY_SECONDS):
+            response = httpx.request(method, url, json=content, params=parameters, timeout=60)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1)
         if response.is_error:
             raise DrillError(f"{method} {url}: {response.status_code}: {response.text[:500]}")
         return response.json()
