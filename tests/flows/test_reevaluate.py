@@ -3,103 +3,167 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import re
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 import pytest
 
-from infra.local_prefect import LocalPrefect, free_port
-from infra.smoke import latest_artifact
+from chunk_grpo.artifacts import table_from_rows, write_table
+from chunk_grpo.reporting.history import HistoryRow
+from chunk_grpo.reporting.history_store import HISTORY, MEANS, read_history, read_means_of
+from infra.drills.watch import Watch, serving, wait_for
+from tests.webhook import webhook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 INTERVAL = 120.0
+FAR = 10.0
+"""More than any score of the shapes world can be."""
 
 
 @pytest.fixture(scope="module")
-def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPrefect]:
-    """This repository, served; what was run before comes from its DVC cache."""
-    home = tmp_path_factory.mktemp("home")
-    with LocalPrefect(root=REPOSITORY, home=home, port=free_port()).running() as served:
-        yield served
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """A clone of this repository, served, with a DVC cache of its own."""
+    with serving(tmp_path_factory.mktemp("served") / "repository") as made:
+        yield made
 
 
-def run(prefect: LocalPrefect, deployment: str, **parameters: Any) -> str:
-    command = [sys.executable, "-m", "prefect", "deployment", "run", f"chunk-grpo/{deployment}", "--watch"]
-    result = subprocess.run(
-        [*command, "--params", json.dumps(parameters)],
-        cwd=prefect.root,
-        env=prefect.environment | {"COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+@pytest.fixture(scope="module")
+def published(watch: Watch) -> Path:
+    """The folder of a finished run of `smoke`."""
+    completed(watch, "full")
+    folder = watch.prefect.home / "published" / "smoke"
+    assert json.loads((folder / "run.json").read_text())["complete"] is True
+    return folder
 
 
-def api(prefect: LocalPrefect, method: str, path: str, body: Any = None) -> Any:
-    answer = httpx.request(method, f"{prefect.url}/api/{path}", json=body).raise_for_status()
+@pytest.fixture(scope="module")
+def known(watch: Watch, published: Path) -> str:
+    """The name of an evaluation that the history has."""
+    before = evaluations(published)
+    completed(watch, overrides=seed(1))
+    (name,) = evaluations(published).keys() - before.keys()
+    return name
+
+
+def completed(watch: Watch, deployment: str = "reevaluate", preset: str = "smoke", **parameters: Any) -> str:
+    """What a run says at its end, which is a good one."""
+    ended = watch.ended(watch.start(f"chunk-grpo/{deployment}", preset=preset, **parameters), 900)
+    assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
+    return str(ended["state"]["message"])
+
+
+def seed(number: int) -> dict[str, Any]:
+    """New images, also for two runs within a minute."""
+    return {"generate": {"seed": number}}
+
+
+def api(watch: Watch, method: str, path: str, body: Any = None) -> Any:
+    answer = httpx.request(method, f"{watch.prefect.url}/api/{path}", json=body).raise_for_status()
     return answer.json() if answer.content else None
 
 
-def evaluations(prefect: LocalPrefect) -> dict[str, set[int]]:
+def evaluations(published: Path) -> dict[str, set[int]]:
     """Names and image seeds of the evaluations in the history."""
-    file = prefect.home / "published" / "smoke" / "history.parquet"
     found: dict[str, set[int]] = {}
-    for row in pq.read_table(file).to_pylist() if file.exists() else []:
-        found.setdefault(row["evaluation"], set()).add(row["image_seed"])
+    for row in read_history(published / HISTORY) if (published / HISTORY).exists() else ():
+        found.setdefault(row.evaluation, set()).add(row.image_seed)
     return found
 
 
-def test_without_a_published_run_there_is_nothing_to_evaluate(prefect: LocalPrefect) -> None:
-    assert "No finished run of preset smoke is published" in run(prefect, "reevaluate", preset="smoke")
+def test_without_a_published_run_there_is_nothing_to_evaluate(watch: Watch) -> None:
+    assert "No finished run of preset tiny is published" in completed(watch, preset="tiny")
 
 
-def test_two_runs_of_the_schedule_stand_in_the_history(prefect: LocalPrefect) -> None:
-    run(prefect, "full", preset="smoke")
-    published = prefect.home / "published" / "smoke"
-    assert json.loads((published / "run.json").read_text())["complete"] is True
+def test_two_runs_of_the_schedule_stand_in_the_history(watch: Watch, published: Path) -> None:
     assert (published / "report" / "index.html").is_file()
-    trained = (published / "dvc.lock").read_bytes()
-    deployment = api(prefect, "GET", "deployments/name/chunk-grpo/reevaluate")
+    trained, before = (published / "dvc.lock").read_bytes(), evaluations(published)
+    deployment = api(watch, "GET", "deployments/name/chunk-grpo/reevaluate")
     schedule = {
         "schedule": {"interval": INTERVAL, "anchor_date": datetime.now(timezone.utc).isoformat()},
         "active": True,
         "parameters": {"preset": "smoke"},
     }
-    (created,) = api(prefect, "POST", f"deployments/{deployment['id']}/schedules", [schedule])
-    deadline = time.monotonic() + 900
-    while len(evaluations(prefect)) < 2:
-        assert time.monotonic() < deadline, "two evaluations were not recorded in 15 minutes"
-        time.sleep(2)
-    api(prefect, "DELETE", f"deployments/{deployment['id']}/schedules/{created['id']}")
-    names = evaluations(prefect)
-    assert all(len(seeds) == 1 for seeds in names.values())
-    assert len({seed for seeds in names.values() for seed in seeds}) == len(names)  # new images each time
-    while not all(name in (page := latest_artifact(prefect, "trend-smoke")) for name in names):
-        assert time.monotonic() < deadline, f"the trend does not show {', '.join(names)}"
-        time.sleep(2)
-    assert "data:image/png;base64," in page
-    assert (
-        published / "dvc.lock"
-    ).read_bytes() == trained  # the models, and what was published of them, stay
+    (created,) = api(watch, "POST", f"deployments/{deployment['id']}/schedules", [schedule])
+    wait_for(lambda: len(evaluations(published)) >= len(before) + 2, 900, "two evaluations")
+    api(watch, "DELETE", f"deployments/{deployment['id']}/schedules/{created['id']}")
+    new = {name: seeds for name, seeds in evaluations(published).items() if name not in before}
+    assert all(len(seeds) == 1 for seeds in new.values())
+    assert len({seed for seeds in new.values() for seed in seeds}) == len(new)  # new images each time
+
+    def page() -> str | None:
+        text = watch.latest_artifact("trend-smoke")
+        return text if all(name in text for name in new) else None
+
+    assert "data:image/png;base64," in wait_for(page, 60, f"the trend of {', '.join(new)}")
+    # The models, and what was published of them, stay.
+    assert (published / "dvc.lock").read_bytes() == trained
 
 
-def test_scoring_again_without_a_change_is_nothing_new(prefect: LocalPrefect) -> None:
-    before = evaluations(prefect)
-    assert "Nothing new" in run(prefect, "reevaluate", preset="smoke", new_seeds=False)
-    assert evaluations(prefect) == before
+def test_scoring_again_without_a_change_is_nothing_new(watch: Watch, published: Path) -> None:
+    before = evaluations(published)
+    completed(watch, new_seeds=False)
+    (first,) = evaluations(published).keys() - before.keys()
+    text = completed(watch, new_seeds=False)
+    assert re.fullmatch(rf"Nothing new: all \d+ scores are exactly those of {first}\.", text)
 
 
-def test_other_settings_of_a_scorer_are_recorded_and_not_compared(prefect: LocalPrefect) -> None:
-    changes = {"scorers": {"shapes-exact": {"splits": ["eval"]}}}
-    text = run(prefect, "reevaluate", preset="smoke", new_seeds=False, overrides=changes)
-    assert "scores moved" in text or "First" in text or "scorer changed" in text
+def test_a_moved_score_is_told(watch: Watch, published: Path, known: str) -> None:
+    """The only evaluation that is known has means that no score can reach."""
+    shift(published, known)
+    with webhook(watch.prefect) as told:
+        run = watch.start("chunk-grpo/reevaluate", preset="smoke", overrides=seed(2))
+        ended = watch.ended(run, 900)
+        assert re.match(r"[1-9]\d* of \d+ scores moved", ended["state"]["message"])
+        wait_for(lambda: told, 30, "the webhook was called")
+        time.sleep(5)  # for a second call, which would be wrong
+    warning = {"logs": {"flow_run_id": {"any_": [run]}, "level": {"ge_": 30}}}
+    (logged,) = api(watch, "POST", "logs/filter", warning)
+    assert told == [f"A score has moved. {logged['message']}"]
+    assert re.search(
+        rf"\n- shapes-\w+ on eval, .+: .+, \N{{MINUS SIGN}}\d+\.\d+ since {known} \(band", told[0]
+    )
+    assert "**moved**" in watch.latest_artifact("trend-smoke")
+
+
+def shift(published: Path, known: str) -> None:
+    """Let an evaluation be the only one in the history, with all its means too high."""
+    rows = [row for row in read_history(published / HISTORY) if row.evaluation == known]
+    table = table_from_rows(map(asdict, map(raised, rows)), "evaluation_history")
+    write_table(table, published / HISTORY, "evaluation_history")
+    file = published / MEANS / f"{known}.parquet"
+    means = read_means_of(file)
+    place = means.column_names.index("mean")
+    means = means.set_column(place, means.schema.field(place), pc.add(means["mean"], FAR))
+    write_table(means, file, "evaluation_prompts")
+
+
+def raised(row: HistoryRow) -> HistoryRow:
+    first = HistoryRow(**{name: value for name, value in asdict(row).items() if name not in COMPARED})
+    return replace(first, mean=row.mean + FAR, low=row.low + FAR, high=row.high + FAR)
+
+
+COMPARED = ("change", "reference", "difference", "band", "p_value")
+"""Columns that tell of another evaluation."""
+
+
+def test_another_scorer_is_recorded_and_not_compared(watch: Watch, published: Path, known: str) -> None:
+    """One that has the name of the old one."""
+    del known  # there must be one, whichever it is
+    before = evaluations(published)
+    other = {"kind": "shapes-graded", "splits": ["eval", "wise"], "batch_size": 256}
+    text = completed(watch, overrides={"scorers": {"shapes-exact": other}, **seed(3)})
+    (name,) = evaluations(published).keys() - before.keys()
+    rows = [row for row in read_history(published / HISTORY) if row.evaluation == name]
+    changed = [row for row in rows if row.scorer == "shapes-exact"]
+    assert changed and {row.change for row in changed} == {"scorer"}
+    assert "scorer" not in {row.change for row in rows if row not in changed}
+    assert f"{len(changed)} were not compared because their scorer changed" in text
+    assert "not compared: the scorer changed" in watch.latest_artifact("trend-smoke")

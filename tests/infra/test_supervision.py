@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +13,9 @@ import psutil
 import pytest
 
 from infra.local_prefect import LocalPrefect, stop_trees
+from tests.webhook import webhook
 
-from .conftest import processes, set_up, start_run, state, wait_for
+from .conftest import processes, start_run, state, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -27,25 +25,8 @@ ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 @pytest.fixture(scope="module")
 def told(served: LocalPrefect) -> Iterator[list[str]]:
     """What a webhook was told, which set-up has made known to the server."""
-    texts: list[str] = []
-
-    class Hook(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            assert (self.path, self.headers["Content-Type"]) == ("/services/secret", "application/json")
-            texts.append(json.loads(body)["text"])
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            del args
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Hook) as hook:
-        threading.Thread(target=hook.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{hook.server_port}/services/secret"
-        set_up(served, CHUNK_GRPO_NOTIFY_WEBHOOK=url)
+    with webhook(served) as texts:
         yield texts
-        hook.shutdown()
 
 
 def of_variant_a(**values: float) -> dict[str, Any]:
