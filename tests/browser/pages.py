@@ -93,6 +93,11 @@ class Ui:
         self._driver.get(f"{self._url}/{path}")
         self.wait_for(*texts)
 
+    def reload(self, *texts: str) -> None:
+        """Load the page again, and wait until it shows these texts."""
+        self._driver.refresh()
+        self.wait_for(*texts)
+
     def text(self) -> str:
         """All text that can be seen, also by scrolling."""
         return str(self._driver.execute_script("return document.body.innerText"))
@@ -130,10 +135,18 @@ class Ui:
         """Look at the page that was opened last, in a window of its own or not."""
         self._driver.switch_to.window(self._driver.window_handles[-1])
 
-    def tab(self, name: str, *texts: str) -> None:
-        """Open a tab of a run's page."""
+    def tab(self, name: str, *texts: str, height: int = HEIGHT) -> None:
+        """Open a tab of a run's page.
+
+        Args:
+            name: Of the tab.
+            texts: To wait for.
+            height: Of the window meanwhile: of a long list only what is in the window is there at all.
+        """
+        self._driver.set_window_size(WIDTH, height)
         self.click(name)
         self.wait_for(*texts)
+        self._driver.set_window_size(WIDTH, HEIGHT)
 
     def tables(self) -> list[list[list[str]]]:
         """The cells of every table, heads included."""
