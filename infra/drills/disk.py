@@ -35,9 +35,7 @@ DISKS = {"clones": ".prefect/runs", "cache": ".dvc/cache", "home": ".prefect"}
 database of the server."""
 
 _BLOCK = bytes(2**16)
-_FULL_SECONDS = (
-    45.0  # for `home`: as long as the disk stays full, since nothing can end that the server must know
-)
+_LATER_SECONDS = 30.0  # with the database on the full disk: as long as the server must bear it after the end
 
 
 class Filler(threading.Thread):
@@ -132,15 +130,15 @@ def drill(watch: Watch, disk: Path, options: argparse.Namespace, console: Consol
     filler, start = Filler(disk), time.monotonic()
     filler.start()
     try:
+        console.print(f"{_failure(watch, run)}\nafter {time.monotonic() - start:.1f} s; {load()}")
         if options.disk == "home":
-            time.sleep(_FULL_SECONDS)
-        else:
-            _check_failure(watch, run)
-        console.print(f"The run after {time.monotonic() - start:.1f} s: {_told(watch, run)}; {load()}")
+            time.sleep(_LATER_SECONDS)
     finally:
         filler.stop()
-    ended = watch.ended(run, 300)
-    console.print(f"Ended {time.monotonic() - start:.1f} s after the disk was full: {ended['state_type']}")
+    watch.prefect.check()
+    found = watch.run(run)
+    if (found["state_type"], found["run_count"]) != ("FAILED", 1):
+        raise DrillError(f"it did not stay so: {found['state_type']}, run {found['run_count']} times")
     _check_cache(watch.prefect.root)
     again = watch.start(**parameters)
     completed = watch.ended(again, 600)
@@ -160,17 +158,17 @@ def _trains(watch: Watch, run: str, options: argparse.Namespace) -> bool:
     return bool(children) and watch.stage(children[-1]["id"], options.command) is not None
 
 
-def _told(watch: Watch, run: str) -> str:
-    found = watch.run(run)
-    return f"{found['state_type']}: {found['state']['message']}"
+def _failure(watch: Watch, run: str) -> str:
+    """What the run says that failed: the stage that needed room first, perhaps another one than was waited for.
 
-
-def _check_failure(watch: Watch, run: str) -> None:
-    """The stage that needed room first says so; another one than the one that was waited for, perhaps."""
+    Raises:
+        DrillError: It ended in another way, or not at all.
+    """
     ended = watch.ended(run, 120)
-    message = ended["state"]["message"]
+    message = str(ended["state"]["message"])
     if ended["state_type"] != "FAILED" or not re.search("stage .*no space left", message, re.I | re.S):
         raise DrillError(f"no clear error: {ended['state_type']}: {message}")
+    return message
 
 
 def _check_cache(root: Path) -> None:
