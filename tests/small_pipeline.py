@@ -44,7 +44,8 @@ stages:
 WORK_PY = '''\
 """Stands in for every stage: says that it runs, then does what params.yaml says.
 
-Of a variant, `eta` is how many seconds it trains, and `kl_coef` the exit code of its training.
+Of a variant, `eta` is how many seconds it trains, and `kl_coef` the exit code of its training, which leaves its
+process id in VARIANT.pid, and when it began and ended in VARIANT.times.
 """
 
 import base64
@@ -68,7 +69,9 @@ elif kind == "train":
     variant = params["variants"][out.stem]
     print(f"training {out.stem}: {variant}", flush=True)
     Path(f"{out.stem}.pid").write_text(str(os.getpid()))
+    begin = time.time()
     time.sleep(variant.get("eta", 0))
+    Path(f"{out.stem}.times").write_text(f"{begin} {time.time()}")
     if code := int(variant.get("kl_coef", 0)):
         print(f"no training for {out.stem}")
         sys.exit(code)
@@ -121,7 +124,7 @@ def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
             "stages/__init__.py": "",
             "stages/work.py": WORK_PY,
             "conf/variants/small.yaml": VARIANTS,
-            ".gitignore": "/prepared.txt\n/models/\n/artifacts/\n*.pid\n/.prefect/\n__pycache__/\n",
+            ".gitignore": "/prepared.txt\n/models/\n/artifacts/\n*.pid\n*.times\n/.prefect/\n__pycache__/\n",
         }
         for name in ("conf", "flows", "infra"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,100 +1,83 @@
-"""Several presets in one run, and two workers of the pool `gpu`, on the small pipeline."""
+"""Several variants and presets in one run, and two workers of the pool `gpu`, on the small pipeline."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from infra.local_prefect import LocalPrefect, free_port
-from infra.smoke import latest_artifact
+from infra.drills.watch import Watch
+from tests.flows.faults import served
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ABLATIONS = "chunk-grpo/ablations"
 
 
 @pytest.fixture(scope="module")
-def prefect(
-    tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]
-) -> Iterator[LocalPrefect]:
+def watch(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Iterator[Watch]:
     """The small pipeline, served, with two GPU workers."""
-    root = make_pipeline(tmp_path_factory.mktemp("served") / "root")
-    server = LocalPrefect(root=root, home=root / ".prefect", port=free_port(), gpu_workers=2)
-    with server.running() as served:
-        yield served
+    with served(tmp_path_factory.mktemp("served") / "root", make_pipeline, gpu_workers=2) as made:
+        yield made
 
 
-def run(prefect: LocalPrefect, **parameters: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "prefect", "deployment", "run", "chunk-grpo/ablations", "--watch"]
-    return subprocess.run(
-        [*command, "--params", json.dumps(parameters)],
-        cwd=prefect.root,
-        env=prefect.environment | {"COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-    )
+def completed(watch: Watch, **parameters: Any) -> tuple[str, str]:
+    """A run that has completed, and what it says."""
+    run = watch.start(ABLATIONS, **parameters)
+    ended = watch.ended(run, 300)
+    assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
+    return run, str(ended["state"]["message"])
 
 
-def trainings(prefect: LocalPrefect) -> dict[str, tuple[datetime, datetime]]:
-    """When the trainings that have run began and ended."""
-    runs = httpx.post(f"{prefect.url}/api/flow_runs/filter", json={}).raise_for_status().json()
-    return {
-        f"{run['parameters']['spec']['preset']}/{run['name']}": (
-            datetime.fromisoformat(run["start_time"]),
-            datetime.fromisoformat(run["end_time"]),
-        )
-        for run in runs
-        if run["name"].startswith("train@")
-    }
+def training_times(watch: Watch, run: str) -> list[tuple[float, float]]:
+    """When each process that has trained for a run began to, and ended."""
+    children = [child["id"] for child in watch.children(run)]
+    files = [file for each in children for file in watch.prefect.home.glob(f"runs/*-{each}-*/*.times")]
+    texts = [file.read_text().split() for file in files]
+    return [(float(begin), float(end)) for begin, end in texts]
 
 
-def outcomes(prefect: LocalPrefect, preset: str) -> list[list[str]]:
-    table = latest_artifact(prefect, f"outcomes-{preset}")
-    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "@" in line]
-    return [row[1:4] for row in rows]
-
-
-@pytest.mark.slow
-def test_stages_of_different_variants_run_side_by_side_up_to_the_limit(prefect: LocalPrefect) -> None:
-    """Four trainings of ten seconds on two workers."""
-    seconds = {"variants": {name: {"eta": 10.0} for name in "ab"}}
-    other = {"report": {"title": "of both"}, **seconds}
-    result = run(prefect, presets=["tiny", "smoke"], overrides=other)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "8 stages: " in result.stdout
-    times = trainings(prefect)
-    # Both presets train the same here, and one computation is done once: the second waits for the first.
-    assert set(times) == {"tiny/train@a", "tiny/train@b", "smoke/train@a", "smoke/train@b"}
-    events = sorted([(start, 1) for start, _ in times.values()] + [(end, -1) for _, end in times.values()])
+def test_trainings_of_different_variants_run_side_by_side_up_to_the_limit(watch: Watch) -> None:
+    """Three of them on two workers."""
+    variants = {name: {"objective": "chunk", "plan": "listed", "eta": 10.0} for name in "abc"}
+    run, message = completed(watch, presets=["smoke"], overrides={"variants": variants})
+    assert message == "5 stages: 5 ran"
+    times = training_times(watch, run)
+    assert len(times) == 3
+    events = sorted([(begin, 1) for begin, _ in times] + [(end, -1) for _, end in times])
     at_once = [sum(change for _, change in events[: index + 1]) for index in range(len(events))]
     assert max(at_once) == 2
-    for preset in ("tiny", "smoke"):
-        assert [row[:2] for row in outcomes(prefect, preset)] == [["train@a", "gpu"], ["train@b", "gpu"]]
-    found = [row[2] for preset in ("tiny", "smoke") for row in outcomes(prefect, preset)]
-    assert sorted(found) == ["ran", "ran", "restored", "restored"]
 
 
-@pytest.mark.slow
-def test_a_failing_variant_does_not_stop_the_others(prefect: LocalPrefect) -> None:
+def test_two_presets_that_train_the_same_do_it_once(watch: Watch) -> None:
+    variants = {name: {"eta": 5.0} for name in "ab"}
+    changes = {"report": {"title": "of both"}, "variants": variants}
+    run, message = completed(watch, presets=["tiny", "smoke"], overrides=changes)
+    assert message.startswith("8 stages: ")
+    assert len(training_times(watch, run)) == 2
+    tables = [watch.outcomes(run, preset) for preset in ("tiny", "smoke")]
+    for name in ("train@a", "train@b"):
+        assert sorted(table[name] for table in tables) == ["ran", "restored"]
+    assert {child["name"] for child in watch.children(run)} == {"train@a", "train@b"}
+
+
+def test_a_failing_variant_does_not_stop_the_others(watch: Watch) -> None:
     changes = {"variants": {"a": {"kl_coef": 3.0}}, "report": {"title": "one fails"}}
-    result = run(prefect, presets=["tiny"], overrides=changes)
-    assert result.returncode == 1
-    assert "stage train@a failed with exit code 3 (bad input)" in result.stdout
-    table = latest_artifact(prefect, "outcomes-tiny")
+    code, told = watch.command(ABLATIONS, presets=["tiny"], overrides=changes)
+    assert code == 1
+    assert "stage train@a failed with exit code 3 (bad input)" in told
+    table = watch.latest_artifact("outcomes-tiny")
     assert "| train@a | gpu | **failed** |" in table
     assert "| train@b | gpu | ran |" in table
     assert "| report |  | not reached |" in table
 
 
-@pytest.mark.slow
-def test_unknown_variants_and_wrong_overrides_are_refused_before_any_stage(prefect: LocalPrefect) -> None:
-    result = run(prefect, presets=["tiny"], variants=["c"])
-    assert result.returncode == 1
-    assert "variants must be of a, b, got c" in result.stdout
-    refused = run(prefect, presets=["tiny"], overrides={"train": {"iterations": "two"}})
-    assert refused.returncode == 1
-    assert "train" in refused.stdout + refused.stderr
+def test_unknown_variants_and_wrong_overrides_are_refused_before_any_stage(watch: Watch) -> None:
+    code, told = watch.command(ABLATIONS, presets=["tiny"], variants=["c"])
+    assert code == 1
+    assert "variants must be of a, b, got c" in told
+    code, told = watch.command(ABLATIONS, presets=["tiny"], overrides={"train": {"iterations": "two"}})
+    assert code == 1
+    assert "train" in told
