@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -115,28 +116,29 @@ class Measured:
     prompts: pa.Table
 
 
-def repeats(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str:
-    """Name of the evaluation before, if this one has exactly its numbers: nothing was new; else the empty string.
+def known(history: Sequence[HistoryRow], rows: Sequence[HistoryRow]) -> str:
+    """Name of the last earlier evaluation that measured exactly this: nothing was new; else the empty string.
+
+    Equal are the models' commit, the seed of the images and, of every score, the scorer and the numbers.
 
     Args:
-        history: Rows in the order of time, those of `newest` among them.
-        newest: The rows of one evaluation.
+        history: Rows in the order of time. Without rows of this evaluation all of them are earlier ones.
+        rows: The rows of one evaluation.
     """
-    names = list(dict.fromkeys(row.evaluation for row in history))
-    place = names.index(newest[0].evaluation)
-    if place == 0:
-        return ""
-    before = names[place - 1]
-    last = [row for row in history if row.evaluation == before]
-    return before if _numbers(last) == _numbers(newest) else ""
+    this = rows[0]
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for row in history:
+        if row.evaluation == this.evaluation:
+            break
+        if (row.model_commit, row.image_seed) == (this.model_commit, this.image_seed):
+            found[row.evaluation].add(_numbers(row))
+    numbers = {_numbers(row) for row in rows}
+    return next((name for name in reversed(found) if found[name] == numbers), "")
 
 
-def _numbers(rows: Sequence[HistoryRow]) -> set[tuple[object, ...]]:
+def _numbers(row: HistoryRow) -> str:
     """What differs when any image or scorer does; as text, in which NaN is equal to itself."""
-    return {
-        (row.score, row.scorer_hash, row.num_images, repr((row.mean, row.standard_error, row.low)))
-        for row in rows
-    }
+    return repr((*row.score, row.scorer_hash, row.num_images, row.mean, row.standard_error, row.low))
 
 
 def measure(workspace: Path, evaluation: Evaluation) -> Measured:

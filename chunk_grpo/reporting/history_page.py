@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from chunk_grpo.reporting.comparisons import number, signed
 from chunk_grpo.reporting.evidence import BASE
-from chunk_grpo.reporting.history import Change, HistoryRow, repeats
+from chunk_grpo.reporting.history import Change, HistoryRow, known
 from chunk_grpo.reporting.history_changes import METHOD
 from chunk_grpo.reporting.tables import Cell, Row, Table, to_markdown
 
@@ -38,9 +38,9 @@ def summary(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str:
 
     Args:
         history: All rows in the order of time.
-        newest: Those of the evaluation.
+        newest: Those of the evaluation, which may be left out of `history`.
     """
-    found, repeated = Counter(row.change for row in newest), repeats(history, newest)
+    found, repeated = Counter(row.change for row in newest), known(history, newest)
     if repeated:
         return f"Nothing new: all {len(newest)} scores are exactly those of {repeated}."
     if found["first"] == len(newest):

@@ -6,7 +6,7 @@ it prompt by prompt while history.parquet stays small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -26,7 +26,7 @@ from chunk_grpo.artifacts.io import REWRITE_IT
 from chunk_grpo.artifacts.publishing import folder_lock, sizes_below
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.highlight import Highlight
-from chunk_grpo.reporting.history import HistoryRow, Measured
+from chunk_grpo.reporting.history import HistoryRow, Measured, known
 from chunk_grpo.reporting.history_changes import compare
 from chunk_grpo.reporting.history_page import history_markdown
 from chunk_grpo.reporting.history_plot import trend_png
@@ -40,11 +40,13 @@ class Recorded:
     """What `record` did.
 
     Attributes:
-        newest: The rows of the evaluation that was recorded, compared with their references.
-        history: All rows in the order of time, those among them.
+        repeats: The earlier evaluation that measured exactly the same; empty when something is new.
+        newest: The rows of the evaluation; compared with their references, unless it was not added.
+        history: All rows in the order of time.
         trend: The page with its plot, as they are in the preset's folder.
     """
 
+    repeats: str
     newest: tuple[HistoryRow, ...]
     history: tuple[HistoryRow, ...]
     trend: Highlight
@@ -53,9 +55,9 @@ class Recorded:
 def record(destination: Location, measured: Measured) -> Recorded:
     """Compare an evaluation with the history at `destination`/PRESET, add it there, and draw the trend.
 
-    An evaluation of that name that is there already is replaced. Each file is replaced in one step; in a local folder
-    two processes wait for each other. In an object store two that record for one preset at once lose one of the two in
-    history.parquet: record that one again.
+    An evaluation of that name that is there already is replaced. One that measured exactly what another one there has
+    is not added. Each file is replaced in one step; in a local folder two processes wait for each other. In an object
+    store two that record for one preset at once lose one of the two in history.parquet: record that one again.
 
     Args:
         destination: Folder or URL.
@@ -66,34 +68,44 @@ def record(destination: Location, measured: Measured) -> Recorded:
             a file cannot be written.
         TransientError: the object store does not answer.
     """
-    evaluation = measured.evaluation
-    folder = join(destination, evaluation.preset)
+    name = measured.evaluation.name
+    folder = join(destination, measured.evaluation.preset)
     check_writable(join(folder, HISTORY))
     with folder_lock(folder):
         there = sizes_below(folder)
-        known = read_history(join(folder, HISTORY)) if HISTORY in there else ()
-        others = [row for row in known if row.evaluation != evaluation.name]
-        earlier = [row for row in others if row.evaluated_at <= evaluation.evaluated_at]
-
-        def read_means(name: str) -> pa.Table:
-            path = f"{MEANS}/{name}.parquet"
-            if path not in there:
-                raise DataError(
-                    f"{join(folder, path)}: no such file; scores are compared with the evaluation {name} prompt by "
-                    f"prompt. Restore it from a copy, or move {HISTORY} away to begin a new history."
-                )
-            return read_means_of(join(folder, path))
-
-        newest = compare(measured, earlier, read_means).rows
-        history = tuple(sorted([*others, *newest], key=lambda row: row.evaluated_at))
-        means = join(folder, MEANS, f"{evaluation.name}.parquet")
-        write_table(measured.prompts, means, "evaluation_prompts")
-        rows = table_from_rows(map(asdict, history), "evaluation_history")
-        write_table(rows, join(folder, HISTORY), "evaluation_history")
-        trend = _trend(history, evaluation.name)
+        history = read_history(join(folder, HISTORY)) if HISTORY in there else ()
+        others = tuple(row for row in history if row.evaluation != name)
+        newest, shown = measured.rows, name
+        if len(others) == len(history) and known(others, newest):
+            shown = history[-1].evaluation  # written again: who added it may have been killed before that
+        else:
+            newest = _compared(folder, measured, others, there)
+            history = tuple(sorted([*others, *newest], key=lambda row: row.evaluated_at))
+            write_table(measured.prompts, join(folder, MEANS, f"{name}.parquet"), "evaluation_prompts")
+            rows = table_from_rows(map(asdict, history), "evaluation_history")
+            write_table(rows, join(folder, HISTORY), "evaluation_history")
+        trend = _trend(history, shown)
         write_bytes(trend.images[PLOT], join(folder, PLOT))
         write_text(trend.markdown, join(folder, PAGE))
-    return Recorded(newest, history, trend)
+    return Recorded(known(history, newest), newest, history, trend)
+
+
+def _compared(
+    folder: str, measured: Measured, others: Sequence[HistoryRow], there: Collection[str]
+) -> tuple[HistoryRow, ...]:
+    """The rows of an evaluation, compared with what the others had before it."""
+
+    def read_means(name: str) -> pa.Table:
+        path = f"{MEANS}/{name}.parquet"
+        if path not in there:
+            raise DataError(
+                f"{join(folder, path)}: no such file; scores are compared with the evaluation {name} prompt by "
+                f"prompt. Restore it from a copy, or move {HISTORY} away to begin a new history."
+            )
+        return read_means_of(join(folder, path))
+
+    earlier = [row for row in others if row.evaluated_at <= measured.evaluation.evaluated_at]
+    return compare(measured, earlier, read_means).rows
 
 
 def _trend(history: Sequence[HistoryRow], evaluation: str) -> Highlight:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from chunk_grpo.artifacts import read_table, write_text
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.history import Change, HistoryRow, Measured, measure, repeats
+from chunk_grpo.reporting.history import Change, HistoryRow, Measured, known, measure
 from chunk_grpo.reporting.history_page import alert, history_markdown, summary
 from chunk_grpo.reporting.history_plot import trend_png
 from chunk_grpo.reporting.history_store import read_history, record
@@ -30,10 +30,11 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
 
 
 def test_each_evaluation_is_added(nights: list[Measured], tmp_path: Path) -> None:
-    for number, night in enumerate(nights):
-        done = record(tmp_path, night)
+    for count, number in enumerate((0, 2, 3), start=1):
+        done = record(tmp_path, nights[number])
+        assert done.repeats == ""
         assert {row.evaluation for row in done.newest} == {f"night-{number}"}
-        assert len(done.history) == 20 * (number + 1)
+        assert len(done.history) == 20 * count
         assert [row.change for row in done.newest].count("moved") == (2 if number == 3 else 0)
         folder = tmp_path / "tiny"
         assert (done.trend.key, done.trend.title) == ("trend", "Scores over the evaluations")
@@ -43,14 +44,13 @@ def test_each_evaluation_is_added(nights: list[Measured], tmp_path: Path) -> Non
         assert "](data:image/png;base64," in done.trend.inline()
     assert {path.relative_to(tmp_path / "tiny").as_posix() for path in (tmp_path / "tiny").rglob("*.*")} == {
         "history.parquet", "history.png", "history.md",
-        "evaluations/night-0.parquet", "evaluations/night-1.parquet",
-        "evaluations/night-2.parquet", "evaluations/night-3.parquet",
+        "evaluations/night-0.parquet", "evaluations/night-2.parquet", "evaluations/night-3.parquet",
     }  # fmt: skip
     table = read_table(tmp_path / "tiny" / "history.parquet", "evaluation_history")
-    assert table.num_rows == 80
-    assert str(table["evaluated_at"][79].as_py()) == "2001-01-04 00:00:00+00:00"
+    assert table.num_rows == 60
+    assert str(table["evaluated_at"][59].as_py()) == "2001-01-04 00:00:00+00:00"
     assert [row.evaluation for row in read_history(tmp_path / "tiny" / "history.parquet")][::20] == [
-        "night-0", "night-1", "night-2", "night-3",
+        "night-0", "night-2", "night-3",
     ]  # fmt: skip
 
 
@@ -64,22 +64,62 @@ def test_an_evaluation_that_is_there_is_replaced(nights: list[Measured], tmp_pat
     assert [row.evaluation for row in again.history] == ["night-0"] * 20 + ["night-2"] * 20
 
 
-def test_nothing_is_new_when_the_evaluation_before_is_repeated(
+def renamed(night: Measured, number: int, **changes: object) -> Measured:
+    """The same numbers in the evaluation of another night."""
+    other = evaluation(number)
+    at = {"evaluation": other.name, "evaluated_at": other.evaluated_at, **changes}
+    return replace(night, evaluation=other, rows=tuple(replace(row, **at) for row in night.rows))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("before", [(0,), (0, 2, 3)], ids=["just before", "long before"])
+def test_what_the_history_has_is_not_added_under_another_name(
+    before: tuple[int, ...], nights: list[Measured], tmp_path: Path
+) -> None:
+    for number in before:
+        last = record(tmp_path, nights[number])
+    folder = tmp_path / "tiny"
+    files = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    (folder / "history.png").unlink()
+    done = record(tmp_path, renamed(nights[1], 9))
+    assert (done.repeats, done.trend) == ("night-0", last.trend)
+    assert [row.evaluation for row in done.history][::20] == [f"night-{number}" for number in before]
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == files
+    assert {row.evaluation for row in done.newest} == {"night-9"}
+    assert summary(done.history, done.newest) == "Nothing new: all 20 scores are exactly those of night-0."
+    assert alert(done.history, done.newest) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model_commit": "b" * 16}, {"image_seed": 7}, {"scorer_hash": "v2"}, {"mean": 0.5}, {"num_images": 1}],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_differs_in_anything_is_new(
+    change: dict[str, object], nights: list[Measured], tmp_path: Path
+) -> None:
+    first = record(tmp_path, nights[0])
+    other = renamed(nights[1], 9)
+    of_all = "model_commit" in change or "image_seed" in change
+    rows = [
+        replace(row, **change) if of_all or place == 5 else row  # type: ignore[arg-type]
+        for place, row in enumerate(other.rows)
+    ]
+    done = record(tmp_path, replace(other, rows=tuple(rows)))
+    assert done.repeats == ""
+    assert len(done.history) == 40
+    assert not known(first.history, other.rows[1:])
+
+
+def test_an_evaluation_of_the_same_name_is_replaced_even_by_what_another_one_has(
     nights: list[Measured], tmp_path: Path
 ) -> None:
-    """It need not be the reference."""
-    for night in (nights[0], nights[2]):
-        done = record(tmp_path, night)
-        assert not repeats(done.history, done.newest)
-    later = evaluation(9)
-    rows = tuple(
-        replace(row, evaluation=later.name, evaluated_at=later.evaluated_at) for row in nights[2].rows
-    )
-    done = record(tmp_path, Measured(later, rows, nights[2].prompts))
-    assert repeats(done.history, done.newest) == "night-2"
-    assert summary(done.history, done.newest) == ("Nothing new: all 20 scores are exactly those of night-2.")
-    other = [replace(row, scorer_hash="v2") for row in done.newest]
-    assert not repeats((*done.history[:-20], *other), other)
+    """Later ones may refer to it."""
+    record(tmp_path, nights[0])
+    record(tmp_path, nights[2])
+    done = record(tmp_path, renamed(nights[0], 2))
+    assert [row.evaluation for row in done.history] == ["night-0"] * 20 + ["night-2"] * 20
+    assert {row.change for row in done.newest} == {"same"}
+    assert done.repeats == "night-0"
 
 
 def test_an_evaluation_that_comes_late_takes_its_place_in_time(
@@ -122,20 +162,18 @@ def test_means_of_a_reference_that_are_gone(nights: list[Measured], tmp_path: Pa
 @pytest.fixture(scope="module")
 def history(nights: list[Measured], tmp_path_factory: pytest.TempPathFactory) -> tuple[HistoryRow, ...]:
     folder = tmp_path_factory.mktemp("history")
-    return [record(folder, night) for night in nights][-1].history
+    return [record(folder, night) for night in nights][-1].history  # without night-1
 
 
 def rows_of(history: tuple[HistoryRow, ...], name: str) -> list[HistoryRow]:
     return [row for row in history if row.evaluation == name]
 
 
-def test_one_sentence_on_an_evaluation(history: tuple[HistoryRow, ...]) -> None:
+def test_one_sentence_on_an_evaluation(history: tuple[HistoryRow, ...], nights: list[Measured]) -> None:
     assert summary(history, rows_of(history, "night-0")) == (
         "First evaluation: 20 scores, with nothing to compare them with."
     )
-    assert summary(history, rows_of(history, "night-1")) == (
-        "Nothing new: all 20 scores are exactly those of night-0."
-    )
+    assert summary(history, nights[1].rows) == ("Nothing new: all 20 scores are exactly those of night-0.")
     assert summary(history, rows_of(history, "night-3")) == (
         "2 of 20 scores moved; 10 have too few prompts to tell."
     )
@@ -146,7 +184,7 @@ def test_one_sentence_on_an_evaluation(history: tuple[HistoryRow, ...]) -> None:
 
 
 def test_an_alert_names_the_scores_that_moved(history: tuple[HistoryRow, ...]) -> None:
-    for quiet in ("night-0", "night-1", "night-2"):
+    for quiet in ("night-0", "night-2"):
         assert alert(history, rows_of(history, quiet)) is None
     newest = rows_of(history, "night-3")
     row = next(r for r in newest if r.change == "moved")
