@@ -18,7 +18,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from chunk_grpo.orchestration.clones import uncommitted
+from chunk_grpo.git import uncommitted
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.repeating import repeating

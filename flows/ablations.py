@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from chunk_grpo.config import Overrides
-from chunk_grpo.orchestration.clones import resolved
+from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec

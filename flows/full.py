@@ -10,7 +10,7 @@ from prefect.states import Completed
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.config import Overrides
-from chunk_grpo.orchestration.clones import resolved
+from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec

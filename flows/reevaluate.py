@@ -12,7 +12,7 @@ from prefect.states import Completed
 
 from chunk_grpo.artifacts.storage import join
 from chunk_grpo.config import Overrides, with_image_seed
-from chunk_grpo.orchestration.clones import resolved
+from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels
 from chunk_grpo.reporting.highlight import slug

@@ -14,7 +14,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +44,7 @@ from chunk_grpo.artifacts.storage import (
     storage_errors,
 )
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError
+from chunk_grpo.git import resolved
 from chunk_grpo.progress import Meter
 
 MODELS = ".safetensors"
@@ -339,10 +339,9 @@ def _preset(workspace: Path) -> str:
 
 
 def _commit(workspace: Path) -> str:
-    command = ["git", "-C", str(workspace), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError) as error:
+        return resolved(workspace, "HEAD")
+    except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"{workspace}: must be a git checkout to know the commit ({error}). Name it with --commit."
         ) from error

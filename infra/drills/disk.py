@@ -25,7 +25,8 @@ from typing import Any
 
 from rich.console import Console
 
-from chunk_grpo.orchestration.clones import make_clone, resolved
+from chunk_grpo.git import resolved
+from chunk_grpo.orchestration.clones import make_clone
 from infra.drills.watch import DrillError, Watch, damaged_objects, load, wait_for, watching
 from infra.local_prefect import LocalPrefect, free_port
 from infra.setup import ROOT

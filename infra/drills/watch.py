@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-from chunk_grpo.orchestration.clones import make_clone, resolved
+from chunk_grpo.git import resolved
+from chunk_grpo.orchestration.clones import make_clone
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import ROOT
 

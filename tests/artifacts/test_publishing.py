@@ -332,10 +332,14 @@ def test_the_command_line(
     assert "params.yaml: must have the key `preset`" in capfd.readouterr().err
 
 
-def test_the_commit_is_that_of_the_workspace(workspace: Path, tmp_path: Path) -> None:
+def test_the_commit_is_that_of_the_workspace(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a git hook, which has the variables of another repository."""
     git = ["git", "-C", str(workspace), "-c", "user.name=a", "-c", "user.email=a@b.example"]
     for arguments in (["init", "-q"], ["add", "params.yaml"], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *arguments], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     assert main([str(tmp_path / "out"), "--workspace", str(workspace)]) == 0
     assert read_record(tmp_path / "out" / "tiny" / "run.json").run.commit == head.stdout.strip()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chunk_grpo.orchestration.clones import make_clone, resolved
+from chunk_grpo.git import resolved
+from chunk_grpo.orchestration.clones import make_clone
 from infra.drills.watch import Watch, watching
 from infra.local_prefect import LocalPrefect, free_port
 from tests.flows.faults import REPOSITORY

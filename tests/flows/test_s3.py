@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import s3fs
 
-from chunk_grpo.orchestration.clones import make_clone, resolved
+from chunk_grpo.git import resolved
+from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError
 from chunk_grpo.orchestration.pipeline import Pipeline

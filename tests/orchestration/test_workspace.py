@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from chunk_grpo.git import resolved, uncommitted
 from chunk_grpo.orchestration import clones
-from chunk_grpo.orchestration.clones import IN_USE, clone_in_use, locked, make_clone, resolved, uncommitted
+from chunk_grpo.orchestration.clones import IN_USE, clone_in_use, locked, make_clone
 from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels, make_workspace, read_yaml, share_cache
