@@ -85,7 +85,8 @@ class SetUp:
         pool_type: kind of the workers of each pool that has a template.
         templates: base job template files by the name of the pool; a pool without one has process workers.
         webhook: URL that is told of failed runs and moved scores; None leaves notifications as they are.
-        reset_schedules: give deployments that are there the schedules of infra/prefect.yaml, and switch them on.
+        reset_schedules: give deployments that are there the schedules and default parameters of infra/prefect.yaml,
+            and switch them on.
     """
 
     root: Path = ROOT
@@ -259,7 +260,7 @@ async def _emit(events: Sequence[Event]) -> None:
 def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
     """The text of infra/prefect.yaml, but for what a user may have set in the Prefect UI.
 
-    `prefect deploy` switches on a deployment that was paused and writes over its schedules.
+    `prefect deploy` switches on a deployment that was paused, and writes over its schedules and its default parameters.
 
     Args:
         root: the repository.
@@ -270,8 +271,8 @@ def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
     for wanted in content["deployments"]:
         if found := known.get((wanted["name"], wanted["entrypoint"])):
             wanted["paused"] = found.paused
-            if found.schedules:
-                wanted.pop("schedules", None)
+            wanted["parameters"] = found.parameters
+            wanted.pop("schedules", None)  # also when there is none any more: it was deleted
     return str(yaml.safe_dump(content, sort_keys=False))
 
 
@@ -331,7 +332,7 @@ def main() -> int:
     parser.add_argument(
         "--reset-schedules",
         action="store_true",
-        help=f"schedules as in {PREFECT_FILE}, and no deployment paused",
+        help=f"schedules and default parameters as in {PREFECT_FILE}, and no deployment paused",
     )
     options = parser.parse_args()
     templates = {"cpu": options.cpu_template, "gpu": options.gpu_template}

@@ -137,6 +137,7 @@ def snapshot(prefect: LocalPrefect) -> dict[str, Any]:
             "id",
             "name",
             "paused",
+            "parameters",
             "pull_steps",
             "schedules",
             "global_concurrency_limit",

@@ -76,13 +76,21 @@ def test_set_up_again_keeps_what_a_user_set(served: LocalPrefect, unchanged: dic
     ask(served, "work_pools/cpu", "PATCH", is_paused=True, concurrency_limit=5, base_job_template=template)
     ask(served, "work_pools/gpu", "PATCH", is_paused=True, concurrency_limit=7)
     ask(served, f"automations/{automation['id']}", "PATCH", enabled=False)
-    ask(served, f"deployments/{full['id']}", "PATCH", paused=True)
+    ask(served, f"deployments/{full['id']}", "PATCH", paused=True, parameters={"preset": "smoke"})
+    nightly = unchanged["deployments"]["reevaluate"]
+    (cron,) = nightly["schedules"]
+    ask(served, f"deployments/{nightly['id']}/schedules/{cron['id']}", "DELETE")
     schedule = {"schedule": {"cron": "17 3 * * *", "timezone": "UTC"}, "active": False}
     httpx.post(f"{served.url}/api/deployments/{full['id']}/schedules", json=[schedule]).raise_for_status()
     as_set = snapshot(served)
     assert as_set["deployments"]["full"]["paused"]
+    assert as_set["deployments"]["reevaluate"]["schedules"] == []
     set_up(served)
     assert snapshot(served) == as_set
+    set_up(served, "--reset-schedules")
+    again = snapshot(served)["deployments"]
+    assert again["full"]["parameters"] == {"preset": "tiny"}
+    assert [each["schedule"]["cron"] for each in again["reevaluate"]["schedules"]] == ["0 3 * * *"]
 
 
 def test_set_up_again_changes_what_was_asked_for(served: LocalPrefect, unchanged: dict[str, Any]) -> None:
