@@ -18,7 +18,6 @@ from types import FrameType
 import httpx
 import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
@@ -31,6 +30,7 @@ from pydantic import SecretStr
 
 from chunk_grpo.orchestration.guard import tied
 from infra import worker
+from infra.runs import runs_in
 from infra.setup import WEBHOOK_VARIABLE, SetUp, SetUpError
 
 HOST = "127.0.0.1"
@@ -253,13 +253,11 @@ class LocalPrefect:
             ) from error
 
 
-def _unfinished(client: SyncPrefectClient) -> Iterator[FlowRun]:
+def _unfinished(client: SyncPrefectClient) -> list[FlowRun]:
     """Flow runs that have not ended; without those that wait in the queue, which stay there."""
-    live = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.SCHEDULED]
-    unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=live)))
-    for run in client.read_flow_runs(flow_run_filter=unfinished):
-        if run.state_type != StateType.SCHEDULED or run.parent_task_run_id is not None:
-            yield run
+    live = runs_in(client, [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
+    # Apart from these, for a schedule has up to a hundred runs of its own waiting.
+    return [*live, *runs_in(client, [StateType.SCHEDULED], waited_for=True)]
 
 
 def stop_on_signals() -> None:

@@ -23,7 +23,6 @@ import httpx
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.clients import get_events_client
@@ -36,6 +35,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from infra import automations
+from infra.runs import runs_in
 
 ROOT = Path(__file__).resolve().parents[1]
 WEBHOOK_VARIABLE = "CHUNK_GRPO_NOTIFY_WEBHOOK"
@@ -234,10 +234,7 @@ def _unwatched(client: SyncPrefectClient) -> list[Event]:
         StateType.RUNNING: automations.WATCH_RUNNING,
         StateType.PENDING: automations.WATCH_PENDING,
     }.items():
-        live = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[kind])))
-        for run in client.read_flow_runs(flow_run_filter=live):
-            if automations.TAG not in run.tags:
-                continue
+        for run in runs_in(client, [kind]):
             name = run.work_pool_name or ""
             pool = {
                 "prefect.resource.id": f"prefect.work-pool.{name}",

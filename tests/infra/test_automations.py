@@ -1,15 +1,16 @@
-"""What a real server does with flow runs that a worker took and that never run."""
+"""What a real server does with flow runs that a worker took and that never run, and which runs are found there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra import automations
-from infra.local_prefect import LocalPrefect
+from infra import automations, runs
+from infra.local_prefect import LocalPrefect, _unfinished
 from tests.infra.deployment_files import template
 
 from .conftest import ask, set_up, state, wait_for
@@ -79,3 +80,26 @@ def test_a_run_that_never_starts_crashes_however_far_its_worker_came(
 
 def message(prefect: LocalPrefect, run: str) -> str:
     return str(ask(prefect, f"flow_runs/{run}", "GET")["state"]["message"])
+
+
+def test_runs_are_found_on_all_pages(served: LocalPrefect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without those that only wait for their time, unless another run waits for them."""
+    full = ask(served, "deployments/name/chunk-grpo/full", "GET")
+    pending = {"type": "PENDING", "name": "Pending"}
+    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": NEVER}}
+    parent = ask(served, "flow_runs/", flow_id=full["flow_id"], state={"type": "RUNNING"}, tags=full["tags"])
+    key = {"task_key": "train", "dynamic_key": "0", "state": {"type": "RUNNING"}}
+    task = ask(served, "task_runs/", flow_run_id=parent["id"], **key)
+
+    def made(**body: Any) -> str:
+        return str(ask(served, "flow_runs/", flow_id=full["flow_id"], tags=full["tags"], **body)["id"])
+
+    wanted = {parent["id"], *(made(state=pending) for _ in range(7))}
+    wanted.add(made(state=later, parent_task_run_id=task["id"]))
+    others = [made(state=later) for _ in range(7)]
+    monkeypatch.setattr(runs, "_PAGE", 3)
+    with temporary_settings({PREFECT_API_URL: f"{served.url}/api"}), get_client(sync_client=True) as client:
+        assert wanted <= {str(run.id) for run in _unfinished(client)}
+        assert not {str(run.id) for run in _unfinished(client)} & set(others)
+    for run in (*wanted, *others):
+        ask(served, f"flow_runs/{run}", "DELETE")

@@ -1,0 +1,43 @@
+"""Which flow runs of ours a Prefect server has in some states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterParentTaskRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+
+from infra.automations import TAG
+
+_PAGE = 200  # the most that a server hands out at once
+
+
+def runs_in(
+    client: SyncPrefectClient, states: Sequence[StateType], *, waited_for: bool = False
+) -> list[FlowRun]:
+    """The flow runs of our deployments in one of these states, all of them.
+
+    Args:
+        client: of the server.
+        states: types of states.
+        waited_for: only those that another flow run has started and waits for.
+    """
+    wanted = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))),
+        tags=FlowRunFilterTags(all_=[TAG]),
+    )
+    if waited_for:
+        wanted.parent_task_run_id = FlowRunFilterParentTaskRunId(is_null_=False)
+    found: dict[object, FlowRun] = {}  # what changes meanwhile may stand on two pages
+    offset = 0
+    while page := client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE, offset=offset):
+        found.update({run.id: run for run in page})
+        offset += len(page)
+    return list(found.values())
