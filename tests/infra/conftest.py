@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import secrets
@@ -145,6 +144,11 @@ def snapshot(prefect: LocalPrefect) -> dict[str, Any]:
         ],
     }.items():
         rows = ask(prefect, f"{what}/filter")
-        parts[what] = {row["name"]: {key: row.get(key) for key in keys} for row in rows}
-        assert len(parts[what]) == len(rows), f"doubles: {json.dumps(rows)}"
+        parts[what] = {_name(row): {key: row.get(key) for key in keys} for row in rows}
+        assert len(parts[what]) == len(rows), f"doubles: {sorted(map(_name, rows))}"
     return parts
+
+
+def _name(row: dict[str, Any]) -> str:
+    """Of a deployment that of its flow, for those on the pool gpu are all called so."""
+    return str(row["entrypoint"].rpartition(":")[2] if "entrypoint" in row else row["name"])
