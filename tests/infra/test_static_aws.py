@@ -66,6 +66,19 @@ def test_a_flow_run_on_ecs_has_no_root_its_state_and_no_secret_by_value(pool: st
     assert secret.startswith("arn:aws:secretsmanager:")
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_token_comes_from_the_secrets_manager(pool: str) -> None:
+    token = {
+        "name": "HF_TOKEN",
+        "valueFrom": "arn:aws:secretsmanager:REGION:ACCOUNT:secret:chunk-grpo/tokens/hub-1",
+    }
+    definition = rendered(template("aws", pool), secrets=[token])["task_definition"]
+    assert definition["containerDefinitions"][0]["secrets"] == [token]
+    assert request_errors(definition) == ""
+    allowed = RESOURCES["ExecutionRole"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"][0]
+    assert allowed["Resource"][1].endswith(":secret:chunk-grpo/tokens/*")
+
+
 def test_a_gpu_is_asked_for_where_ecs_has_them() -> None:
     gpu, cpu = task_definition("gpu"), task_definition("cpu")
     assert gpu["containerDefinitions"][0]["resourceRequirements"] == [{"type": "GPU", "value": "1"}]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.infra.deployment_files import HOME, INFRA, PINNED, SECRET, is_known, lint
+from tests.infra.deployment_files import HOME, INFRA, PINNED, ROOT, SECRET, is_known, lint
 from tests.infra.test_static_images import last
 
 FILE = INFRA / "compose.yaml"
@@ -113,6 +114,14 @@ def test_only_who_needs_them_has_the_keys_of_the_store_and_the_database() -> Non
     in_network = {name for name, service in SERVICES.items() if "database" in service["networks"]}
     assert in_network == {"database", "server"}
     assert COMPOSE["networks"]["database"]["internal"] is True
+
+
+@every_service
+def test_workers_alone_get_tokens_from_a_file_that_git_ignores(name: str) -> None:
+    expected = [{"path": "worker.env", "required": False}] if name.startswith("worker") else []
+    assert SERVICES[name].get("env_file", []) == expected
+    ignored = subprocess.run(["git", "check-ignore", "--quiet", "infra/worker.env"], cwd=ROOT, check=False)
+    assert ignored.returncode == 0
 
 
 def test_everything_that_is_named_is_declared_and_used() -> None:

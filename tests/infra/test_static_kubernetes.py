@@ -173,6 +173,15 @@ def test_a_flow_run_has_its_state_shared_memory_and_no_rights(pool: str) -> None
     assert job(pool)["spec"]["backoffLimit"] == 0
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_flow_run_gets_keys_and_tokens_from_secrets_that_may_be_missing(pool: str) -> None:
+    sources = PODS[f"flow-run-{pool}"]["containers"][0]["envFrom"]
+    secrets = {
+        each["secretRef"]["name"]: each["secretRef"]["optional"] for each in sources if "secretRef" in each
+    }
+    assert secrets == {"store": True, "tokens": True}
+
+
 def test_a_flow_run_on_the_pool_gpu_gets_a_gpu_of_a_node_that_has_one() -> None:
     pod = job("gpu", gpu_count=4, shared_memory="32Gi")["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
