@@ -148,6 +148,11 @@ def test_what_waits_for_what() -> None:
     }
 
 
+def test_the_database_is_healthy_only_after_its_first_start() -> None:
+    """Which listens to its socket alone, and ends in a restart."""
+    assert "--host=127.0.0.1" in SERVICES["database"]["healthcheck"]["test"]
+
+
 def test_each_profile_has_one_gpu_worker_and_only_one_of_them_takes_a_gpu() -> None:
     gpu = [name for name, service in SERVICES.items() if "gpu" in service.get("command", [])]
     assert [SERVICES[name]["profiles"] for name in gpu] == [["gpu"], ["no-gpu"]]
