@@ -31,7 +31,7 @@ from pydantic import SecretStr
 from chunk_grpo.orchestration.guard import tied
 from infra import worker
 from infra.runs import runs_in
-from infra.setup import WEBHOOK_VARIABLE, SetUp, SetUpError
+from infra.setup import SetUp, SetUpError
 
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -39,8 +39,6 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PUBLISH = "CHUNK_GRPO_PUBLISH"
 REPORTS_URL = "CHUNK_GRPO_REPORTS_URL"
 
-_OF_ONE_SERVER = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_", WEBHOOK_VARIABLE, PUBLISH, REPORTS_URL)
-"""How variables begin that a shell may have for the server of `make serve`, and that no other one must use."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 120.0
 _STOP_SECONDS = 40.0  # a worker gives its flow runs 30 s
@@ -60,6 +58,7 @@ class LocalPrefect:
         gpu_workers: how many workers share the GPUs out; each takes one flow run at a time. 0: they are elsewhere.
         keep_gpu_limit: whether a pool `gpu` that is there keeps its limit; otherwise it becomes `gpu_workers`.
         database: URL of a PostgreSQL database; None for SQLite in `home`.
+        server: further environment variables of the server alone: its authentication, for example.
         publish: folder (relative to `root`) or URL below which runs publish; None for `home`/published.
         reports: URL below which a browser finds what is published; None for the next port, if it is a folder.
         webhook: URL that is told of failed runs and moved scores; None leaves notifications as they are.
@@ -71,6 +70,7 @@ class LocalPrefect:
     gpu_workers: int = 1
     keep_gpu_limit: bool = False
     database: str | None = field(default=None, repr=False)
+    server: Mapping[str, str] = field(default_factory=dict, repr=False)
     publish: str | None = None
     reports: str | None = None
     webhook: SecretStr | None = None
@@ -102,8 +102,8 @@ class LocalPrefect:
     @property
     def environment(self) -> dict[str, str]:
         """For every `prefect` command that is to talk to this server; prefect.toml in `root` has the rest."""
-        base = {key: value for key, value in os.environ.items() if not key.startswith(_OF_ONE_SERVER)}
-        base[PUBLISH] = self._place
+        base = dict(os.environ) | {PUBLISH: self._place}
+        base.pop(REPORTS_URL, None)
         if self.reports_url is not None:
             base[REPORTS_URL] = self.reports_url
         return worker.worker_environment(base, self.root, self.home, f"{self.url}/api")
@@ -154,9 +154,11 @@ class LocalPrefect:
         Raises:
             SetUpError: it did not start in time.
         """
-        database = {} if self.database is None else {DATABASE: self.database}
+        settings = dict(self.server)
+        if self.database is not None:
+            settings[DATABASE] = self.database
         self._children = [(name, process) for name, process in self._children if name != "server"]
-        self._start("server", _server(self.port), database)
+        self._start("server", _server(self.port), settings)
         self._wait_for_server()
 
     def process(self, name: str) -> psutil.Process:

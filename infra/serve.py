@@ -16,6 +16,7 @@ from rich.console import Console
 
 from infra.local_prefect import DATABASE, PUBLISH, REPORTS_URL, LocalPrefect, stop_on_signals
 from infra.setup import SetUpError, webhook
+from infra.worker import of_the_server
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "prefect deployment run chunk-grpo/full --watch"
@@ -54,6 +55,7 @@ def from_environment() -> LocalPrefect:
         gpu_workers=_number("GPU_WORKERS", 1, least=0),
         keep_gpu_limit=not os.environ.get("GPU_WORKERS"),
         database=os.environ.get(DATABASE) or None,
+        server={name: value for name, value in os.environ.items() if of_the_server(name)},
         publish=os.environ.get(PUBLISH) or None,
         reports=os.environ.get(REPORTS_URL) or None,
         webhook=webhook(),

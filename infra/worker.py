@@ -21,11 +21,20 @@ from prefect.settings import PREFECT_API_URL
 from rich.console import Console
 
 from infra.automations import HEARTBEAT_SECONDS
-from infra.setup import ROOT, SetUpError, connected
+from infra.setup import ROOT, WEBHOOK_VARIABLE, SetUpError, connected
 
 REPOSITORY = "CHUNK_GRPO_REPOSITORY"
 WORKER_PID = "CHUNK_GRPO_WORKER_PID"
 """A flow run that finds another parent process than this one knows that its worker has ended already."""
+
+_OF_THE_SERVER = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
+_ALSO_OF_CLIENTS = (
+    "PREFECT_SERVER_API_MAX_PARAMETER_SIZE",
+    "PREFECT_SERVER_EVENTS_MAXIMUM_LABELS_PER_RESOURCE",
+    "PREFECT_SERVER_EVENTS_MAXIMUM_RELATED_RESOURCES",
+    "PREFECT_SERVER_EVENTS_MAXIMUM_SIZE_BYTES",
+)
+"""What Prefect's client looks at, too."""
 
 _SHELL = f'{WORKER_PID}=$$ exec "$@"'
 
@@ -98,8 +107,13 @@ def check(repository: Path, pool: str) -> None:
         )
 
 
+def of_the_server(variable: str) -> bool:
+    """Whether an environment variable is for a server alone: it may hold a password, and no flow run needs it."""
+    return variable.startswith(_OF_THE_SERVER) and variable not in _ALSO_OF_CLIENTS
+
+
 def worker_environment(base: Mapping[str, str], repository: Path, home: Path, api_url: str) -> dict[str, str]:
-    """Everything that a worker and its flow runs need to know about this machine.
+    """Everything that a worker and its flow runs need to know about this machine, and nothing of the server's own.
 
     Args:
         base: the environment to add to.
@@ -111,7 +125,7 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
     return {
         # Prefect does not let the heartbeat out of prefect.toml into a flow run of another folder.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        **base,
+        **{name: base[name] for name in base if not of_the_server(name) and name != WEBHOOK_VARIABLE},
         "PATH": os.pathsep.join(path),
         "PREFECT_API_URL": api_url,
         "PREFECT_HOME": str(home),

@@ -109,7 +109,7 @@ def test_make_serve_changes_the_limit_for_gpus_only_when_it_is_told_a_number(
 
 SERVED = {
     "PREFECT_SERVER_DATABASE_CONNECTION_URL": "postgresql+asyncpg://prefect:secret@database/prefect",
-    "PREFECT_API_DATABASE_PASSWORD": "secret",
+    "PREFECT_API_DATABASE_PASSWORD": "secret of the database",
     "CHUNK_GRPO_NOTIFY_WEBHOOK": "https://chat.example.org/secret",
     "CHUNK_GRPO_PUBLISH": "s3://bucket/published",
     "CHUNK_GRPO_REPORTS_URL": "https://reports.example.org",
@@ -140,8 +140,12 @@ def test_a_check_or_a_drill_uses_nothing_of_what_make_serve_uses(
 
 
 @pytest.mark.usefixtures("serving_shell")
-def test_make_serve_takes_from_the_environment_where_results_are_and_who_is_told(tmp_path: Path) -> None:
+def test_make_serve_takes_from_the_environment_where_results_are_and_who_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "user:secret")
     prefect = serve.from_environment()
+    assert prefect.server["PREFECT_SERVER_API_AUTH_STRING"] == "user:secret"
     assert prefect.database == SERVED["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     assert prefect.webhook is not None
     assert prefect.webhook.get_secret_value() == SERVED["CHUNK_GRPO_NOTIFY_WEBHOOK"]
@@ -174,13 +178,19 @@ def test_a_worker_needs_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_a_worker_s_environment_says_where_it_works(tmp_path: Path) -> None:
-    base = {"PATH": "/bin", "PREFECT_API_URL": "http://elsewhere/api", "AWS_PROFILE": "kept"}
+    limit = "PREFECT_SERVER_EVENTS_MAXIMUM_SIZE_BYTES"  # Prefect's client has it, too
+    base = {"PATH": "/bin", "PREFECT_API_URL": "http://elsewhere/api", "AWS_PROFILE": "kept"} | SERVED
+    base |= {"PREFECT_SERVER_API_AUTH_STRING": "user:secret", "PREFECT_API_AUTH_STRING": "user:secret"}
+    base |= {"PREFECT_SERVER_DATABASE_PASSWORD": "secret", limit: "2000000"}
     environment = worker.worker_environment(base, tmp_path / "clone", tmp_path / "home", "http://server/api")
     assert environment["CHUNK_GRPO_REPOSITORY"] == str(tmp_path / "clone")
     assert environment["PREFECT_HOME"] == str(tmp_path / "home")
     assert environment["PREFECT_API_URL"] == "http://server/api"
     assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
     assert environment["AWS_PROFILE"] == "kept"
+    assert "CHUNK_GRPO_NOTIFY_WEBHOOK" not in environment
+    assert {name for name in environment if name.startswith(("PREFECT_SERVER", "PREFECT_API_D"))} == {limit}
+    assert environment["PREFECT_API_AUTH_STRING"] == "user:secret"
     assert environment["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
 
 
