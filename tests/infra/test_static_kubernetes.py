@@ -127,6 +127,20 @@ def test_the_example_of_the_secrets_has_no_values_and_known_keys() -> None:
         assert all(is_known(key) and not SECRET.search(key) for key in settings["data"])
 
 
+def test_the_set_up_alone_knows_the_webhook_and_has_no_rights() -> None:
+    assert named("Secret")["notify"]["stringData"].keys() == {"CHUNK_GRPO_NOTIFY_WEBHOOK"}
+    knows = {
+        name: source["secretRef"].get("optional")
+        for name, pod in PODS.items()
+        for source in pod["containers"][0]["envFrom"]
+        if source.get("secretRef", {}).get("name") == "notify"
+    }
+    assert knows == {"setup": True}
+    assert PODS["setup"]["serviceAccountName"] == "setup"
+    assert named("ServiceAccount")["setup"]["automountServiceAccountToken"] is False
+    assert "CHUNK_GRPO_NOTIFY_WEBHOOK" not in named("Secret")["prefect"]["stringData"]
+
+
 def test_a_dispatcher_may_start_and_watch_jobs_and_nothing_else() -> None:
     rules = {
         resource: rule["verbs"]
