@@ -8,6 +8,7 @@ a secret, so it comes from the environment: CHUNK_GRPO_NOTIFY_WEBHOOK.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import subprocess
@@ -33,6 +34,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from prefect.workers.process import ProcessWorker
 from pydantic import SecretStr
 from rich.console import Console
+from websockets.exceptions import WebSocketException
 
 from infra import automations
 from infra.runs import runs_in
@@ -138,7 +140,7 @@ class SetUp:
             automations.apply(client, wanted)
             unwatched = _unwatched(client)
             existing = client.read_deployments()
-        run_coro_as_sync(_emit(unwatched))
+        _watch(unwatched)
         content = deployments_file(self.root, [] if self.reset_schedules else existing)
         deploy(self.root, content, environment)
 
@@ -246,10 +248,22 @@ def _unwatched(client: SyncPrefectClient) -> list[Event]:
     return events
 
 
+def _watch(events: Sequence[Event]) -> None:
+    """Send them, or say that it was not possible: pools and deployments do without."""
+    try:
+        run_coro_as_sync(_emit(events))
+    except (OSError, asyncio.TimeoutError, WebSocketException) as error:
+        text = (
+            f"warning: {PREFECT_API_URL.value()} takes no WebSockets ({type(error).__name__}: {error}), which logs, "
+            "events and lost runs need; does a proxy in front of it hand them on?"
+        )
+        Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)
+
+
 async def _emit(events: Sequence[Event]) -> None:
     if not events:
         return
-    async with get_events_client(checkpoint_every=1) as client:
+    async with get_events_client(reconnection_attempts=3, checkpoint_every=1) as client:
         for event in events:
             await client.emit(event)
 

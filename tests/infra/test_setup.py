@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prefect.events.schemas.events import Event, Resource
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from infra import serve, worker
 from infra.local_prefect import LocalPrefect, free_port, shares, visible_gpus
-from infra.setup import SetUp, SetUpError, read_template
+from infra.setup import SetUp, SetUpError, _watch, read_template
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATE = {"job_configuration": {}, "variables": {"type": "object", "properties": {}}}
@@ -66,6 +69,18 @@ def test_a_server_that_is_not_there_is_named_at_once() -> None:
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(SetUpError, match="make serve") as caught:
         SetUp().apply()
     assert url in str(caught.value)
+
+
+def test_a_proxy_that_hands_no_websockets_on_is_told_and_not_fatal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    event = Event(event="watch", resource=Resource({"prefect.resource.id": "prefect.flow-run.1"}))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{proxy.server_port}/api"}):
+            _watch([event])
+        proxy.shutdown()
+    assert "takes no WebSockets (Invalid" in capsys.readouterr().err
 
 
 def test_gpus_are_shared_out() -> None:
