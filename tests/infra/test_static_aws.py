@@ -61,6 +61,9 @@ def test_a_flow_run_on_ecs_has_no_root_its_state_and_no_secret_by_value(pool: st
     assert container["stopTimeout"] > 30  # a stage has 20 s, its flow run 30 s
     assert container["mountPoints"] == [{"sourceVolume": "home", "containerPath": HOME}]
     assert definition["volumes"][0]["efsVolumeConfiguration"]["transitEncryption"] == "ENABLED"
+    # With this role, not with that of the request, ECS mounts the file system.
+    assert definition["taskRoleArn"] == "arn:aws:iam::ACCOUNT:role/chunk-grpo-task"
+    assert definition["volumes"][0]["efsVolumeConfiguration"]["authorizationConfig"]["iam"] == "ENABLED"
     assert all(is_known(each["name"]) for each in container["environment"])
     secret = rendered(template("aws", pool))["prefect_api_auth_string_secret_arn"]
     assert secret.startswith("arn:aws:secretsmanager:")
