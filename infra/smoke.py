@@ -18,6 +18,7 @@ import httpx
 from rich.console import Console
 
 from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
+from infra.setup import SetUpError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,6 +41,9 @@ def main() -> int:
         except KeyboardInterrupt:
             console.print("Stopped: server, workers and the flow run.")
             return 130
+        except SetUpError as error:
+            console.print(f"error: {error}", style="bold red", markup=False)
+            return 1
 
 
 def check(prefect: LocalPrefect, preset: str, force: bool, console: Console) -> bool:
@@ -50,7 +54,11 @@ def check(prefect: LocalPrefect, preset: str, force: bool, console: Console) -> 
         start = time.monotonic()
         completed = run_and_watch(prefect, preset, force)
         console.print(f"The flow run took {time.monotonic() - start:.1f} s")
-        table = latest_artifact(prefect, f"outcomes-{preset}")
+        try:
+            table = latest_artifact(prefect, f"outcomes-{preset}")
+        except httpx.HTTPStatusError:  # it failed before there was one
+            console.print(f"No stage was reached. {latest_state(prefect)}", markup=False)
+            return False
         console.print(table, markup=False)
     return completed and "**failed**" not in table and "not reached" not in table
 
@@ -67,6 +75,18 @@ def latest_artifact(prefect: LocalPrefect, key: str) -> str:
     response = httpx.get(f"{prefect.url}/api/artifacts/{key}/latest")
     response.raise_for_status()
     return str(response.json()["data"])
+
+
+def latest_state(prefect: LocalPrefect) -> str:
+    """Name and message of the state in which the newest run of chunk-grpo/full is."""
+    full = httpx.get(f"{prefect.url}/api/deployments/name/chunk-grpo/full").raise_for_status().json()
+    newest = {
+        "flow_runs": {"deployment_id": {"any_": [full["id"]]}},
+        "sort": "EXPECTED_START_TIME_DESC",
+        "limit": 1,
+    }
+    runs = httpx.post(f"{prefect.url}/api/flow_runs/filter", json=newest).raise_for_status().json()
+    return f"{runs[0]['state']['name']}: {runs[0]['state']['message']}" if runs else "No run was created."
 
 
 if __name__ == "__main__":

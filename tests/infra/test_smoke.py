@@ -1,0 +1,40 @@
+"""The check of the whole chain says why it did not work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra import smoke
+from infra.local_prefect import LocalPrefect
+from infra.setup import SetUpError
+
+
+def test_a_server_that_does_not_start_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(prefect: LocalPrefect) -> None:
+        raise SetUpError("server ended with 3; see server.log")
+
+    monkeypatch.setattr(LocalPrefect, "running", refuse)
+    monkeypatch.setattr(smoke, "stop_on_signals", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["smoke"])
+    assert smoke.main() == 1
+    assert "error: server ended with 3; see server.log" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_before_its_first_stage_is_told(
+    tmp_path: Path, make_pipeline: Callable[[Path], Path]
+) -> None:
+    root = make_pipeline(tmp_path / "root")
+    command = [sys.executable, "-m", "infra.smoke", "--root", str(root), "--preset", "nonsense"]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "No stage was reached. Failed: " in result.stdout
+    assert "nonsense" in result.stdout.partition("No stage was reached.")[2]
+    assert "Traceback" not in result.stderr
