@@ -67,7 +67,14 @@ def test_the_job_of_a_flow_run_fits_the_schema(pool: str, version: str) -> None:
 
 
 def test_the_pods_are_these() -> None:
-    assert set(PODS) == {"setup", "dispatcher-cpu", "dispatcher-gpu", "flow-run-cpu", "flow-run-gpu"}
+    assert set(PODS) == {
+        "server",
+        "setup",
+        "dispatcher-cpu",
+        "dispatcher-gpu",
+        "flow-run-cpu",
+        "flow-run-gpu",
+    }
 
 
 @every_pod
@@ -110,9 +117,10 @@ def test_everything_that_a_pod_refers_to_is_there(name: str) -> None:
         sources = container["envFrom"]
         maps = {each["configMapRef"]["name"] for each in sources if "configMapRef" in each}
         secrets = {each["secretRef"]["name"] for each in sources if "secretRef" in each}
-        assert maps and maps <= named("ConfigMap").keys()
+        assert maps <= named("ConfigMap").keys()
         assert secrets and secrets <= named("Secret").keys()
         mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
+        assert maps or name == "server", "how does it find the server?"
         assert mounts == {volume["name"] for volume in pod.get("volumes", [])}
     claims = [v["persistentVolumeClaim"] for v in pod.get("volumes", []) if "persistentVolumeClaim" in v]
     assert {claim["claimName"] for claim in claims} <= named("PersistentVolumeClaim").keys()
@@ -139,6 +147,33 @@ def test_the_set_up_alone_knows_the_webhook_and_has_no_rights() -> None:
     assert PODS["setup"]["serviceAccountName"] == "setup"
     assert named("ServiceAccount")["setup"]["automountServiceAccountToken"] is False
     assert "CHUNK_GRPO_NOTIFY_WEBHOOK" not in named("Secret")["prefect"]["stringData"]
+
+
+def test_the_server_is_reached_by_the_pods_of_its_namespace_where_the_settings_say() -> None:
+    container = PODS["server"]["containers"][0]
+    service = named("Service")["server"]["spec"]
+    labels = named("Deployment")["server"]["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"] == labels == {"app": "server"}
+    (port,) = service["ports"]
+    assert port["targetPort"] == container["ports"][0]["name"]
+    url = named("ConfigMap")["settings"]["data"]["PREFECT_API_URL"]
+    assert url == f"http://server:{port['port']}/api"
+    assert container["args"][-1] == str(container["ports"][0]["containerPort"])
+    (rule,) = named("NetworkPolicy")["server"]["spec"]["ingress"]
+    assert rule == {"from": [{"podSelector": {}}], "ports": [{"port": port["targetPort"]}]}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/api/health", "port": "http"}
+
+
+def test_only_the_server_has_the_database() -> None:
+    secrets = {
+        name: {
+            source["secretRef"]["name"] for source in pod["containers"][0]["envFrom"] if "secretRef" in source
+        }
+        for name, pod in PODS.items()
+    }
+    assert [name for name, mine in secrets.items() if "server" in mine] == ["server"]
+    assert "PREFECT_SERVER_DATABASE_CONNECTION_URL" in named("Secret")["server"]["stringData"]
 
 
 def test_a_dispatcher_may_start_and_watch_jobs_and_nothing_else() -> None:
