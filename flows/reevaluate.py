@@ -58,4 +58,5 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
             resource={"prefect.resource.id": f"{MOVED}.{preset}", "prefect.resource.name": preset},
             payload={"text": text},
         )
-    return Completed(message=summary(recorded.history, recorded.newest))
+    name = "Nothing" if recorded.repeats else "Completed"
+    return Completed(name=name, message=summary(recorded.history, recorded.newest))
