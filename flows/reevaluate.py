@@ -58,5 +58,5 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
             resource={"prefect.resource.id": f"{MOVED}.{preset}", "prefect.resource.name": preset},
             payload={"text": text},
         )
-    name = "Nothing" if recorded.repeats else "Completed"
-    return Completed(name=name, message=summary(recorded.history, recorded.newest))
+    state = "Nothing" if recorded.repeats else "Completed"
+    return Completed(name=state, message=summary(recorded.history, recorded.newest))
