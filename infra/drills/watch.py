@@ -22,7 +22,7 @@ from chunk_grpo.orchestration.clones import make_clone
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import ROOT
 
-_BUSY_SECONDS = 10
+_BUSY_SECONDS = 10  # as many more requests, to a server that is busy
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
@@ -67,10 +67,9 @@ class Watch:
 
     def start(self, deployment: str = "chunk-grpo/full", **parameters: Any) -> str:
         """Schedule a run of a deployment for now; its id."""
-        found = self._ask("GET", f"deployments/name/{deployment}")
-        return str(
-            self._ask("POST", f"deployments/{found['id']}/create_flow_run", parameters=parameters)["id"]
-        )
+        found = self.ask("GET", f"deployments/name/{deployment}")
+        body = {"parameters": parameters}
+        return str(self.ask("POST", f"deployments/{found['id']}/create_flow_run", body)["id"])
 
     def command(self, deployment: str = "chunk-grpo/full", **parameters: Any) -> tuple[int, str]:
         """`prefect deployment run DEPLOYMENT --watch`: its exit status, and what it prints."""
@@ -89,27 +88,27 @@ class Watch:
     def cancel(self, run: str) -> None:
         """Do what the button Cancel does."""
         state = {"type": "CANCELLING", "name": "Cancelling"}
-        self._ask("POST", f"flow_runs/{run}/set_state", state=state)
+        self.ask("POST", f"flow_runs/{run}/set_state", {"state": state})
 
     def run(self, run: str) -> Run:
         """The flow run with this id."""
-        return dict(self._ask("GET", f"flow_runs/{run}"))
+        return dict(self.ask("GET", f"flow_runs/{run}"))
 
     def children(self, run: str, name: str | None = None) -> list[Run]:
         """The flow runs that this one has started, the oldest first; only those of this name."""
         mine = {"parent_flow_run_id": {"any_": [run]}}
-        found = self._ask("POST", "flow_runs/filter", flow_runs=mine, sort="EXPECTED_START_TIME_ASC")
+        found = self.ask("POST", "flow_runs/filter", {"flow_runs": mine, "sort": "EXPECTED_START_TIME_ASC"})
         return [child for child in found if name in (None, child["name"])]
 
     def tasks(self, run: str) -> list[Run]:
         """The task runs of a flow run, without those that only stand for another flow run; tries are one."""
         mine = {"flow_run_id": {"any_": [run]}}
-        found = self._ask("POST", "task_runs/filter", task_runs=mine, sort="EXPECTED_START_TIME_ASC")
+        found = self.ask("POST", "task_runs/filter", {"task_runs": mine, "sort": "EXPECTED_START_TIME_ASC"})
         return [task for task in found if "run_deployment" not in task["task_key"]]
 
     def states(self, run: str) -> list[str]:
         """The types of the states that a flow run has had, the first one first."""
-        history = self._ask("GET", "flow_run_states/", params={"flow_run_id": run})
+        history = self.ask("GET", "flow_run_states/", flow_run_id=run)
         return [state["type"] for state in sorted(history, key=lambda state: state["timestamp"])]
 
     def ended(self, run: str, seconds: float) -> Run:
@@ -133,7 +132,7 @@ class Watch:
             preset: Of a run of several presets.
         """
         mine = {"flow_run_id": {"any_": [run]}, "key": {"like_": f"outcomes-{preset}"}}
-        tables = self._ask("POST", "artifacts/filter", artifacts=mine, sort="CREATED_DESC")
+        tables = self.ask("POST", "artifacts/filter", {"artifacts": mine, "sort": "CREATED_DESC"})
         rows = [
             [cell.strip() for cell in line.split("|")]
             for table in reversed(tables)
@@ -148,12 +147,14 @@ class Watch:
         Raises:
             DrillError: There is none.
         """
-        return str(self._ask("GET", f"artifacts/{key}/latest")["data"])
+        return str(self.ask("GET", f"artifacts/{key}/latest")["data"])
 
     def busy(self, pool: str) -> int:
         """How many flow runs hold a slot of a work pool."""
         live = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
-        found = self._ask("POST", "flow_runs/filter", flow_runs=live, work_pools={"name": {"any_": [pool]}})
+        found = self.ask(
+            "POST", "flow_runs/filter", {"flow_runs": live, "work_pools": {"name": {"any_": [pool]}}}
+        )
         return len(found)
 
     def engine(self, run: str) -> psutil.Process:
@@ -179,18 +180,27 @@ class Watch:
                         return process
         return None
 
-    def _ask(self, method: str, path: str, **body: Any) -> Any:
-        """One request; again when the server says that its database is busy, as Prefect's own client does."""
-        parameters = body.pop("params", None)
-        url, content = f"{self.prefect.url}/api/{path}", body if method == "POST" else None
+    def ask(self, method: str, path: str, body: Any = None, **parameters: str) -> Any:
+        """One request; again when the server says that its database is busy, as Prefect's own client does.
+
+        Args:
+            method: Of HTTP.
+            path: Below `api/`.
+            body: As JSON has it.
+            parameters: Of the URL.
+
+        Raises:
+            DrillError: It is refused.
+        """
+        url = f"{self.prefect.url}/api/{path}"
         for _ in range(_BUSY_SECONDS):
-            response = httpx.request(method, url, json=content, params=parameters, timeout=60)
+            response = httpx.request(method, url, json=body, params=parameters, timeout=60)
             if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(1)
         if response.is_error:
             raise DrillError(f"{method} {url}: {response.status_code}: {response.text[:500]}")
-        return response.json()
+        return response.json() if response.content else None
 
 
 @contextmanager
