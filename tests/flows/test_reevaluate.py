@@ -11,14 +11,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pyarrow.compute as pc
 import pytest
 
 from chunk_grpo.artifacts import table_from_rows, write_table
 from chunk_grpo.reporting.history import HistoryRow
 from chunk_grpo.reporting.history_store import HISTORY, MEANS, read_history, read_means_of
-from infra.drills.watch import Watch, serving, wait_for
+from infra.drills.watch import FINAL, Run, Watch, serving, wait_for
 from tests.webhook import webhook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -47,27 +46,27 @@ def published(watch: Watch) -> Path:
 @pytest.fixture(scope="module")
 def known(watch: Watch, published: Path) -> str:
     """The name of an evaluation that the history has."""
-    before = evaluations(published)
-    completed(watch, overrides=seed(1))
-    (name,) = evaluations(published).keys() - before.keys()
+    name, _ = evaluated(watch, published, overrides=seed(1))
     return name
 
 
-def completed(watch: Watch, deployment: str = "reevaluate", preset: str = "smoke", **parameters: Any) -> str:
-    """What a run says at its end, which is a good one."""
+def completed(watch: Watch, deployment: str = "reevaluate", preset: str = "smoke", **parameters: Any) -> Run:
+    """A run that has completed."""
     ended = watch.ended(watch.start(f"chunk-grpo/{deployment}", preset=preset, **parameters), 900)
     assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
-    return str(ended["state"]["message"])
+    return ended
+
+
+def evaluated(watch: Watch, published: Path, **parameters: Any) -> tuple[str, str]:
+    """The name of a new evaluation, and what its run says."""
+    run = completed(watch, **parameters)
+    (name,) = (name for name in evaluations(published) if name.endswith(f"-{run['name']}"))
+    return name, str(run["state"]["message"])
 
 
 def seed(number: int) -> dict[str, Any]:
     """New images, also for two runs within a minute."""
     return {"generate": {"seed": number}}
-
-
-def api(watch: Watch, method: str, path: str, body: Any = None) -> Any:
-    answer = httpx.request(method, f"{watch.prefect.url}/api/{path}", json=body).raise_for_status()
-    return answer.json() if answer.content else None
 
 
 def evaluations(published: Path) -> dict[str, set[int]]:
@@ -79,40 +78,48 @@ def evaluations(published: Path) -> dict[str, set[int]]:
 
 
 def test_without_a_published_run_there_is_nothing_to_evaluate(watch: Watch) -> None:
-    assert "No finished run of preset tiny is published" in completed(watch, preset="tiny")
+    message = completed(watch, preset="tiny")["state"]["message"]
+    assert "No finished run of preset tiny is published" in message
 
 
 def test_two_runs_of_the_schedule_stand_in_the_history(watch: Watch, published: Path) -> None:
     assert (published / "report" / "index.html").is_file()
     trained, before = (published / "dvc.lock").read_bytes(), evaluations(published)
-    deployment = api(watch, "GET", "deployments/name/chunk-grpo/reevaluate")
+    deployment = watch.ask("GET", "deployments/name/chunk-grpo/reevaluate")
     schedule = {
         "schedule": {"interval": INTERVAL, "anchor_date": datetime.now(timezone.utc).isoformat()},
         "active": True,
         "parameters": {"preset": "smoke"},
     }
-    (created,) = api(watch, "POST", f"deployments/{deployment['id']}/schedules", [schedule])
+    (created,) = watch.ask("POST", f"deployments/{deployment['id']}/schedules", [schedule])
     wait_for(lambda: len(evaluations(published)) >= len(before) + 2, 900, "two evaluations")
-    api(watch, "DELETE", f"deployments/{deployment['id']}/schedules/{created['id']}")
+    watch.ask("DELETE", f"deployments/{deployment['id']}/schedules/{created['id']}")
+    wait_for(lambda: not unfinished(watch), 900, "the end of what the schedule has begun")
     new = {name: seeds for name, seeds in evaluations(published).items() if name not in before}
     assert all(len(seeds) == 1 for seeds in new.values())
     assert len({seed for seeds in new.values() for seed in seeds}) == len(new)  # new images each time
 
-    def page() -> str | None:
-        text = watch.latest_artifact("trend-smoke")
-        return text if all(name in text for name in new) else None
-
-    assert "data:image/png;base64," in wait_for(page, 60, f"the trend of {', '.join(new)}")
+    page = watch.latest_artifact("trend-smoke")
+    assert [name for name in new if name not in page] == []
+    assert "data:image/png;base64," in page
     # The models, and what was published of them, stay.
     assert (published / "dvc.lock").read_bytes() == trained
 
 
+def unfinished(watch: Watch) -> list[Run]:
+    """Runs for the preset `smoke` that have not ended, or not begun."""
+    live = {"state": {"type": {"not_any_": [*FINAL]}}}
+    found = watch.ask("POST", "flow_runs/filter", {"flow_runs": live})
+    return [run for run in found if run["parameters"].get("preset") == "smoke"]
+
+
 def test_scoring_again_without_a_change_is_nothing_new(watch: Watch, published: Path) -> None:
+    first, _ = evaluated(watch, published, new_seeds=False)
     before = evaluations(published)
-    completed(watch, new_seeds=False)
-    (first,) = evaluations(published).keys() - before.keys()
-    text = completed(watch, new_seeds=False)
-    assert re.fullmatch(rf"Nothing new: all \d+ scores are exactly those of {first}\.", text)
+    again = completed(watch, new_seeds=False)["state"]
+    assert again["name"] == "Nothing"
+    assert re.fullmatch(rf"Nothing new: all \d+ scores are exactly those of {first}\.", again["message"])
+    assert evaluations(published) == before
 
 
 def test_a_moved_score_is_told(watch: Watch, published: Path, known: str) -> None:
@@ -125,7 +132,7 @@ def test_a_moved_score_is_told(watch: Watch, published: Path, known: str) -> Non
         wait_for(lambda: told, 30, "the webhook was called")
         time.sleep(5)  # for a second call, which would be wrong
     warning = {"logs": {"flow_run_id": {"any_": [run]}, "level": {"ge_": 30}}}
-    (logged,) = api(watch, "POST", "logs/filter", warning)
+    (logged,) = watch.ask("POST", "logs/filter", warning)
     assert told == [f"A score has moved. {logged['message']}"]
     assert re.search(
         rf"\n- shapes-\w+ on eval, .+: .+, \N{{MINUS SIGN}}\d+\.\d+ since {known} \(band", told[0]
@@ -157,10 +164,9 @@ COMPARED = ("change", "reference", "difference", "band", "p_value")
 def test_another_scorer_is_recorded_and_not_compared(watch: Watch, published: Path, known: str) -> None:
     """One that has the name of the old one."""
     del known  # there must be one, whichever it is
-    before = evaluations(published)
     other = {"kind": "shapes-graded", "splits": ["eval", "wise"], "batch_size": 256}
-    text = completed(watch, overrides={"scorers": {"shapes-exact": other}, **seed(3)})
-    (name,) = evaluations(published).keys() - before.keys()
+    changes = {"scorers": {"shapes-exact": other}, **seed(3)}
+    name, text = evaluated(watch, published, overrides=changes)
     rows = [row for row in read_history(published / HISTORY) if row.evaluation == name]
     changed = [row for row in rows if row.scorer == "shapes-exact"]
     assert changed and {row.change for row in changed} == {"scorer"}
