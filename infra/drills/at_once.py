@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from infra.drills.watch import DrillError, Watch, damaged_objects, load, serving
+from infra.local_prefect import stop_on_signals
 
 
 def main() -> int:
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--preset", default="smoke")
     preset = parser.parse_args().preset
     console = Console(highlight=False, soft_wrap=True)
+    stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
         try:
             with serving(Path(folder, "repository"), gpu_workers=2) as watch:

@@ -28,7 +28,7 @@ from rich.console import Console
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
 from infra.drills.watch import DrillError, Watch, damaged_objects, load, wait_for, watching
-from infra.local_prefect import LocalPrefect, free_port
+from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
 from infra.setup import ROOT
 
 DISKS = {"clones": ".prefect/runs", "cache": ".dvc/cache", "home": ".prefect"}
@@ -91,6 +91,7 @@ def main() -> int:
         line = ["unshare", "--map-root-user", "--mount", sys.executable, "-m", "infra.drills.disk"]
         os.execvp(line[0], [*line, *sys.argv[1:], "--inside"])
     console = Console(highlight=False, soft_wrap=True)
+    stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
         root = options.root or Path(folder, "repository")
         if options.root is None:

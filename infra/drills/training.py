@@ -18,6 +18,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from infra.drills.watch import FINAL, DrillError, Watch, load, seconds_until_gone, serving, tree, wait_for
+from infra.local_prefect import stop_on_signals
 
 VARIANT = "chunk-ws"
 STAGE = f"train@{VARIANT}"
@@ -43,6 +44,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
+    stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
         try:
             with serving(Path(folder, "untouched")) as watch:
