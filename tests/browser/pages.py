@@ -131,6 +131,13 @@ class Ui:
         """Click on what has exactly this text, whatever the case of its letters."""
         self.until(lambda: self._find(text), lambda: f"nothing to click on says {text!r}")[-1].click()
 
+    def click_link(self, path: str) -> None:
+        """Click on a link to a page."""
+        selector = f'a[href$="{path}"]'
+        self.until(
+            lambda: self._driver.find_elements("css selector", selector), lambda: f"no link to {path}"
+        )[0].click()
+
     def follow(self) -> None:
         """Look at the page that was opened last, in a window of its own or not."""
         self._driver.switch_to.window(self._driver.window_handles[-1])

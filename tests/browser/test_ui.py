@@ -23,11 +23,13 @@ TALL = 3000
 """Height of a window that a list with a line for each stage fits in."""
 
 
-def open_artifact(ui: Ui, flow_run: str, key: str, *texts: str, state: str = "Completed") -> None:
-    """From the run's page, as one would go there."""
+def open_artifact(ui: Ui, site: Site, flow_run: str, key: str, *texts: str, state: str = "Completed") -> None:
+    """From the run's page, as one would go there: of several with this key the newest, wherever the page has it."""
     ui.open(f"runs/flow-run/{flow_run}", state)
     ui.tab("Artifacts", key)
-    ui.click(key)
+    mine = {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}
+    newest, *_ = site.api("artifacts/filter", artifacts=mine, sort="CREATED_DESC")
+    ui.click_link(f"artifacts/artifact/{newest['id']}")
     ui.wait_for("Show raw data", *texts)
 
 
@@ -62,7 +64,7 @@ def test_the_outcome_table_tells_what_ran_and_what_came_from_the_cache(
     ui: Ui, site: Site, pictures: Path
 ) -> None:
     for run, words in ((site.ran, {"ran"}), (site.cached, {"restored"})):
-        open_artifact(ui, run, "outcomes-smoke", "train@dance")
+        open_artifact(ui, site, run, "outcomes-smoke", "train@dance")
         rows = {row["stage"]: row for row in by_head(ui.tables()[0])}
         assert len(rows) == STAGES
         assert {row["outcome"] for row in rows.values()} == words
@@ -75,7 +77,7 @@ def test_the_outcome_table_tells_what_ran_and_what_came_from_the_cache(
 
 
 def test_reward_curves_are_shown_in_the_run_that_trains(ui: Ui, site: Site) -> None:
-    open_artifact(ui, site.run_of("train@chunk-ws"), REWARD, "Reward of chunk-ws while it trains")
+    open_artifact(ui, site, site.run_of("train@chunk-ws"), REWARD, "Reward of chunk-ws while it trains")
     (plot,) = ui.images()
     assert plot.natural > 500
 
@@ -88,7 +90,7 @@ def test_reward_curves_grow_while_training_runs(ui: Ui, site: Site) -> None:
         (child,) = wait_for(lambda: watch.children(run, "train@chunk-ws"), 120, "training")
         shown = {"flow_run_id": {"any_": [child["id"]]}, "key": {"any_": [REWARD]}}
         wait_for(lambda: site.api("artifacts/filter", artifacts=shown), 120, "reward curves")
-        open_artifact(ui, child["id"], REWARD, f"of {ITERATIONS}", state="Running")
+        open_artifact(ui, site, child["id"], REWARD, f"of {ITERATIONS}", state="Running")
         first = iteration(ui)
 
         def grown() -> bool:
@@ -111,18 +113,18 @@ def iteration(ui: Ui) -> int:
 
 
 def test_the_highlights_of_a_run_are_seen(ui: Ui, site: Site, pictures: Path) -> None:
-    open_artifact(ui, site.ran, "l1-profile-smoke", "Relative L1 distance between steps")
+    open_artifact(ui, site, site.ran, "l1-profile-smoke", "Relative L1 distance between steps")
     (plot,) = ui.images()
     assert plot.natural > 1500
     ui.screenshot(pictures / "prefect-profile.png")
-    open_artifact(ui, site.ran, "chunks-smoke", "trained by")
+    open_artifact(ui, site, site.ran, "chunks-smoke", "trained by")
     assert any("2, 3, 4, 7" in row for table in ui.tables() for row in table)
-    open_artifact(ui, site.ran, "images-smoke", "The same prompts and seeds")
+    open_artifact(ui, site, site.ran, "images-smoke", "The same prompts and seeds")
     images = ui.images()
     assert images and all(image.natural > 0 for image in images)
     assert {image.alt.rsplit(": ")[-1] for image in images} == {"base", "dance, tuned", "chunk-ws, tuned"}
     ui.screenshot(pictures / "prefect-images.png")
-    open_artifact(ui, site.ran, "scores-smoke", "95 % interval")
+    open_artifact(ui, site, site.ran, "scores-smoke", "95 % interval")
     rows = {row.pop("policy"): row for row in by_head(ui.tables()[0])}
     for policy in ("dance, tuned", "chunk-ws, tuned"):
         for score, cell in rows[policy].items():
@@ -131,7 +133,7 @@ def test_the_highlights_of_a_run_are_seen(ui: Ui, site: Site, pictures: Path) ->
 
 
 def test_the_report_is_linked_as_a_page_that_opens(ui: Ui, site: Site, pictures: Path) -> None:
-    open_artifact(ui, site.ran, "report-smoke", "Smoke run")
+    open_artifact(ui, site, site.ran, "report-smoke", "Smoke run")
     assert ui.images()
     ui.screenshot(pictures / "prefect-report.png")
     ui.click("The report as a page")
@@ -141,7 +143,7 @@ def test_the_report_is_linked_as_a_page_that_opens(ui: Ui, site: Site, pictures:
 
 def test_the_trend_of_two_evaluations_is_seen(ui: Ui, site: Site, pictures: Path) -> None:
     runs = [completed(site.watch, "reevaluate", overrides={"generate": {"seed": seed}}) for seed in (1, 2)]
-    open_artifact(ui, runs[-1], "trend-smoke", "Evaluations of preset smoke")
+    open_artifact(ui, site, runs[-1], "trend-smoke", "Evaluations of preset smoke")
     (plot,) = ui.images()
     assert plot.natural > 900
     names = [site.watch.run(run)["name"] for run in runs]
