@@ -80,8 +80,8 @@ def test_a_second_machine_computes_nothing_and_what_is_published_can_be_read(
     shell(first.parent, "git", "clone", "--quiet", str(first), str(second))
     with served(second, publish=published) as watch:
         run = ended(watch)
-        assert run["state"]["message"] == "4 stages: 4 restored"
-        assert set(watch.outcomes(run["id"]).values()) == {"restored"}
+        assert run["state"]["message"] == "4 stages: 4 pulled"
+        assert set(watch.outcomes(run["id"]).values()) == {"pulled"}
     assert not list(second.glob(".prefect/runs/*/*.pid"))
     again = read_record(f"{published}/smoke/{RECORD}")
     assert (again.files, again.complete) == (record.files, True)
