@@ -110,9 +110,8 @@ def run_flow(prefect: LocalPrefect, preset: str, **overrides: object) -> FlowTim
     wall = time.perf_counter() - start
     runs = {"flow_runs": {"name": {"any_": [newest(prefect)]}}}
     tasks = httpx.post(f"{prefect.url}/api/task_runs/filter", json=runs).raise_for_status().json()
-    texts = {
-        task["name"]: task["state"]["message"] for task in tasks if task["name"] not in ("restore", "push")
-    }
+    names = {stage.name for stage in Pipeline(prefect.root, Commands()).stages()}
+    texts = {task["name"]: task["state"]["message"] for task in tasks if task["name"] in names}
     return FlowTimes(wall, {name: StageOutcome.parse(name, text).seconds for name, text in texts.items()})
 
 
