@@ -191,9 +191,14 @@ class Pipeline:
             RemoteError: one is neither in the cache nor in the remote.
         """
         entry = {**self._task(name), "outs": [dict(out) for out in outputs]}
-        content = {"schema": "2.0", "stages": {**self._locked(), name: entry}}
-        dump_yaml(str(self.root / "dvc.lock"), content)
+        self._write_locked({**self._locked(), name: entry})
         self._remote(["pull" if self.has_remote() else "checkout", "--force", name], log)
+
+    def sort_lock(self) -> None:
+        """Bring dvc.lock into the order of the pipeline: stages that run side by side end in any order."""
+        locked = self._locked()
+        order = [stage.name for stage in self.stages() if stage.name in locked]
+        self._write_locked({name: locked[name] for name in order})
 
     def _task(self, name: str) -> dict[str, Any]:
         """Command, dependencies and parameters of a stage, as dvc.lock would have them."""
@@ -207,6 +212,9 @@ class Pipeline:
         """The stages of dvc.lock."""
         lock = self.root / "dvc.lock"
         return dict(load_yaml(str(lock))["stages"]) if lock.exists() else {}
+
+    def _write_locked(self, stages: Mapping[str, Any]) -> None:
+        dump_yaml(str(self.root / "dvc.lock"), {"schema": "2.0", "stages": dict(stages)})
 
     def _remote(self, arguments: Sequence[str], log: Log) -> None:
         said = DvcLog(log)

@@ -64,6 +64,14 @@ def another_clone(pipeline: Path, shell: Shell) -> Path:
     return other
 
 
+def pushed_for_another(pipeline: Path, tmp_path: Path, shell: Shell) -> Path:
+    """Run all and push it; a clone of another machine, with nothing run."""
+    commit_and_remote(pipeline, tmp_path / "remote", shell)
+    run_all(pipeline)
+    of(pipeline).push(quiet)
+    return another_clone(pipeline, shell)
+
+
 def test_order_needs_and_meta_come_from_dvc_yaml(pipeline: Path) -> None:
     stages = of(pipeline).stages()
     assert [stage.name for stage in stages] == STAGES
@@ -152,10 +160,7 @@ def test_dvc_says_that_a_stage_is_cached_before_and_writes_its_lock_file_after_c
 def test_a_machine_with_an_empty_cache_gets_all_from_the_remote(
     pipeline: Path, tmp_path: Path, shell: Shell
 ) -> None:
-    commit_and_remote(pipeline, tmp_path / "remote", shell)
-    run_all(pipeline)
-    of(pipeline).push(quiet)
-    other = another_clone(pipeline, shell)
+    other = pushed_for_another(pipeline, tmp_path, shell)
     assert outcomes(other, *STAGES) == {}
     assert outcomes(other, *STAGES, pull=True) == dict.fromkeys(STAGES, "restored")
     assert (other / "dvc.lock").read_text() == (pipeline / "dvc.lock").read_text()
@@ -213,10 +218,7 @@ def test_what_another_workspace_made_is_taken_and_not_what_the_cache_had(
     pipeline: Path, tmp_path: Path, shell: Shell
 ) -> None:
     """A forced stage of another machine: this one's run cache has an older result of the same task."""
-    commit_and_remote(pipeline, tmp_path / "remote", shell)
-    run_all(pipeline)
-    of(pipeline).push(quiet)
-    other = another_clone(pipeline, shell)
+    other = pushed_for_another(pipeline, tmp_path, shell)
     outcome(other, "prepare")
     outcome(other, "train@a")
     (other / "models/a.txt").write_text("trained again, elsewhere")
@@ -229,6 +231,19 @@ def test_what_another_workspace_made_is_taken_and_not_what_the_cache_had(
     assert outcomes(pipeline, "train@a") == {"prepare": "unchanged", "train@a": "unchanged"}
     with pytest.raises(RemoteError):
         of(pipeline).take("train@a", [made[0] | {"md5": "0" * 32}], quiet)
+
+
+def test_dvc_lock_does_not_depend_on_the_order_in_which_stages_ran(pipeline: Path, shell: Shell) -> None:
+    run_all(pipeline)
+    other = another_clone(pipeline, shell)
+    for stage in ("prepare", "train@b", "train@a", "report"):
+        outcome(other, stage)
+    ran = (pipeline / "dvc.lock").read_bytes()
+    assert (other / "dvc.lock").read_bytes() != ran
+    for folder in (pipeline, other):
+        of(folder).sort_lock()
+        assert (folder / "dvc.lock").read_bytes() == ran
+    assert outcomes(other, *STAGES) == dict.fromkeys(STAGES, "unchanged")
 
 
 def test_a_fingerprint_is_that_of_command_and_contents(pipeline: Path) -> None:
