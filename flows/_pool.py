@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any, cast
 from uuid import UUID
@@ -10,13 +9,7 @@ from uuid import UUID
 import httpx
 from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
-    ArtifactFilterKey,
-    LogFilter,
-    LogFilterFlowRunId,
-)
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import LogSort
 from prefect.deployments import run_deployment
@@ -53,26 +46,20 @@ def run_on_pool(
         RuntimeError: There is no such deployment, or its run ended otherwise than completed.
     """
     deployment = f"{spec.flow}/{spec.work_pool}"
+    parameters = {"name": spec.name, "spec": workspace.spec.as_parameter(), "force": force}
+    # A run that is itself tried again finds the runs that it has started, unless the code is another one by then.
+    mine = f"{flow_run.id}/{workspace.spec.digest()}/{spec.name}"
     attempts = number = 0
     while attempts < _ATTEMPTS:
         number += 1
-        parameters = {
-            "name": spec.name,
-            "spec": workspace.spec.model_dump(mode="json", exclude_unset=True),
-            "force": force,
-        }
-        # A run that is itself tried again finds the runs that it has started, unless the code is another one by then.
-        made_from = hashlib.sha256(workspace.spec.model_dump_json(exclude_unset=True).encode()).hexdigest()
-        key = f"{flow_run.id}/{made_from}/{spec.name}/{number}"
+        key = f"{mine}/{number}"
         try:
-            run = cast(
-                "FlowRun",
-                run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=key),
-            )
+            started = run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=key)
         except ObjectNotFound as error:
             raise RuntimeError(
                 f"stage {spec.name}: the server has no deployment {deployment}; run `python -m infra.setup`"
             ) from error
+        run = cast("FlowRun", started)
         found = run.state
         state = _followed(run, workspace, log)
         if state.is_completed():
@@ -93,9 +80,10 @@ def tell_outputs(workspace: Workspace, stage: str) -> None:
 
 
 def _outputs(run: FlowRun) -> list[dict[str, Any]]:
-    key, of_run = ArtifactFilterKey(any_=[_OUTPUTS]), ArtifactFilterFlowRunId(any_=[run.id])
+    key = filters.ArtifactFilterKey(any_=[_OUTPUTS])
+    of_run = filters.ArtifactFilterFlowRunId(any_=[run.id])
     with get_client(sync_client=True) as client:
-        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=key, flow_run_id=of_run))
+        found = client.read_artifacts(artifact_filter=filters.ArtifactFilter(key=key, flow_run_id=of_run))
     newest = max(found, key=lambda artifact: str(artifact.created))  # of several attempts
     return cast("list[dict[str, Any]]", json.loads(str(newest.data)))
 
@@ -125,7 +113,7 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
 
 def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, seen: set[UUID]) -> None:
     """Hand on the lines that were not seen yet; some come late, with an earlier time than others."""
-    mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+    mine = filters.LogFilter(flow_run_id=filters.LogFilterFlowRunId(any_=[run.id]))
     offset, page = max(0, len(seen) - _PAGE // 2), _PAGE
     while page == _PAGE:
         entries = client.read_logs(mine, limit=_PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC)

@@ -346,7 +346,7 @@ def _listens(port: int) -> bool:
 
 
 def _server(port: int) -> list[str]:
-    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    return [sys.executable, "-m", "infra.server", "--host", HOST, "--port", str(port)]
 
 
 def _file_server(port: int, folder: Path) -> list[str]:

@@ -5,6 +5,8 @@ HOME/runs has the clones, HOME/state what a later run of this machine goes on fr
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -81,6 +83,14 @@ class RunSpec(BaseModel):
     overrides: Overrides = {}
     variants: tuple[str, ...] | None = None
     models: TrainedModels | None = None
+
+    def as_parameter(self) -> dict[str, Any]:
+        """As JSON values, what was set alone: the rest is for the presets of its commit to say."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def digest(self) -> str:
+        """Equal for those that make equal workspaces."""
+        return hashlib.sha256(json.dumps(self.as_parameter(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Site:
         return str(next(d["id"] for d in self.api("deployments/filter") if d["name"] == name))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A clone of this repository's commit, with a DVC cache of its own, and two runs there."""
     with serving(tmp_path_factory.mktemp("served") / "checkout") as watch:
@@ -61,7 +61,7 @@ def completed(watch: Watch, deployment: str = "full", **parameters: Any) -> str:
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ui(site: Site) -> Iterator[Ui]:
     """A browser window."""
     with browser(site.watch.prefect.url) as opened:

@@ -99,7 +99,7 @@ def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path
     params["generate"]["seed"], params["report"]["title"] = 7, "As it was"
     models = TrainedModels(commit="c", params=json.dumps(params), lock=(pipeline / "dvc.lock").read_text())
     spec = RunSpec(commit=resolved(pipeline, "HEAD"), preset="tiny", models=models)
-    spec = RunSpec.model_validate_json(spec.model_dump_json(exclude_unset=True))  # as another machine gets it
+    spec = RunSpec.model_validate(spec.as_parameter())  # as another machine gets it
     with make_workspace(pipeline, tmp_path, "run@one", spec, Commands(), quiet) as made:
         assert made.root == tmp_path / "runs/run-one"
         assert made.is_preset
@@ -108,6 +108,18 @@ def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path
         assert here["report"] == there["report"]
         assert set(made.pipeline.restore(["train@a", "train@b"], quiet)) == {"train@a", "train@b"}
         assert (made.root / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
+
+
+def test_specifications_have_one_digest_when_they_make_the_same() -> None:
+    spec = RunSpec(commit="c", preset="tiny", variants=("chunk",))
+    assert RunSpec.model_validate(spec.as_parameter()).digest() == spec.digest()
+    for change in (
+        {"commit": "d"},
+        {"preset": "smoke"},
+        {"variants": None},
+        {"overrides": {"generate": {"seed": 7}}},
+    ):
+        assert RunSpec.model_validate(spec.as_parameter() | change).digest() != spec.digest(), change
 
 
 def test_what_was_pushed_is_not_pushed_again(
