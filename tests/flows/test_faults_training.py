@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.automations import AGAIN_AFTER_SECONDS
-from infra.drills.watch import Watch, load, seconds_until_gone, tree
+from infra.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
 from tests.flows.faults import child_of, served, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -38,7 +38,9 @@ def test_a_killed_training_fails_both_runs_in_seconds_and_frees_the_gpu(watch: W
         assert "stage train@a was ended by SIGKILL" in told["state"]["message"]
     assert watch.outcomes(run)["train@a"] == "**failed**"
     seconds_until_gone(others, 10)
-    assert watch.busy("gpu") == 0
+    wait_for(
+        lambda: watch.busy("gpu") == 0, 10, "a free slot"
+    )  # the next training had begun, and is cancelled
     after = watch.start(preset="smoke", until="train", overrides=training(1.0))
     assert watch.ended(after, 120)["state_type"] == "COMPLETED"
     assert watch.outcomes(after)["train@a"] == "ran"

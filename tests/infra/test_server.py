@@ -137,7 +137,8 @@ def test_workers_of_another_clone_load_the_flows_from_there(
         run = start_run(served, preset="smoke")
         wait_for(lambda: state(served, run)[0] in ("COMPLETED", "FAILED", "CRASHED"), 120, "run ended")
         assert state(served, run) == ("COMPLETED", 1)
-        assert len(list(other.glob(".prefect/runs/*/models/b.txt"))) == 1
+        made = list(other.glob(".prefect/runs/*/models/b.txt"))
+        assert len(made) == 2, made  # in the clone of its training, and in the run's
         assert not (served.home / "runs").exists()
     finally:
         for worker in started:
