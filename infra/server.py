@@ -17,7 +17,7 @@ import threading
 import time
 
 _EVERY_SECONDS = 1.0
-_FULL = 10  # every so many times also what has lived longer
+_FULL = 300  # every so many times also what has lived longer, which takes a third of a second
 
 
 def collect_apart() -> None:

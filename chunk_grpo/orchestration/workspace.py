@@ -89,7 +89,7 @@ class RunSpec(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def digest(self) -> str:
-        """Equal for those that make equal workspaces."""
+        """Another one for a specification in which anything else is set."""
         return hashlib.sha256(json.dumps(self.as_parameter(), sort_keys=True).encode()).hexdigest()
 
 

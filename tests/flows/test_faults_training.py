@@ -38,9 +38,8 @@ def test_a_killed_training_fails_both_runs_in_seconds_and_frees_the_gpu(watch: W
         assert "stage train@a was ended by SIGKILL" in told["state"]["message"]
     assert watch.outcomes(run)["train@a"] == "**failed**"
     seconds_until_gone(others, 10)
-    wait_for(
-        lambda: watch.busy("gpu") == 0, 10, "a free slot"
-    )  # the next training had begun, and is cancelled
+    # The next training has begun in the slot of this one, and is cancelled.
+    wait_for(lambda: watch.busy("gpu") == 0, 10, "a free slot")
     after = watch.start(preset="smoke", until="train", overrides=training(1.0))
     assert watch.ended(after, 120)["state_type"] == "COMPLETED"
     assert watch.outcomes(after)["train@a"] == "ran"

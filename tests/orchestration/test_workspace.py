@@ -110,7 +110,7 @@ def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path
         assert (made.root / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
 
 
-def test_specifications_have_one_digest_when_they_make_the_same() -> None:
+def test_a_specification_has_its_digest_on_every_machine_and_another_one_has_another() -> None:
     spec = RunSpec(commit="c", preset="tiny", variants=("chunk",))
     assert RunSpec.model_validate(spec.as_parameter()).digest() == spec.digest()
     for change in (
