@@ -51,13 +51,19 @@ def main() -> None:
     )
     parser.add_argument("--preset", default="smoke")
     arguments = parser.parse_args()
+    say = Console(stderr=True, highlight=False).print
     with tempfile.TemporaryDirectory(prefix="orchestration-") as scratch:
+        say("1 of 5: every stage bare ...")
         bare = run_bare(clone(Path(scratch, "bare"), arguments.preset))
+        say("2 of 5: dvc repro ...")
         repro = timed(clone(Path(scratch, "repro"), arguments.preset), "-m", "dvc", "repro")
+        say("3 of 5: flow run without pools ...")
         with served(clone(Path(scratch, "here"), arguments.preset), Path(scratch, "home-here")) as prefect:
             here = run_flow(prefect, arguments.preset, pools=dict.fromkeys(POOLS))
+        say("4 of 5: flow run ...")
         with served(clone(Path(scratch, "served"), arguments.preset), Path(scratch, "home")) as prefect:
             cold = run_flow(prefect, arguments.preset)
+            say("5 of 5: flow run, everything cached ...")
             cached = run_flow(prefect, arguments.preset)
     show(arguments.preset, bare, repro, here, cold, cached)
 

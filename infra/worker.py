@@ -36,6 +36,10 @@ _ALSO_OF_CLIENTS = (
 )
 """What Prefect's client looks at, too."""
 
+_SHARED_CORES = {"GOMP_SPINCOUNT": "1000"}
+"""Stages side by side share the cores. A thread of torch that waits for the others of its process spins; as long as
+libgomp's default has it, it keeps the threads that it waits for from a core (docs/performance.md)."""
+
 _SHELL = f'{WORKER_PID}=$$ exec "$@"'
 
 
@@ -125,6 +129,7 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
     return {
         # Prefect does not let the heartbeat out of prefect.toml into a flow run of another folder.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        **_SHARED_CORES,
         **{name: base[name] for name in base if not of_the_server(name) and name != WEBHOOK_VARIABLE},
         "PATH": os.pathsep.join(path),
         "PREFECT_API_URL": api_url,

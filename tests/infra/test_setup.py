@@ -207,11 +207,17 @@ def test_a_worker_s_environment_says_where_it_works(tmp_path: Path) -> None:
     assert environment["PREFECT_HOME"] == str(tmp_path / "home")
     assert environment["PREFECT_API_URL"] == "http://server/api"
     assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    assert environment["GOMP_SPINCOUNT"] == "1000"
     assert environment["AWS_PROFILE"] == "kept"
     assert "CHUNK_GRPO_NOTIFY_WEBHOOK" not in environment
     assert {name for name in environment if name.startswith(("PREFECT_SERVER", "PREFECT_API_D"))} == {limit}
     assert environment["PREFECT_API_AUTH_STRING"] == "user:secret"
     assert environment["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
+
+
+def test_a_value_of_the_environment_wins_over_the_one_for_shared_cores(tmp_path: Path) -> None:
+    environment = worker.worker_environment({"GOMP_SPINCOUNT": "7"}, tmp_path, tmp_path, "http://server/api")
+    assert environment["GOMP_SPINCOUNT"] == "7"
 
 
 def test_a_worker_knows_its_own_process_id() -> None:

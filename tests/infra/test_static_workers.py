@@ -63,7 +63,7 @@ def test_the_ecs_worker_makes_a_task_definition_that_fits_the_request(
     definition = made["definitions"][pool]
     assert request_errors(definition) == ""
     container = definition["containerDefinitions"][0]
-    assert [each["name"] for each in container["secrets"]] == ["PREFECT_API_AUTH_STRING"]
+    assert {each["name"] for each in container["secrets"]} == {"HF_TOKEN", "PREFECT_API_AUTH_STRING"}
     assert container["logConfiguration"]["options"]["awslogs-group"] == "chunk-grpo"
     assert definition["family"] == f"chunk-grpo-{pool}"
 

@@ -16,21 +16,27 @@ from prefect_kubernetes.worker import KubernetesWorker
 
 from tests.infra.deployment_files import POOLS, template
 
+# As somebody sets it in the form of the work pool.
+SECRET = {
+    "name": "HF_TOKEN",
+    "valueFrom": "arn:aws:secretsmanager:eu-central-1:1:secret:chunk-grpo/tokens/hub-1",
+}
 
-def configuration(worker: Any, base: dict[str, Any]) -> Any:
+
+def configuration(worker: Any, base: dict[str, Any], values: dict[str, Any] | None = None) -> Any:
     """The template as the worker reads it for one flow run; no server is asked, for it refers to no block."""
     kind: type[BaseJobConfiguration] = worker.job_configuration
     unknown = base["job_configuration"].keys() - kind.model_fields.keys()
     if unknown:
         raise ValueError(f"{worker.type} has no job configuration {sorted(unknown)}")
-    read: Any = asyncio.run(kind.from_template_and_values(base, {}, client=object()))
+    read: Any = asyncio.run(kind.from_template_and_values(base, values or {}, client=object()))
     read.prepare_for_flow_run(FlowRun(flow_id=uuid4(), name="curious-owl"))
     return read
 
 
 def main() -> None:
     kubernetes = {pool: configuration(KubernetesWorker, template("kubernetes", pool)) for pool in POOLS}
-    ecs = {pool: configuration(ECSWorker, template("aws", pool)) for pool in POOLS}
+    ecs = {pool: configuration(ECSWorker, template("aws", pool), {"secrets": [SECRET]}) for pool in POOLS}
     worker = ECSWorker("gpu")
     flow_run = FlowRun(flow_id=uuid4(), name="curious-owl")
     definitions = {
