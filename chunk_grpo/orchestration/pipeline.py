@@ -19,9 +19,11 @@ from typing import Any
 from dvc.repo import Repo
 from dvc.repo.reproduce import plan_repro
 from dvc.stage import PipelineStage, Stage
+from dvc.stage.exceptions import StageNotFound
 from dvc.stage.serialize import to_single_stage_lockfile
 from dvc.utils.serialize import dump_yaml, load_yaml
 
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.outcomes import DvcLog, StageOutcome
 
@@ -77,13 +79,21 @@ class Pipeline:
                 what they need; None for all.
 
         Raises:
-            dvc.exceptions.DvcException: dvc.yaml is invalid, or a target is not in it.
+            ConfigError: a target is not in dvc.yaml.
+            dvc.exceptions.DvcException: dvc.yaml is invalid.
         """
         with Repo(str(self.root)) as repo:
             # DVC reads a target relative to the current folder, which here is not the workspace.
             pipeline = f"{repo.root_dir}/dvc.yaml"
             collected = [pipeline] if targets is None else [f"{pipeline}:{target}" for target in targets]
-            wanted = [stage for target in collected for stage in repo.stage.collect(target)]
+            try:
+                wanted = [stage for target in collected for stage in repo.stage.collect(target)]
+            except StageNotFound as error:
+                names = {_address(stage, repo.root_dir) for stage in repo.index.stages}
+                known = ", ".join(sorted(names | {name.partition("@")[0] for name in names}))
+                raise ConfigError(
+                    f"dvc.yaml has no stage and no group of stages {error.name!r}; it has {known}"
+                ) from error
             graph = repo.index.graph
             return [
                 StageSpec(
