@@ -36,10 +36,6 @@ _ALSO_OF_CLIENTS = (
 )
 """What Prefect's client looks at, too."""
 
-_SHARED_CORES = {"GOMP_SPINCOUNT": "1000"}
-"""Stages side by side share the cores. A thread of torch that waits for the others of its process spins; as long as
-libgomp's default has it, it keeps the threads that it waits for from a core (docs/performance.md)."""
-
 _SHELL = f'{WORKER_PID}=$$ exec "$@"'
 
 
@@ -129,7 +125,9 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
     return {
         # Prefect does not let the heartbeat out of prefect.toml into a flow run of another folder.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        **_SHARED_CORES,
+        # Stages side by side share the cores. A thread of torch that waits for the others of its process spins, with
+        # libgomp's default for so long that it keeps them from a core (docs/performance.md).
+        "GOMP_SPINCOUNT": "1000",
         **{name: base[name] for name in base if not of_the_server(name) and name != WEBHOOK_VARIABLE},
         "PATH": os.pathsep.join(path),
         "PREFECT_API_URL": api_url,

@@ -83,17 +83,8 @@ class Pipeline:
             dvc.exceptions.DvcException: dvc.yaml is invalid.
         """
         with Repo(str(self.root)) as repo:
-            # DVC reads a target relative to the current folder, which here is not the workspace.
-            pipeline = f"{repo.root_dir}/dvc.yaml"
-            collected = [pipeline] if targets is None else [f"{pipeline}:{target}" for target in targets]
-            try:
-                wanted = [stage for target in collected for stage in repo.stage.collect(target)]
-            except StageNotFound as error:
-                names = {_address(stage, repo.root_dir) for stage in repo.index.stages}
-                known = ", ".join(sorted(names | {name.partition("@")[0] for name in names}))
-                raise ConfigError(
-                    f"dvc.yaml has no stage and no group of stages {error.name!r}; it has {known}"
-                ) from error
+            asked = [None] if targets is None else targets
+            wanted = [stage for target in asked for stage in _collect(repo, target)]
             graph = repo.index.graph
             return [
                 StageSpec(
@@ -260,6 +251,23 @@ class Pipeline:
             name: sum(out.get("size", 0) for out in stage.get("outs", []))
             for name, stage in self._locked().items()
         }
+
+
+def _collect(repo: Repo, target: str | None) -> list[Stage]:
+    """The stages of the pipeline's dvc.yaml that a target names, or all of them.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    pipeline = f"{repo.root_dir}/dvc.yaml"  # DVC reads a target relative to the current folder
+    try:
+        return list(repo.stage.collect(pipeline if target is None else f"{pipeline}:{target}"))
+    except StageNotFound as error:
+        names = {_address(stage, repo.root_dir) for stage in _collect(repo, None)}
+        known = ", ".join(sorted(names | {name.partition("@")[0] for name in names}))
+        raise ConfigError(
+            f"dvc.yaml has no stage and no group of stages {target!r}; it has {known}"
+        ) from error
 
 
 def _address(stage: Stage, root: str) -> str:

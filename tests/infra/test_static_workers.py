@@ -63,7 +63,8 @@ def test_the_ecs_worker_makes_a_task_definition_that_fits_the_request(
     definition = made["definitions"][pool]
     assert request_errors(definition) == ""
     container = definition["containerDefinitions"][0]
-    assert {each["name"] for each in container["secrets"]} == {"HF_TOKEN", "PREFECT_API_AUTH_STRING"}
+    secrets = sorted(each["name"] for each in container["secrets"])
+    assert secrets == ["HF_TOKEN", "PREFECT_API_AUTH_STRING"]
     assert container["logConfiguration"]["options"]["awslogs-group"] == "chunk-grpo"
     assert definition["family"] == f"chunk-grpo-{pool}"
 

@@ -93,10 +93,13 @@ def test_order_until_a_stage_has_only_what_it_needs(pipeline: Path, until: str, 
     assert [stage.name for stage in of(pipeline).stages([until])] == expected
 
 
-def test_order_until_an_unknown_stage_is_an_error(pipeline: Path) -> None:
+@pytest.mark.parametrize("until", ["trian", "train@c", ""])
+def test_order_until_an_unknown_stage_is_an_error(pipeline: Path, until: str) -> None:
+    (pipeline / "elsewhere").mkdir()  # with stages that are no part of the pipeline
+    (pipeline / "elsewhere/dvc.yaml").write_text("stages: {other: {cmd: 'true'}}\n")
     known = "prepare, report, train, train@a, train@b"
-    with pytest.raises(ConfigError, match=f"no stage and no group of stages 'trian'; it has {known}$"):
-        of(pipeline).stages(["trian"])
+    with pytest.raises(ConfigError, match=f"no stage and no group of stages '{until}'; it has {known}$"):
+        of(pipeline).stages([until])
 
 
 def test_ran_then_unchanged_then_restored_then_forced(pipeline: Path) -> None:
