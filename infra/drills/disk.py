@@ -13,21 +13,31 @@ import errno
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
-from infra.drills.watch import DrillError, Watch, damaged_objects, load, wait_for, watching
+from infra.drills.watch import (
+    DrillError,
+    Watch,
+    damaged_objects,
+    load,
+    seconds_until_gone,
+    wait_for,
+    watching,
+)
 from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
 from infra.setup import ROOT
 
@@ -36,7 +46,7 @@ DISKS = {"clones": ".prefect/runs", "cache": ".dvc/cache", "home": ".prefect"}
 database of the server."""
 
 _BLOCK = bytes(2**16)
-_LATER_SECONDS = 30.0  # with the database on the full disk: as long as the server must bear it after the end
+_BEAR_SECONDS = 30.0  # after the end of the stage, with the server's database on the full disk
 
 
 class Filler(threading.Thread):
@@ -128,15 +138,21 @@ def drill(watch: Watch, disk: Path, options: argparse.Namespace, console: Consol
     """
     parameters: dict[str, Any] = {"preset": options.preset, "overrides": options.overrides}
     run = watch.start(**parameters)
-    wait_for(lambda: _trains(watch, run, options), 300, f"{options.stage} runs")
+    process = wait_for(lambda: _process(watch, run, options), 300, f"{options.stage} runs")
     filler, start = Filler(disk), time.monotonic()
+    if options.disk == "home":
+        wait_for(lambda: _truncate_log(disk / "prefect.db"), 30, "a moment without another reader")
     filler.start()
     try:
-        console.print(f"{_failure(watch, run)}\nafter {time.monotonic() - start:.1f} s; {load()}")
         if options.disk == "home":
-            time.sleep(_LATER_SECONDS)
+            # The server cannot write down how the run ends.
+            seconds_until_gone([process], 120)
+            time.sleep(_BEAR_SECONDS)
+        else:
+            watch.ended(run, 120)
     finally:
         filler.stop()
+    console.print(f"{_failure(watch, run)}\nafter {time.monotonic() - start:.1f} s; {load()}")
     watch.prefect.check()
     found = watch.run(run)
     if (found["state_type"], found["run_count"]) != ("FAILED", 1):
@@ -155,9 +171,17 @@ def drill(watch: Watch, disk: Path, options: argparse.Namespace, console: Consol
     _check_cache(watch.prefect.root)
 
 
-def _trains(watch: Watch, run: str, options: argparse.Namespace) -> bool:
+def _process(watch: Watch, run: str, options: argparse.Namespace) -> psutil.Process | None:
+    """The process of the stage during which the disk fills, once it has begun."""
     children: Sequence[dict[str, Any]] = watch.children(run, options.stage)
-    return bool(children) and watch.stage(children[-1]["id"], options.command) is not None
+    return watch.stage(children[-1]["id"], options.command) if children else None
+
+
+def _truncate_log(database: Path) -> bool:
+    """Take from SQLite the room that it has in its write-ahead log; False while another one reads there."""
+    with closing(sqlite3.connect(database)) as connection:
+        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
 
 
 def _failure(watch: Watch, run: str) -> str:

@@ -242,3 +242,11 @@ def test_flows_are_loaded_from_the_repository_of_the_worker(tmp_path: Path) -> N
     missing = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert missing.returncode != 0
     assert "CHUNK_GRPO_REPOSITORY: not set for this worker" in missing.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads which ports Linux hands out")
+def test_no_outgoing_connection_has_the_port_of_a_drill_or_the_next_one() -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [free_port() for _ in range(200)]
+    assert max(ports) + 1 < lowest
+    assert len(set(ports)) > 150
