@@ -2,8 +2,9 @@
 
 Clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every stage's
 command by itself, `dvc repro`, a flow run with all stages where the flow runs, one after the other as before, and a
-flow run with training on the gpu pool beside other stages, which then runs again with all of it cached. Nothing else
-should run on the machine. Clones and caches go into a temporary folder.
+flow run with training on the gpu pool beside other stages, which then runs again with all of it cached. Every second
+round has them in the other order, since machines become slower and faster by themselves. Nothing else should run on
+the machine. Clones and caches go into a temporary folder.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from dvc.repo import Repo
@@ -44,28 +47,67 @@ class FlowTimes:
     stages: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Round:
+    """Each way once.
+
+    Attributes:
+        bare: Seconds of each stage's command by itself.
+        repro: Seconds of `dvc repro`.
+        here: The flow run with all stages where the flow runs.
+        pools: The flow run with training on the gpu pool.
+        cached: The same again.
+    """
+
+    bare: Mapping[str, float]
+    repro: float
+    here: FlowTimes
+    pools: FlowTimes
+    cached: FlowTimes
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--preset", default="smoke")
+    parser.add_argument("--rounds", type=int, default=1, help="each way so many times (default: 1)")
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds: at least 1, got {arguments.rounds}")
+    rounds = [measure(arguments.preset, number) for number in range(arguments.rounds)]
+    console = Console(width=120)
+    console.print(summary(arguments.preset, rounds))
+    console.print(by_stage(rounds))
+
+
+def measure(preset: str, number: int) -> Round:
+    """One round; those with an odd number are backwards."""
     say = Console(stderr=True, highlight=False).print
     with tempfile.TemporaryDirectory(prefix="orchestration-") as scratch:
-        say("1 of 5: every stage bare ...")
-        bare = run_bare(clone(Path(scratch, "bare"), arguments.preset))
-        say("2 of 5: dvc repro ...")
-        repro = timed(clone(Path(scratch, "repro"), arguments.preset), "-m", "dvc", "repro")
-        say("3 of 5: flow run without pools ...")
-        with served(clone(Path(scratch, "here"), arguments.preset), Path(scratch, "home-here")) as prefect:
-            here = run_flow(prefect, arguments.preset, pools=dict.fromkeys(POOLS))
-        say("4 of 5: flow run ...")
-        with served(clone(Path(scratch, "served"), arguments.preset), Path(scratch, "home")) as prefect:
-            cold = run_flow(prefect, arguments.preset)
-            say("5 of 5: flow run, everything cached ...")
-            cached = run_flow(prefect, arguments.preset)
-    show(arguments.preset, bare, repro, here, cold, cached)
+
+        def bare() -> dict[str, float]:
+            return run_bare(clone(Path(scratch, "bare"), preset))
+
+        def repro() -> float:
+            return timed(clone(Path(scratch, "repro"), preset), "-m", "dvc", "repro")
+
+        def here() -> FlowTimes:
+            with served(clone(Path(scratch, "here"), preset), Path(scratch, "home-here")) as prefect:
+                return run_flow(prefect, preset, pools=dict.fromkeys(POOLS))
+
+        def pools() -> tuple[FlowTimes, FlowTimes]:
+            with served(clone(Path(scratch, "pools"), preset), Path(scratch, "home-pools")) as prefect:
+                return run_flow(prefect, preset), run_flow(prefect, preset)
+
+        ways: list[Callable[[], Any]] = [bare, repro, here, pools]
+        found: dict[str, Any] = {}
+        for way in reversed(ways) if number % 2 else ways:
+            say(f"round {number + 1}: {way.__name__} ...")
+            found[way.__name__] = way()
+    cold, cached = found["pools"]
+    return Round(found["bare"], found["repro"], found["here"], cold, cached)
 
 
 def clone(folder: Path, preset: str) -> Path:
@@ -134,33 +176,48 @@ def newest(prefect: LocalPrefect) -> str:
     return str(run["name"])
 
 
-def show(
-    preset: str,
-    bare: Mapping[str, float],
-    repro: float,
-    here: FlowTimes,
-    cold: FlowTimes,
-    cached: FlowTimes,
-) -> None:
-    """Print the tables."""
-    total, count = sum(bare.values()), len(bare)
-    table = Table(title=f"Preset {preset}, {count} stages")
+def summary(preset: str, rounds: Sequence[Round]) -> Table:
+    """Seconds of each way, and what they are over bare in the same round, a stage."""
+    count = len(rounds[0].bare)
+    bare = [sum(done.bare.values()) for done in rounds]
+    table = Table(title=f"Preset {preset}, {count} stages, {len(rounds)} rounds: median (lowest to highest)")
     for heading in ("", "seconds", "over bare, a stage"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for name, wall in (
-        ("every stage bare, one after the other", total),
-        ("dvc repro", repro),
-        ("flow run without pools, nothing cached", here.wall),
-        ("flow run, nothing cached", cold.wall),
+    table.add_row("every stage bare, one after the other", spread(bare, 1), "")
+    for name, walls in (
+        ("dvc repro", [done.repro for done in rounds]),
+        ("flow run without pools, nothing cached", [done.here.wall for done in rounds]),
+        ("flow run, nothing cached", [done.pools.wall for done in rounds]),
     ):
-        table.add_row(name, f"{wall:.1f}", f"{(wall - total) / count:.2f}")
-    table.add_row("flow run, everything cached", f"{cached.wall:.1f}", "")
-    stages = Table("stage", "bare, s", "by DVC in the flow without pools, s", title="Each stage")
-    for name, alone in bare.items():
-        stages.add_row(name, f"{alone:.1f}", f"{here.stages[name]:.1f}")
-    console = Console(width=100)
-    console.print(table)
-    console.print(stages)
+        over = [(wall - alone) / count for wall, alone in zip(walls, bare, strict=True)]
+        table.add_row(name, spread(walls, 1), spread(over, 2))
+    table.add_row("flow run, everything cached", spread([done.cached.wall for done in rounds], 1), "")
+    return table
+
+
+def by_stage(rounds: Sequence[Round]) -> Table:
+    """Seconds of each stage: bare, and as the flow runs without and with pools tell, DVC's part with it."""
+    table = Table(
+        "stage",
+        "bare, s",
+        "in the flow without pools, s",
+        "in the flow, s",
+        title="Each stage, by DVC in a flow",
+    )
+    for name in rounds[0].bare:
+        columns = (
+            [done.bare[name] for done in rounds],
+            [done.here.stages[name] for done in rounds],
+            [done.pools.stages[name] for done in rounds],
+        )
+        table.add_row(name, *(spread(seconds, 1) for seconds in columns))
+    return table
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The median, and the range of several."""
+    median = f"{statistics.median(values):.{digits}f}"
+    return median if len(values) == 1 else f"{median} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 if __name__ == "__main__":
