@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,8 +27,8 @@ import httpx
 from dvc.repo import Repo
 from dvc.utils.hydra import compose_and_dump
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.sheets import Sheet, spread
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.pipeline import Pipeline
@@ -78,8 +77,8 @@ def main() -> None:
         parser.error(f"--rounds: at least 1, got {arguments.rounds}")
     rounds = [measure(arguments.preset, number) for number in range(arguments.rounds)]
     console = Console(width=120)
-    console.print(summary(arguments.preset, rounds))
-    console.print(by_stage(rounds))
+    console.print(summary(arguments.preset, rounds).for_terminal())
+    console.print(by_stage(rounds).for_terminal())
 
 
 def measure(preset: str, number: int) -> Round:
@@ -176,48 +175,36 @@ def newest(prefect: LocalPrefect) -> str:
     return str(run["name"])
 
 
-def summary(preset: str, rounds: Sequence[Round]) -> Table:
+def summary(preset: str, rounds: Sequence[Round]) -> Sheet:
     """Seconds of each way, and what they are over bare in the same round, a stage."""
     count = len(rounds[0].bare)
     bare = [sum(done.bare.values()) for done in rounds]
-    table = Table(title=f"Preset {preset}, {count} stages, {len(rounds)} rounds: median (lowest to highest)")
-    for heading in ("", "seconds", "over bare, a stage"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    table.add_row("every stage bare, one after the other", spread(bare, 1), "")
+    rows = [("every stage bare, one after the other", spread(bare, 1), "")]
     for name, walls in (
         ("dvc repro", [done.repro for done in rounds]),
         ("flow run without pools, nothing cached", [done.here.wall for done in rounds]),
         ("flow run, nothing cached", [done.pools.wall for done in rounds]),
     ):
         over = [(wall - alone) / count for wall, alone in zip(walls, bare, strict=True)]
-        table.add_row(name, spread(walls, 1), spread(over, 2))
-    table.add_row("flow run, everything cached", spread([done.cached.wall for done in rounds], 1), "")
-    return table
+        rows.append((name, spread(walls, 1), spread(over)))
+    rows.append(("flow run, everything cached", spread([done.cached.wall for done in rounds], 1), ""))
+    title = f"Preset {preset}, {count} stages; median (lowest to highest) of {len(rounds)}"
+    return Sheet(title, ("", "seconds", "over bare, a stage"), rows)
 
 
-def by_stage(rounds: Sequence[Round]) -> Table:
+def by_stage(rounds: Sequence[Round]) -> Sheet:
     """Seconds of each stage: bare, and as the flow runs without and with pools tell, DVC's part with it."""
-    table = Table(
-        "stage",
-        "bare, s",
-        "in the flow without pools, s",
-        "in the flow, s",
-        title="Each stage, by DVC in a flow",
-    )
-    for name in rounds[0].bare:
-        columns = (
-            [done.bare[name] for done in rounds],
-            [done.here.stages[name] for done in rounds],
-            [done.pools.stages[name] for done in rounds],
+    rows = [
+        (
+            name,
+            spread([done.bare[name] for done in rounds], 1),
+            spread([done.here.stages[name] for done in rounds], 1),
+            spread([done.pools.stages[name] for done in rounds], 1),
         )
-        table.add_row(name, *(spread(seconds, 1) for seconds in columns))
-    return table
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    """The median, and the range of several."""
-    median = f"{statistics.median(values):.{digits}f}"
-    return median if len(values) == 1 else f"{median} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+        for name in rounds[0].bare
+    ]
+    columns = ("stage", "bare, s", "in the flow without pools, s", "in the flow, s")
+    return Sheet("Each stage, by DVC in a flow", columns, rows)
 
 
 if __name__ == "__main__":

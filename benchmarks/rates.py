@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.configurations import TEXT_TOKENS, Configuration, configurations, quiet
 from benchmarks.machine import machine
-from benchmarks.sheets import Sheet
+from benchmarks.sheets import Sheet, spread
 from chunk_grpo.families.base import Conditioning, TuningOptions
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.progress import Meter
@@ -48,13 +48,10 @@ class Rate:
 
     def cells(self) -> list[str]:
         """A row of the table."""
-        median, least, largest = (
-            1e3 * pick(self.seconds) / self.states for pick in (statistics.median, min, max)
-        )
         return [
             self.work,
             str(self.states),
-            f"{median:.2f} ({least:.2f} to {largest:.2f})",
+            spread([1e3 * seconds / self.states for seconds in self.seconds]),
             f"{self.flop / self.states / 1e9:.2f}",
             f"{self.flop / statistics.median(self.seconds) / 1e9:.0f}",
         ]

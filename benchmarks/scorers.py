@@ -29,7 +29,7 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 from benchmarks.configurations import quiet
 from benchmarks.hpsv3_package import hpsv3_package
 from benchmarks.machine import machine
-from benchmarks.sheets import Sheet
+from benchmarks.sheets import Sheet, spread
 from chunk_grpo.config.scorers import PickScoreScorer, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.progress import Meter
@@ -97,19 +97,17 @@ class Times:
         )
         gains = [theirs / ours for theirs, ours in zip(self.original, self.ours, strict=False)]
         return [
-            _spread([self.images / each for each in self.original]),
-            _spread([self.images / each for each in self.ours]),
-            _spread(gains),
+            _if_measured([self.images / each for each in self.original]),
+            spread([self.images / each for each in self.ours]),
+            _if_measured(gains),
             f"{before:.1f}",
             f"{network:.1f}",
             f"{before / (before + network):.0%}",
         ]
 
 
-def _spread(numbers: Sequence[float]) -> str:
-    if not numbers:
-        return NOT_MEASURED
-    return f"{statistics.median(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
+def _if_measured(numbers: Sequence[float]) -> str:
+    return spread(numbers) if numbers else NOT_MEASURED
 
 
 def main(options: Sequence[str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,3 +37,13 @@ class Sheet:
         marks = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = [self.columns, marks, *self.rows]
         return "\n".join([f"### {self.title}", "", *("| " + " | ".join(line) + " |" for line in lines)])
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """The median with the range, or the only value.
+
+    Raises:
+        statistics.StatisticsError: There is none.
+    """
+    median = f"{statistics.median(values):.{digits}f}"
+    return median if len(values) == 1 else f"{median} ({min(values):.{digits}f} to {max(values):.{digits}f})"
