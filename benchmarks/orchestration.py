@@ -3,8 +3,8 @@
 Clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every stage's
 command by itself, `dvc repro`, a flow run with all stages where the flow runs, one after the other as before, and a
 flow run with training on the gpu pool beside other stages, which then runs again with all of it cached. Every second
-round has them in the other order, since machines become slower and faster by themselves. Nothing else should run on
-the machine. Clones and caches go into a temporary folder.
+round has them in the other order, since machines become slower and faster by themselves; after each one the tables of
+all rounds so far are printed. Nothing else should run on the machine. Clones and caches go into a temporary folder.
 """
 
 from __future__ import annotations
@@ -75,10 +75,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds: at least 1, got {arguments.rounds}")
-    rounds = [measure(arguments.preset, number) for number in range(arguments.rounds)]
     console = Console(width=120)
-    console.print(summary(arguments.preset, rounds).for_terminal())
-    console.print(by_stage(rounds).for_terminal())
+    rounds: list[Round] = []
+    while len(rounds) < arguments.rounds:
+        rounds.append(measure(arguments.preset, len(rounds)))
+        # A round takes up to an hour; what is known by then should not be lost with the next one.
+        console.print(summary(arguments.preset, rounds).for_terminal())
+        console.print(by_stage(rounds).for_terminal())
 
 
 def measure(preset: str, number: int) -> Round:
