@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, cast
 from uuid import UUID
 
@@ -23,7 +24,8 @@ from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.workspace import Workspace
 
 _ATTEMPTS = 2  # one more for a worker or a machine that was lost, none for a stage that failed
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 1.0  # at first; a run that takes longer is asked less often, which costs the server less
+_SLOW_POLL_SECONDS = 5.0
 _OUTPUTS = "stage-outputs"
 _PAGE = 200  # the most log lines that Prefect's server hands out at once
 
@@ -94,10 +96,11 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
     Cancelling this run cancels that one at once; Prefect's server would do it too, half a minute later. A server
     that is away, or in trouble, is waited for: what it is asked about goes on without it.
     """
-    stopping, seen = workspace.commands.stopping, set[UUID]()
+    stopping, seen, start = workspace.commands.stopping, set[UUID](), time.monotonic()
     with get_client(sync_client=True) as client:
         while run.state is None or not run.state.is_final():
-            if stopping.wait(_POLL_SECONDS):
+            pause = max(_POLL_SECONDS, 0.05 * (time.monotonic() - start))
+            if stopping.wait(min(pause, _SLOW_POLL_SECONDS)):
                 client.set_flow_run_state(run.id, Cancelling())
                 raise CommandStoppedError("stopped with all others")
             try:

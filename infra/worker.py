@@ -36,7 +36,10 @@ _ALSO_OF_CLIENTS = (
 )
 """What Prefect's client looks at, too."""
 
-_SHELL = f'{WORKER_PID}=$$ exec "$@"'
+_FIRST = f'{WORKER_PID}=$$ exec "$@"'
+_BESIDE = f'GOMP_SPINCOUNT=${{GOMP_SPINCOUNT:-1000}} {WORKER_PID}=$$ exec nice -n 19 "$@"'
+"""Stages beside a training share its cores, and take what it leaves: they have the lowest priority, and their threads of
+torch soon sleep while they wait for each other, where libgomp's default has them spin (docs/performance.md)."""
 
 
 def main() -> int:
@@ -125,9 +128,6 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
     return {
         # Prefect does not let the heartbeat out of prefect.toml into a flow run of another folder.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        # Stages side by side share the cores. A thread of torch that waits for the others of its process spins, with
-        # libgomp's default for so long that it keeps them from a core (docs/performance.md).
-        "GOMP_SPINCOUNT": "1000",
         **{name: base[name] for name in base if not of_the_server(name) and name != WEBHOOK_VARIABLE},
         "PATH": os.pathsep.join(path),
         "PREFECT_API_URL": api_url,
@@ -138,7 +138,7 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
 
 
 def command(pool: str, name: str, limit: int | None) -> list[str]:
-    """A command that becomes the worker, with its process id in WORKER_PID."""
+    """A command that becomes the worker, with its process id in WORKER_PID; stages of pool gpu come first."""
     limits = [] if limit is None else ["--limit", str(limit)]
     worker = [
         sys.executable,
@@ -152,7 +152,7 @@ def command(pool: str, name: str, limit: int | None) -> list[str]:
         "--name",
         name,
     ]
-    return ["/bin/sh", "-c", _SHELL, "worker", *worker, *limits]
+    return ["/bin/sh", "-c", _FIRST if pool == "gpu" else _BESIDE, "worker", *worker, *limits]
 
 
 if __name__ == "__main__":

@@ -207,7 +207,6 @@ def test_a_worker_s_environment_says_where_it_works(tmp_path: Path) -> None:
     assert environment["PREFECT_HOME"] == str(tmp_path / "home")
     assert environment["PREFECT_API_URL"] == "http://server/api"
     assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
-    assert environment["GOMP_SPINCOUNT"] == "1000"
     assert environment["AWS_PROFILE"] == "kept"
     assert "CHUNK_GRPO_NOTIFY_WEBHOOK" not in environment
     assert {name for name in environment if name.startswith(("PREFECT_SERVER", "PREFECT_API_D"))} == {limit}
@@ -215,18 +214,38 @@ def test_a_worker_s_environment_says_where_it_works(tmp_path: Path) -> None:
     assert environment["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
 
 
-def test_a_value_of_the_environment_wins_over_the_one_for_shared_cores(tmp_path: Path) -> None:
-    environment = worker.worker_environment({"GOMP_SPINCOUNT": "7"}, tmp_path, tmp_path, "http://server/api")
-    assert environment["GOMP_SPINCOUNT"] == "7"
-
-
-def test_a_worker_knows_its_own_process_id() -> None:
-    line = worker.command("gpu", "name", 1)
+@pytest.mark.parametrize("pool", ["cpu", "gpu"])
+def test_a_worker_knows_its_own_process_id(pool: str) -> None:
+    line = worker.command(pool, "name", 1)
     assert line[-2:] == ["--limit", "1"]
+    own = f"import os; print(int(os.environ['{worker.WORKER_PID}']) - os.getpid())"
+    assert in_place_of_a_worker(pool, own, {}) == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("pool", "given", "niceness", "spins"),
+    [
+        ("gpu", {}, 0, None),
+        ("gpu", {"GOMP_SPINCOUNT": "7"}, 0, "7"),
+        ("cpu", {}, 19, "1000"),
+        ("cpu", {"GOMP_SPINCOUNT": "7"}, 19, "7"),
+    ],
+)
+def test_stages_of_pool_cpu_take_what_those_of_pool_gpu_leave_of_the_cores(
+    pool: str, given: dict[str, str], niceness: int, spins: str | None
+) -> None:
+    program = "import os; print(os.nice(0), os.environ.get('GOMP_SPINCOUNT'))"
+    mine = os.nice(0)
+    assert in_place_of_a_worker(pool, program, given) == f"{min(19, mine + niceness)} {spins}\n"
+
+
+def in_place_of_a_worker(pool: str, program: str, given: dict[str, str]) -> str:
+    """What a Python program prints that is started as a worker is."""
+    line = worker.command(pool, "name", None)
     start = line.index(sys.executable)
-    program = f"import os; print(int(os.environ['{worker.WORKER_PID}']) - os.getpid())"
-    result = subprocess.run([*line[:start], sys.executable, "-c", program], capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (0, "0\n")
+    environment = {"PATH": os.environ["PATH"]} | given
+    command = [*line[:start], sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def test_flows_are_loaded_from_the_repository_of_the_worker(tmp_path: Path) -> None:
