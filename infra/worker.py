@@ -38,8 +38,8 @@ _ALSO_OF_CLIENTS = (
 
 _FIRST = f'{WORKER_PID}=$$ exec "$@"'
 _BESIDE = f'GOMP_SPINCOUNT=${{GOMP_SPINCOUNT:-1000}} {WORKER_PID}=$$ exec nice -n 19 "$@"'
-"""Stages beside a training share its cores, and take what it leaves: they have the lowest priority, and their threads of
-torch soon sleep while they wait for each other, where libgomp's default has them spin (docs/performance.md)."""
+"""Stages beside a training share its cores, and take what it leaves: they have the lowest priority, and their threads
+of torch soon sleep while they wait for each other, where libgomp's default has them spin (docs/performance.md)."""
 
 
 def main() -> int:
