@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_HOME
 
 from chunk_grpo.orchestration.commands import Commands, Log
-from chunk_grpo.orchestration.guard import end_with
+from chunk_grpo.orchestration.guard import end_with, weigh_session
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace, make_workspace
 
 REPOSITORY = Path(os.environ.get("CHUNK_GRPO_REPOSITORY") or Path(__file__).resolve().parents[1])
@@ -28,6 +28,7 @@ def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace
     """Make a workspace for this flow run; its errors are those of `make_workspace`."""
     if worker := os.environ.get("CHUNK_GRPO_WORKER_PID"):
         end_with(int(worker))  # a run without its worker would hold the GPU, and nobody could cancel it
+        weigh_session()
     name = f"{flow_run.name}-{spec.preset}-{flow_run.id}-{flow_run.run_count}"
     with make_workspace(REPOSITORY, _home(), name, spec, commands, log) as made:
         yield made

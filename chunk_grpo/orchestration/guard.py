@@ -26,6 +26,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
 _BECOME = "become"
+_WEIGHT = "/proc/self/autogroup"  # proc(5): of the whole session, on the scale of nice
+_WEIGHT_ATTEMPTS = 20
 
 
 def guarded(command: Sequence[str], seconds: float) -> list[str]:
@@ -64,6 +66,29 @@ def end_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def weigh_session() -> None:
+    """Give the whole session of this process the weight in its own niceness.
+
+    Linux mostly shares cores out among sessions first, and looks at niceness only within each (sched(7), autogroup). A
+    process of low priority would otherwise take half of a core by beginning a session.
+    """
+    niceness = os.nice(0)
+    if niceness <= 0:
+        return
+    for _ in range(_WEIGHT_ATTEMPTS):
+        try:
+            weight = os.open(_WEIGHT, os.O_WRONLY)
+            try:
+                os.write(weight, str(niceness).encode())
+            finally:
+                os.close(weight)
+            return
+        except BlockingIOError:
+            time.sleep(0.1)  # the kernel accepts ten changes a second of all users together
+        except OSError:
+            return  # it cannot be said here, and it is about speed alone
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command of the command line, or become it; its exit code."""
     parent, command = int(arguments[0]), arguments[2:]
@@ -89,7 +114,7 @@ class _Group:
         self._leader = subprocess.Popen(
             command,
             start_new_session=True,
-            preexec_fn=lambda: _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=_lead,
         )
         self._killer = threading.Timer(seconds, self._signal, (signal.SIGKILL,))
         self._killer.daemon = True
@@ -120,6 +145,12 @@ class _Group:
         except (ProcessLookupError, PermissionError):  # macOS refuses to signal a group of ended processes
             return False
         return True
+
+
+def _lead() -> None:
+    """In the process that becomes the command, the leader of its session."""
+    _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    weigh_session()
 
 
 def _reap() -> None:

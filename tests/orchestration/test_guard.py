@@ -139,3 +139,15 @@ def test_a_process_can_ask_to_end_with_its_parent(gone: bool) -> None:
             parent.kill()
             parent.wait()
             assert has_ended(pid, 10)
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="a kernel that does not weigh sessions")
+@pytest.mark.parametrize("niceness", [0, 7])
+def test_the_session_of_a_command_has_the_weight_of_its_niceness(niceness: int) -> None:
+    """Otherwise a stage of low priority gets as much of the cores as a training beside it."""
+    program = "import os; print(os.nice(0), open('/proc/self/autogroup').read().split()[-1])"
+    command = guarded([sys.executable, "-c", program], 1.0)
+    result = subprocess.run(
+        command, preexec_fn=lambda: os.nice(niceness), capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == [str(os.nice(0) + niceness)] * 2
