@@ -70,7 +70,7 @@ def weigh_session() -> None:
     """Give the whole session of this process the weight in its own niceness.
 
     Linux mostly shares cores out among sessions first, and looks at niceness only within each (sched(7), autogroup). A
-    process of low priority would otherwise take half of a core by beginning a session.
+    process of low priority would otherwise get as much of them as any other by beginning a session.
     """
     niceness = os.nice(0)
     if niceness <= 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chunk_grpo.orchestration import guard
 from chunk_grpo.orchestration.guard import guarded
 
 CHILD = """
@@ -151,3 +152,28 @@ def test_the_session_of_a_command_has_the_weight_of_its_niceness(niceness: int) 
         command, preexec_fn=lambda: os.nice(niceness), capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == [str(os.nice(0) + niceness)] * 2
+
+
+def test_the_weight_is_told_again_until_the_kernel_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, write, refusals = tmp_path / "autogroup", os.write, [BlockingIOError(), BlockingIOError()]
+    weight.touch()
+
+    def busy(descriptor: int, content: bytes) -> int:
+        if refusals:
+            raise refusals.pop()
+        return write(descriptor, content)
+
+    monkeypatch.setattr(guard, "_WEIGHT", str(weight))
+    monkeypatch.setattr(os, "nice", lambda _: 7)
+    monkeypatch.setattr(os, "write", busy)
+    guard.weigh_session()
+    assert weight.read_text() == "7"
+
+
+def test_no_weight_is_told_where_sessions_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_WEIGHT", str(tmp_path / "none"))
+    monkeypatch.setattr(os, "nice", lambda _: 7)
+    guard.weigh_session()
+    assert not (tmp_path / "none").exists()
