@@ -24,7 +24,7 @@ from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.workspace import Workspace
 
 _ATTEMPTS = 2  # one more for a worker or a machine that was lost, none for a stage that failed
-_POLL_SECONDS = 1.0  # at first; a run that takes longer is asked less often, which costs the server less
+_POLL_SECONDS = 1.0
 _SLOW_POLL_SECONDS = 5.0
 _OUTPUTS = "stage-outputs"
 _PAGE = 200  # the most log lines that Prefect's server hands out at once
@@ -99,8 +99,7 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
     stopping, seen, start = workspace.commands.stopping, set[UUID](), time.monotonic()
     with get_client(sync_client=True) as client:
         while run.state is None or not run.state.is_final():
-            pause = max(_POLL_SECONDS, 0.05 * (time.monotonic() - start))
-            if stopping.wait(min(pause, _SLOW_POLL_SECONDS)):
+            if stopping.wait(pause_after(time.monotonic() - start)):
                 client.set_flow_run_state(run.id, Cancelling())
                 raise CommandStoppedError("stopped with all others")
             try:
@@ -112,6 +111,11 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
             except httpx.HTTPError as error:
                 log(f"Flow run {run.name} cannot be followed at the moment: {error}")
     return run.state
+
+
+def pause_after(elapsed: float) -> float:
+    """Seconds between two questions about a stage; each second would be 2 % of a core for each stage that runs."""
+    return min(max(_POLL_SECONDS, elapsed / 20), _SLOW_POLL_SECONDS)
 
 
 def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, seen: set[UUID]) -> None:
