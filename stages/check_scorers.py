@@ -37,7 +37,7 @@ def check(params: Params) -> Iterator[ScorerSpec]:
 def main(params: Params, arguments: Arguments) -> None:
     """Write a file for each scorer, and one for those that training uses."""
     specs = {spec.key: spec for spec in check(params)}
-    used = [*params.rewards, *params.train.heldout.scorers]
+    used = sorted([*params.rewards, *params.train.heldout.scorers])
     with output_dir(arguments.out) as draft:
         for key, spec in specs.items():
             write_json(spec.to_json(), join(str(draft), f"{key}.json"))

@@ -45,7 +45,7 @@ def build_plan(settings: PlanParams, profile: Sequence[float]) -> ChunkPlan:
     if isinstance(settings, ListedPlan):
         return listed_plan(settings.sizes, steps)
     if isinstance(settings, EqualPlan):
-        return equal_plan(settings.size, steps)
+        return equal_plan(settings.chunk_size, steps)
     if isinstance(settings, GuidedPlan):
         return guided_plan(profile, settings.num_chunks)
     if isinstance(
@@ -79,7 +79,9 @@ def main(params: Params, arguments: Arguments) -> None:
     for name, plan in plans.items():
         table = table_from_rows(plan_rows(name, plan, profile), "chunk_plan")
         write_table(table, join(arguments.out, f"{name}.parquet"), "chunk_plan")
-    write_json({name: list(plan.sizes) for name, plan in plans.items()}, join(arguments.out, "chunks.json"))
+    write_json(
+        {name: list(plan.sizes) for name, plan in sorted(plans.items())}, join(arguments.out, "chunks.json")
+    )
 
 
 if __name__ == "__main__":

@@ -114,8 +114,8 @@ LISTED = "chunks.plans.listed.sizes: must sum to sampling.num_steps - 1 = 16 (th
             id="scorer",
         ),
         pytest.param(
-            edits(variants__dance__window={"size": 17, "stride": 1, "every": 25}),
-            "variants.dance.window.size: must be <= sampling.num_steps - 1 = 16 (the last step carries no noise), "
+            edits(variants__dance__window={"num_steps": 17, "stride": 1, "every": 25}),
+            "variants.dance.window.num_steps: must be <= sampling.num_steps - 1 = 16 (the last step carries no noise), "
             "got 17",
             id="variant",
         ),

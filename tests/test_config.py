@@ -168,7 +168,10 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
             [put("chunks.plans.listed.sizes", [2, 3, 4, 8])],
             f"chunks.plans.listed.sizes: must sum to {SIXTEEN}, got [2, 3, 4, 8], which sums to 17",
         ),
-        ([put("chunks.plans.equal-4.size", 17)], f"chunks.plans.equal-4.size: must be <= {SIXTEEN}, got 17"),
+        (
+            [put("chunks.plans.equal-4.chunk_size", 17)],
+            f"chunks.plans.equal-4.chunk_size: must be <= {SIXTEEN}, got 17",
+        ),
         (
             [put("chunks.plans.own", {"kind": "adaptive", "max_size": 17})],
             f"chunks.plans.own.max_size: must be <= {SIXTEEN}, got 17",

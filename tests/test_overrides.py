@@ -62,11 +62,11 @@ def test_null_is_a_value_of_a_key_and_takes_a_name_away(raw: dict[str, Any]) -> 
 def test_a_new_name_is_added_and_an_entry_of_another_kind_replaces_the_old_one(raw: dict[str, Any]) -> None:
     result = changed(
         raw,
-        chunks={"plans": {"guided": {"kind": "equal", "size": 4}}},
+        chunks={"plans": {"guided": {"kind": "equal", "chunk_size": 4}}},
         variants={"more": {"objective": "chunk", "plan": "guided"}},
     )
     assert raw["chunks"]["plans"]["guided"]["kind"] == "guided"
-    assert result["chunks"]["plans"]["guided"] == {"kind": "equal", "size": 4}
+    assert result["chunks"]["plans"]["guided"] == {"kind": "equal", "chunk_size": 4}
     assert result["variants"]["more"] == {"objective": "chunk", "plan": "guided"}
 
 

@@ -11,7 +11,7 @@ from tests.params_edits import FUZZ, RAW, Edit, drop, paths, problems, put
 PLANS = "step, listed, guided, equal-4, single, adaptive"
 ADAPTIVE: Edit = put("chunks.plans.adaptive", {"kind": "adaptive", "max_size": 4})
 SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise)"
-WINDOW = {"size": 4, "stride": 1, "every": 25}
+WINDOW = {"num_steps": 4, "stride": 1, "every": 25}
 BRANCHING = {"points": 4, "children": 4}
 
 CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
@@ -114,7 +114,7 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
         ("eta", 0, ": must be > 0, got 0"),
         ("eta", 0.0, ": must be > 0, got 0.0"),
         ("window", 4, ": must be a mapping, got 4"),
-        ("window", {}, ".size: required, but missing"),
+        ("window", {}, ".num_steps: required, but missing"),
         ("window", {**WINDOW, "stride": 0}, ".stride: must be > 0, got 0"),
         ("window", {**WINDOW, "every": "25"}, ".every: must be a whole number, got '25'"),
         ("branching", [4, 4], ": must be a mapping, got [4, 4]"),
@@ -140,12 +140,12 @@ def test_a_setting_of_the_wrong_type_or_out_of_range_is_named(key: str, value: o
         ({**CHUNK, "weighted": True}, "variants.it.weighted: unknown key; did you mean 'step_weights'?"),
         ({**CHUNK, "selecton": "weighted"}, "variants.it.selecton: unknown key; did you mean 'selection'?"),
         (
-            {**STEP, "window": {"size": 4, "strid": 1, "every": 25}},
+            {**STEP, "window": {"num_steps": 4, "strid": 1, "every": 25}},
             "variants.it.window.strid: unknown key; did you mean 'stride'?",
         ),
         (
             {**STEP, "window": {**WINDOW, "xyz": 1}},
-            "variants.it.window.xyz: unknown key; known here: every, size, stride",
+            "variants.it.window.xyz: unknown key; known here: every, num_steps, stride",
         ),
         (
             {**STEP, "branching": {"points": 4, "childs": 4}},
@@ -222,8 +222,8 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
             "raise train.fraction, or set variants.it.fraction",
         ),
         (
-            {**WINDOWED, "window": {**WINDOW, "size": 1}},
-            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 with window.size; "
+            {**WINDOWED, "window": {**WINDOW, "num_steps": 1}},
+            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 with window.num_steps; "
             "raise train.fraction, or set variants.it.fraction",
         ),
         (
@@ -294,10 +294,13 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
         ),
         # Noise.
         ({**CHUNK, "sde": "cps", "eta": 1.5}, "eta: must be <= 1 with sde: cps, got 1.5"),
-        ({**WINDOWED, "window": {**WINDOW, "size": 17}}, f"window.size: must be <= {SIXTEEN}, got 17"),
+        (
+            {**WINDOWED, "window": {**WINDOW, "num_steps": 17}},
+            f"window.num_steps: must be <= {SIXTEEN}, got 17",
+        ),
         (
             {**WINDOWED, "window": {**WINDOW, "stride": 5}},
-            "window.stride: must be <= size = 4, or steps are left out, got 5",
+            "window.stride: must be <= num_steps = 4, or steps are left out, got 5",
         ),
         ({**CHUNK, "window": WINDOW}, f"window: {SINGLE_STEPS} chunk and 'listed' (listed)"),
         ({**CONTROL, "window": WINDOW}, f"window: {SINGLE_STEPS} step and 'listed' (listed)"),
@@ -337,7 +340,7 @@ def test_settings_that_do_not_fit_together_are_named(settings: dict[str, Any], m
         (
             WINDOWED,
             put("train.fraction", 0.2),
-            "fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 with window.size; "
+            "fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 with window.num_steps; "
             "raise train.fraction, or set variants.it.fraction",
         ),
         (
@@ -362,7 +365,7 @@ def test_settings_that_do_not_fit_the_rest_are_named(
         {**CONTROL, "plan": "adaptive", "fraction": 0.25},
         {**CONTROL, "plan": "guided", "replan_every": 1, "selection": "weighted"},
         {**STEP, "clip_ranges": [1e-4] * 16, "train_chunks": list(range(0, 16, 2))},
-        {**WINDOWED, "window": {"size": 16, "stride": 16, "every": 1}},
+        {**WINDOWED, "window": {"num_steps": 16, "stride": 16, "every": 1}},
         {**BRANCHED, "branching": {"points": 16, "children": 8}},
     ],
 )

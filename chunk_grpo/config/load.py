@@ -11,6 +11,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from chunk_grpo.config.models import Params
+from chunk_grpo.config.names import hidden_names
 from chunk_grpo.config.problems import Problem, schema_problems, show
 from chunk_grpo.config.rules import broken_rules
 from chunk_grpo.errors import ConfigError
@@ -51,17 +52,20 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
         ConfigError: a rule is broken; the message tells all of them.
     """
     values = tuples(raw)
+    hidden = list(hidden_names(values))
+    named = {problem.path for problem in hidden}
     problems: list[Problem] = []
     invalid: set[str | int] = set()
     try:
         params = Params.model_validate(values)
     except ValidationError as error:
-        problems = schema_problems(error, values, Params)
+        found = schema_problems(error, values, Params)
+        problems = [problem for problem in found if problem.path not in named]
         invalid = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
         sections = _valid_sections(values, invalid)
     else:
         sections = {name: getattr(params, name) for name in Params.model_fields}
-    problems += broken_rules(sections)
+    problems += [*hidden, *broken_rules(sections)]
     if problems:
         raise ConfigError(_message(source, problems))
     return params

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
-from chunk_grpo.config.section import Eight, Name, NumSteps, Section
+from chunk_grpo.config.section import Eight, Mix, Name, NumSteps, Section
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variants import Noise, VariantParams
 
@@ -124,11 +124,11 @@ class EqualPlan(Section):
     """Chunks of one size; the last may be shorter."""
 
     kind: Literal["equal"]
-    size: PositiveInt
+    chunk_size: PositiveInt
 
     def chunk_count(self, num_sde_steps: int) -> int:
         """K for a trajectory with `num_sde_steps` noisy steps."""
-        return -(-num_sde_steps // self.size)
+        return -(-num_sde_steps // self.chunk_size)
 
 
 class GuidedPlan(Section):
@@ -248,7 +248,7 @@ class Params(Section):
     profile: ProfileParams
     sampling: SamplingParams
     chunks: ChunksParams
-    rewards: Annotated[dict[str, PositiveFloat], Field(min_length=1)]
+    rewards: Annotated[Mix, Field(min_length=1)]
     train: TrainParams
     variants: Annotated[dict[Name, VariantParams], Field(min_length=1)]
     generate: GenerateParams

@@ -105,8 +105,8 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
                 (*path, "sizes"),
                 f"must sum to {noisy}, got {list(plan.sizes)}, which sums to {sum(plan.sizes)}",
             )
-        if isinstance(plan, EqualPlan) and plan.size > steps:
-            yield Problem((*path, "size"), f"must be <= {noisy}, got {plan.size}")
+        if isinstance(plan, EqualPlan) and plan.chunk_size > steps:
+            yield Problem((*path, "chunk_size"), f"must be <= {noisy}, got {plan.chunk_size}")
         if isinstance(plan, AdaptivePlan) and plan.max_size > steps:
             yield Problem((*path, "max_size"), f"must be <= {noisy}, got {plan.max_size}")
         if isinstance(plan, GuidedPlan) and MIN_GUIDED_CHUNK * plan.num_chunks > steps:

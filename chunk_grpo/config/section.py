@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=40)]
 """A name that becomes part of a file name and of a DVC stage name."""
@@ -11,6 +11,9 @@ Text = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 ClipRange = Annotated[float, Field(gt=0, lt=1)]
 Eight = Annotated[int, Field(ge=8, multiple_of=8)]
+Mix = Annotated[dict[str, PositiveFloat], AfterValidator(lambda mix: dict(sorted(mix.items())))]
+"""Scorer to weight, by name: DVC does not see the order of keys, so it must not move a sum's last digits."""
+
 NumSteps = Annotated[int, Field(ge=2, le=1000)]
 
 

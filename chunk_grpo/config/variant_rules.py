@@ -146,11 +146,11 @@ def windows_fit_the_grid(
         window = variant.window
         if window is None:
             continue
-        if window.size > steps:
+        if window.num_steps > steps:
             rule = f"must be <= sampling.num_steps - 1 = {steps} (the last step carries no noise)"
-            yield Problem(("variants", name, "window", "size"), f"{rule}, got {window.size}")
-        if window.stride > window.size:
-            rule = f"must be <= size = {window.size}, or steps are left out"
+            yield Problem(("variants", name, "window", "num_steps"), f"{rule}, got {window.num_steps}")
+        if window.stride > window.num_steps:
+            rule = f"must be <= num_steps = {window.num_steps}, or steps are left out"
             yield Problem(("variants", name, "window", "stride"), f"{rule}, got {window.stride}")
         yield from _single_steps(name, "window", variant, plan)
 
@@ -223,7 +223,7 @@ def _candidates(variant: VariantParams, plan: PlanParams, num_sde_steps: int) ->
     if variant.branching is not None:
         return 1, "branching (each image trains the step it branched at)"
     if variant.window is not None:
-        return variant.window.size, "window.size"
+        return variant.window.num_steps, "window.num_steps"
     if variant.train_chunks is not None:
         return len(variant.train_chunks), "train_chunks"
     return plan.chunk_count(num_sde_steps), f"plan {variant.plan!r}"

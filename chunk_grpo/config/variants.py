@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from chunk_grpo.config.section import ClipRange, Fraction, Section
+from chunk_grpo.config.section import ClipRange, Fraction, Mix, Section
 
 Noise: TypeAlias = Literal["flow", "dance", "cps"]
 """The noise of a step: Flow-SDE, Dance-SDE, or coefficients-preserving sampling."""
@@ -18,12 +18,12 @@ class WindowParams(Section):
     """MixGRPO: noise in a window of consecutive steps that moves from noise to image; ODE steps elsewhere.
 
     Attributes:
-        size: steps in the window.
-        stride: steps per move, at most `size`.
+        num_steps: steps in the window.
+        stride: steps per move, at most `num_steps`.
         every: iterations between two moves.
     """
 
-    size: PositiveInt
+    num_steps: PositiveInt
     stride: PositiveInt
     every: PositiveInt
 
@@ -84,4 +84,4 @@ class VariantParams(Section):
     branching: BranchingParams | None = None
     advantage_std: Literal["group", "global"] = "group"
     combine: Literal["rewards", "advantages"] = "rewards"
-    chunk_rewards: Annotated[tuple[dict[str, PositiveFloat], ...], Field(min_length=1)] | None = None
+    chunk_rewards: Annotated[tuple[Mix, ...], Field(min_length=1)] | None = None

@@ -57,7 +57,7 @@ def _told(key: str, value: Any) -> str:
             return f"KL coefficient {_words(value)}"
         case "window":
             moves = f"moves by {value['stride']} {_every(value['every'])}"
-            return f"noise in a window of {_steps(value['size'])} that {moves}"
+            return f"noise in a window of {_steps(value['num_steps'])} that {moves}"
         case "branching":
             return f"branches at {_steps(value['points'])} with {value['children']} children each"
         case "advantage_std":

@@ -243,7 +243,7 @@ class _Sampling:
         if window is None:
             return None
         return window_steps(
-            self._number, self._method.grid.num_sde_steps, window.size, window.stride, window.every
+            self._number, self._method.grid.num_sde_steps, window.num_steps, window.stride, window.every
         )
 
     @property

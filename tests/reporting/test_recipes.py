@@ -65,7 +65,7 @@ def test_several_chunks_and_rarer_moves() -> None:
     assert recipe(variant(settings)).endswith(
         "only chunks 0, 1 and 3 trained, plan made anew every iteration"
     )
-    window = {"objective": "step", "plan": "step", "window": {"size": 1, "stride": 1, "every": 3}}
+    window = {"objective": "step", "plan": "step", "window": {"num_steps": 1, "stride": 1, "every": 3}}
     assert recipe(variant(window)).endswith("noise in a window of 1 step that moves by 1 every 3 iterations")
 
 

@@ -34,7 +34,7 @@ def test_each_scorer_has_a_spec_and_training_has_those_that_it_uses(finished: Wo
     found = specs(finished)
     kinds = ("shapes-exact", "shapes-graded", "shapes-vivid")
     assert sorted(found) == sorted([*(f"scorers/{kind}.json" for kind in kinds), "training.json"])
-    assert list(found["training.json"]) == ["shapes-graded", "shapes-vivid", "shapes-exact"]
+    assert list(found["training.json"]) == ["shapes-exact", "shapes-graded", "shapes-vivid"]
     exact = found["scorers/shapes-exact.json"]
     assert (exact["name"], exact["version"]) == ("shapes-exact", 1)
     assert exact["splits"] == ["eval", "wise"]
@@ -107,9 +107,10 @@ def test_a_spec_of_another_version_is_refused(
     ):
         path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
     assert workspace.run(stage) == 3
+    first = {"train": "shapes-exact", "score": SCORER}[stage]
     said = " ".join(capsys.readouterr().err.split())
     assert (
-        f"scorers.{SCORER}: is {SCORER} version 1, but was checked as {SCORER} version 7; run `dvc repro`"
+        f"scorers.{first}: is {first} version 1, but was checked as {first} version 7; run `dvc repro`"
         in said
     )
 

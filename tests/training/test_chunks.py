@@ -160,7 +160,7 @@ def test_noise_weights_and_importance_weights_multiply() -> None:
 def test_a_window_trains_its_steps_alone() -> None:
     noisy = torch.zeros(B, N, dtype=torch.bool)
     noisy[:, 1:3] = True
-    variant = {"objective": "step", "plan": "step", "window": {"size": 2, "stride": 1, "every": 1}}
+    variant = {"objective": "step", "plan": "step", "window": {"num_steps": 2, "stride": 1, "every": 1}}
     made = select({**variant, "fraction": 1.0}, what=drawn(noisy))
     assert made.assignment.chunk.tolist() == [[-1, 0, 1, -1]] * B
     assert made.selected.all()

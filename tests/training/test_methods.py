@@ -18,7 +18,7 @@ Train = Callable[..., Outcome]
 STEP: dict[str, Any] = {"objective": "step", "plan": "step"}
 CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
 BRANCHING: dict[str, Any] = {**STEP, "branching": {"points": 2, "children": 3}, "fraction": 1.0}
-WINDOW: dict[str, Any] = {**STEP, "window": {"size": 2, "stride": 1, "every": 1}, "fraction": 1.0}
+WINDOW: dict[str, Any] = {**STEP, "window": {"num_steps": 2, "stride": 1, "every": 1}, "fraction": 1.0}
 METHODS: dict[str, dict[str, Any]] = {
     "dance-grpo": {**STEP, "sde": "dance", "eta": 0.3},
     "flow-grpo": {**STEP, "advantage_std": "global", "kl_coef": 0.01},

@@ -1,0 +1,86 @@
+"""DVC sees every value of params.yaml: no key bears a name that its run cache leaves out."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dvc.stage.cache import _get_cache_hash
+from dvc_data.hashfile.meta import Meta
+from ruamel.yaml import YAML
+
+from chunk_grpo.config.names import HIDDEN
+from tests.params_edits import Edit, drop, problems, put
+from tests.test_presets import PRESETS, compose
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_names_are_those_that_dvc_leaves_out() -> None:
+    assert HIDDEN == (Meta.PARAM_SIZE, Meta.PARAM_NFILES)
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every value that holds no other, with the empty ones."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = False
+    for key, inner in inside:
+        found = True
+        yield from leaves(inner, (*path, key))
+    if not found:
+        yield path
+
+
+def changed(raw: Any, path: tuple[str | int, ...]) -> Any:
+    """A copy with another value at `path`."""
+    result = copy.deepcopy(raw)
+    inner = result
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = "another value"
+    return result
+
+
+def run_cache_keys(raw: dict[str, Any]) -> dict[str, str]:
+    """What DVC would look up for a stage that reads one section alone, and each variant and plan alone."""
+    parts = {name: raw[name] for name in raw}
+    parts |= {f"variants.{name}": value for name, value in raw["variants"].items()}
+    parts |= {f"chunks.plans.{name}": value for name, value in raw["chunks"]["plans"].items()}
+    return {
+        name: _get_cache_hash({"cmd": "a", "params": {"params.yaml": {name: value}}}, key=True)
+        for name, value in parts.items()
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_change_of_any_value_changes_the_key_of_what_reads_it(preset: str, tmp_path: Path) -> None:
+    raw = YAML(typ="safe").load(compose(preset, tmp_path))
+    before = run_cache_keys(raw)
+    unseen = []
+    for path in leaves(raw):
+        after = run_cache_keys(changed(raw, path))
+        depths = {".".join(map(str, path[:depth])) for depth in range(1, len(path) + 1)} & set(before)
+        unseen += [(path, name) for name in depths if after[name] == before[name]]
+    assert unseen == []
+
+
+@pytest.mark.parametrize(
+    ("edits", "path"),
+    [
+        ([drop("chunks.plans.equal-4.chunk_size"), put("chunks.plans.equal-4.size", 4)], "chunks.plans.equal-4.size"),
+        ([put("variants.size", {"objective": "chunk", "plan": "listed"})], "variants.size"),
+        ([put("variants.chunk.size", 3)], "variants.chunk.size"),
+        ([put("chunks.plans.nfiles", {"kind": "single"})], "chunks.plans.nfiles"),
+        (
+            [put("scorers.own", {"kind": "external", "source": "a:b", "version": 1, "splits": ["eval"],
+                                 "batch_size": 8, "options": {"deep": [{"size": 1}]}})],
+            "scorers.own.options.deep[0].size",
+        ),
+        ([put("prompts.benchmarks.size", {"kind": "coco", "count": 6, "seed": 0})], "prompts.benchmarks.size"),
+    ],
+)  # fmt: skip
+def test_a_name_that_dvc_does_not_see_is_refused_once_with_the_reason(edits: list[Edit], path: str) -> None:
+    said = [line for line in problems(*edits) if line.startswith(f"{path}:")]
+    assert len(said) == 1
+    assert "DVC's run cache leaves such keys out" in said[0]
