@@ -24,12 +24,12 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
 
 run: $(STAMP) ## run the pipeline of params.yaml and print where the report is
+	$(BIN)/python -m infra.params check
 	$(BIN)/dvc repro
 	@printf '\nReport: %s\n' '$(CURDIR)/artifacts/report/index.html'
 
-params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …)
-	$(BIN)/python -c 'from dvc.utils.hydra import compose_and_dump; \
-	compose_and_dump("params.yaml", "$(CURDIR)/conf", None, "config", "$(CURDIR)", ["preset=$(PRESET)"])'
+params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …; FORCE=1 replaces edits)
+	$(BIN)/python -m infra.params compose $(PRESET) $(if $(FORCE),--force)
 
 serve: $(STAMP) ## Prefect server, workers and deployments in this terminal, until Ctrl-C (GPU_WORKERS=1)
 	$(BIN)/python -m infra.serve

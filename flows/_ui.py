@@ -54,20 +54,20 @@ def show(preset: str, highlights: Sequence[Highlight]) -> None:
 @_only_shown()
 def show_results(progress: Progress) -> None:
     """Publish what there is to see by now."""
-    show(progress.workspace.spec.preset, progress.new_highlights())
+    show(progress.workspace.preset, progress.new_highlights())
 
 
 @_only_shown()
 def show_outcomes(progress: Progress) -> None:
     """Publish what became of each stage."""
     text = progress.markdown(uncommitted(REPOSITORY))
-    show(progress.workspace.spec.preset, [Highlight("outcomes", "What became of each stage", text)])
+    show(progress.workspace.preset, [Highlight("outcomes", "What became of each stage", text)])
 
 
 @_only_shown()
 def show_report(workspace: Workspace, is_published: bool) -> None:
     """Publish the report, if there is one, and where it is as a page."""
-    preset, url = workspace.spec.preset, os.environ.get("CHUNK_GRPO_REPORTS_URL")
+    preset, url = workspace.preset, os.environ.get("CHUNK_GRPO_REPORTS_URL")
     page = f"{url}/{preset}/report/index.html" if url and is_published else None
     show(preset, report(workspace.root / "artifacts" / "report", page))
 
@@ -88,7 +88,7 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
         ) == shown:
             return
         if artifact is None:
-            key = _key(curves, workspace.spec.preset)
+            key = _key(curves, workspace.preset)
             artifact = cast("UUID", create_markdown_artifact(text, key=key, description=curves.title))
         else:
             with get_client(sync_client=True) as client:

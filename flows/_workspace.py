@@ -29,7 +29,7 @@ def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace
     if worker := os.environ.get("CHUNK_GRPO_WORKER_PID"):
         end_with(int(worker))  # a run without its worker would hold the GPU, and nobody could cancel it
         weigh_session()
-    name = f"{flow_run.name}-{spec.preset}-{flow_run.id}-{flow_run.run_count}"
+    name = f"{flow_run.name}-{spec.preset or 'params'}-{flow_run.id}-{flow_run.run_count}"
     with make_workspace(REPOSITORY, _home(), name, spec, commands, log) as made:
         yield made
 

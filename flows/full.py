@@ -1,4 +1,4 @@
-"""Flow `chunk-grpo`, deployment `full`: the whole DAG of dvc.yaml for one preset, each DVC stage one Prefect task."""
+"""Flow `chunk-grpo`, deployment `full`: the whole DAG of dvc.yaml, each DVC stage one Prefect task."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from flows._workspace import REPOSITORY, published, workspace
 
 @flow(name="chunk-grpo", persist_result=False)
 def full(
-    preset: str = "tiny", overrides: Overrides = {}, until: str | None = None, force: bool = False
+    preset: str | None = None, overrides: Overrides = {}, until: str | None = None, force: bool = False
 ) -> State[None]:
     """Run the pipeline: L1 profile, chunks, training, images, scores, report.
 
     Args:
-        preset: A preset of conf/preset/.
+        preset: A preset of conf/preset/; left out: params.yaml as it is at the current commit.
         overrides: Other values for any of its parameters; in a mapping of names null takes one away.
         until: Stop after this stage or group of stages (`profile_l1`, `train`, `train@chunk`).
         force: Run every stage, cached or not.
@@ -37,6 +37,6 @@ def full(
         (progress,) = run_stages([here], until, force=force)
         if is_published := until is None and here.is_preset:
             here.pipeline.sort_lock()  # equal results give equal bytes
-            publish(here.root, published(), RunFacts(preset, spec.commit, flow_run.name))
+            publish(here.root, published(), RunFacts(here.preset, spec.commit, flow_run.name))
         show_report(here, is_published)
     return Completed(message=summary([progress]))

@@ -4,20 +4,26 @@ import json
 
 import torch
 
-from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts import read_json, read_table
 from chunk_grpo.artifacts.tensors import read_tensors
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Conditioning, Family, LoadOptions, Part, default_device
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.families.recorded import require_recorded
 from chunk_grpo.families.registry import load_family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_model(params: Params, parts: tuple[Part, ...], size: tuple[int, int]) -> Family:
-    """The named parts of the base model, for images of `size` (height, width)."""
+def load_model(params: Params, recorded: str, parts: tuple[Part, ...], size: tuple[int, int]) -> Family:
+    """The named parts of the base model, for images of `size` (height, width).
+
+    Raises:
+        DataError: It is another one than the stage inputs recorded in the JSON file `recorded`.
+    """
     model = params.model
+    require_recorded(model.checkpoint, model.revision, read_json(recorded), recorded)
     options = LoadOptions(
         checkpoint=model.checkpoint,
         revision=model.revision,

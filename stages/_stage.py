@@ -67,10 +67,11 @@ def run_stage(
     options = vars(parser.parse_args(argv))
     params, manifest = options.pop("params"), options.pop("manifest")
     try:
-        with stop_on_sigterm(), measured_run(Path(manifest).stem, manifest) if writes else nullcontext():
+        measured = measured_run(Path(manifest).stem, manifest) if writes and manifest else nullcontext()
+        with stop_on_sigterm(), measured:
             parameters = load_params(params)
             outputs = [options[field.name] for field in fields(arguments) if field.metadata.get("writes")]
-            for location in (manifest, *outputs) if writes else ():
+            for location in filter(None, (manifest, *outputs)) if writes else ():
                 check_writable(location)
             main(parameters, arguments(**options))
     except (ChunkGrpoError, Stopped) as error:
@@ -185,7 +186,7 @@ def _parser(main: Callable[..., None], arguments: type[Arguments]) -> argparse.A
     )
     parser.add_argument("--params", default="params.yaml", help="the parameter file (default: params.yaml)")
     parser.add_argument(
-        "--manifest", required=True, help="where to write how the run went; its stem names the stage"
+        "--manifest", help="where to write how the run went; its stem names the stage (default: nowhere)"
     )
     types = typing.get_type_hints(arguments)
     for field in fields(arguments):

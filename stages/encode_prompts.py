@@ -15,6 +15,7 @@ from stages._stage import argument, run_stage
 
 @dataclass(frozen=True)
 class Arguments:
+    model: str = field(metadata=argument("JSON: content of the base model's files, of the stage inputs"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(
         metadata=argument("embeddings/1, Parquet: which row of the tensors is which prompt's", writes=True)
@@ -28,7 +29,7 @@ def main(params: Params, arguments: Arguments) -> None:
     """Encode each distinct text once."""
     records = read_table(arguments.prompts, "prompts").to_pylist()
     row_of = {text: row for row, text in enumerate(dict.fromkeys(r["prompt"] for r in records))}
-    family = load_model(params, ("text",), (params.model.height, params.model.width))
+    family = load_model(params, arguments.model, ("text",), (params.model.height, params.model.width))
     texts = list(row_of)
     parts = []
     with Meter("encoding prompts", len(texts)) as meter:

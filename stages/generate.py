@@ -25,6 +25,7 @@ GRID_IMAGES, GRID_COLUMNS = 64, 8
 @dataclass(frozen=True)
 class Arguments:
     policy: str = field(metadata=argument("base, or a name in variants"))
+    model: str = field(metadata=argument("JSON: content of the base model's files, of the stage inputs"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
@@ -75,7 +76,9 @@ def draw(
 def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images; the grid shows the first ones of the first training seed."""
     prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors)
-    base = load_model(params, ("transformer", "vae"), (params.generate.height, params.generate.width))
+    base = load_model(
+        params, arguments.model, ("transformer", "vae"), (params.generate.height, params.generate.width)
+    )
     rows: list[dict[str, object]] = []
     shown: list[NDArray[np.uint8]] = []
     for train_seed, image in draw(base, prompts, params, arguments):

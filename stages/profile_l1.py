@@ -23,6 +23,7 @@ from stages._stage import argument, run_stage
 
 @dataclass(frozen=True)
 class Arguments:
+    model: str = field(metadata=argument("JSON: content of the base model's files, of the stage inputs"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
@@ -73,7 +74,7 @@ def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
     prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors, ("train",))
     prompts = prompts.rows(range(min(params.profile.num_prompts, len(prompts))))
-    family = load_model(params, ("transformer",), (params.model.height, params.model.width))
+    family = load_model(params, arguments.model, ("transformer",), (params.model.height, params.model.width))
     table = table_from_rows(profile_rows(family, prompts, params), "l1_profile")
     write_table(table, arguments.out, "l1_profile")
     mean: pa.Table = table.group_by(["sampler", "step"], use_threads=False).aggregate([("l1_rel", "mean")])

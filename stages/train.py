@@ -50,6 +50,7 @@ LOGS = Path("logs")
 @dataclass(frozen=True)
 class Arguments:
     variant: str = field(metadata=argument("name in variants"))
+    model: str = field(metadata=argument("JSON: content of the base model's files, of the stage inputs"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
@@ -77,13 +78,8 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
     for package in (chunk_grpo.__file__, stages.__file__):
         for path in sorted(Path(package).parent.rglob("*.py")):
             digest.update(path.read_bytes())
-    # The base policy's own files; a hub id has none here, and its revision is pinned.
-    for part in ("transformer", "vae"):
-        for path in sorted(Path(params.model.checkpoint, part).glob("*.*")):
-            with path.open("rb") as stream:
-                while block := stream.read(2**24):
-                    digest.update(block)
     for location in (
+        arguments.model,
         arguments.prompts,
         arguments.index,
         arguments.tensors,
@@ -163,7 +159,9 @@ def main(params: Params, arguments: Arguments) -> None:
     rows: list[dict[str, str | int | float]] = []
     with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
         for seed in params.train.seeds:
-            family = load_model(params, ("transformer",), (params.model.height, params.model.width))
+            family = load_model(
+                params, arguments.model, ("transformer",), (params.model.height, params.model.width)
+            )
             name = f"{arguments.variant}/seed-{seed}"
             places = Places(folder / f"seed-{seed}", key, LOGS, name, params.trackers)
             trainer = Trainer(family, task, method, params.train, seed, places)

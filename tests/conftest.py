@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = ROOT / "assets" / "tiny-flux"
 VARIANT, SCORER = "chunk-ws", "shapes-graded"
 ORDER = (
+    "inputs",
     "prepare_prompts",
     "check_scorers",
     "encode_prompts@training",

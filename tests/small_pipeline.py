@@ -140,8 +140,7 @@ def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
         )
         shell(folder, "git", "init", "--quiet", "--initial-branch", "main")
         shell(folder, sys.executable, "-m", "dvc", "init", "--quiet")
-        config = "[core]\n    analytics = false\n[hydra]\n    enabled = true\n    config_dir = conf\n"
-        (folder / ".dvc/config").write_text(config)
+        (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
         shell(folder, "git", "add", "--all")
         shell(folder, "git", "commit", "--quiet", "--message", "small pipeline")
         return folder

@@ -361,12 +361,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
-    path = write(tmp_path, "preset: tiny\nreport: {title: Gr\xfc\xdfe}\n".encode("latin-1"))
+    path = write(tmp_path, "composed_from: tiny\nreport: {title: Gr\xfc\xdfe}\n".encode("latin-1"))
     assert fails(path) == f"{path}, line 2: must be UTF-8, got the byte 0xfc. Save the file as UTF-8."
 
 
 def test_a_file_that_is_not_yaml(tmp_path: Path) -> None:
-    message = fails(write(tmp_path, b"preset: tiny\ntrain: [1, 2\n"))
+    message = fails(write(tmp_path, b"composed_from: tiny\ntrain: [1, 2\n"))
     assert re.fullmatch(r".*params\.yaml, line 3: not YAML: expected ',' or '\]'.*\.", message)
     assert "not YAML" in fails(write(tmp_path, b"a: \x00\n"))
 

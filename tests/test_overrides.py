@@ -79,7 +79,7 @@ def test_one_setting_of_a_scorer(raw: dict[str, Any]) -> None:
     ("overrides", "where"),
     [
         ({"tran": {}}, ("tran",)),
-        ({"preset": "other"}, ("preset",)),
+        ({"composed_from": "other"}, ("composed_from",)),
         ({"train": {"seeds": ["0"]}}, ("train", "seeds", 0)),
         ({"train": {"iterations": "2"}}, ("train", "iterations")),
         ({"variants": {"a": {"objective": "stp"}}}, ("variants", "a", "objective")),
@@ -99,7 +99,7 @@ def test_what_does_not_fit_the_preset_is_refused_with_every_rule(raw: dict[str, 
 
 def test_every_section_has_a_form_with_descriptions() -> None:
     schema = ADAPTER.json_schema()
-    assert set(schema["properties"]) == set(Params.model_fields) - {"preset"}
+    assert set(schema["properties"]) == set(Params.model_fields) - {"composed_from"}
     train = schema["$defs"]["TrainParamsPart"]
     assert train["properties"]["iterations"]["description"] == "rollouts of the policy."
     assert "default" not in train["properties"]["iterations"]

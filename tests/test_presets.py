@@ -14,7 +14,7 @@ PRESETS = sorted(path.stem for path in (ROOT / "conf" / "preset").glob("*.yaml")
 
 
 def compose(preset: str, folder: Path, *overrides: str) -> Path:
-    """What `dvc exp run -S preset=NAME` writes into params.yaml."""
+    """What `make params PRESET=NAME` writes into params.yaml."""
     output = folder / f"{preset}.yaml"
     config, plugins = str(ROOT / "conf"), str(ROOT)
     compose_and_dump(output, config, None, "config", plugins, [f"preset={preset}", *overrides])
@@ -34,7 +34,7 @@ def test_the_committed_parameters_are_the_composition_of_tiny(tmp_path: Path) ->
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_valid_and_knows_its_name(preset: str, tmp_path: Path) -> None:
-    assert load(preset, tmp_path).preset == preset
+    assert load(preset, tmp_path).composed_from == preset
 
 
 def test_flux_dev_holds_the_values_of_table_6(tmp_path: Path) -> None:

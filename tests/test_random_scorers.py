@@ -1,24 +1,19 @@
 """The preset random-scorers by `dvc`: every scorer on small random models, through to the report."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
-from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import read_table
+from tests.real_checkout import dvc, edit_params, make_checkout, python, ran
 from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.judge_server import JudgeServer
 from tests.scorers.random_models import make_models
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("shapes-graded", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "wise")
 SPLIT = dict.fromkeys(KINDS, "eval") | {"geneval": "things", "wise": "knowledge"}
 POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}
@@ -28,48 +23,10 @@ COMMITS = ("a" * 40, "b" * 40)
 """Of the repository test/pickscore in the hub's cache that `dvc` looks at."""
 
 
-def dvc(folder: Path, *command: str) -> str:
-    """What a command of DVC says."""
-    environment = os.environ | {"DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1"}
-    environment["HF_HUB_CACHE"] = str(folder / "data" / "hub")
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "dvc", *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
-def ran(said: str) -> set[str]:
-    return {line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage '")}
-
-
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone of what is committed or changed here, with the models where the preset looks for them."""
-    folder = tmp_path_factory.mktemp("random-scorers") / "repository"
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    for command in (
-        ["init", "--quiet"],
-        ["add", "--all"],
-        ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--message", "all"],
-    ):
-        subprocess.run(["git", *command], cwd=folder, check=True)
+    folder = make_checkout(tmp_path_factory.mktemp("random-scorers") / "repository")
     make_models(folder / "data" / "random-models")
     for seed, commit in enumerate(COMMITS):
         make_clip(folder / "data" / "hub" / "models--test--pickscore" / "snapshots" / commit, seed=seed)
@@ -77,15 +34,16 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -> None:
+    cache = str(pipeline / "data" / "hub")
     with JudgeServer() as judge:
+        assert python(pipeline, "-m", "infra.params", "compose", "random-scorers").returncode == 0
         settings = {
-            "preset": "random-scorers",
             "scorers.wise.base_url": judge.url,
             "scorers.pickscore.model.checkpoint": "test/pickscore",
             "scorers.pickscore.model.revision": COMMITS[0],
         }
         changes = [part for name, value in settings.items() for part in ("-S", f"{name}={value}")]
-        first = ran(dvc(pipeline, "exp", "run", *changes))
+        first = ran(dvc(pipeline, "exp", "run", *changes, HF_HUB_CACHE=cache))
         assert {f"score_base@{kind}" for kind in KINDS} < first
         prompts = read_table(
             str(pipeline / "artifacts" / "prompts" / "evaluation.parquet"), "prompts"
@@ -107,10 +65,9 @@ def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -
         summary = json.loads((pipeline / "artifacts" / "report" / "summary.json").read_text())
         assert {"hpsv3", "imagereward", "pickscore", "clip"} < set(summary["base"])
 
-        yaml = YAML()
-        params = yaml.load(pipeline / "params.yaml")
-        params["scorers"]["pickscore"]["model"]["revision"] = COMMITS[1]
-        yaml.dump(params, pipeline / "params.yaml")
-        again = ran(dvc(pipeline, "repro"))
+        edit_params(
+            pipeline, lambda params: params["scorers"]["pickscore"]["model"].update(revision=COMMITS[1])
+        )
+        again = ran(dvc(pipeline, "repro", HF_HUB_CACHE=cache))
     of_pickscore = {"score_base@pickscore", "score@dance-pickscore", "score@chunk-ws-pickscore"}
     assert again == {"check_scorers", *of_pickscore, "report"}

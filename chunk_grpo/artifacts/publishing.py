@@ -323,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chunk_grpo.artifacts.publishing", description=__doc__)
     parser.add_argument("destination", metavar="DEST", help="folder or URL, such as s3://bucket/published")
     parser.add_argument("--workspace", default=".", help="folder of params.yaml (default: this one)")
-    parser.add_argument("--preset", help="folder below DEST (default: `preset` of params.yaml)")
+    parser.add_argument("--preset", help="folder below DEST (default: `composed_from` of params.yaml)")
     parser.add_argument("--commit", help="of the code (default: that of the workspace)")
     parser.add_argument("--flow-run", default="", help="name of the flow run (default: none)")
     parser.add_argument("--models", action="store_true", help=f"copy *{MODELS} as well")
@@ -333,9 +333,9 @@ def _parser() -> argparse.ArgumentParser:
 def _preset(workspace: Path) -> str:
     path = workspace / "params.yaml"
     params = yaml.safe_load(read_text(path))
-    if not isinstance(params, dict) or not isinstance(params.get("preset"), str):
-        raise ConfigError(f"{path}: must have the key `preset`. Name the preset with --preset.")
-    return str(params["preset"])
+    if not isinstance(params, dict) or not isinstance(params.get("composed_from"), str):
+        raise ConfigError(f"{path}: must have the key `composed_from`. Name the preset with --preset.")
+    return str(params["composed_from"])
 
 
 def _commit(workspace: Path) -> str:

@@ -65,7 +65,7 @@ def output_file(location: Location) -> Iterator[Path]:
         with draft.open("rb") as written:
             os.fsync(written.fileno())
         if is_remote(location):
-            _filesystem(location).put_file(str(draft), str(location))
+            filesystem(location).put_file(str(draft), str(location))
         else:
             draft.replace(location)
 
@@ -100,7 +100,7 @@ def input_file(location: Location) -> Iterator[Path]:
             if is_remote(location):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="chunk-grpo-"))
                 path = Path(folder, _name(location))
-                _filesystem(location).get_file(str(location), str(path))
+                filesystem(location).get_file(str(location), str(path))
             else:
                 path = Path(location)
                 path.open("rb").close()
@@ -117,7 +117,7 @@ def input_dir(location: Location) -> Iterator[Path]:
                 for file in find_files(location, "**"):
                     copy = path / file.removeprefix(join(location, ""))
                     copy.parent.mkdir(parents=True, exist_ok=True)
-                    _filesystem(location).get_file(file, str(copy))
+                    filesystem(location).get_file(file, str(copy))
             else:
                 path = Path(location)
                 if not path.is_dir():
@@ -134,7 +134,7 @@ def check_writable(location: Location) -> None:
     """
     with storage_errors("write", location):
         if is_remote(location):
-            _filesystem(location).exists(str(location))
+            filesystem(location).exists(str(location))
             return
         folder = Path(location).parent
         while not folder.exists():
@@ -156,7 +156,7 @@ def find_files(location: Location, pattern: str) -> list[str]:
         TransientError: the object store does not answer.
     """
     with storage_errors("read", location):
-        files = _filesystem(location)
+        files = filesystem(location)
         found = [path for path in files.glob(join(location, pattern)) if files.isfile(path)]
         if not found:
             raise FileNotFoundError(errno.ENOENT, f"no file matches {pattern}", str(location))
@@ -207,7 +207,7 @@ def _output(location: Location) -> Iterator[Path]:
 
 
 def _upload(folder: Path, location: Location) -> None:
-    files = _filesystem(location)
+    files = filesystem(location)
     older = {files.unstrip_protocol(path) for path in files.find(str(location))}
     new = {
         join(location, path.relative_to(folder).as_posix()): path
@@ -224,7 +224,12 @@ def _name(location: Location) -> str:
     return str(location).rstrip("/").rsplit("/", 1)[-1]
 
 
-def _filesystem(location: Location) -> fsspec.AbstractFileSystem:
+def filesystem(location: Location) -> fsspec.AbstractFileSystem:
+    """What reads and writes at a path or URL.
+
+    Raises:
+        DataError: fsspec knows no such protocol.
+    """
     if not is_remote(location):
         return fsspec.filesystem("file")
     protocol = str(location).split("://", 1)[0]

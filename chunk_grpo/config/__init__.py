@@ -1,6 +1,6 @@
 """params.yaml as frozen pydantic models: what may stand in it, which values fit together, how it is read."""
 
-from chunk_grpo.config.load import load_params, parse_params
+from chunk_grpo.config.load import load_params, parse_params, read_raw_params
 from chunk_grpo.config.models import (
     AdaptivePlan,
     ChunksParams,
@@ -50,6 +50,7 @@ __all__ = [
     "WindowParams",
     "load_params",
     "parse_params",
+    "read_raw_params",
     "with_image_seed",
     "with_overrides",
 ]

@@ -34,8 +34,16 @@ def load_params(path: str | Path = "params.yaml") -> Params:
         ConfigError: the file cannot be read, is not YAML, holds a key twice, or breaks a rule; the message
             tells all rules that are broken.
     """
-    source = str(path)
-    return parse_params(_parse_yaml(_read_text(Path(path)), source), source)
+    return parse_params(read_raw_params(path), str(path))
+
+
+def read_raw_params(path: str | Path = "params.yaml") -> Mapping[str, Any]:
+    """What a parameter file holds, whether or not it keeps the rules.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or holds a key twice.
+    """
+    return _parse_yaml(_read_text(Path(path)), str(path))
 
 
 def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:

@@ -232,7 +232,7 @@ class Params(Section):
     """All of params.yaml.
 
     Attributes:
-        preset: the preset it was composed from; for the reader only.
+        composed_from: the preset of conf/ that it was composed from; for the reader only.
         rewards: name in `scorers` to its weight in the training reward.
         variants: variant name to variant.
         scorers: scorer name to scorer; all of them score evaluation images.
@@ -241,7 +241,7 @@ class Params(Section):
         pools: where a flow runs stages; no result depends on it.
     """
 
-    preset: str
+    composed_from: str
     model: ModelParams
     prompts: PromptsParams
     encode: EncodeParams

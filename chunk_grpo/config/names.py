@@ -9,8 +9,8 @@ HIDDEN = ("size", "nfiles")
 """Keys that DVC leaves out of the key of its run cache, at every depth (treeverse/dvc#10296)."""
 
 RULE = (
-    f"no key may be named {' or '.join(HIDDEN)}: DVC's run cache leaves such keys out, and would restore the results of "
-    "another value; choose another name"
+    f"no key may be named {' or '.join(HIDDEN)}: DVC's run cache leaves such keys out, and would restore the "
+    "results of another value; choose another name"
 )
 
 

@@ -79,8 +79,8 @@ def _part_of(model: type[BaseModel]) -> type[BaseModel]:
     described = _descriptions(model)
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
-        if model is Params and name == "preset":
-            continue  # the preset's name says what was changed, so it is not changed itself
+        if model is Params and name == "composed_from":
+            continue  # it says what was changed, so it is not changed itself
         kind = _part(field.annotation)
         for rule in field.metadata:
             kind = Annotated[kind, rule]

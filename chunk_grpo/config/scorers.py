@@ -232,14 +232,20 @@ class ExternalScorer(ScorerSettings):
 
     Attributes:
         source: an entry point of the group chunk_grpo.scorers, or `module:attribute`, a class or a function.
-        version: raised by hand whenever its code scores the same image differently.
+        version: raised by hand when it scores the same image differently for a reason that its code does not show.
         options: its keyword arguments.
+        files: files and folders that it reads: their content is part of what it is, as its code is.
     """
+
+    MOVES_NO_SCORE: ClassVar[frozenset[str]] = ScorerSettings.MOVES_NO_SCORE | {
+        "files"  # where they are; what they hold does, and is told apart from it
+    }
 
     kind: Literal["external"]
     source: Text
     version: PositiveInt
     options: dict[str, Any]
+    files: tuple[Text, ...] = ()
 
 
 AnyScorer = Annotated[

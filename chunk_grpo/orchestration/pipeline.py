@@ -25,7 +25,7 @@ from dvc.utils.serialize import dump_yaml, load_yaml
 
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.commands import Commands, Log
-from chunk_grpo.orchestration.outcomes import DvcLog, StageOutcome
+from chunk_grpo.orchestration.outcomes import DvcLog, StageFailed, StageOutcome
 
 MARKER_VARIABLE = "STAGE_RUN_MARKER"
 """Every stage touches the file that this variable names as its first act: proof that it really ran."""
@@ -152,6 +152,39 @@ class Pipeline:
         """
         self._remote(["push", "--run-cache"], log)
 
+    def record_inputs(self, log: Log, known: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Run the stages that always run, and take them out of the workspace's dvc.yaml.
+
+        For the others their outputs are files like any other then, which stay as they are during the run, and need no
+        stage that has to run before the cache can be asked.
+
+        Args:
+            log: receives each line of their output.
+            known: the outputs in another workspace of the same run, as this returned them; None: run the stages.
+
+        Returns:
+            Text of each output by its path.
+
+        Raises:
+            StageFailed: with the command's exit code and last lines.
+        """
+        definition = load_yaml(str(self.root / "dvc.yaml"))
+        always = [name for name, stage in definition["stages"].items() if stage.get("always_changed")]
+        outputs: dict[str, str] = dict(known or {})
+        for name in always:
+            stage = definition["stages"].pop(name)
+            if known is None:
+                said = DvcLog(log)
+                shell = ["/bin/sh", "-c", stage["cmd"]]
+                if code := self.commands.run(shell, self.root, self._environment(), said.add):
+                    raise StageFailed(name, code, tuple(said.lines))
+                outputs |= {out: (self.root / out).read_text(encoding="utf-8") for out in stage["outs"]}
+        for path, text in (known or {}).items():
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / path).write_text(text, encoding="utf-8")
+        dump_yaml(str(self.root / "dvc.yaml"), definition)
+        return outputs
+
     def keep_models(self, lock: str, log: Log) -> None:
         """Take the outputs of all stages that make the models as a dvc.lock has them, and never run these stages.
 
@@ -234,16 +267,23 @@ class Pipeline:
         return []
 
     def _dvc(self, arguments: Sequence[str], on_line: Callable[[str], None], **variables: str) -> int:
-        """Run DVC; `python` in a stage's command is the interpreter of this process.
+        """Run DVC."""
+        command = [sys.executable, "-c", _DVC, *arguments]
+        return self.commands.run(command, self.root, self._environment() | variables, on_line)
+
+    def _environment(self) -> dict[str, str]:
+        """The environment of a stage, whose `python` is the interpreter of this process.
 
         Without PYTHONPATH, in which Prefect puts the folder that it loaded the flow from: the code of a stage is
         that of its own workspace.
         """
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         path = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
-        environment |= {"PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
-        command = [sys.executable, "-c", _DVC, *arguments]
-        return self.commands.run(command, self.root, environment | variables, on_line)
+        return environment | {
+            "PATH": os.pathsep.join(path),
+            "PYTHONUNBUFFERED": "1",
+            "DVC_NO_ANALYTICS": "1",
+        }
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of the outputs of each stage that is in dvc.lock."""

@@ -47,9 +47,8 @@ class Progress:
             missed: Uncommitted changes of the checkout, which are no part of the run.
         """
         spec = self.workspace.spec
-        changes = spec.overrides.model_dump_json(exclude_unset=True)
         lines = [
-            f"## Preset {spec.preset}" + ("" if self.workspace.is_preset else f" with `{changes}`"),
+            f"## {self._parameters()}",
             f"{summary([self])}, {sum(each.seconds for each in self.done.values()):.0f} s in all.",
             f"Commit `{spec.commit[:12]}` in `{self.workspace.root}`.",
             "",
@@ -69,6 +68,13 @@ class Progress:
                 "```",
             ]
         return "\n".join(lines)
+
+    def _parameters(self) -> str:
+        """What the run's parameters are."""
+        spec, preset = self.workspace.spec, self.workspace.preset
+        changes = spec.overrides.model_dump_json(exclude_unset=True)
+        source = f"Preset {preset}" if spec.preset else f"params.yaml of the commit, composed from {preset}"
+        return source + ("" if changes == "{}" else f", with `{changes}`")
 
     def _result(self, name: str) -> str:
         if outcome := self.done.get(name):

@@ -16,25 +16,24 @@ from typing import Any
 
 from dvc.config import Config
 from dvc.repo import Repo
-from dvc.utils.hydra import compose_and_dump
 from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
-from hydra.errors import HydraException
 from pydantic import BaseModel, ConfigDict
 
 from chunk_grpo.artifacts.publishing import sizes_below
 from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
 from chunk_grpo.artifacts.storage import join
-from chunk_grpo.config import Overrides, with_overrides
+from chunk_grpo.config import Overrides, parse_params, read_raw_params, with_overrides
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.presets import composed, edits, preset_names
 from chunk_grpo.orchestration.run_cache import forget_unfinished
 
 KEPT_CLONES = 10
 OF_THE_DAY = ("scorers", "executors", "pools", "report")
 """Sections of params.yaml that a later evaluation of published models takes from the preset as it is now."""
 
-_STATE = (".ckpt", ".answers")
+_STATE = (".ckpt", ".answers", ".inputs")
 
 
 class TrainedModels(BaseModel):
@@ -70,19 +69,21 @@ class RunSpec(BaseModel):
 
     Attributes:
         commit: Of the code.
-        preset: Of conf/preset/.
+        preset: Of conf/preset/; None: params.yaml as it is at the commit.
         overrides: Of its parameters.
         variants: Only these; None for all.
         models: Of a finished run: they are kept, and so are its parameters but for those in OF_THE_DAY.
+        inputs: What the user's files held when the run began, by the path of each record; None: they are looked at.
     """
 
     model_config = ConfigDict(validate_default=True)  # no overrides are an instance too
 
     commit: str
-    preset: str
+    preset: str | None = None
     overrides: Overrides = {}
     variants: tuple[str, ...] | None = None
     models: TrainedModels | None = None
+    inputs: dict[str, str] | None = None
 
     def as_parameter(self) -> dict[str, Any]:
         """As JSON values, what was set alone: the rest is for the presets of its commit to say."""
@@ -99,16 +100,19 @@ class Workspace:
 
     Attributes:
         root: Of the clone.
-        spec: What it was made from.
+        spec: What it was made from, and another one like it is made from: with its inputs.
+        preset: Name of its parameters: `composed_from` of params.yaml.
         commands: That the run has running.
         remote: Whether there is a DVC remote.
-        is_preset: Whether its parameters are those of the preset, without a change.
+        is_preset: Whether its parameters are those of the preset of that name, without a change, or of a name that is
+            no preset's.
         turn: Whose turn it is: DVC refuses to work twice in one workspace.
         pushed: The dvc.lock whose results were pushed last.
     """
 
     root: Path
     spec: RunSpec
+    preset: str
     commands: Commands
     remote: bool
     is_preset: bool
@@ -149,8 +153,8 @@ def make_workspace(
 
     Raises:
         RuntimeError: There is no such commit; with git's message.
-        ValueError: There is no such preset.
-        ConfigError: Preset and overrides break a rule.
+        ConfigError: There is no such preset, or preset and overrides break a rule.
+        StageFailed: The user's files cannot be read.
         RemoteError: The models to keep are nowhere.
     """
     root = home / "runs" / name.replace("@", "-")  # DVC reads what follows an @ in a path as a stage
@@ -159,16 +163,20 @@ def make_workspace(
         for kept in _STATE:
             (home / "state" / kept).mkdir(parents=True, exist_ok=True)
             (root / kept).symlink_to(home / "state" / kept, target_is_directory=True)
-        params, pipeline = compose_preset(root, spec.preset), Pipeline(root, commands)
+        params, pipeline = parameters(root, spec.preset, log), Pipeline(root, commands)
+        preset = str(params["composed_from"])
         if spec.models is not None:
             trained = parse_yaml(spec.models.params, "params.yaml of the published run")
             params = trained | {name: params[name] for name in OF_THE_DAY}
-        changed = with_overrides(params, spec.overrides, spec.variants, f"preset {spec.preset}, changed")
+        changed = with_overrides(params, spec.overrides, spec.variants, f"preset {preset}, changed")
+        is_preset = changed == params and (spec.preset is not None or bears_its_own_name(root, params))
         write_params(root, changed)
+        inputs = pipeline.record_inputs(log, spec.inputs)
         if spec.models is not None:
             pipeline.keep_models(spec.models.lock, log)
         log(f"Commit {spec.commit[:12]} in {root}")
-        yield Workspace(root, spec, commands, pipeline.has_remote(), is_preset=changed == params)
+        whole = spec.model_copy(update={"inputs": inputs})
+        yield Workspace(root, whole, preset, commands, pipeline.has_remote(), is_preset)
 
 
 def share_cache(source: Path, clone: Path) -> None:
@@ -189,27 +197,31 @@ def share_cache(source: Path, clone: Path) -> None:
         config["core"]["autostage"] = True  # otherwise DVC tells the log to `git add` after every stage
 
 
-def compose_preset(workspace: Path, preset: str) -> dict[str, Any]:
-    """The parameters of a preset of conf/, as `dvc exp run -S preset=NAME` composes them.
+def parameters(root: Path, preset: str | None, log: Log) -> dict[str, Any]:
+    """The parameters of a run before its overrides: those of a preset, or of params.yaml as it was committed.
+
+    Args:
+        root: Of the clone.
+        preset: None: params.yaml.
+        log: Told what of the committed params.yaml the preset replaces.
 
     Raises:
-        ValueError: the preset does not exist.
+        ConfigError: There is no such preset, or params.yaml breaks a rule.
     """
-    with Repo(str(workspace)) as repo:
-        hydra = repo.config["hydra"]
-    params = workspace / "params.yaml"
-    try:
-        compose_and_dump(
-            output_file=params,
-            config_dir=str(workspace.resolve() / hydra.get("config_dir", "conf")),
-            config_module=None,
-            config_name=hydra.get("config_name", "config"),
-            plugins_path=str(workspace / hydra.get("plugins_path", "")),
-            overrides=[f"preset={preset}"],
-        )
-    except HydraException as error:
-        raise ValueError(f"preset {preset!r}: {error}") from error
-    return read_yaml(params)
+    committed = dict(read_raw_params(root / "params.yaml"))
+    if preset is None:
+        parse_params(committed, "params.yaml of the commit")
+        return committed
+    if committed.get("composed_from") == preset and (unused := edits(root, committed)):
+        log(f"Not part of this run, since it was given preset {preset}: edits of params.yaml in the commit")
+        for edit in unused:
+            log(f"  {edit}")
+    return composed(root, preset)
+
+
+def bears_its_own_name(root: Path, params: Mapping[str, Any]) -> bool:
+    """Whether parameters equal the preset whose name they bear, or bear a name that is no preset's."""
+    return params["composed_from"] not in preset_names(root) or not edits(root, params)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

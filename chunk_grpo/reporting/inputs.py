@@ -57,7 +57,7 @@ def settings_from(params: Params) -> ReportSettings:
     guided = [n for n, plan in params.chunks.plans.items() if plan.kind == "guided" and n != shown]
     return ReportSettings(
         title=params.report.title,
-        preset=params.preset,
+        preset=params.composed_from,
         model=", revision ".join(filter(None, (params.model.checkpoint, params.model.revision))),
         variants=tuple(variants),
         recipes={name: recipe(variant) for name, variant in variants.items()},

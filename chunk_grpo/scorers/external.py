@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from chunk_grpo.config.scorers import ExternalScorer
+from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scores, check_batch, check_scores
 from chunk_grpo.scorers.configured import in_batches
 from chunk_grpo.scorers.identity import spec_hash
-
-ENTRY_POINTS = "chunk_grpo.scorers"
-"""Group of entry points by which an installed package offers scorers."""
+from chunk_grpo.scorers.source_files import ENTRY_POINTS, offered_sources, source_digest
 
 
 class External:
@@ -65,8 +64,9 @@ class External:
         """It was found when this was made."""
 
     def spec_hash(self) -> str:
-        """Of source, version and options."""
-        return spec_hash(self.key, self.version, self.settings, {})
+        """Of version, options, its code, and the files that it reads."""
+        code = source_digest(self.settings.source, self.settings.files, Digests().of)
+        return spec_hash(self.key, self.version, self.settings, {}, {"code": code})
 
     def score(self, batch: ScoreBatch) -> Scores:
         """Call it with `batch_size` images at a time, or, if it is groupwise, with all; without images not at all.
@@ -157,19 +157,15 @@ def find_source(key: str, source: str) -> Callable[..., Any]:
     Raises:
         ConfigError: There is no such thing, importing it fails, or it is neither a function nor a class.
     """
-    offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    module, _, attribute = source.partition(":")
-    if source not in offered and not (module and attribute):
+    offered = offered_sources()
+    module, _, attribute = offered.get(source, source).partition(":")
+    if not (module and attribute):
         raise ConfigError(
             f"scorers.{key}.source: must be module:attribute or an entry point of {ENTRY_POINTS}, got {source!r}; "
             f"the installed packages offer: {', '.join(sorted(offered)) or 'none'}"
         )
     try:
-        found = (
-            offered[source].load()
-            if source in offered
-            else getattr(importlib.import_module(module), attribute)
-        )
+        found = attrgetter(attribute)(importlib.import_module(module))
     except (Exception, SystemExit) as error:  # the module runs when it is imported, and may raise anything
         raise ConfigError(
             f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). A module is found in the "

@@ -43,7 +43,7 @@ def make_workspace(folder: Path, value: float = 0.25, extra: int = 0) -> Path:
         table_from_rows([score(value)], "scores"), artifacts / "scores" / "base" / "clip.parquet", "scores"
     )
     files = {
-        "params.yaml": "preset: tiny\n",
+        "params.yaml": "composed_from: tiny\n",
         "dvc.lock": "schema: '2.0'\n",
         "artifacts/.gitignore": "/report\n",
         "artifacts/report/index.html": "<p>report</p>",
@@ -98,12 +98,12 @@ def test_a_text_is_that_of_the_run_or_of_none(workspace: Path, tmp_path: Path) -
     publish(workspace, str(tmp_path / "published"), RUN)
     folder = str(tmp_path / "published" / "tiny")
     record = read_record(f"{folder}/run.json")
-    assert published_text(folder, record, "params.yaml") == "preset: tiny\n"
+    assert published_text(folder, record, "params.yaml") == "composed_from: tiny\n"
     with pytest.raises(
         DataError, match=r"params\.yaml: must be of the run brave-otter, .*Run `chunk-grpo/full`"
     ):
         published_text(folder, replace(record, complete=False), "params.yaml")
-    (tmp_path / "published/tiny/params.yaml").write_text("preset: other\n")  # of the next run, say
+    (tmp_path / "published/tiny/params.yaml").write_text("composed_from: other\n")  # of the next run, say
     with pytest.raises(DataError, match=r"params\.yaml: must be of the run brave-otter"):
         published_text(folder, record, "params.yaml")
 

@@ -89,7 +89,7 @@ def test_set_up_again_keeps_what_a_user_set(served: LocalPrefect, unchanged: dic
     assert snapshot(served) == as_set
     set_up(served, "--reset-schedules")
     again = snapshot(served)["deployments"]
-    assert again["full"]["parameters"] == {"preset": "tiny"}
+    assert again["full"]["parameters"] == {}
     assert [each["schedule"]["cron"] for each in again["reevaluate"]["schedules"]] == ["0 3 * * *"]
 
 

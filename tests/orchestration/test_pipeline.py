@@ -17,7 +17,8 @@ from chunk_grpo.orchestration import commands
 from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
 from chunk_grpo.orchestration.outcomes import OutcomeUnclearError, RemoteError, StageFailed
 from chunk_grpo.orchestration.pipeline import Pipeline
-from chunk_grpo.orchestration.workspace import compose_preset, read_yaml, write_params
+from chunk_grpo.orchestration.presets import compose, composed
+from chunk_grpo.orchestration.workspace import read_yaml, write_params
 from tests.small_pipeline import Shell
 
 TITLE = "Chunk-GRPO on the shapes world"
@@ -206,7 +207,7 @@ def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path,
     other = another_clone(pipeline, shell)
     work = other / "stages/work.py"
     work.write_text(work.read_text() + "# another version\n")
-    params = compose_preset(other, "tiny")
+    params = compose(other, "tiny", other / "params.yaml")
     params["report"]["title"], params["variants"]["a"]["eta"] = "later", 600.0
     write_params(other, params)
     of(other).keep_models(lock, quiet)
@@ -354,14 +355,14 @@ def wait_for_pid(file: Path) -> int:
 
 
 def test_a_preset_is_composed_from_conf(pipeline: Path) -> None:
-    params = compose_preset(pipeline, "smoke")
-    assert params == read_yaml(pipeline / "params.yaml")
-    assert params["preset"] == "smoke"
+    params = compose(pipeline, "smoke", pipeline / "params.yaml")
+    assert params == read_yaml(pipeline / "params.yaml") == composed(pipeline, "smoke")
+    assert params["composed_from"] == "smoke"
     assert params["variants"]["a"] == {"objective": "chunk", "plan": "guided"}
-    write_params(pipeline, params | {"preset": "another"})
-    assert read_yaml(pipeline / "params.yaml") == params | {"preset": "another"}
+    write_params(pipeline, params | {"composed_from": "another"})
+    assert read_yaml(pipeline / "params.yaml") == params | {"composed_from": "another"}
 
 
 def test_an_unknown_preset_is_an_error(pipeline: Path) -> None:
-    with pytest.raises(ValueError, match="tinny"):
-        compose_preset(pipeline, "tinny")
+    with pytest.raises(ConfigError, match=r"preset: must be one of .*smoke, tiny.*got 'tinny'"):
+        composed(pipeline, "tinny")

@@ -16,8 +16,16 @@ from chunk_grpo.git import resolved, uncommitted
 from chunk_grpo.orchestration import clones
 from chunk_grpo.orchestration.clones import IN_USE, clone_in_use, locked, make_clone
 from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
+from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.pipeline import Pipeline
-from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels, make_workspace, read_yaml, share_cache
+from chunk_grpo.orchestration.workspace import (
+    RunSpec,
+    TrainedModels,
+    make_workspace,
+    read_yaml,
+    share_cache,
+    write_params,
+)
 from tests.small_pipeline import Shell
 
 
@@ -228,3 +236,90 @@ def test_errors_name_the_cause(pipeline: Path, tmp_path: Path) -> None:
         resolved(tmp_path, "HEAD")
     with pytest.raises(RuntimeError, match="already exists"):
         make_clone(pipeline, resolved(pipeline, "HEAD"), pipeline)
+
+
+def test_without_a_preset_the_parameters_are_those_of_the_commit(
+    pipeline: Path, tmp_path: Path, shell: Shell
+) -> None:
+    params = read_yaml(pipeline / "params.yaml")
+    params["generate"]["seed"] = 77
+    write_params(pipeline, params)
+    shell(pipeline, "git", "commit", "--quiet", "--all", "--message", "our settings")
+    said: list[str] = []
+    commit = resolved(pipeline, "HEAD")
+    with make_workspace(pipeline, tmp_path, "ours", RunSpec(commit=commit), Commands(), said.append) as made:
+        assert read_yaml(made.root / "params.yaml") == params
+        assert made.preset == "tiny"
+        assert not made.is_preset  # what it publishes would stand in the place of the preset's
+    assert not [line for line in said if "Not part of this run" in line]
+    spec = RunSpec(commit=commit, preset="tiny")
+    with make_workspace(pipeline, tmp_path, "preset", spec, Commands(), said.append) as made:
+        assert read_yaml(made.root / "params.yaml")["generate"]["seed"] != 77
+        assert made.is_preset
+    assert any("Not part of this run, since it was given preset tiny" in line for line in said)
+    assert "  generate.seed: 77; the preset has 2000" in said
+
+
+def test_parameters_under_a_name_of_their_own_are_published_under_it(
+    pipeline: Path, tmp_path: Path, shell: Shell
+) -> None:
+    params = read_yaml(pipeline / "params.yaml") | {"composed_from": "ours"}
+    write_params(pipeline, params)
+    shell(pipeline, "git", "commit", "--quiet", "--all", "--message", "our name")
+    spec = RunSpec(commit=resolved(pipeline, "HEAD"))
+    with make_workspace(pipeline, tmp_path, "ours", spec, Commands(), quiet) as made:
+        assert (made.preset, made.is_preset) == ("ours", True)
+
+
+ALWAYS = """\
+  look:
+    cmd: cp notes.txt seen.txt
+    always_changed: true
+    outs: [seen.txt]
+"""
+
+
+@pytest.fixture
+def looking(pipeline: Path, shell: Shell) -> Path:
+    """With a stage that always runs, on whose output `prepare` depends."""
+    text = (pipeline / "dvc.yaml").read_text().replace("stages:\n", "stages:\n" + ALWAYS)
+    text = text.replace("deps: [stages/work.py]", "deps: [stages/work.py, seen.txt]")
+    (pipeline / "dvc.yaml").write_text(text)
+    (pipeline / ".gitignore").write_text((pipeline / ".gitignore").read_text() + "/seen.txt\n")
+    (pipeline / "notes.txt").write_text("one")
+    shell(pipeline, "git", "add", "--all")
+    shell(pipeline, "git", "commit", "--quiet", "--message", "notes")
+    return pipeline
+
+
+def test_what_always_runs_is_run_once_for_a_run_and_all_its_workspaces(looking: Path, tmp_path: Path) -> None:
+    spec = RunSpec(commit=resolved(looking, "HEAD"))
+    with make_workspace(looking, tmp_path, "one", spec, Commands(), quiet) as made:
+        assert "look" not in [stage.name for stage in made.pipeline.stages()]
+        assert made.spec.inputs == {"seen.txt": "one"}
+        assert made.pipeline.run("prepare", quiet).outcome == "ran"
+        passed = RunSpec.model_validate(made.spec.as_parameter())
+    with make_workspace(looking, tmp_path, "two", passed, Commands(), quiet) as other:
+        assert set(other.pipeline.restore(["prepare"], quiet)) == {"prepare"}
+    changed = passed.model_copy(update={"inputs": {"seen.txt": "as the first machine saw it"}})
+    with make_workspace(looking, tmp_path, "three", changed, Commands(), quiet) as other:
+        assert (other.root / "seen.txt").read_text() == "as the first machine saw it"
+        assert other.spec.digest() != made.spec.digest()
+        assert set(other.pipeline.restore(["prepare"], quiet)) == set()
+
+
+def test_results_of_a_run_are_restored_in_the_checkout(looking: Path, tmp_path: Path, shell: Shell) -> None:
+    spec = RunSpec(commit=resolved(looking, "HEAD"))
+    with make_workspace(looking, tmp_path, "one", spec, Commands(), quiet) as made:
+        made.pipeline.run("prepare", quiet)
+    shell(looking, "dvc", "repro", "look")
+    assert run(looking, "prepare") == "restored"
+
+
+def test_a_stage_that_always_runs_and_fails_says_so(looking: Path, tmp_path: Path, shell: Shell) -> None:
+    shell(looking, "git", "rm", "--quiet", "notes.txt")
+    shell(looking, "git", "commit", "--quiet", "--message", "no notes")
+    spec = RunSpec(commit=resolved(looking, "HEAD"))
+    failing = make_workspace(looking, tmp_path, "one", spec, Commands(), quiet)
+    with pytest.raises(StageFailed, match=r"stage look failed with exit code 1(.|\n)*notes\.txt"), failing:
+        pass

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError, Stopped
-from chunk_grpo.scorers import external
+from chunk_grpo.scorers import source_files
 from chunk_grpo.scorers.base import ScoreBatch, Scorer
 from chunk_grpo.scorers.registry import make_scorer
 
@@ -119,8 +119,8 @@ def test_source_version_and_options_are_its_identity() -> None:
 
 
 def test_an_installed_package_may_offer_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = EntryPoints([EntryPoint("sharpness", f"{HERE}:lengths", external.ENTRY_POINTS)])
-    monkeypatch.setattr(external, "entry_points", lambda group: offered.select(group=group))
+    offered = EntryPoints([EntryPoint("sharpness", f"{HERE}:lengths", source_files.ENTRY_POINTS)])
+    monkeypatch.setattr(source_files, "entry_points", lambda group: offered.select(group=group))
     assert scorer("sharpness", weight=1.0).score(BATCH).values.tolist() == [1, 2, 3]
     with pytest.raises(ConfigError, match=r"got 'sharp'; the installed packages offer: sharpness$"):
         scorer("sharp")
@@ -169,8 +169,8 @@ def test_a_module_that_cannot_be_imported_is_told(
 ) -> None:
     (tmp_path / "broken_rewards.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    points = EntryPoints([EntryPoint("broken", "broken_rewards:f", external.ENTRY_POINTS)])
-    monkeypatch.setattr(external, "entry_points", lambda group: points.select(group=group))
+    points = EntryPoints([EntryPoint("broken", "broken_rewards:f", source_files.ENTRY_POINTS)])
+    monkeypatch.setattr(source_files, "entry_points", lambda group: points.select(group=group))
     source = "broken" if offered else "broken_rewards:f"
     with pytest.raises(ConfigError) as caught:
         scorer(source)

@@ -35,7 +35,7 @@ class Arguments:
 
 def main(params, arguments):
     if arguments.work == "write":
-        write_text(params.preset, arguments.out)
+        write_text(params.composed_from, arguments.out)
     elif arguments.work == "read":
         for table in arguments.tables:
             read_table(table, "prompts")

@@ -1,0 +1,132 @@
+"""Content of files and folders as SHA-256; a file is read again only after its size, times or place have changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.progress import Meter
+
+MEMORY = Path(".inputs/digests.json")
+"""What is known of files that were read before; deleting it costs time only."""
+
+_SETTLED_SECONDS = 2.0  # a file changed twice within a tick of the file system's clock would look unchanged
+_METER_BYTES = 2**30
+
+
+class Digests:
+    """SHA-256 of files, with a memory on disk."""
+
+    def __init__(self, memory: Path = MEMORY) -> None:
+        """Read the memory, if it is there and whole.
+
+        Args:
+            memory: Its file.
+        """
+        self._memory = memory
+        self._known = _read(memory)
+        self._learnt = False
+
+    def of(self, path: str | Path, chosen: Callable[[Path], bool] = lambda path: True) -> str | None:
+        """The digest of a file's content, or of the names and contents in a folder; None: there is neither.
+
+        Args:
+            path: Of the file or folder; links are followed.
+            chosen: Whether a file of a folder counts, by its path there. Hidden ones never do.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        path = Path(path)
+        try:
+            if path.is_dir():
+                return self._of_folder(path, chosen)
+            return self._of_file(path) if path.is_file() else None
+        except OSError as error:
+            raise DataError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
+
+    def save(self) -> None:
+        """Keep what was learnt, for the next process.
+
+        Raises:
+            DataError: The memory cannot be written.
+        """
+        if not self._learnt:
+            return
+        try:
+            self._memory.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._memory.parent) as folder:
+                draft = Path(folder, self._memory.name)
+                there = {path: known for path, known in self._known.items() if Path(path).exists()}
+                draft.write_text(json.dumps(there), encoding="utf-8")
+                draft.replace(self._memory)
+        except OSError as error:
+            raise DataError(f"{self._memory}: cannot be written ({error.strerror})") from error
+        self._learnt = False
+
+    def _of_folder(self, folder: Path, chosen: Callable[[Path], bool]) -> str:
+        files = [path for path in _files(folder) if chosen(path.relative_to(folder))]
+        unread = sum(path.stat().st_size for path in files if self._remembered(path) is None)
+        digest = hashlib.sha256()
+        with Meter(f"reading {folder}", len(files)) if unread > _METER_BYTES else nullcontext() as meter:
+            for path in files:
+                name = path.relative_to(folder).as_posix()
+                digest.update(json.dumps([name, self._of_file(path)]).encode())
+                if meter is not None:
+                    meter.advance()
+        return digest.hexdigest()
+
+    def _of_file(self, path: Path) -> str:
+        remembered = self._remembered(path)
+        if remembered is not None:
+            return remembered
+        before = _stat(path)
+        found = _sha256(path)
+        if _stat(path) == before and time.time() - max(before[1:3]) / 1e9 > _SETTLED_SECONDS:
+            self._known[str(path.resolve())] = [before, found]
+            self._learnt = True
+        return found
+
+    def _remembered(self, path: Path) -> str | None:
+        known = self._known.get(str(path.resolve()))
+        return str(known[1]) if known is not None and known[0] == _stat(path) else None
+
+
+def _read(memory: Path) -> dict[str, list[Any]]:
+    try:
+        found = json.loads(memory.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Every file below a folder but hidden ones, in the order of their paths."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            yield from _files(path)
+        elif path.is_file():
+            yield path
+
+
+def _stat(path: Path) -> list[int]:
+    """Size, times and place; the time at which the inode changed cannot be set back."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(2**24):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,114 @@
+"""The presets of conf/: compose one into params.yaml, and say what an existing params.yaml holds besides."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dvc.utils.hydra import compose_and_dump
+from dvc.utils.serialize import load_yaml
+from hydra.errors import HydraException
+
+from chunk_grpo.config import read_raw_params
+from chunk_grpo.config.problems import Problem, show
+from chunk_grpo.errors import ConfigError
+
+_CONF, _CONFIG = "conf", "config"
+_MISSING = object()
+
+
+def preset_names(root: Path) -> list[str]:
+    """The presets of a repository, in order of their names."""
+    return sorted(path.stem for path in (root / _CONF / "preset").glob("*.yaml"))
+
+
+def compose(root: Path, preset: str, output: Path) -> dict[str, Any]:
+    """Write the parameters of a preset.
+
+    Args:
+        root: Of the repository.
+        preset: A file of conf/preset/, without its suffix.
+        output: params.yaml, or another file.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: There is no such preset, or its files do not fit together.
+    """
+    known = preset_names(root)
+    if preset not in known:
+        raise ConfigError(
+            f"preset: must be one of {', '.join(known)} (files of conf/preset/), got {preset!r}"
+        )
+    conf = str((root / _CONF).resolve())
+    try:
+        compose_and_dump(output, conf, None, _CONFIG, str(root), [f"preset={preset}"])
+    except HydraException as error:
+        raise ConfigError(f"conf/preset/{preset}.yaml: cannot be composed: {error}") from error
+    return dict(load_yaml(str(output)))
+
+
+def composed(root: Path, preset: str) -> dict[str, Any]:
+    """The parameters of a preset; errors as `compose`."""
+    with tempfile.TemporaryDirectory(prefix="preset-") as folder:
+        return compose(root, preset, Path(folder, "params.yaml"))
+
+
+def replace_params(root: Path, preset: str, *, force: bool) -> None:
+    """Compose a preset into params.yaml, unless edits of the one that is there would be lost.
+
+    Args:
+        root: Of the repository.
+        preset: A preset of conf/.
+        force: Replace it all the same.
+
+    Raises:
+        ConfigError: There is no such preset, or there are edits.
+    """
+    params = root / "params.yaml"
+    with tempfile.TemporaryDirectory(prefix=".preset-", dir=root) as folder:
+        draft = Path(folder, "params.yaml")
+        compose(root, preset, draft)
+        if params.exists() and not force and params.read_bytes() != draft.read_bytes():
+            _refuse_to_lose_edits(root, params)
+        draft.replace(params)
+
+
+def edits(root: Path, params: Mapping[str, Any]) -> list[Problem]:
+    """How parameters differ from the preset that they were composed from, a line for each key.
+
+    Raises:
+        ConfigError: It is none of the presets.
+    """
+    preset = params.get("composed_from")
+    if not isinstance(preset, str):
+        raise ConfigError(f"composed_from: must be the name of a preset, got {show(preset)}")
+    return list(_differences(composed(root, preset), params))
+
+
+def _refuse_to_lose_edits(root: Path, params: Path) -> None:
+    try:
+        found = [str(edit) for edit in edits(root, read_raw_params(params))]
+    except ConfigError as error:
+        found = [f"which of its values are edits cannot be said: {error}"]
+    if found:
+        raise ConfigError(
+            "\n  ".join([f"{params.name}: holds edits, which would be lost:", *found])
+            + f"\nCopy it, or keep them in a preset of your own in {_CONF}/preset/; `make params FORCE=1` replaces it."
+        )
+
+
+def _differences(preset: Any, params: Any, path: tuple[str | int, ...] = ()) -> Iterator[Problem]:
+    if isinstance(preset, Mapping) and isinstance(params, Mapping):
+        for key in {**preset, **params}:
+            there, here = preset.get(key, _MISSING), params.get(key, _MISSING)
+            yield from _differences(there, here, (*path, key))
+    elif preset is _MISSING:
+        yield Problem(path, f"added: {show(params)}")
+    elif params is _MISSING:
+        yield Problem(path, f"removed; the preset has {show(preset)}")
+    elif preset != params:
+        yield Problem(path, f"{show(params)}; the preset has {show(preset)}")

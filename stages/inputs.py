@@ -1,0 +1,140 @@
+"""Check all of params.yaml, and record what the files of the user hold: the stages that read them depend on it.
+
+It always runs. What has not changed gives the same bytes, so that nothing else runs again.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.artifacts import write_json
+from chunk_grpo.artifacts.storage import filesystem, is_remote, storage_errors
+from chunk_grpo.config import Params
+from chunk_grpo.config.prompts import AnyBenchmark, CocoPrompts, FilePrompts, GenEvalPrompts, PromptFile
+from chunk_grpo.config.scorers import AnyScorer, ExternalScorer, Weights, WiseScorer
+from chunk_grpo.digests import Digests
+from chunk_grpo.families.recorded import checkpoint_record
+from chunk_grpo.scorers.source_files import source_digest
+from stages._stage import argument, run_stage
+
+_VERSION = ("ETag", "etag", "LastModified", "last_modified", "mtime", "size")
+"""What stores say of an object that changes with its content."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    model: str = field(metadata=argument("JSON: content of the base model's files", writes=True))
+    prompts: str = field(metadata=argument("JSON: content of the files of prompts", writes=True))
+    scorers: str = field(
+        metadata=argument("JSON: settings of each scorer, content of its code and files", writes=True)
+    )
+    names: str = field(
+        metadata=argument("JSON: names in the order of params.yaml, which DVC does not see", writes=True)
+    )
+
+
+def prompt_records(params: Params, digests: Digests) -> dict[str, Any]:
+    """The content of each file of prompts, by where params.yaml names it."""
+    prompts = params.prompts
+    files = {"train_file": prompts.train_file, "eval_file": prompts.eval_file}
+    named = {name: _content_of(file, digests) for name, file in files.items() if file is not None}
+    return named | {name: _benchmark(benchmark, digests) for name, benchmark in prompts.benchmarks.items()}
+
+
+def _benchmark(benchmark: AnyBenchmark, digests: Digests) -> list[str | None]:
+    if isinstance(benchmark, CocoPrompts):
+        return []
+    if isinstance(benchmark, FilePrompts):
+        return [_content_of(benchmark.file, digests)]
+    paths = (
+        [benchmark.path]
+        if isinstance(benchmark, GenEvalPrompts)
+        else [*benchmark.paths, *benchmark.rewritten]
+    )
+    return [_content(path, digests) for path in paths]
+
+
+def _content_of(file: PromptFile, digests: Digests) -> str | None:
+    if file.hub_file is None:
+        return _content(file.path, digests)
+    return _hub_commit("datasets", file.path, file.revision)
+
+
+def _content(location: str, digests: Digests) -> str | None:
+    """A digest of a file; of an object, of what its store says of its version, since reading it could take long."""
+    if not is_remote(location):
+        return digests.of(location)
+    with storage_errors("read", location):
+        try:
+            said: Mapping[str, Any] = filesystem(location).info(location)
+        except FileNotFoundError:
+            return None
+    version = {name: str(said[name]) for name in _VERSION if said.get(name) is not None}
+    return hashlib.sha256(json.dumps(version, sort_keys=True).encode()).hexdigest()
+
+
+def scorer_records(params: Params, digests: Digests) -> dict[str, Any]:
+    """Settings of each scorer, with the content of the files that they name.
+
+    DVC takes 1, 1.0 and true for the same value; the text of a JSON file tells them apart.
+    """
+    return {
+        name: {"settings": settings.model_dump(mode="json"), "content": _scorer_content(settings, digests)}
+        for name, settings in params.scorers.items()
+    }
+
+
+def _scorer_content(settings: AnyScorer, digests: Digests) -> dict[str, str | None]:
+    content = {
+        field: _weights(value, digests)
+        for field in type(settings).model_fields
+        if isinstance(value := getattr(settings, field), Weights)
+    }
+    if isinstance(settings, WiseScorer) and settings.instructions is not None:
+        content["instructions"] = digests.of(settings.instructions)
+    if isinstance(settings, ExternalScorer):
+        content["source"] = source_digest(settings.source, settings.files, digests.of)
+    return content
+
+
+def _weights(weights: Weights, digests: Digests) -> str | None:
+    if Path(weights.checkpoint).exists():
+        return digests.of(weights.checkpoint)
+    return _hub_commit("models", weights.checkpoint, weights.revision)
+
+
+def _hub_commit(kind: str, repository: str, revision: str | None) -> str | None:
+    """The commit that a revision stands for in the hub's cache; None before it was downloaded."""
+    from huggingface_hub.constants import HF_HUB_CACHE  # here: only inputs of the hub need the package
+
+    reference = Path(HF_HUB_CACHE, f"{kind}--{repository.replace('/', '--')}", "refs", revision or "main")
+    return reference.read_text().strip() if reference.is_file() else revision
+
+
+def name_records(params: Params) -> dict[str, list[str]]:
+    """The order of names, which is that of the report."""
+    mappings: dict[str, Mapping[str, object]] = {
+        "variants": params.variants,
+        "scorers": params.scorers,
+        "plans": params.chunks.plans,
+        "benchmarks": params.prompts.benchmarks,
+    }
+    return {key: list(mapping) for key, mapping in mappings.items()}
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    """Write a record for each stage that reads such files."""
+    digests = Digests()
+    write_json(checkpoint_record(params.model.checkpoint, params.model.revision, digests), arguments.model)
+    write_json(prompt_records(params, digests), arguments.prompts)
+    write_json(scorer_records(params, digests), arguments.scorers)
+    write_json(name_records(params), arguments.names)
+    digests.save()
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(main, Arguments))

@@ -1,0 +1,58 @@
+"""infra/params.py: what `make params` and `make run` do to params.yaml first."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from infra import params
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    monkeypatch.setattr(params, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_compose_asks_before_edits_are_lost(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert params.main(["compose", "smoke"]) == 0
+    text = (root / "params.yaml").read_text()
+    (root / "params.yaml").write_text(text.replace("eta: 0.7", "eta: 0.6"))
+    assert params.main(["compose", "tiny"]) == 2
+    assert "sampling.eta: 0.6; the preset has 0.7" in capsys.readouterr().err
+    assert params.main(["compose", "tiny", "--force"]) == 0
+    assert (root / "params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("variants:", "variants: null\nvariant:", "variants: must be a mapping of names, got null"),
+        ("  plan: step", "  plna: step", "variants.dance.plna: unknown key; did you mean 'plan'?"),
+        ("  train: gpu", "  trian: gpu", "pools.trian: unknown key; did you mean 'train'?"),
+        ("trackers:", "trackesr:", "trackesr: unknown key; did you mean 'trackers'?"),
+        (
+            "learning_rate: 0.00015",
+            "learning_rate: fast",
+            "train.learning_rate: must be a number, got 'fast'",
+        ),
+    ],
+)
+def test_check_refuses_what_dvc_would_not_look_at(
+    old: str, new: str, said: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert params.main(["check"]) == 0
+    text = (root / "params.yaml").read_text()
+    assert old in text
+    (root / "params.yaml").write_text(text.replace(old, new))
+    assert params.main(["check"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_makefile_checks_before_dvc_touches_anything() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\nrun:")[2].partition("\n\n")[0]
+    assert recipe.index("infra.params check") < recipe.index("dvc repro")

@@ -1,0 +1,76 @@
+"""chunk_grpo/orchestration/presets.py: composing leaves no edit behind without a word."""
+
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.presets import composed, edits, preset_names, replace_params
+from chunk_grpo.orchestration.workspace import read_yaml, write_params
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository's conf/, and params.yaml of the preset tiny."""
+    (tmp_path / "conf").symlink_to(ROOT / "conf", target_is_directory=True)
+    replace_params(tmp_path, "tiny", force=False)
+    return tmp_path
+
+
+def edit(root: Path, **changes: object) -> None:
+    params = read_yaml(root / "params.yaml")
+    params["train"] |= changes
+    write_params(root, params)
+
+
+def test_what_was_only_composed_is_replaced(root: Path) -> None:
+    replace_params(root, "smoke", force=False)
+    assert read_yaml(root / "params.yaml") == composed(root, "smoke")
+
+
+def test_the_same_values_in_another_form_are_no_edits(root: Path) -> None:
+    edit(root)  # written by another program
+    replace_params(root, "smoke", force=False)
+    assert read_yaml(root / "params.yaml")["composed_from"] == "smoke"
+
+
+@pytest.mark.parametrize("preset", ["tiny", "smoke"])
+def test_edits_are_listed_and_kept(preset: str, root: Path) -> None:
+    edit(root, iterations=7, seeds=[3], own=1)
+    before = (root / "params.yaml").read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        replace_params(root, preset, force=False)
+    assert str(caught.value).splitlines() == [
+        "params.yaml: holds edits, which would be lost:",
+        "  train.seeds: [3]; the preset has [0, 1, 2]",
+        "  train.iterations: 7; the preset has 40",
+        "  train.own: added: 1",
+        "Copy it, or keep them in a preset of your own in conf/preset/; `make params FORCE=1` replaces it.",
+    ]
+    assert (root / "params.yaml").read_bytes() == before
+    replace_params(root, preset, force=True)
+    assert read_yaml(root / "params.yaml") == composed(root, preset)
+
+
+@pytest.mark.parametrize("text", ["a: [", "train: {}\n", "composed_from: mine\n"])
+def test_what_is_no_presets_is_kept(text: str, root: Path) -> None:
+    (root / "params.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="which of its values are edits cannot be said"):
+        replace_params(root, "tiny", force=False)
+    assert (root / "params.yaml").read_text() == text
+
+
+def test_a_wrong_preset_lists_the_presets_and_changes_nothing(root: Path) -> None:
+    before = (root / "params.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=f"must be one of {', '.join(preset_names(root))} .*got 'tinny'"):
+        replace_params(root, "tinny", force=True)
+    assert (root / "params.yaml").read_bytes() == before
+    assert [path.name for path in root.iterdir() if path.name.startswith(".preset")] == []
+
+
+def test_a_value_that_was_taken_away_is_an_edit(root: Path) -> None:
+    params = composed(root, "tiny")
+    del params["variants"]["dance"]
+    assert [str(edit).partition(";")[0] for edit in edits(root, params)] == ["variants.dance: removed"]

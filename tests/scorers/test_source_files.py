@@ -1,0 +1,98 @@
+"""chunk_grpo/scorers/source_files.py: the code behind a scorer of the user's own."""
+
+import importlib
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.digests import Digests
+from chunk_grpo.scorers import source_files
+from chunk_grpo.scorers.source_files import source_digest
+
+FILES = {
+    "rewards.py": "import os\nimport numpy\nfrom kit import colour\nfrom chunk_grpo.errors import DataError\n",
+    "kit/__init__.py": "",
+    "kit/colour.py": "from . import table\nfrom .deep.names import NAMES\n",
+    "kit/table.py": "def late():\n    import beside\n",
+    "kit/deep/__init__.py": "",
+    "kit/deep/names.py": "NAMES = ()\n",
+    "kit/unused.py": "",
+    "beside.py": "",
+    "unrelated.py": "",
+}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def found(module: str) -> list[str]:
+    return sorted(source_files.source_files(module))
+
+
+def test_the_modules_are_those_of_the_user_that_it_imports(own: Path) -> None:
+    assert found("rewards") == [
+        *("beside", "kit", "kit.colour", "kit.deep", "kit.deep.names", "kit.table", "rewards"),
+    ]
+
+
+def test_a_module_in_a_package_brings_the_package(own: Path) -> None:
+    assert found("kit.deep.names") == ["kit", "kit.deep", "kit.deep.names"]
+
+
+def test_of_an_installed_package_its_own_modules_count() -> None:
+    assert "safetensors.numpy" in found("safetensors.numpy")
+    assert not [name for name in found("safetensors.numpy") if not name.startswith("safetensors")]
+
+
+@pytest.mark.parametrize(
+    "module", ["no_such_module", "kit.no_such_module", "sys", "chunk_grpo.scorers.shapes"]
+)
+def test_what_is_not_the_users_has_no_files(module: str, own: Path) -> None:
+    assert [name for name in found(module) if name not in ("kit",)] == []
+
+
+def test_a_file_that_is_no_python_counts_with_its_content(own: Path) -> None:
+    (own / "beside.py").write_text("def (:")
+    assert "beside" in found("rewards")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in ("kit/unused.py", "unrelated.py")])
+def test_an_edit_of_any_of_them_changes_the_digest(name: str, own: Path) -> None:
+    before = digest()
+    (own / name).write_text(FILES[name] + "# edited\n")
+    assert digest() != before
+
+
+@pytest.mark.parametrize("name", ["kit/unused.py", "unrelated.py"])
+def test_an_edit_of_another_file_does_not(name: str, own: Path) -> None:
+    before = digest()
+    (own / name).write_text("# edited\n")
+    assert digest() == before
+
+
+def test_files_that_it_reads_count_by_their_content(own: Path) -> None:
+    (own / "weights").mkdir()
+    (own / "weights" / "w.bin").write_bytes(b"1")
+    before = digest(str(own / "weights"))
+    assert before != digest()
+    (own / "weights" / "w.bin").write_bytes(b"2")
+    assert digest(str(own / "weights")) != before
+
+
+def test_an_entry_point_stands_for_its_module(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints([EntryPoint("mine", "kit.colour:f", source_files.ENTRY_POINTS)])
+    monkeypatch.setattr(source_files, "entry_points", lambda group: points.select(group=group))
+    assert source_files.module_of("mine") == "kit.colour"
+    assert source_files.module_of("kit.table:f") == "kit.table"
+
+
+def digest(*files: str) -> str:
+    return source_digest("rewards:brightness", files, Digests(Path("no-memory")).of)

@@ -1,0 +1,198 @@
+"""stages/inputs.py: what DVC cannot see by itself is in its records, and nothing else is."""
+
+import importlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import CHECKPOINT, Workspace, prompt_file
+
+OWN = "def brightness(images, prompts, metadata, **options):\n    return images.mean(axis=(1, 2, 3))\n"
+EXTERNAL: dict[str, Any] = {
+    "kind": "external",
+    "splits": ["eval"],
+    "batch_size": 8,
+    "source": "own_scorer:brightness",
+    "version": 1,
+    "options": {"a": 1},
+}
+
+
+def records(made: Workspace) -> dict[str, bytes]:
+    return {name: made.files()[f"inputs/{name}.json"] for name in ("model", "prompts", "scorers", "names")}
+
+
+@pytest.fixture
+def own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """With a checkpoint, prompts and a scorer of one's own."""
+    shutil.copytree(CHECKPOINT, workspace.root / "model")
+    (workspace.root / "prompts.txt").write_text("a red circle\na blue square\n")
+    (workspace.root / "own_scorer.py").write_text(OWN)
+    (workspace.root / "weights.bin").write_bytes(b"1")
+    monkeypatch.syspath_prepend(workspace.root)
+    importlib.invalidate_caches()
+    workspace.edit(lambda raw: raw["model"].update(checkpoint="model"))
+    workspace.edit(
+        lambda raw: raw["prompts"].update(source="file", wise_count=0, train_file=prompt_file("prompts.txt"))
+    )
+    workspace.edit(
+        lambda raw: raw["prompts"]["benchmarks"].update(
+            more={"kind": "file", "file": prompt_file("prompts.txt"), "count": None}
+        )
+    )
+    workspace.edit(lambda raw: raw["scorers"].clear())
+    workspace.edit(lambda raw: raw["scorers"].update(own=EXTERNAL | {"files": ["weights.bin"]}))
+    workspace.edit(lambda raw: (raw["rewards"].clear(), raw["rewards"].update(own=1.0)))
+    workspace.edit(lambda raw: raw["train"]["heldout"].update(scorers=[]))
+    return workspace
+
+
+def ran(made: Workspace) -> dict[str, bytes]:
+    assert made.run("inputs") == 0
+    return records(made)
+
+
+Edit = Callable[[Path], object]
+
+
+def appended(name: str, text: str = "# edited\n") -> Edit:
+    def edit(root: Path) -> None:
+        with (root / name).open("a") as stream:
+            stream.write(text)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "changed"),
+    [
+        (appended("prompts.txt", "a green cross\n"), ["prompts"]),
+        (appended("own_scorer.py"), ["scorers"]),
+        (lambda root: (root / "weights.bin").write_bytes(b"2"), ["scorers"]),
+        (appended("model/vae/config.json", " "), ["model"]),
+        (appended("model/model_index.json", " "), ["model"]),
+        (lambda root: (root / "model/tokenizer/more.txt").touch(), ["model"]),
+        (lambda root: (root / "model/whole.safetensors").touch(), []),
+        (lambda root: (root / "other.py").touch(), []),
+    ],
+    ids=[
+        "prompts",
+        "code",
+        "weights",
+        "weights' configuration",
+        "index",
+        "new file",
+        "whole model",
+        "unrelated",
+    ],
+)
+def test_an_edit_of_a_file_changes_the_record_of_those_who_read_it(
+    own: Workspace, edit: Edit, changed: list[str]
+) -> None:
+    before = ran(own)
+    edit(own.root)
+    after = ran(own)
+    assert [name for name in before if before[name] != after[name]] == changed
+
+
+def test_the_same_again_gives_the_same_bytes(own: Workspace) -> None:
+    assert ran(own) == ran(own)
+    shutil.rmtree(own.root / ".inputs")
+    assert ran(own) == records(own)
+
+
+def reorder(section: dict[str, Any]) -> None:
+    names = list(section)
+    values = {name: section[name] for name in reversed(names)}
+    section.clear()
+    section.update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        (lambda raw: raw["scorers"]["own"]["options"].update(a=True), ["scorers"]),
+        (lambda raw: raw["scorers"]["own"]["options"].update(a=1.0), ["scorers"]),
+        (lambda raw: reorder(raw["variants"]), ["names"]),
+        (lambda raw: reorder(raw["chunks"]["plans"]), ["names"]),
+        (lambda raw: raw["train"].update(learning_rate=0.1), []),
+    ],
+    ids=["1 to true", "1 to 1.0", "order of variants", "order of plans", "a value that DVC sees"],
+)
+def test_what_dvc_takes_for_the_same_is_told_apart(
+    own: Workspace, change: Callable[[dict[str, Any]], object], changed: list[str]
+) -> None:
+    before = ran(own)
+    own.edit(change)
+    after = ran(own)
+    assert [name for name in before if before[name] != after[name]] == changed
+
+
+def test_missing_files_are_left_to_the_stages_that_read_them(own: Workspace) -> None:
+    before = ran(own)
+    (own.root / "prompts.txt").unlink()
+    (own.root / "own_scorer.py").unlink()
+    shutil.rmtree(own.root / "model")
+    assert all(before[name] != after for name, after in ran(own).items() if name != "names")
+
+
+def test_a_hub_id_needs_a_commit(own: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    own.edit(lambda raw: raw["model"].update(checkpoint="owner/model", revision="main"))
+    assert own.run("inputs") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "model.revision: must be a commit of the hub (40 hexadecimal digits)" in said
+    own.edit(lambda raw: raw["model"].update(revision="0" * 40))
+    assert b'"commit": "' + b"0" * 40 in ran(own)["model"]
+
+
+def test_a_hub_revision_is_the_commit_in_the_hubs_cache(
+    own: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(own.root / "hub"))
+    own.edit(
+        lambda raw: raw["prompts"]["train_file"].update(path="owner/set", hub_file="train.txt", revision="v1")
+    )
+    before = ran(own)["prompts"]
+    reference = own.root / "hub" / "datasets--owner--set" / "refs" / "v1"
+    reference.parent.mkdir(parents=True)
+    reference.write_text("1" * 40)
+    after = ran(own)["prompts"]
+    assert b"v1" in before and b"1" * 40 in after
+
+
+@pytest.mark.parametrize("stage", ["encode_prompts@evaluation", "profile_l1", "train", "generate_base"])
+def test_a_model_that_changed_meanwhile_is_refused(
+    stage: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(CHECKPOINT, workspace.root / "model")
+    workspace.edit(lambda raw: raw["model"].update(checkpoint="model"))
+    assert workspace.run("inputs") == 0
+    before = workspace.files()
+    appended("model/vae/config.json", " ")(workspace.root)
+    assert workspace.run(stage) == 3
+    assert "the files of model are not those that artifacts/inputs/model.json was written for" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert workspace.files() == before
+
+
+def test_every_problem_of_the_parameters_is_said_at_once(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = workspace.files()
+    workspace.edit(lambda raw: raw["train"].update(learning_rate="fast"))
+    workspace.edit(lambda raw: raw.update(trian={}))
+    workspace.edit(lambda raw: raw["pools"].update(trian="gpu"))
+    assert workspace.run("inputs") == 2
+    said = capsys.readouterr().err
+    for line in (
+        "params.yaml: 3 problems",
+        "train.learning_rate: ",
+        "trian: unknown key",
+        "pools.trian: unknown key",
+    ):
+        assert line in said
+    assert workspace.files() == before

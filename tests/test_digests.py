@@ -1,0 +1,110 @@
+"""chunk_grpo/digests.py: content is seen, and read again only when something about the file has changed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo import digests
+from chunk_grpo.digests import Digests
+from chunk_grpo.errors import DataError
+
+
+def settled(path: Path, content: str) -> Path:
+    """A file that was written a while ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    os.utime(path, (1000, 1000))
+    return path
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(digests, "_SETTLED_SECONDS", -1.0)  # as if the files were old: ctime cannot be set
+    return tmp_path / ".inputs" / "digests.json"
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read."""
+    names: list[str] = []
+    whole = digests._sha256
+
+    def counted(path: Path) -> str:
+        names.append(path.name)
+        return whole(path)
+
+    monkeypatch.setattr(digests, "_sha256", counted)
+    return names
+
+
+def learn(memory: Path, path: Path) -> str | None:
+    known = Digests(memory)
+    found = known.of(path)
+    known.save()
+    return found
+
+
+def test_an_unchanged_file_is_read_once(memory: Path, tmp_path: Path, read: list[str]) -> None:
+    file = settled(tmp_path / "a.txt", "red")
+    assert learn(memory, file) == learn(memory, file)
+    assert read == ["a.txt"]
+
+
+def test_content_of_the_same_length_and_time_is_seen(memory: Path, tmp_path: Path) -> None:
+    before = learn(memory, settled(tmp_path / "a.txt", "red"))
+    assert learn(memory, settled(tmp_path / "a.txt", "sky")) != before
+    assert learn(memory, settled(tmp_path / "a.txt", "red")) == before
+
+
+def test_a_file_of_just_now_is_not_remembered(tmp_path: Path, read: list[str]) -> None:
+    (tmp_path / "a.txt").write_text("red")
+    for _ in range(2):
+        learn(tmp_path / "memory.json", tmp_path / "a.txt")
+    assert read == ["a.txt", "a.txt"]
+
+
+def test_a_folder_has_the_names_and_contents_of_its_files(memory: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        settled(folder / "a.txt", "red")
+        settled(folder / "in" / "b.txt", "blue")
+    same = Digests(memory).of(one)
+    assert Digests(memory).of(other) == same
+    settled(other / ".hidden", "x")
+    settled(other / "__pycache__" / "x.pyc", "x")
+    assert Digests(memory).of(other) == same
+    (other / "in" / "b.txt").rename(other / "in" / "c.txt")
+    assert Digests(memory).of(other) != same
+
+
+def test_nothing_is_there(memory: Path, tmp_path: Path) -> None:
+    assert Digests(memory).of(tmp_path / "no") is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": '])
+def test_a_damaged_memory_costs_time_alone(content: str, memory: Path, tmp_path: Path) -> None:
+    file = settled(tmp_path / "a.txt", "red")
+    found = learn(memory, file)
+    memory.write_text(content)
+    assert learn(memory, file) == found
+    assert learn(memory, file) == found
+
+
+def test_what_is_gone_is_forgotten(memory: Path, tmp_path: Path) -> None:
+    gone = settled(tmp_path / "gone.txt", "red")
+    learn(memory, gone)
+    gone.unlink()
+    learn(memory, settled(tmp_path / "a.txt", "red"))
+    assert "gone.txt" not in memory.read_text()
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(digests, "_sha256", refuse)
+    with pytest.raises(DataError, match=r"a\.txt: cannot be read \(Permission denied\)"):
+        Digests(memory).of(settled(tmp_path / "a.txt", "red"))

@@ -1,0 +1,97 @@
+"""The pipeline under DVC itself: what it sees, what it restores, and what becomes of edits."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.conftest import prompt_file
+from tests.real_checkout import dvc, edit_params, make_checkout, python, ran
+
+pytestmark = pytest.mark.timeout(600)
+
+OWN = "def brightness(images, prompts, metadata):\n    return images.mean(axis=(1, 2, 3)) / 255\n"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of the preset smoke, nothing run."""
+    folder = make_checkout(tmp_path_factory.mktemp("dvc") / "repository")
+    assert python(folder, "-m", "infra.params", "compose", "smoke").returncode == 0
+    yield folder
+
+
+def params(folder: Path) -> Any:
+    return YAML(typ="safe").load(folder / "params.yaml")
+
+
+def test_exp_run_changes_the_parameters_that_are_there(checkout: Path) -> None:
+    edit_params(checkout, lambda raw: raw["train"].update(learning_rate=0.0009))
+    dvc(checkout, "exp", "run", "-S", "train.iterations=3", "inputs")
+    after = params(checkout)
+    assert after["composed_from"] == "smoke"
+    assert (after["train"]["learning_rate"], after["train"]["iterations"]) == (0.0009, 3)
+
+
+def test_exp_run_refuses_a_preset_and_leaves_the_parameters(checkout: Path) -> None:
+    before = (checkout / "params.yaml").read_bytes()
+    done = python(checkout, "-m", "dvc", "exp", "run", "-S", "preset=tiny", "inputs")
+    assert done.returncode != 0
+    assert "Could not override 'preset'" in done.stderr
+    assert (checkout / "params.yaml").read_bytes() == before
+
+
+def own_prompts_and_scorer(raw: dict[str, Any]) -> None:
+    scorer = {"kind": "external", "source": "own_rewards:brightness", "version": 1, "options": {}}
+    raw["scorers"] = {"own": scorer | {"splits": ["eval"], "batch_size": 64}}
+    raw["rewards"] = {"own": 1.0}
+    raw["train"]["heldout"]["scorers"] = []
+    raw["prompts"] |= {"source": "file", "train_file": prompt_file("mine.txt"), "wise_count": 0}
+
+
+def test_edits_of_a_users_files_are_noticed(checkout: Path) -> None:
+    edit_params(checkout, own_prompts_and_scorer)
+    count = params(checkout)["prompts"]["train_count"] + params(checkout)["prompts"]["eval_count"]
+    lines = "".join(f"a red circle, number {number}\n" for number in range(count + 1))
+    (checkout / "mine.txt").write_text(lines)
+    (checkout / "own_rewards.py").write_text(OWN)
+    targets = ("prepare_prompts", "check_scorers")
+    assert ran(dvc(checkout, "repro", *targets)) == set(targets)
+    assert ran(dvc(checkout, "repro", *targets)) == set()
+    (checkout / "own_rewards.py").write_text(OWN.replace("255", "100"))
+    assert ran(dvc(checkout, "repro", *targets)) == {"check_scorers"}
+    (checkout / "mine.txt").write_text(lines.replace("number 0", "number x"))
+    assert ran(dvc(checkout, "repro", *targets)) == {"prepare_prompts"}
+    (checkout / "own_rewards.py").write_text(OWN)  # and back: the first results are restored
+    (checkout / "mine.txt").write_text(lines)
+    assert ran(dvc(checkout, "repro", *targets)) == set()
+
+
+def test_a_typo_leaves_the_results_where_they_are(checkout: Path) -> None:
+    """DVC removes the outputs of a stage before it runs; the first stage refuses before it comes to others."""
+    dvc(checkout, "repro", "prepare_prompts")
+    before = {path: digest(path) for path in (checkout / "artifacts" / "prompts").iterdir()}
+    kept = (checkout / "params.yaml").read_bytes()
+    edit_params(checkout, lambda raw: raw["prompts"].update(train_count="many"))
+    done = python(checkout, "-m", "dvc", "repro", "prepare_prompts")
+    assert done.returncode != 0
+    assert "prompts.train_count: must be a whole number, got 'many'" in done.stderr
+    assert {path: digest(path) for path in (checkout / "artifacts" / "prompts").iterdir()} == before
+    (checkout / "params.yaml").write_bytes(kept)
+
+
+@pytest.mark.slow
+def test_another_chunk_size_is_another_plan(checkout: Path) -> None:
+    def plan(size: int) -> str:
+        edit_params(checkout, lambda raw: raw["chunks"]["plans"]["equal-4"].update(chunk_size=size))
+        dvc(checkout, "repro", "chunk_boundaries")
+        return YAML(typ="safe").load(checkout / "artifacts" / "chunks" / "chunks.json")["equal-4"]
+
+    assert [plan(size) for size in (4, 8, 4)] == [[4, 4, 4, 4], [8, 8], [4, 4, 4, 4]]
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
