@@ -1,0 +1,232 @@
+"""Change one thing after another at random; each time, what DVC restores or runs must equal a run with no cache at all.
+
+    python -m infra.drills.cache --seed 0 --count 200
+
+The pipeline is the preset smoke with prompts, a scorer and a checkpoint of a user's own, at the cheapest settings. After each
+change one checkout runs `dvc repro` with the cache of all runs before. Another one, without DVC, runs the commands of all
+stages in an empty folder. All artifacts must be the same bytes, but for what a clock gave: manifests, timings, and the
+numbers of seconds in the report. Where a change makes a stage fail, it must fail in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dvc.repo import Repo
+from dvc.utils.serialize import dump_yaml
+from rich.console import Console
+
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.presets import composed
+from infra.drills.changes import USER_FILES, Changes, State, small
+from infra.drills.forked import forking
+
+ROOT = Path(__file__).resolve().parents[2]
+_CLOCKS = ("runs/", "timings/", "report/report.json")
+_MEASURED = re.compile(rb"[\d.,:\-+T]+ ?(s|min|h|MiB|GiB|ms)\b|\d{4}-\d\d-\d\d[T \d:+.UTC-]*")
+_CODE = ("chunk_grpo", "stages")
+_NO_CODE = ("chunk_grpo/orchestration", "chunk_grpo/reporting/templates", "chunk_grpo/scorers/geneval")
+
+
+class DrillError(Exception):
+    """Something is not as it must be."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        failed: The stage that failed, or None.
+        ran: Names of the stages that ran.
+        text: What was said.
+    """
+
+    failed: str | None
+    ran: tuple[str, ...]
+    text: str
+
+
+def main() -> int:
+    """The exit status is 1 when two runs differ."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.drills.cache",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the changes (default: 0)")
+    parser.add_argument("--count", type=int, default=200, help="of changes (default: 200)")
+    options = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder,
+        forking(Path(folder, "fork")) as programs,
+    ):
+        try:
+            drill = Drill(Path(folder), programs, options.seed)
+            for number, line in enumerate(drill.run(options.count)):
+                console.print(f"{number:4} {line}", markup=False)
+        except DrillError as error:
+            console.print(f"error: {error}", style="bold red", markup=False)
+            return 1
+    console.print(f"{options.count} changes, seed {options.seed}: {drill.summary()}")
+    return 0
+
+
+class Drill:
+    """Two checkouts that are changed in the same way."""
+
+    def __init__(self, folder: Path, programs: Path, seed: int) -> None:
+        """Clone, and bring along the user's files.
+
+        Args:
+            folder: For both.
+            programs: With the `python` that runs stages, to go first on PATH.
+            seed: Of the changes.
+        """
+        self._kept, self._fresh, self._programs = folder / "kept", folder / "fresh", programs
+        for checkout in (self._kept, self._fresh):
+            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
+            shutil.copytree(ROOT / "assets" / "tiny-flux", checkout / "model")
+        code = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in _code_files()}
+        presets = [composed(ROOT, name) for name in ("tiny", "methods")]
+        self._changes = Changes(seed, presets, code)
+        files = {name: text.encode() for name, text in USER_FILES.items()}
+        config = "model/scheduler/scheduler_config.json"
+        files[config] = (self._kept / config).read_bytes()
+        self._commit = code | files
+        self._states = [State(small(composed(ROOT, "smoke")), files)]
+        self._ran = self._failed = self._known = 0
+
+    def run(self, count: int) -> Iterator[str]:
+        """Compare after each change; a line about it.
+
+        Raises:
+            DrillError: A difference.
+        """
+        state = self._states[0]
+        yield f"the beginning: {self._compare(state)}"
+        for _ in range(count):
+            words, changed = self._changes.draw(state, self._states)
+            try:
+                line = self._compare(changed)
+            except DrillError as error:
+                raise DrillError(f"after the change {words}: {error}") from error
+            yield f"{words}: {line}"
+            if "failed" not in line:
+                state = changed
+                self._states.append(state)
+
+    def summary(self) -> str:
+        """How much was run and restored."""
+        return (
+            f"no difference; {self._ran} stages run, {self._known} restored or left; {self._failed} changes made a "
+            "stage fail, in both"
+        )
+
+    def _compare(self, state: State) -> str:
+        start = time.monotonic()
+        for checkout in (self._kept, self._fresh):
+            self._apply(state, checkout)
+        for made in ("artifacts", ".ckpt", ".inputs"):
+            shutil.rmtree(self._fresh / made, ignore_errors=True)
+        fresh, middle = self._bare(), time.monotonic()
+        kept, end = self._repro(), time.monotonic()
+        if (fresh.failed is None) != (kept.failed is None) or (fresh.failed or "") != (kept.failed or ""):
+            raise DrillError(
+                f"without a cache {fresh.failed or 'nothing'} failed, with it {kept.failed or 'nothing'} did:\n"
+                f"{fresh.text[-1500:]}\n---\n{kept.text[-1500:]}"
+            )
+        self._failed += fresh.failed is not None
+        if fresh.failed is not None:
+            return f"{fresh.failed} failed in both"
+        if differing := list(_differences(self._fresh / "artifacts", self._kept / "artifacts")):
+            raise DrillError(f"with the cache {', '.join(differing)} differ; ran: {', '.join(kept.ran)}")
+        self._ran += len(kept.ran)
+        self._known += len(fresh.ran) - len(kept.ran)
+        return f"same; ran {len(kept.ran)} of {len(fresh.ran)} ({end - middle:.0f} s; all {middle - start:.0f} s)"
+
+    def _apply(self, state: State, checkout: Path) -> None:
+        """Bring a checkout into a state; only what differs is written, as an editor does."""
+        for name, content in (self._commit | state.files).items():
+            path = checkout / name
+            if not path.exists() or path.read_bytes() != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        dump_yaml(str(checkout / "params.yaml"), state.params)
+
+    def _bare(self) -> Ended:
+        """Every stage's command, in the order of the pipeline."""
+        with Repo(str(self._fresh)) as repo:
+            commands = {stage.name: stage.cmd for stage in repo.index.stages}
+        ran = []
+        for stage in Pipeline(self._fresh, Commands()).stages():
+            done = self._run(self._fresh, *shlex.split(commands[stage.name]))
+            ran.append(stage.name)
+            if done.returncode != 0:
+                return Ended(stage.name, tuple(ran), done.stdout)
+        return Ended(None, tuple(ran), "")
+
+    def _repro(self) -> Ended:
+        done = self._run(self._kept, "python", "-m", "dvc", "repro")
+        ran = tuple(re.findall(r"Running stage '(.+)':", done.stdout))
+        failed = re.search(r"failed to reproduce '(.+?)'", done.stdout)
+        if done.returncode != 0 and failed is None:
+            raise DrillError(f"dvc repro ended with {done.returncode}:\n{done.stdout[-3000:]}")
+        return Ended(failed[1] if failed else None, ran, done.stdout)
+
+    def _run(self, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(self._programs), os.environ.get("PATH", os.defpath)])
+        environment = os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [str(self._programs / "python"), *command[1:]],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+
+def _code_files() -> Iterator[Path]:
+    """The code of the stages, but for what the drill's pipeline does not use."""
+    for folder in _CODE:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not path.relative_to(ROOT).as_posix().startswith(_NO_CODE):
+                yield path
+
+
+def _differences(fresh: Path, kept: Path) -> Iterator[str]:
+    """Files of a run without a cache that another one lacks, or has otherwise."""
+    for path in sorted(fresh.rglob("*")):
+        name = path.relative_to(fresh).as_posix()
+        if not path.is_file() or name.startswith(_CLOCKS):
+            continue
+        other = kept / name
+        if not other.is_file():
+            yield f"{name} (missing)"
+        elif _timeless(path, name) != _timeless(other, name):
+            yield name
+
+
+def _timeless(path: Path, name: str) -> bytes:
+    """The content of a file, in the report without what a clock or the memory's meter gave."""
+    content = path.read_bytes()
+    return _MEASURED.sub(b"", content) if name.startswith("report/") else content
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Python programs without their start: a server has imported torch, diffusers, DVC and the rest, and forks for each.
+
+A folder with a program named `python` stands for it on PATH. The programs are the real ones, of the folder in which they are
+started; only modules of installed packages are there already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+_IMPORTED = (
+    *(
+        "accelerate",
+        "diffusers",
+        "dvc.cli",
+        "jinja2",
+        "matplotlib.figure",
+        "numpy",
+        "peft",
+        "pyarrow.parquet",
+    ),
+    *(
+        "pydantic",
+        "rich.progress",
+        "ruamel.yaml",
+        "safetensors.torch",
+        "scipy.stats",
+        "torch",
+        "transformers",
+    ),
+)
+_LAZY = ("AutoencoderKL", "FlowMatchEulerDiscreteScheduler", "FluxPipeline", "FluxTransformer2DModel")
+
+_CLIENT = """\
+#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({path!r})
+    request = json.dumps([os.getcwd(), sys.argv[1:], dict(os.environ)]).encode()
+    socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+    server.sendall(request)
+    answer = server.recv(16)
+sys.exit(int(answer) if answer else 1)
+"""
+
+
+@contextmanager
+def forking(folder: Path) -> Iterator[Path]:
+    """Inside, a server runs; the folder that it yields goes first on PATH.
+
+    Args:
+        folder: For its socket and its program; new.
+    """
+    programs, path = folder / "bin", str(folder / "socket")
+    programs.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        server = os.fork()
+        if server == 0:
+            _serve(listening)
+    try:
+        for name in ("python", "python3"):
+            (programs / name).write_text(_CLIENT.format(python=sys.executable, path=path))
+            (programs / name).chmod(0o755)
+        yield programs
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+
+
+def _serve(listening: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for name in _IMPORTED:
+        __import__(name)
+    for name in _LAZY:
+        getattr(sys.modules["diffusers"], name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        connection, _ = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _answer(connection)
+        connection.close()
+
+
+def _answer(connection: socket.socket) -> None:
+    """Run what a client asks for in a child, and send its exit code."""
+    length, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    request = b""
+    while len(request) < int.from_bytes(length, "big"):
+        request += connection.recv(2**20)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        _run(streams, *json.loads(request))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(OSError):  # the client may have been ended
+        connection.sendall(str(128 - code if code < 0 else code).encode())
+    os._exit(0)
+
+
+def _run(
+    streams: Sequence[int], folder: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Become `python -m MODULE ...`, as far as this can be told from inside; does not return."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    option, module, *rest = arguments
+    if option != "-m":
+        raise ValueError(f"only python -m MODULE is served, got {arguments}")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("chunk_grpo", "stages")]:
+        del sys.modules[name]  # of the folder that the server was started in
+    sys.path[0] = folder
+    sys.argv = [module, *rest]
+    code: Any = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
