@@ -2,10 +2,11 @@
 
     python -m infra.drills.cache --seed 0 --count 200
 
-The pipeline is the preset smoke with prompts, a scorer and a checkpoint of a user's own, at the cheapest settings. After
-each change one checkout runs `dvc repro` with the cache of all runs before. Another one, without DVC, runs the commands
-of all stages in an empty folder. All artifacts must be the same bytes, but for manifests and timings, which a clock gave;
-the second checkout gets those of the first for its report. Where a change makes a stage fail, it must fail in both.
+The pipeline is the preset smoke with prompts, a scorer and a checkpoint of a user's own, at the cheapest settings.
+After each change one checkout runs `dvc repro` with the cache of all runs before. Another one, without DVC, runs the
+commands of all stages in an empty folder. All artifacts must be the same bytes, but for manifests and timings, which a
+clock gave; the second checkout gets those of the first for its report. Where a change makes a stage fail, it must fail
+in both.
 """
 
 from __future__ import annotations

@@ -206,6 +206,8 @@ class Changes:
         params = copy.deepcopy(state.params)
         mapping = get(params, path)
         names = self._random.sample(list(mapping), len(mapping))
+        if names == list(mapping):
+            return None
         values = {name: mapping[name] for name in names}
         mapping.clear()
         mapping.update(values)

@@ -1,7 +1,7 @@
 """Python programs without their start: a server has imported torch, diffusers, DVC and the rest, and forks for each.
 
-A folder with a program named `python` stands for it on PATH. The programs are the real ones, of the folder in which they
-are started; only modules of installed packages are there already.
+A folder with a program named `python` stands for it on PATH. The programs are the real ones, of the folder in which
+they are started; only modules of installed packages are there already.
 """
 
 from __future__ import annotations
