@@ -49,6 +49,10 @@ class State:
     params: dict[str, Any]
     files: dict[str, bytes] = field(default_factory=dict)
 
+    def written(self) -> tuple[str, dict[str, bytes]]:
+        """What stands in the files; 1, 1.0 and true differ, and so does the order of keys."""
+        return repr(self.params), self.files
+
 
 def small(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a preset with files of the user's own, and everything as cheap as a real setting can be."""
@@ -153,7 +157,7 @@ class Changes:
                 return f"back to state {number}", copy.deepcopy(earlier[number])
             (draw,) = self._random.choices([draw for _, draw in kinds], [weight for weight, _ in kinds])
             found = draw(state)
-            if found is not None:
+            if found is not None and found[1].written() != state.written():
                 return found
 
     def _value(self, state: State) -> tuple[str, State] | None:
@@ -161,7 +165,7 @@ class Changes:
         old = get(state.params, path)
         new = self._random.choice([*self._elsewhere(path), *self._near(old)])
         changed = with_value(state.params, path, new)
-        if (type(new), new) == (type(old), old) or path[0] == "composed_from" or not is_valid(changed):
+        if path[0] == "composed_from" or not is_valid(changed):
             return None
         if (
             isinstance(new, int)
@@ -206,8 +210,6 @@ class Changes:
         params = copy.deepcopy(state.params)
         mapping = get(params, path)
         names = self._random.sample(list(mapping), len(mapping))
-        if names == list(mapping):
-            return None
         values = {name: mapping[name] for name in names}
         mapping.clear()
         mapping.update(values)
