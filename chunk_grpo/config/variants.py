@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from chunk_grpo.config.section import ClipRange, Fraction, Section
+from chunk_grpo.config.section import ClipRange, Eta, Fraction, Section
 
 Noise: TypeAlias = Literal["flow", "dance", "cps"]
 """The noise of a step: Flow-SDE, Dance-SDE, or coefficients-preserving sampling."""
@@ -79,7 +79,7 @@ class VariantParams(Section):
     kl_coef: NonNegativeFloat | None = None
     ratio_norm: Literal["none", "guard"] = "none"
     sde: Noise | None = None
-    eta: PositiveFloat | None = None
+    eta: Eta | None = None
     window: WindowParams | None = None
     branching: BranchingParams | None = None
     advantage_std: Literal["group", "global"] = "group"

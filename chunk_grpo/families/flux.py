@@ -68,8 +68,13 @@ class FluxFamily:
 
         Raises:
             DataError: The checkpoint is missing, incomplete or of another family.
-            ConfigError: The image size does not fit its token grid.
+            ConfigError: The image size does not fit its token grid, or a folder has a revision.
         """
+        if options.revision is not None and Path(options.checkpoint).is_dir():
+            raise ConfigError(
+                f"model.revision: must be null, since model.checkpoint {options.checkpoint} is a folder and only a hub "
+                f"id has revisions, got {options.revision!r}"
+            )
         left_out: dict[str, None] = {
             name: None for part, names in _PART_COMPONENTS.items() if part not in parts for name in names
         }
