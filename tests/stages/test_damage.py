@@ -1,11 +1,14 @@
 """What comes in damaged, or breaks on the way, ends a stage with a sentence and exit code 3, and nothing is lost."""
 
+import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import stages.train
 from chunk_grpo.artifacts import read_table
 from tests.conftest import VARIANT, Workspace
 
@@ -40,3 +43,18 @@ def test_a_model_that_gives_nan_at_the_profile(
         f"profile_l1: under the SDE the latents of prompt {record['prompt']!r} are not finite after step 0 (from 0). "
         "Check model.checkpoint, or set another model.dtype, a smaller sampling.eta or another sampling.shift."
     )
+
+
+@pytest.mark.parametrize("place", [".ckpt", "logs"])
+def test_a_place_that_training_cannot_write_to_is_found_before_work(
+    place: str, workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file where a folder should be: no user, not even root, can write below it."""
+
+    def load_model(*_: object) -> NoReturn:
+        raise AssertionError("the model was to be loaded before this was found")
+
+    monkeypatch.setattr(stages.train, "load_model", load_model)
+    shutil.rmtree(workspace.root / place, ignore_errors=True)
+    (workspace.root / place).write_text("mine")
+    assert refused(workspace, "train", capsys) == f"{place}/{VARIANT}: cannot write: Not a directory."
