@@ -20,6 +20,14 @@ from chunk_grpo.seeding import derive_seed
 
 Mode = Literal["base", "tuned", "hybrid"]
 
+_TRAIN_AGAIN = "Train again with a lower train.learning_rate."
+_REMEDIES: dict[Mode, str] = {
+    "base": "Check model.checkpoint, or set another model.dtype.",
+    "tuned": _TRAIN_AGAIN,
+    "hybrid": _TRAIN_AGAIN,
+}
+"""What to do when the latents of a mode are not finite."""
+
 
 @dataclass(frozen=True)
 class GenerationSettings:
@@ -88,7 +96,7 @@ def generate(
         ).to(batch.conditioning.prompt_embeds.device)
         images = []
         for mode, latents in _final_latents(base, tuned, batch, noise, settings):
-            require_finite(latents, batch, f"mode {mode}", "Train again with a lower train.learning_rate.")
+            require_finite(latents, batch, f"mode {mode}", _REMEDIES[mode])
             images += [
                 GeneratedImage(mode, name, sample, seed, picture)
                 for name, sample, seed, picture in zip(

@@ -54,11 +54,12 @@ def run_processes(
     try:
         gpus = _gpus()
         count = _asked(gpus) or _fitting(gpus, lambda: divisible(load_params(params_path(main, arguments))))
+        if count > 1:
+            begin()
     except ChunkGrpoError as error:
         return report_error(error)
     if count == 1:
         return run_stage(main, arguments)
-    begin()
     return launch([sys.executable, *sys.orig_argv[1:]], count, on_cpu=gpus == 0)
 
 

@@ -29,10 +29,12 @@ from rich.console import Console
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
 from chunk_grpo.config import Params, load_params
-from chunk_grpo.errors import ChunkGrpoError, Stopped
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 
 RUN_MARKER = "STAGE_RUN_MARKER"
 """Environment variable: a file that a stage touches to say that it really ran."""
+
+_PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -61,7 +63,11 @@ def run_stage(
         The exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or
         no answer from a store). Any other exception is a bug and leaves with its traceback.
     """
-    begin()
+    try:
+        begin()
+        check_environment()
+    except ChunkGrpoError as error:
+        return report_error(error)
     writes = is_main_process()
     parser = _parser(main, arguments)
     options = vars(parser.parse_args(argv))
@@ -89,6 +95,30 @@ def begin() -> None:
 def is_main_process() -> bool:
     """Whether this process writes; the others of a stage in several processes only compute."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def check_environment() -> None:
+    """Refuse half of the variables by which torchrun and accelerate tell a process its place among others.
+
+    With half of them a process takes itself for another one's helper, and writes nothing.
+
+    Raises:
+        ConfigError: One of them is no number, some are missing, or there is no such rank.
+    """
+    given = {name: os.environ[name] for name in _PLACES if name in os.environ}
+    remedy = "unset it, or start the processes by `accelerate launch` or torchrun"
+    for name, value in given.items():
+        if not value.isdecimal():
+            raise ConfigError(f"{name}: must be a whole number of at least 0, got {value!r}; {remedy}")
+    if given.items() <= {("RANK", "0"), ("WORLD_SIZE", "1")}:
+        return  # a single process, also where a scheduler says so
+    for name in _PLACES:
+        if name not in given:
+            raise ConfigError(f"{name}: must be set beside {' and '.join(given)}, got nothing; {remedy}")
+    if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+        raise ConfigError(
+            f"RANK: must be below WORLD_SIZE = {given['WORLD_SIZE']}, got {given['RANK']}; {remedy}"
+        )
 
 
 def report_error(error: ChunkGrpoError | Stopped) -> int:
@@ -166,7 +196,13 @@ def stop_on_sigterm() -> Iterator[None]:
 def _mark_as_run() -> None:
     marker = os.environ.get(RUN_MARKER)
     if marker:
-        Path(marker).touch()
+        try:
+            Path(marker).touch()
+        except OSError as error:
+            raise ConfigError(
+                f"{RUN_MARKER}: must be a file that can be written, got {marker!r} ({error.strerror}); unset it, or "
+                "make its folder"
+            ) from error
 
 
 def _die_with_parent() -> None:

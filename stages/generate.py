@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from chunk_grpo.artifacts import input_dir, join, table_from_rows, write_bytes, write_table
+from chunk_grpo.artifacts import input_dir, join, write_bytes, write_rows
 from chunk_grpo.config import Params
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
@@ -79,13 +79,15 @@ def main(params: Params, arguments: Arguments) -> None:
     base = load_model(
         params, arguments.model, ("transformer", "vae"), (params.generate.height, params.generate.width)
     )
-    rows: list[dict[str, object]] = []
     shown: list[NDArray[np.uint8]] = []
-    for train_seed, image in draw(base, prompts, params, arguments):
-        rows.append(image_row(arguments.policy, train_seed, image))
-        if len(shown) < GRID_IMAGES and image.mode != "hybrid":
-            shown.append(image.picture)
-    write_table(table_from_rows(rows, "images"), join(arguments.out, "images.parquet"), "images")
+
+    def rows() -> Iterator[dict[str, object]]:
+        for train_seed, image in draw(base, prompts, params, arguments):
+            if len(shown) < GRID_IMAGES and image.mode != "hybrid":
+                shown.append(image.picture)
+            yield image_row(arguments.policy, train_seed, image)
+
+    write_rows(rows(), join(arguments.out, "images.parquet"), "images")
     write_bytes(encode_png(image_grid(shown, GRID_COLUMNS)), join(arguments.out, "grid.png"))
 
 

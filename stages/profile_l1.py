@@ -13,6 +13,7 @@ from chunk_grpo.core.dynamics import relative_l1
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
 from chunk_grpo.core.sde import diffusion_coefs
+from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.progress import Meter
@@ -52,13 +53,26 @@ def profile_rows(
             start = start.to(rows.conditioning.prompt_embeds.device)
             velocity = velocity_function(family, rows.conditioning)
             noises = [generator("profile-steps", *name) for name in names]
-            curves = {
-                "sde": relative_l1(rollout_sde(velocity, start, times, coefs, noises).states),
-                "ode": relative_l1(rollout_ode(lambda step, v=velocity: v, start, times)),  # type: ignore[misc]  # v bound early
+            runs = {
+                "sde": rollout_sde(velocity, start, times, coefs, noises).states,
+                "ode": rollout_ode(lambda step, v=velocity: v, start, times),  # type: ignore[misc]  # v bound early
             }
-            for sampler, values in curves.items():
-                yield from _rows(sampler, names, values, times.tolist())
+            for sampler, states in runs.items():
+                _require_finite(sampler, states, rows)
+                yield from _rows(sampler, names, relative_l1(states), times.tolist())
             meter.advance(len(batch))
+
+
+def _require_finite(sampler: str, states: Tensor, prompts: PromptSet) -> None:
+    """Refuse a trajectory that breaks off, with its prompt and the step."""
+    broken = states.isfinite().flatten(start_dim=2).all(dim=2).logical_not().nonzero()  # [B, S + 1]
+    if len(broken):
+        row, after = broken[0].tolist()
+        raise DataError(
+            f"profile_l1: under the {sampler.upper()} the latents of prompt {prompts.texts[row]!r} are not finite "
+            f"after step {after - 1} (from 0). Check model.checkpoint, or set another model.dtype, a smaller "
+            "sampling.eta or another sampling.shift."
+        )
 
 
 def _rows(

@@ -14,6 +14,7 @@ import torch
 import chunk_grpo
 import stages
 from chunk_grpo.artifacts import (
+    check_writable,
     input_file,
     output_dir,
     read_json,
@@ -153,6 +154,8 @@ def main(params: Params, arguments: Arguments) -> None:
             f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
         )
     writes = Processes().is_main  # before anything is loaded: it chooses this process's GPU
+    for place in (CHECKPOINTS, LOGS) if writes else ():
+        check_writable(place / arguments.variant)
     key = checkpoint_key(params, arguments)
     folder = CHECKPOINTS / key
     method, task = read_method(params, arguments), read_task(params, arguments)

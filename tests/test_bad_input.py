@@ -367,7 +367,10 @@ def test_no_space_left(workspace: Workspace) -> None:
     workspace.edit(edits(model__checkpoint=str(CHECKPOINT)))
     wrapper = full_disk()
     if wrapper is not None:
-        out, reason = "disk/images", "no space left on the disk; nothing was changed. Free some (`dvc gc"
+        out, reason = (
+            "disk/images",
+            "no space left on the disk; nothing was changed. Make room and run again: ",
+        )
     else:
         out, reason = "artifacts/images/base", "File too large."
     message = refused(workspace, "generate_base", DATA, *(wrapper or SMALL_FILES), out=out)

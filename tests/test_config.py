@@ -87,7 +87,7 @@ def test_every_kind_of_scorer_is_in_the_registry() -> None:
         ("model.height", 50, "model.height: must be a multiple of 8, got 50"),
         ("model.revision", 12, "model.revision: must be text, got 12"),
         ("sampling.num_steps", 1, "sampling.num_steps: must be >= 2, got 1"),
-        ("sampling.eta", 0.0, "sampling.eta: must be > 0, got 0.0"),
+        ("sampling.eta", 0.0, "sampling.eta: must be >= 0.001, got 0.0"),
         ("chunks.plans.listed.sizes", [2, 0, 14], "chunks.plans.listed.sizes[1]: must be > 0, got 0"),
         (
             "chunks.plans.listed.kind",

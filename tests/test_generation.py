@@ -162,6 +162,10 @@ def test_latents_that_are_not_finite_are_no_black_picture(
         broken.transformer.proj_out.weight.fill_(float("nan"))
     with pytest.raises(DataError, match="mode tuned: the latents of prompt 'a red circle' are not finite"):
         images(base, broken, prompts)
+    with pytest.raises(
+        DataError, match=r"mode base: .* are not finite\. Check model\.checkpoint, or set another"
+    ):
+        images(broken, None, prompts)
 
 
 def test_a_picture_survives_png() -> None:

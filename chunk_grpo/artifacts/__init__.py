@@ -11,6 +11,7 @@ from chunk_grpo.artifacts.io import (
     write_bytes,
     write_csv,
     write_json,
+    write_rows,
     write_table,
     write_text,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "write_bytes",
     "write_csv",
     "write_json",
+    "write_rows",
     "write_table",
     "write_text",
 ]

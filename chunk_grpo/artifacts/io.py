@@ -1,7 +1,8 @@
 """Read and write artifacts: tables with a checked schema, text, JSON and CSV."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,9 @@ from chunk_grpo.errors import DataError
 
 REWRITE_IT = "Delete it and run `dvc repro` to write it again."
 
+ROW_GROUP_BYTES = 2**26
+"""About how much a row group holds: Arrow reads no nested column, such as images, above 2 GiB at a time."""
+
 
 def table_from_rows(rows: Iterable[Mapping[str, Any]], schema_name: SchemaName) -> pa.Table:
     """A table of the named schema from one mapping per row."""
@@ -21,7 +25,12 @@ def table_from_rows(rows: Iterable[Mapping[str, Any]], schema_name: SchemaName) 
 
 
 def write_table(
-    table: pa.Table, location: Location, schema_name: SchemaName, about: Mapping[str, str] | None = None
+    table: pa.Table,
+    location: Location,
+    schema_name: SchemaName,
+    about: Mapping[str, str] | None = None,
+    *,
+    row_group_bytes: int = ROW_GROUP_BYTES,
 ) -> None:
     """Write a table as Parquet, with the schema's name and version in its metadata.
 
@@ -30,23 +39,29 @@ def write_table(
         location: local path or URL.
         schema_name: the schema it must have.
         about: more to keep in the metadata, such as what made the table.
+        row_group_bytes: of a row group, unless a single row is larger.
 
     Raises:
         DataError: the table does not fit the schema, or `location` cannot be written.
         TransientError: the object store does not answer.
     """
-    schema = SCHEMAS[schema_name]
-    _check_columns(table.column_names, schema, location)
-    _check_nulls(table, location)
-    try:
-        fitting = table.select(schema.columns.names).cast(schema.columns)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        raise DataError(
-            f"{location}: does not fit the schema {schema.name}/{schema.version}: {error}"
-        ) from error
-    with output_file(location) as draft:
-        more = {key.encode(): value.encode() for key, value in (about or {}).items()}
-        pq.write_table(fitting.replace_schema_metadata({**schema.metadata, **more}), draft)
+    fitting = _fitting(table, schema_name, location)
+    _write(_slices(fitting, row_group_bytes), location, schema_name, about or {})
+
+
+def write_rows(
+    rows: Iterable[Mapping[str, Any]],
+    location: Location,
+    schema_name: SchemaName,
+    *,
+    row_group_bytes: int = ROW_GROUP_BYTES,
+) -> None:
+    """As `write_table`, one row after the other: no more than a row group is held in memory.
+
+    Equal rows give equal bytes. An OSError of `rows` itself reads as one of `location`.
+    """
+    tables = (table_from_rows(group, schema_name) for group in _row_groups(rows, row_group_bytes))
+    _write((_fitting(table, schema_name, location) for table in tables), location, schema_name, {})
 
 
 def read_table(location: Location, schema_name: SchemaName) -> pa.Table:
@@ -69,7 +84,12 @@ def read_table(location: Location, schema_name: SchemaName) -> pa.Table:
         try:
             metadata = pq.read_schema(path).metadata or {}
             _check_identity(metadata, schema, location)
-            table = pq.read_table(path)
+            table = _read(path)
+        except (pa.ArrowNotImplementedError, pa.ArrowCapacityError, MemoryError) as error:
+            raise DataError(
+                f"{location}: cannot be read here ({_first_line(error)}), but need not be damaged. Keep it, and try "
+                "with more free memory or the pyarrow of constraints.txt."
+            ) from error
         except (pa.ArrowException, OSError) as error:  # damaged pages are an OSError
             raise DataError(
                 f"{location}: corrupt, cut off, or no Parquet file ({_first_line(error)}). {REWRITE_IT}"
@@ -146,6 +166,74 @@ def read_json(location: Location) -> Any:
         raise DataError(
             f"{location}, line {error.lineno}: corrupt or no JSON ({error.msg}). {REWRITE_IT}"
         ) from error
+
+
+def _fitting(table: pa.Table, schema_name: SchemaName, location: Location) -> pa.Table:
+    """The table with the schema's columns, in its order and types."""
+    schema = SCHEMAS[schema_name]
+    _check_columns(table.column_names, schema, location)
+    _check_nulls(table, location)
+    try:
+        return table.select(schema.columns.names).cast(schema.columns)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise DataError(
+            f"{location}: does not fit the schema {schema.name}/{schema.version}: {error}"
+        ) from error
+
+
+def _write(
+    tables: Iterable[pa.Table], location: Location, schema_name: SchemaName, about: Mapping[str, str]
+) -> None:
+    """Write each table as a row group."""
+    schema = SCHEMAS[schema_name]
+    more = {key.encode(): value.encode() for key, value in about.items()}
+    columns = schema.columns.with_metadata({**schema.metadata, **more})
+    with output_file(location) as draft, pq.ParquetWriter(draft, columns) as writer:
+        for table in tables:
+            writer.write_table(table.replace_schema_metadata(columns.metadata))
+
+
+def _slices(table: pa.Table, limit: int) -> Iterator[pa.Table]:
+    """Parts of a table of at most `limit` bytes, or of a single row."""
+    if table.num_rows <= 1 or table.nbytes <= limit:
+        yield table
+        return
+    half = table.num_rows // 2
+    yield from _slices(table.slice(0, half), limit)
+    yield from _slices(table.slice(half), limit)
+
+
+def _row_groups(rows: Iterable[Mapping[str, Any]], limit: int) -> Iterator[list[Mapping[str, Any]]]:
+    """Rows together of at most `limit` bytes, or a single one."""
+    group: list[Mapping[str, Any]] = []
+    held = 0
+    for row in rows:
+        size = _size(row)
+        if group and held + size > limit:
+            yield group
+            group, held = [], 0
+        group.append(row)
+        held += size
+    yield group
+
+
+def _size(value: object) -> int:
+    """About the bytes that a value takes in a table."""
+    if isinstance(value, Mapping):
+        return sum(_size(item) for item in value.values())
+    return len(value) if isinstance(value, bytes | str) else 8
+
+
+def _read(path: Path) -> pa.Table:
+    """All rows, a part at a time: a file that another program wrote may have one row group above 2 GiB."""
+    with pq.ParquetFile(path) as file:
+        batches: list[pa.RecordBatch] = []
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            parts = max(1, -(-group.total_byte_size // ROW_GROUP_BYTES))
+            rows = max(1, group.num_rows // parts)
+            batches += file.iter_batches(batch_size=rows, row_groups=[number])
+        return pa.Table.from_batches(batches, file.schema_arrow)
 
 
 def _check_identity(metadata: Mapping[bytes, bytes], schema: TableSchema, location: Location) -> None:

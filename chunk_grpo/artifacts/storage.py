@@ -6,6 +6,7 @@ endpoint of S3 come from the AWS chain: environment, ~/.aws, instance role; AWS_
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -185,7 +186,17 @@ def storage_errors(action: Literal["read", "write"], location: Location) -> Iter
             ) from error
         if name in _NO_ANSWER:
             raise _no_answer(action, location, error) from error
+        if (behind := _behind_safetensors(error)) is not None:
+            raise DataError(f"{location}: cannot {action}: {_reason(action, behind)}") from error
         raise
+
+
+def _behind_safetensors(error: Exception) -> OSError | None:
+    """The error of the operating system that safetensors, in a class of its own, only names in its text."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    if type(error).__name__ != "SafetensorError" or number is None:
+        return None
+    return OSError(int(number[1]), os.strerror(int(number[1])))
 
 
 _CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws configure`."
@@ -252,6 +263,12 @@ def _no_answer(action: str, location: Location, error: Exception) -> TransientEr
     )
 
 
+MAKE_ROOM = (
+    'Make room and run again: "A full disk" in docs/operations.md has what may be deleted. Not with `dvc gc`: it '
+    "removes results that published models and other runs need."
+)
+
+
 def _reason(action: Literal["read", "write"], error: OSError | ImportError) -> str:
     if isinstance(error, ImportError):
         return f"{error}. Install the extra: pip install 'chunk-grpo[pipeline]'."
@@ -264,10 +281,7 @@ def _reason(action: Literal["read", "write"], error: OSError | ImportError) -> s
     if isinstance(error, PermissionError):
         return f"no permission ({error}). Change the owner or the mode, the S3 policy or keys, or the path."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            "no space left on the disk; nothing was changed. Free some (`dvc gc --workspace` removes the "
-            "cached results that this checkout does not use) and run again."
-        )
+        return f"no space left on the disk; nothing was changed. {MAKE_ROOM}"
     if error.errno == errno.EROFS:
         return "the disk is read-only. Choose another path, or mount it for writing."
     return f"{error.strerror or error}."

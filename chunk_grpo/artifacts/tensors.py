@@ -22,12 +22,7 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], location: Location) -> No
         TransientError: the object store does not answer.
     """
     with output_file(location) as draft:
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft)
-        except SafetensorError as error:  # its own class also for a full or read-only disk
-            raise DataError(
-                f"{location}: cannot write: {error}. Free some space or choose another path."
-            ) from error
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft)
 
 
 def read_tensors(location: Location, names: Iterable[str]) -> dict[str, torch.Tensor]:

@@ -18,6 +18,10 @@ from chunk_grpo.errors import ConfigError
 
 NEXT_STEP = "conf/preset/tiny.yaml describes every key."
 
+MAX_VALUES = 100_000
+MAX_DEPTH = 50
+"""Of values and of levels in a file, aliases written out: a few lines of aliases of aliases can stand for billions."""
+
 
 def load_params(path: str | Path = "params.yaml") -> Params:
     """Read and check a parameter file.
@@ -111,9 +115,34 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
     except YAMLError as error:
         detail = error.problem if isinstance(error, MarkedYAMLError) else str(error)
         raise ConfigError(f"{source}{_line(error)}: not YAML: {detail}.") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: {_TOO_DEEP}") from None
+    _check_extent(raw, source)
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{source}: must be a mapping of sections, got {show(raw)}. {NEXT_STEP}")
     return raw
+
+
+_TOO_DEEP = f"must have at most {MAX_DEPTH} levels, got more; an alias must not stand inside what it names"
+
+
+def _check_extent(value: Any, source: str) -> None:
+    """Refuse what would be too long or too deep with each alias written out."""
+    count, waiting = 0, [(value, 0)]
+    while waiting:
+        inner, depth = waiting.pop()
+        count += 1
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{source}: {_TOO_DEEP}")
+        if count > MAX_VALUES:
+            raise ConfigError(
+                f"{source}: must have at most {MAX_VALUES} values with its aliases written out, got more; use "
+                "fewer aliases"
+            )
+        if isinstance(inner, Mapping):
+            waiting += [(item, depth + 1) for item in inner.values()]
+        elif isinstance(inner, list):
+            waiting += [(item, depth + 1) for item in inner]
 
 
 def _line(error: YAMLError) -> str:

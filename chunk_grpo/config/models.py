@@ -7,11 +7,22 @@ Units and sources stand beside the values, in conf/preset/.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
-from chunk_grpo.config.section import Eight, Mix, Name, NumSteps, Section
+from chunk_grpo.config.section import (
+    BatchSize,
+    Eta,
+    ImageCount,
+    Mix,
+    Name,
+    NumSteps,
+    Section,
+    Seed,
+    Shift,
+    Side,
+)
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variants import Noise, VariantParams
 
@@ -34,10 +45,10 @@ class ModelParams(Section):
     checkpoint: Annotated[str, Field(min_length=1)]
     revision: str | None
     dtype: Literal["float32", "bfloat16"]
-    guidance_scale: NonNegativeFloat
-    max_sequence_length: PositiveInt
-    height: Eight
-    width: Eight
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)]
+    max_sequence_length: Annotated[int, Field(ge=1, le=4096)]
+    height: Side
+    width: Side
 
 
 class EncodeParams(Section):
@@ -47,7 +58,7 @@ class EncodeParams(Section):
         batch_size: prompts per call of the text encoders.
     """
 
-    batch_size: PositiveInt
+    batch_size: BatchSize
 
 
 class ProfileParams(Section):
@@ -61,9 +72,9 @@ class ProfileParams(Section):
     """
 
     num_prompts: PositiveInt
-    num_seeds: PositiveInt
-    batch_size: PositiveInt
-    seed: NonNegativeInt
+    num_seeds: ImageCount
+    batch_size: BatchSize
+    seed: Seed
 
 
 class SamplingParams(Section):
@@ -77,9 +88,9 @@ class SamplingParams(Section):
     """
 
     num_steps: NumSteps
-    shift: PositiveFloat
+    shift: Shift
     sde: Literal["flow", "dance"]
-    eta: PositiveFloat
+    eta: Eta
 
     @property
     def num_sde_steps(self) -> int:
@@ -185,13 +196,13 @@ class GenerateParams(Section):
     """
 
     num_steps: NumSteps
-    shift: PositiveFloat
+    shift: Shift
     base_steps: NonNegativeInt
-    images_per_prompt: PositiveInt
-    batch_size: PositiveInt
-    seed: NonNegativeInt
-    height: Eight
-    width: Eight
+    images_per_prompt: ImageCount
+    batch_size: BatchSize
+    seed: Seed
+    height: Side
+    width: Side
 
 
 class PoolsParams(Section):
@@ -223,9 +234,9 @@ class ReportParams(Section):
     """
 
     title: str
-    bootstrap_samples: Annotated[int, Field(ge=100)]
+    bootstrap_samples: Annotated[int, Field(ge=100, le=100_000)]
     grid_prompts: PositiveInt
-    seed: NonNegativeInt
+    seed: Seed
 
 
 class Params(Section):

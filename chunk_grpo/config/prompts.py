@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from chunk_grpo.config.section import Name, Section, Text
+from chunk_grpo.config.section import Name, PromptCount, Section, Seed, Text
 
 
 class PromptFile(Section):
@@ -24,7 +24,7 @@ class PromptFile(Section):
     revision: Text | None
     prompt_field: Text | None
     category_field: Text | None
-    limit: PositiveInt | None
+    limit: PromptCount | None
 
 
 class PromptChecks(Section):
@@ -53,8 +53,8 @@ class CocoPrompts(Section):
     """
 
     kind: Literal["coco"]
-    count: PositiveInt
-    seed: NonNegativeInt
+    count: PromptCount
+    seed: Seed
 
 
 class GenEvalPrompts(Section):
@@ -67,7 +67,7 @@ class GenEvalPrompts(Section):
 
     kind: Literal["geneval"]
     path: Text
-    count: PositiveInt | None
+    count: PromptCount | None
 
 
 class WisePrompts(Section):
@@ -86,7 +86,7 @@ class WisePrompts(Section):
     paths: Annotated[tuple[Text, ...], Field(min_length=1)]
     rewritten: tuple[Text, ...]
     missing_ids: Literal["refuse", "report"]
-    count: PositiveInt | None
+    count: PromptCount | None
 
 
 class FilePrompts(Section):
@@ -99,7 +99,7 @@ class FilePrompts(Section):
 
     kind: Literal["file"]
     file: PromptFile
-    count: PositiveInt | None
+    count: PromptCount | None
 
 
 AnyBenchmark = Annotated[
@@ -126,10 +126,10 @@ class PromptsParams(Section):
     source: Literal["shapes", "coco", "file"]
     train_file: PromptFile | None
     eval_file: PromptFile | None
-    train_count: PositiveInt
-    eval_count: PositiveInt
-    wise_count: NonNegativeInt
-    seed: NonNegativeInt
+    train_count: PromptCount
+    eval_count: PromptCount
+    wise_count: Annotated[int, Field(ge=0, le=1_000_000)]
+    seed: Seed
     checks: PromptChecks
     benchmarks: dict[Name, AnyBenchmark]
 

@@ -241,6 +241,12 @@ def profile_prompts_exist(profile: ProfileParams, prompts: PromptsParams) -> Ite
     yield from _at_most(path, profile.num_prompts, "prompts.train_count", prompts.train_count)
 
 
+def profile_seeds_fit(profile: ProfileParams) -> Iterator[Problem]:
+    """The noise seeds count up from the first, and a table holds each as int64."""
+    path = ("profile", "seed")
+    yield from _at_most(path, profile.seed, "2**63 - profile.num_seeds", 2**63 - profile.num_seeds)
+
+
 def base_steps_fit(generate: GenerateParams) -> Iterator[Problem]:
     """The base policy takes at most all steps."""
     path = ("generate", "base_steps")
@@ -280,6 +286,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
     (profile_prompts_exist, ("profile", "prompts")),
+    (profile_seeds_fit, ("profile",)),
     (base_steps_fit, ("generate",)),
     (grid_prompts_exist, ("report", "prompts")),
 )

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from chunk_grpo.config.section import Fraction, Name, Section, Text
+from chunk_grpo.config.section import BatchSize, Fraction, Name, Section, Text
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -84,7 +84,7 @@ class ScorerSettings(Section):
     """Settings that choose images, or how they are scored at less cost; the rest could move a score."""
 
     splits: Annotated[tuple[Name, ...], Field(min_length=1)]
-    batch_size: PositiveInt
+    batch_size: BatchSize
 
 
 class ShapesScorer(ScorerSettings):

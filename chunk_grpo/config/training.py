@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from chunk_grpo.config.section import ClipRange, Fraction, Section
+from chunk_grpo.config.section import BatchSize, ClipRange, Fraction, ImageCount, Section, Seed
 
 
 class LoraParams(Section):
@@ -16,7 +16,7 @@ class LoraParams(Section):
         targets: names of linear layers, or ends of names after a dot.
     """
 
-    rank: PositiveInt
+    rank: Annotated[int, Field(ge=1, le=4096)]
     alpha: PositiveFloat
     targets: Annotated[tuple[str, ...], Field(min_length=1)]
 
@@ -36,8 +36,8 @@ class HeldoutParams(Section):
 
     every: PositiveInt
     num_prompts: PositiveInt
-    images_per_prompt: PositiveInt
-    seed: NonNegativeInt
+    images_per_prompt: ImageCount
+    seed: Seed
     scorers: tuple[str, ...]
     patience: PositiveInt | None
     keep_best: bool
@@ -76,10 +76,10 @@ class TrainParams(Section):
         heldout: the measurement on held-out prompts.
     """
 
-    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
-    iterations: PositiveInt
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    iterations: Annotated[int, Field(ge=1, le=1_000_000)]
     prompts_per_iteration: PositiveInt
-    group_size: Annotated[int, Field(ge=2)]
+    group_size: Annotated[int, Field(ge=2, le=10_000)]
     updates_per_iteration: PositiveInt
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat
@@ -88,12 +88,12 @@ class TrainParams(Section):
     advantage_clip: PositiveFloat
     kl_coef: NonNegativeFloat
     fraction: Fraction
-    micro_batch_size: PositiveInt
+    micro_batch_size: BatchSize
     same_noise_in_group: bool
     reward_in_background: bool
     old_log_probs: Literal["rollout", "training"]
     reward_attempts: PositiveInt
-    reward_wait: NonNegativeFloat
+    reward_wait: Annotated[float, Field(ge=0, le=86_400)]
     lora: LoraParams | None
     gradient_checkpointing: bool
     shard_weights: bool

@@ -6,9 +6,9 @@ Every method is a choice of a few independent settings. What a variant leaves ou
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from chunk_grpo.config.section import ClipRange, Fraction, Mix, Section
+from chunk_grpo.config.section import ClipRange, Eta, Fraction, Mix, Section
 
 Noise: TypeAlias = Literal["flow", "dance", "cps"]
 """The noise of a step: Flow-SDE, Dance-SDE, or coefficients-preserving sampling."""
@@ -79,7 +79,7 @@ class VariantParams(Section):
     kl_coef: NonNegativeFloat | None = None
     ratio_norm: Literal["none", "guard"] = "none"
     sde: Noise | None = None
-    eta: PositiveFloat | None = None
+    eta: Eta | None = None
     window: WindowParams | None = None
     branching: BranchingParams | None = None
     advantage_std: Literal["group", "global"] = "group"

@@ -20,15 +20,20 @@ def relative_l1(states: Tensor) -> Tensor:
         [B, S], at least 0, in float32 or wider; entry s is step s.
 
     Raises:
-        ValueError: Another shape, fewer than two states, or a state of zero norm before a step.
+        ValueError: Another shape, fewer than two states, or a state before a step whose norm is 0 or not finite.
     """
     if states.ndim != 4 or states.shape[1] < 2:
         raise ValueError(f"states must have shape [B, S + 1, L, D] with S >= 1, got {tuple(states.shape)}")
     x = at_least_float32(states)
     change = (x[:, 1:] - x[:, :-1]).abs().sum(dim=(2, 3))
     size = x[:, :-1].abs().sum(dim=(2, 3))
-    if not bool((size > 0).all()):
-        raise ValueError("a state before a step must have a positive L1 norm, got 0")
+    bad = ((size > 0) & size.isfinite()).logical_not().nonzero()
+    if len(bad):
+        row, step = bad[0].tolist()
+        raise ValueError(
+            f"the state before step {step} of trajectory {row} must have a positive, finite L1 norm, got "
+            f"{float(size[row, step])}"
+        )
     return change / size
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -15,6 +15,11 @@ _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.mod
 """Any of these makes a tokenizer; without one, transformers builds an empty tokenizer and says nothing."""
 
 _AGAIN = "download the checkpoint again (an interrupted download leaves such gaps)"
+
+TRAIN_AGAIN = (
+    "delete the folder of this variant below artifacts/train and run `dvc repro`: it comes back from the DVC cache, or "
+    "is trained again"
+)
 
 
 def check_checkpoint(checkpoint: str, pipeline_class: str, components: Iterable[str]) -> None:
@@ -43,7 +48,28 @@ def check_checkpoint(checkpoint: str, pipeline_class: str, components: Iterable[
             "Set model.family to the family of the checkpoint, or choose another checkpoint."
         )
     for component in components:
-        _check_component(folder / component)
+        _check_component(folder / component, _AGAIN)
+
+
+def check_trained(folder: Path, config: Mapping[str, object]) -> None:
+    """Check a saved transformer that is to be used in place of another one.
+
+    Args:
+        folder: As `save_pretrained` writes it.
+        config: Of the other one. A key that the file lacks is not compared: it is of another version of diffusers.
+
+    Raises:
+        DataError: A file is missing, cut off or damaged, or the configuration differs.
+    """
+    _check_component(folder, TRAIN_AGAIN)
+    path = folder / "config.json"
+    found = _read_object(path, TRAIN_AGAIN)
+    wanted = json.loads(json.dumps(dict(config)))  # tuples as lists, as the file has them
+    for name in sorted(found.keys() & wanted.keys()):
+        if not name.startswith("_") and found[name] != wanted[name]:
+            raise DataError(
+                f"{path}: {name} must be {wanted[name]!r} as in model.checkpoint, got {found[name]!r}; {TRAIN_AGAIN}"
+            )
 
 
 def _class_name(folder: Path) -> str:
@@ -52,50 +78,48 @@ def _class_name(folder: Path) -> str:
         raise DataError(
             f"{folder}: no model_index.json, so this is no checkpoint in the diffusers layout (or half of one)"
         )
-    return str(_read_object(index).get("_class_name"))
+    return str(_read_object(index, _AGAIN).get("_class_name"))
 
 
-def _check_component(folder: Path) -> None:
+def _check_component(folder: Path, again: str) -> None:
     if not folder.is_dir():
-        raise DataError(f"{folder}: this part of the checkpoint is missing; {_AGAIN}")
+        raise DataError(f"{folder}: this part of the checkpoint is missing; {again}")
     for path in sorted(folder.glob("*.json")):
-        _read_object(path)
+        _read_object(path, again)
     if folder.name in _TOKENIZERS:
-        _require(folder / "tokenizer_config.json")
+        _require(folder / "tokenizer_config.json", again)
         if not any(all((folder / name).exists() for name in names) for names in _VOCABULARIES):
             wanted = ", or ".join(" with ".join(names) for names in _VOCABULARIES)
-            raise DataError(f"{folder}: must hold {wanted}; {_AGAIN}")
+            raise DataError(f"{folder}: must hold {wanted}; {again}")
         return
-    _require(folder / "config.json")
+    _require(folder / "config.json", again)
     weights = sorted(folder.glob("*.safetensors"))
     for index in sorted(folder.glob("*.safetensors.index.json")):
-        shards = _read_object(index).get("weight_map")
+        shards = _read_object(index, again).get("weight_map")
         if not isinstance(shards, dict):
-            raise DataError(
-                f"{index}: weight_map must name the file of each weight, got {shards!r}; {_AGAIN}"
-            )
+            raise DataError(f"{index}: weight_map must name the file of each weight, got {shards!r}; {again}")
         for missing in sorted(set(shards.values()) - {path.name for path in weights}):
-            raise DataError(f"{folder / missing}: named in {index.name} but missing; {_AGAIN}")
+            raise DataError(f"{folder / missing}: named in {index.name} but missing; {again}")
     if not weights:
-        raise DataError(f"{folder}: no *.safetensors file; {_AGAIN}")
+        raise DataError(f"{folder}: no *.safetensors file; {again}")
     for path in weights:
         try:
             with safe_open(path, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise DataError(f"{path}: cut off or damaged ({error}); {_AGAIN}") from error
+            raise DataError(f"{path}: cut off or damaged ({error}); {again}") from error
 
 
-def _require(path: Path) -> None:
+def _require(path: Path, again: str) -> None:
     if not path.exists():
-        raise DataError(f"{path}: missing; {_AGAIN}")
+        raise DataError(f"{path}: missing; {again}")
 
 
-def _read_object(path: Path) -> dict[str, object]:
+def _read_object(path: Path, again: str) -> dict[str, object]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DataError(f"{path}: not readable as JSON ({error}); {_AGAIN}") from error
+        raise DataError(f"{path}: not readable as JSON ({error}); {again}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: must be a JSON object, got {type(content).__name__}; {_AGAIN}")
+        raise DataError(f"{path}: must be a JSON object, got {type(content).__name__}; {again}")
     return content

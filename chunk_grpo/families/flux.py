@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions, Part, TuningOptions, VelocityModel
-from chunk_grpo.families.checkpoint import check_checkpoint
+from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained
 from chunk_grpo.families.lora import (
     WEIGHTS,
     add_lora,
@@ -68,8 +68,13 @@ class FluxFamily:
 
         Raises:
             DataError: The checkpoint is missing, incomplete or of another family.
-            ConfigError: The image size does not fit its token grid.
+            ConfigError: The image size does not fit its token grid, or a folder has a revision.
         """
+        if options.revision is not None and Path(options.checkpoint).is_dir():
+            raise ConfigError(
+                f"model.revision: must be null, since model.checkpoint {options.checkpoint} is a folder and only a hub "
+                f"id has revisions, got {options.revision!r}"
+            )
         left_out: dict[str, None] = {
             name: None for part, names in _PART_COMPONENTS.items() if part not in parts for name in names
         }
@@ -246,9 +251,10 @@ class FluxFamily:
         if not (folder / "config.json").exists():
             raise DataError(
                 f"{folder}: must hold config.json of a transformer or {WEIGHTS} of an adapter, got neither; "
-                "train again"
+                f"{TRAIN_AGAIN}"
             )
-        network = FluxTransformer2DModel.from_pretrained(folder, dtype=self._options.dtype)
+        check_trained(folder, self.transformer.config)
+        network = _load_transformer(folder, self._options.dtype)
         return self.using(network.requires_grad_(False).eval().to(self._options.device))
 
     def using(self, network: FluxTransformer2DModel) -> FluxFamily:
@@ -268,6 +274,25 @@ class FluxFamily:
             {name: value.to(self._options.dtype) for name, value in state.items()}, assign=True
         )
         saved.save_pretrained(folder)
+
+
+def _load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DModel:
+    """A saved transformer, each weight from its files: diffusers leaves a missing one empty, and a surplus one out.
+
+    Raises:
+        DataError: The files do not fit each other.
+    """
+    try:
+        network, found = FluxTransformer2DModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{folder}: cannot be loaded ({error}); {TRAIN_AGAIN}") from error
+    for which in ("missing", "unexpected"):
+        if names := sorted(found[f"{which}_keys"]):
+            raise DataError(
+                f"{folder}: must hold each weight of its config.json and no other, got {len(names)} {which}, such as "
+                f"{names[0]}; {TRAIN_AGAIN}"
+            )
+    return network
 
 
 class _WithoutLora:

@@ -18,6 +18,9 @@ _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\u
 
 _REPLACEMENT = "\ufffd"
 
+MAX_CHARACTERS = 10_000
+"""Of a prompt: more is a file without line ends, which would cost the tokenizers minutes and gigabytes."""
+
 
 def check_prompts(
     rows: Iterable[PromptRow],
@@ -114,10 +117,15 @@ def shared_prompts(
 
 
 def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> PromptRow | None:
-    """The row with its text as it will be used; None if it is empty, or has characters that no encoder takes."""
+    """The row with its text as it will be used; None if it is empty, far too long or has unfit characters."""
     bare = row.text.strip()
     if not bare:
         findings.add("empty", "empty", row.source, row.line, "an empty prompt")
+        return None
+    if len(bare) > MAX_CHARACTERS:
+        bound = f"{MAX_CHARACTERS:,} characters"
+        text = f"must have at most {bound}, got {len(bare):,}; is a line end missing? {beginning(bare)}"
+        findings.add("record", f"longer than {bound}", row.source, row.line, text)
         return None
     if bare != row.text:
         text = f"whitespace before or after the prompt: {beginning(row.text)}"

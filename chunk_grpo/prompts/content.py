@@ -46,12 +46,24 @@ def require_file(location: Location) -> None:
     """Say what to do about a path that does not exist.
 
     Raises:
-        DataError: there is no such local file.
+        DataError: there is no such local file, or it is none that can be read as a whole.
     """
-    if not is_remote(location) and not Path(location).is_file():
-        raise DataError(
-            f"{location}: no such file. Mend the path; of a data set on the hub, name the file to read as well."
+    if is_remote(location) or Path(location).is_file():
+        return
+    path = Path(location)
+    if str(location).startswith("~"):
+        reason = "no such file: ~ is not expanded. Write the whole path."
+    elif path.is_dir():
+        reason = (
+            "a folder, where a file is needed. Name a file in it; of a data set on the hub, by `hub_file`."
         )
+    elif path.exists():
+        reason = "not a regular file, but a pipe or a device. Save its content in a file."
+    elif path.is_symlink():
+        reason = "a link to itself, or to a file that is not there. Mend the link or the path."
+    else:
+        reason = "no such file. Mend the path; of a data set on the hub, name the file to read as well."
+    raise DataError(f"{location}: {reason}")
 
 
 def read_bytes(location: Location) -> bytes:

@@ -116,6 +116,6 @@ def _compare_values(
     if off.any():
         at = int(np.flatnonzero(off)[0])
         raise DataError(
-            f"{what} gave image {rows[at]} {before[at]!r} among all {len(whole)} images in their order, and "
-            f"{part[at]!r} as number {at} of {len(rows)}"
+            f"{what} gave image {rows[at]} {float(before[at])!r} among all {len(whole)} images in their order, and "
+            f"{float(part[at])!r} as number {at} of {len(rows)}"
         )

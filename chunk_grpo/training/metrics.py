@@ -38,6 +38,16 @@ def reward_metrics(experience: Experience, advantages: Tensor) -> dict[str, floa
     return metrics
 
 
+def warn_of_no_advantage(iteration: int, advantages: Tensor) -> None:
+    """Say so when there is nothing to learn from: the rewards are equal within every group."""
+    if not bool(advantages.any()):
+        _LOGGER.warning(
+            "iteration %d: the rewards are equal within every group, so nothing is learnt. Either the images have "
+            "become the same (lower train.learning_rate), or the reward does not tell them apart.",
+            iteration,
+        )
+
+
 def update_metrics(updates: Sequence[UpdateStats], grad_norms: Sequence[float]) -> dict[str, float]:
     """Ratios, clipping and divergence over an iteration's updates."""
     ratios = [stats.ratios for stats in updates]

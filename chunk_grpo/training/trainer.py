@@ -34,6 +34,7 @@ from chunk_grpo.training.metrics import (
     reward_metrics,
     seconds_metrics,
     update_metrics,
+    warn_of_no_advantage,
     warn_of_poor_fidelity,
 )
 from chunk_grpo.training.monitor import Monitor
@@ -196,6 +197,7 @@ class Trainer:
             experience = self._roll_out(iteration)
             everybody = self._of_all_processes(experience)
             advantages = advantages_of(everybody, self._method)
+            warn_of_no_advantage(iteration, advantages)
             metrics = reward_metrics(everybody, advantages) | self._follow(experience)
             mine = self._processes.share_of(len(advantages), "images")
             self._halfway = Halfway(

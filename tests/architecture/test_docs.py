@@ -128,3 +128,14 @@ def test_every_fault_names_tests_that_exist() -> None:
 def test_a_deviation_named_in_the_report_has_a_row(deviation: str) -> None:
     words = next(row for start, row in ROW_OF_DEVIATION.items() if deviation.startswith(start))
     assert words in (DOCS / "deviations.md").read_text(encoding="utf-8")
+
+
+def test_nothing_advises_to_collect_garbage_by_workspace() -> None:
+    """It removes what other runs, and models that are published, have in the cache."""
+    folders = ("chunk_grpo", "stages", "flows", "infra", "docs", "conf")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    paths += [path for path in ROOT.iterdir() if path.is_file()]
+    texts = {path: path.read_bytes().decode("utf-8", errors="replace") for path in paths}
+    advice = re.compile(r"dvc\s+gc\s+(?:\S+\s+)*?(?:--workspace\b|-\w*w)")
+    assert [path.name for path, text in texts.items() if advice.search(text)] == []
+    assert "## A full disk\n" in texts[DOCS / "operations.md"], "named in a message of storage.py"

@@ -87,8 +87,9 @@ def test_no_space_left_while_parquet_is_written(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught, output_file(path) as draft:
         write_to_a_full_disk(draft)
     assert written(caught) == (
-        f"{path}: cannot write: no space left on the disk; nothing was changed. Free some "
-        "(`dvc gc --workspace` removes the cached results that this checkout does not use) and run again."
+        f"{path}: cannot write: no space left on the disk; nothing was changed. Make room and run again: "
+        '"A full disk" in docs/operations.md has what may be deleted. Not with `dvc gc`: it removes results that '
+        "published models and other runs need."
     )
     assert list(tmp_path.iterdir()) == []
 

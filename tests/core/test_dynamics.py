@@ -26,12 +26,24 @@ def test_shrinking_by_a_factor_is_one_minus_the_factor():
     )
 
 
+def with_value(value):
+    """Three states of ones, the second with one other value."""
+    states = torch.ones(1, 3, 3, 4)
+    states[0, 1, 2, 3] = value
+    return states
+
+
 @pytest.mark.parametrize(
     ("states", "message"),
     [
         (torch.ones(2, 1, 3, 4), r"S >= 1, got \(2, 1, 3, 4\)"),
         (torch.ones(3, 4), r"\[B, S \+ 1, L, D\]"),
-        (torch.zeros(1, 2, 3, 4), "positive L1 norm"),
+        (
+            torch.zeros(1, 2, 3, 4),
+            r"before step 0 of trajectory 0 must have a positive, finite L1 norm, got 0\.0$",
+        ),
+        (with_value(math.nan), r"before step 1 of trajectory 0 .*, got nan$"),
+        (with_value(math.inf), r"before step 1 of trajectory 0 .*, got inf$"),
     ],
 )
 def test_bad_states_are_refused(states, message):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.checkpoint import check_checkpoint
 from chunk_grpo.families.flux import FluxFamily
@@ -29,6 +29,17 @@ def refused(folder: Path | str) -> str:
         load(folder)
     assert caught.value.exit_code == 3
     return str(caught.value)
+
+
+def test_a_folder_has_no_revision(copy: Path) -> None:
+    """diffusers would pass over it, and another model than the named one would be trained."""
+    options = LoadOptions(str(copy), height=32, width=32, max_sequence_length=8, revision="main")
+    with pytest.raises(ConfigError) as caught:
+        FluxFamily.load(options)
+    assert str(caught.value) == (
+        f"model.revision: must be null, since model.checkpoint {copy} is a folder and only a hub id has revisions, got "
+        "'main'"
+    )
 
 
 @pytest.mark.parametrize("file", FILES)

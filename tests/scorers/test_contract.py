@@ -43,6 +43,7 @@ def test_the_broken_rule_is_named(source: str, options: dict[str, Any], do: str,
     with pytest.raises(DataError) as caught:
         check(source, batch(do, count=6), **options)
     assert str(caught.value).startswith(rule)
+    assert "float64" not in str(caught.value)  # but plain numbers
 
 
 def test_details_are_held_to_the_same_rules() -> None:

@@ -341,6 +341,7 @@ def test_a_save_that_fails_leaves_the_older_ones(
             store_in(tmp_path, keep=1).save(trained_state(8))
     newer = tmp_path / "iteration-000008.pt"
     assert str(caught.value).startswith(f"{newer}: the checkpoint cannot be saved ({os.strerror(number)}). ")
+    assert str(caught.value).endswith(" the newest checkpoint there.")
     assert names(tmp_path) == [older.name]
     assert older.read_bytes() == before
     assert latest_iteration(store_in(tmp_path)) == 7

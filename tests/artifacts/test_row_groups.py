@@ -1,0 +1,149 @@
+"""Tables with images: row groups of bounded bytes, so that any size is written in little memory and can be read."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from chunk_grpo.artifacts import SCHEMAS, read_table, table_from_rows, write_rows, write_table
+from chunk_grpo.errors import DataError
+
+MIB = 2**20
+RANDOM = np.random.default_rng(0)
+
+
+def image_row(number: int, size: int) -> dict[str, Any]:
+    return {
+        "policy": "chunk",
+        "mode": "tuned",
+        "train_seed": 0,
+        "prompt_id": f"eval-{number:05d}",
+        "sample": 0,
+        "seed": number,
+        "image": {"bytes": RANDOM.bytes(size), "path": f"{number}.png"},
+    }
+
+
+def group_sizes(path: Path) -> list[int]:
+    """The bytes of each row group, as they are in memory."""
+    with pq.ParquetFile(path) as file:
+        return [file.read_row_group(number).nbytes for number in range(file.num_row_groups)]
+
+
+SIZES = [700, 10, 10, 900, 3000, 20, 600, 600, 600, 600]
+
+
+def test_row_groups_hold_at_most_the_bound_or_one_row(tmp_path: Path) -> None:
+    rows = [image_row(number, size) for number, size in enumerate(SIZES)]
+    write_rows(iter(rows), tmp_path / "rows.parquet", "images", row_group_bytes=2000)
+    write_table(table_from_rows(rows, "images"), tmp_path / "table.parquet", "images", row_group_bytes=2000)
+    for name in ("rows.parquet", "table.parquet"):
+        sizes = group_sizes(tmp_path / name)
+        assert len(sizes) >= 4
+        assert sum(size > 2200 for size in sizes) == 1  # the row of 3000 bytes; offsets come on top
+        assert read_table(tmp_path / name, "images").to_pylist() == rows
+
+
+def test_equal_rows_give_equal_bytes_however_they_come(tmp_path: Path) -> None:
+    rows = [image_row(number, size) for number, size in enumerate(SIZES)]
+    write_rows(rows, tmp_path / "a.parquet", "images", row_group_bytes=2000)
+    write_rows((dict(row) for row in rows), tmp_path / "b.parquet", "images", row_group_bytes=2000)
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    write_rows(rows, tmp_path / "c.parquet", "images")
+    write_table(table_from_rows(rows, "images"), tmp_path / "d.parquet", "images")
+    assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / "d.parquet").read_bytes()
+
+
+def test_no_rows_are_a_table_too(tmp_path: Path) -> None:
+    write_rows([], tmp_path / "images.parquet", "images")
+    assert read_table(tmp_path / "images.parquet", "images").num_rows == 0
+
+
+def test_rows_are_on_the_disk_before_the_next_ones_are_made(tmp_path: Path) -> None:
+    """What is held in memory does not grow with the number of images."""
+    path = tmp_path / "images.parquet"
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number in range(40):
+            (draft,) = tmp_path.glob(".images.parquet.*/images.parquet")
+            assert draft.stat().st_size >= (number - 4) * 10_000
+            yield image_row(number, 10_000)
+
+    write_rows(rows(), path, "images", row_group_bytes=40_000)
+    assert read_table(path, "images").num_rows == 40
+
+
+def test_rows_that_fail_leave_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "images.parquet"
+    write_rows([image_row(0, 10)], path, "images")
+    before = path.read_bytes()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        yield image_row(0, 10_000)
+        raise DataError("the model gives NaN")
+
+    with pytest.raises(DataError, match=r"^the model gives NaN$"):
+        write_rows(rows(), path, "images", row_group_bytes=100)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["images.parquet"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs"),
+        pa.ArrowMemoryError("malloc of size 2147483648 failed"),
+    ],
+    ids=["not implemented", "memory"],
+)
+def test_a_whole_file_that_cannot_be_read_is_not_called_corrupt(
+    error: pa.ArrowException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "images.parquet"
+    write_rows([image_row(0, 10)], path, "images")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", fail)
+    with pytest.raises(DataError) as caught:
+        read_table(path, "images")
+    assert str(caught.value) == (
+        f"{path}: cannot be read here ({error}), but need not be damaged. Keep it, and try with more free memory or "
+        "the pyarrow of constraints.txt."
+    )
+
+
+LARGE = 130
+
+
+def large_rows() -> Iterator[dict[str, Any]]:
+    """More than 2 GiB, one row at a time."""
+    return (image_row(number, 16 * MIB) for number in range(LARGE))
+
+
+def written_by_us(path: Path) -> None:
+    write_rows(large_rows(), path, "images")
+
+
+def in_one_row_group(path: Path) -> None:
+    """As another program may write it."""
+    table = pa.concat_tables(table_from_rows([row], "images") for row in large_rows())
+    metadata = SCHEMAS["images"].metadata
+    pq.write_table(table.replace_schema_metadata(metadata), path, use_dictionary=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [written_by_us, in_one_row_group])
+def test_images_of_more_than_2_gib_are_read_back(write: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "images.parquet"
+    write(path)
+    assert path.stat().st_size > 2**31
+    table = read_table(path, "images")
+    path.unlink()  # pytest keeps the folders of three runs
+    assert table["seed"].to_pylist() == list(range(LARGE))
+    assert table["image"].nbytes > 2**31

@@ -1,0 +1,80 @@
+"""Environment variables that a stage cannot work with: a sentence and exit code 2, before any work."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.config import Params
+from stages import _stage
+from stages._stage import RUN_MARKER, check_environment, run_stage
+
+REMEDY = "unset it, or start the processes by `accelerate launch` or torchrun"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """None."""
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    raise AssertionError("work was begun")
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_stage, "_die_with_parent", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"RANK": "1"}, f"LOCAL_RANK: must be set beside RANK, got nothing; {REMEDY}"),
+        ({"LOCAL_RANK": "3"}, f"RANK: must be set beside LOCAL_RANK, got nothing; {REMEDY}"),
+        ({"WORLD_SIZE": "2"}, f"RANK: must be set beside WORLD_SIZE, got nothing; {REMEDY}"),
+        ({"WORLD_SIZE": "x"}, f"WORLD_SIZE: must be a whole number of at least 0, got 'x'; {REMEDY}"),
+        ({"RANK": "-1"}, f"RANK: must be a whole number of at least 0, got '-1'; {REMEDY}"),
+        (
+            {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "2"},
+            f"RANK: must be below WORLD_SIZE = 2, got 2; {REMEDY}",
+        ),
+        (
+            {RUN_MARKER: "/nowhere/at/all"},
+            f"{RUN_MARKER}: must be a file that can be written, got '/nowhere/at/all' (No such file or directory); "
+            "unset it, or make its folder",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_told(
+    given: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert run_stage(main, Arguments, ["--manifest", str(tmp_path / "manifest.json")]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},
+    ],
+    ids=str,
+)
+def test_what_launchers_and_schedulers_set_is_taken(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    check_environment()
