@@ -36,9 +36,19 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder with params.yaml of the smoke preset and artifacts/, in which stages run."""
+    """A folder with params.yaml of the smoke preset and artifacts/, in which stages run.
+
+    Attributes:
+        root: The folder.
+        variant: Whose stages run.
+        plan: That variant's plan.
+        scorer: What scores.
+    """
 
     root: Path
+    variant: str = VARIANT
+    plan: str = "listed"
+    scorer: str = SCORER
 
     @property
     def artifacts(self) -> Path:
@@ -56,12 +66,12 @@ class Workspace:
         stages = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
         stage, _, part = stage.partition("@")
         text = stages[stage].get("do", stages[stage])["cmd"]
-        key = {"score": f"{VARIANT}-{SCORER}", "score_base": SCORER}.get(stage, VARIANT)
+        key = {"score": f"{self.variant}-{self.scorer}", "score_base": self.scorer}.get(stage, self.variant)
         values = {
-            "key": key,
-            "item.plan": "listed",
-            "item.variant": VARIANT,
-            "item.scorer": SCORER,
+            "key": part or key,
+            "item.plan": self.plan,
+            "item.variant": self.variant,
+            "item.scorer": self.scorer,
             "item": part,
         }
         for name, value in values.items():
@@ -107,6 +117,27 @@ def any_prompt(raw: dict[str, Any]) -> None:
     raw["scorers"] = {"shapes-vivid": {"kind": "shapes-vivid", "splits": ["eval"], "batch_size": 8}}
     raw["rewards"] = {"shapes-vivid": 1.0}
     raw["train"]["heldout"]["scorers"] = []
+
+
+def copy_repository(folder: Path) -> None:
+    """Copy what is committed or changed here into a new folder, and commit it there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for command in (
+        ["init", "--quiet"],
+        ["add", "--all"],
+        ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--message", "all"],
+    ):
+        subprocess.run(["git", *command], cwd=folder, check=True)
 
 
 def new_workspace(root: Path) -> Workspace:
