@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from dvc.cli import DvcParserError
 from dvc.cli.parser import get_main_parser
+from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 
 from tests.architecture.test_docs import ROOT
 
@@ -85,9 +86,8 @@ def _make(words: list[str]) -> Iterator[str]:
 
 
 def _python(words: list[str]) -> Iterator[str]:
-    if words[1:2] != ["-m"] or not re.fullmatch(r"[a-z_0-9.]+", words[2]):  # NAME stands for several
+    if words[1] != "-m" or not re.fullmatch(r"[a-z_0-9.]+", module := words[2]):  # NAME stands for several
         return
-    module = words[2]
     try:
         found = importlib.util.find_spec(module)
     except ModuleNotFoundError:
@@ -130,7 +130,7 @@ def _prefect(words: list[str]) -> Iterator[str]:
         try:
             if flow:
                 flow.validate_parameters(values)
-        except Exception as error:  # of pydantic, or of Prefect
+        except (ParameterTypeError, SignatureMismatchError) as error:
             yield str(error)
 
 

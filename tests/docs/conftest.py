@@ -21,7 +21,6 @@ def smoke(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Work
     shutil.copytree(finished.artifacts, root / "artifacts")
     shutil.copy(finished.root / "params.yaml", root)
     made = Workspace(root)
-    made.edit(lambda raw: raw["model"].update(checkpoint="assets/tiny-flux"))
     dance = replace(made, variant="dance", plan="step")
     for stage in ("train", "generate"):
         assert dance.run(stage) == 0, stage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,15 +61,23 @@ class Reader:
             f"{block.place}: {', '.join(foreign)}: no test starts it, so mark the block `not run`"
         )
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        done = subprocess.run(
+        shell = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", text],
             cwd=self.checkout.root,
             env=os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1"},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=LIMIT,
+            start_new_session=True,
         )
-        assert done.returncode == 0, f"{block.place}: {done.stdout}{done.stderr}"
+        try:
+            said, _ = shell.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            raise AssertionError(
+                f"{block.place}: takes over {LIMIT} s, so mark the block `not run`"
+            ) from None
+        assert shell.returncode == 0, f"{block.place}: {said}"
 
     def _sql(self, _: Block, text: str) -> list[Any]:
         return duckdb.sql(text).fetchall()
