@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ruamel.yaml import YAML
 from chunk_grpo.errors import ConfigError
 from tests.architecture.test_docs import ROOT
 from tests.conftest import Workspace
+from tests.docs import running
 from tests.docs.blocks import BLOCKS, TEXTS, Block, blocks, spans
 from tests.docs.commands import CHECKS, problems
 from tests.docs.running import RUNNERS, Reader, merged
@@ -96,6 +99,14 @@ def test_the_averages_of_the_documented_query_are_those_of_the_report(checkout: 
     for (policy, mode, scorer), average in averages.items():
         known = summary["base"][scorer] if mode == "base" else summary[policy][mode][scorer]["mean"]
         assert average == pytest.approx(known, abs=1e-4), (policy, mode, scorer)
+
+
+def test_the_documented_plot_has_a_line_for_each_sampler(checkout: Workspace) -> None:
+    command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
+    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    ((plot,),) = shown["data"].values()
+    points = [(point["field"], int(point["step"])) for point in plot["content"]["data"]["values"]]
+    assert points == [(sampler, step) for sampler in ("sde", "ode") for step in range(17)]
 
 
 PAGE = """\
@@ -186,3 +197,10 @@ def test_only_programs_that_stay_in_the_folder_are_started(tmp_path: Path) -> No
         Reader(Workspace(tmp_path), "none").run(
             Block("page", 1, "sh", "cd . && git push && A=1 sudo dvc repro")
         )
+
+
+def test_commands_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "LIMIT", 0.5)
+    waits = "python -c 'import time; time.sleep(600)'"
+    with pytest.raises(AssertionError, match=r"page, line 1: takes over 0.5 s"):
+        Reader(Workspace(tmp_path), "none").run(Block("page", 1, "sh", waits))
