@@ -119,27 +119,6 @@ def any_prompt(raw: dict[str, Any]) -> None:
     raw["train"]["heldout"]["scorers"] = []
 
 
-def copy_repository(folder: Path) -> None:
-    """Copy what is committed or changed here into a new folder, and commit it there."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    for command in (
-        ["init", "--quiet"],
-        ["add", "--all"],
-        ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--message", "all"],
-    ):
-        subprocess.run(["git", *command], cwd=folder, check=True)
-
-
 def new_workspace(root: Path) -> Workspace:
     from dvc.utils.hydra import compose_and_dump
 

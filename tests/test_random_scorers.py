@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,13 @@ import pytest
 from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import read_table
-from tests.conftest import copy_repository
 from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.judge_server import JudgeServer
 from tests.scorers.random_models import make_models
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
+ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("shapes-graded", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "wise")
 SPLIT = dict.fromkeys(KINDS, "eval") | {"geneval": "things", "wise": "knowledge"}
 POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}
@@ -52,7 +53,23 @@ def ran(said: str) -> set[str]:
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone of what is committed or changed here, with the models where the preset looks for them."""
     folder = tmp_path_factory.mktemp("random-scorers") / "repository"
-    copy_repository(folder)
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for command in (
+        ["init", "--quiet"],
+        ["add", "--all"],
+        ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--message", "all"],
+    ):
+        subprocess.run(["git", *command], cwd=folder, check=True)
     make_models(folder / "data" / "random-models")
     for seed, commit in enumerate(COMMITS):
         make_clip(folder / "data" / "hub" / "models--test--pickscore" / "snapshots" / commit, seed=seed)

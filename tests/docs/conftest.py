@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SCORER, VARIANT, Workspace, copy_repository
+from tests.conftest import SCORER, VARIANT, Workspace
+from tests.real_checkout import make_checkout
 
 SCORERS = ("shapes-exact", SCORER, "shapes-vivid")
 
@@ -16,8 +17,7 @@ SCORERS = ("shapes-exact", SCORER, "shapes-vivid")
 @pytest.fixture(scope="session")
 def smoke(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """What `finished` has, and the stages that it lacks, up to the report. Read only: `checkout` is a copy."""
-    root = tmp_path_factory.mktemp("docs") / "checkout"
-    copy_repository(root)
+    root = make_checkout(tmp_path_factory.mktemp("docs") / "checkout")
     shutil.copytree(finished.artifacts, root / "artifacts")
     shutil.copy(finished.root / "params.yaml", root)
     made = Workspace(root)

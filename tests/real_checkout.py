@@ -1,0 +1,65 @@
+"""A checkout of this repository as it is now, uncommitted changes included, to run DVC in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[1]
+_COMMIT = ("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--message", "all")
+
+
+def make_checkout(folder: Path) -> Path:
+    """Copy what git knows, or would add, into a new folder, and commit it there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for command in (["init", "--quiet"], ["add", "--all"], _COMMIT):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What `python ARGUMENTS` does in a checkout, with the checkout's own code."""
+    environment = os.environ | {"DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(folder)}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment | variables, capture_output=True, text=True, check=False
+    )
+
+
+def dvc(folder: Path, *command: str, **variables: str) -> str:
+    """What a command of DVC says; a failure fails the test."""
+    done = python(folder, "-m", "dvc", *command, **variables)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def ran(said: str) -> set[str]:
+    """The stages that DVC ran, but for the one that always runs."""
+    stages = {line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage '")}
+    return stages - {"inputs"}
+
+
+def edit_params(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change params.yaml."""
+    yaml = YAML()
+    raw = yaml.load(folder / "params.yaml")
+    change(raw)
+    yaml.dump(raw, folder / "params.yaml")
