@@ -54,8 +54,8 @@ test: $(STAMP) ## the tests, but for the slow ones and those that need a GPU or 
 test-slow: $(STAMP) ## the slow tests
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not network'
 
-docs: $(STAMP) ## check that the documents fit the code: equation map and import directions
-	$(BIN)/python -m pytest -q tests/architecture
+docs: $(STAMP) ## check that the documents fit the code, and run their code blocks
+	$(BIN)/python -m pytest -q tests/architecture tests/docs
 
 bench: $(STAMP) ## what a call of the policy costs on this machine
 	$(BIN)/python -m infra.bench

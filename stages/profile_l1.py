@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from torch import Tensor
 
 from chunk_grpo.artifacts import table_from_rows, write_csv, write_table
@@ -29,7 +30,7 @@ class Arguments:
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
     out: str = field(metadata=argument("l1_profile/1, Parquet", writes=True))
-    plot: str = field(metadata=argument("mean curve a sampler, CSV for dvc plots", writes=True))
+    plot: str = field(metadata=argument("mean curves, a column a sampler, CSV for dvc plots", writes=True))
 
 
 def profile_rows(
@@ -84,6 +85,14 @@ def _rows(
             yield {"sampler": sampler, "prompt_id": prompt_id, "seed": seed, **place, "l1_rel": l1_rel}
 
 
+def mean_curves(table: pa.Table) -> pa.Table:
+    """The mean by step, a column for each sampler: `dvc plots` draws a line for a column."""
+    mean = table.group_by(["sampler", "step"], use_threads=False).aggregate([("l1_rel", "mean")])
+    curves = {name: mean.filter(pc.field("sampler") == name).sort_by("step") for name in ("sde", "ode")}
+    means = {name: curve["l1_rel_mean"] for name, curve in curves.items()}
+    return pa.table({"step": curves["sde"]["step"], **means})
+
+
 def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
     prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors, ("train",))
@@ -91,8 +100,7 @@ def main(params: Params, arguments: Arguments) -> None:
     family = load_model(params, arguments.model, ("transformer",), (params.model.height, params.model.width))
     table = table_from_rows(profile_rows(family, prompts, params), "l1_profile")
     write_table(table, arguments.out, "l1_profile")
-    mean: pa.Table = table.group_by(["sampler", "step"], use_threads=False).aggregate([("l1_rel", "mean")])
-    write_csv(mean.sort_by([("sampler", "ascending"), ("step", "ascending")]), arguments.plot)
+    write_csv(mean_curves(table), arguments.plot)
 
 
 if __name__ == "__main__":

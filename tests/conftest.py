@@ -37,9 +37,19 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder with params.yaml of the smoke preset and artifacts/, in which stages run."""
+    """A folder with params.yaml of the smoke preset and artifacts/, in which stages run.
+
+    Attributes:
+        root: The folder.
+        variant: Whose stages run.
+        plan: That variant's plan.
+        scorer: What scores.
+    """
 
     root: Path
+    variant: str = VARIANT
+    plan: str = "listed"
+    scorer: str = SCORER
 
     @property
     def artifacts(self) -> Path:
@@ -57,12 +67,12 @@ class Workspace:
         stages = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
         stage, _, part = stage.partition("@")
         text = stages[stage].get("do", stages[stage])["cmd"]
-        key = {"score": f"{VARIANT}-{SCORER}", "score_base": SCORER}.get(stage, VARIANT)
+        key = {"score": f"{self.variant}-{self.scorer}", "score_base": self.scorer}.get(stage, self.variant)
         values = {
-            "key": key,
-            "item.plan": "listed",
-            "item.variant": VARIANT,
-            "item.scorer": SCORER,
+            "key": part or key,
+            "item.plan": self.plan,
+            "item.variant": self.variant,
+            "item.scorer": self.scorer,
             "item": part,
         }
         for name, value in values.items():

@@ -1,5 +1,6 @@
 """Each stage on the smoke preset, by its command line in dvc.yaml: what it writes, and the same bytes again."""
 
+import csv
 import json
 import re
 import shutil
@@ -128,11 +129,15 @@ def test_the_profile_has_both_samplers_and_every_step(finished: Workspace) -> No
     assert len(per_curve) == 2 * params.profile.num_prompts * params.profile.num_seeds
     assert set(per_curve.values()) == {params.sampling.num_steps}
     assert all(row["l1_rel"] > 0 and row["t"] > row["t_next"] >= 0 for row in found)
-    header, *lines = (finished.artifacts / "profile" / "l1_profile.csv").read_text().splitlines()
-    assert (
-        header.split(",") == ['"sampler"', '"step"', '"l1_rel_mean"'] or header == "sampler,step,l1_rel_mean"
-    )
-    assert len(lines) == 2 * params.sampling.num_steps
+    with (finished.artifacts / "profile" / "l1_profile.csv").open() as lines:
+        curves = list(csv.DictReader(lines))
+    assert [int(row["step"]) for row in curves] == list(range(params.sampling.num_steps))
+    for sampler in ("sde", "ode"):
+        means = [
+            np.mean([row["l1_rel"] for row in found if (row["sampler"], row["step"]) == (sampler, step)])
+            for step in range(params.sampling.num_steps)
+        ]
+        assert [float(row[sampler]) for row in curves] == pytest.approx(means, rel=1e-12)
 
 
 def test_every_plan_covers_the_noisy_steps_with_its_weights(finished: Workspace) -> None:

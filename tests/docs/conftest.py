@@ -1,0 +1,43 @@
+"""A checkout in which the preset smoke has been run: where readers type what the pages show."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SCORER, VARIANT, Workspace
+from tests.real_checkout import make_checkout
+
+SCORERS = ("shapes-exact", SCORER, "shapes-vivid")
+
+
+@pytest.fixture(scope="session")
+def smoke(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """What `finished` has, and the stages that it lacks, up to the report. Read only: `checkout` is a copy."""
+    root = make_checkout(tmp_path_factory.mktemp("docs") / "checkout")
+    shutil.copytree(finished.artifacts, root / "artifacts")
+    shutil.copy(finished.root / "params.yaml", root)
+    made = Workspace(root)
+    dance = replace(made, variant="dance", plan="step")
+    for stage in ("train", "generate"):
+        assert dance.run(stage) == 0, stage
+    for scorer in SCORERS:
+        if scorer != SCORER:
+            assert replace(made, scorer=scorer).run("score_base") == 0
+            assert replace(made, scorer=scorer).run("score") == 0
+        assert replace(dance, scorer=scorer).run("score") == 0
+    assert made.run("report") == 0
+    assert sorted(path.name for path in (made.artifacts / "train").iterdir()) == [VARIANT, "dance"]
+    return made
+
+
+@pytest.fixture
+def checkout(smoke: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A copy of it, as the folder of the process."""
+    root = tmp_path / "checkout"
+    shutil.copytree(smoke.root, root, symlinks=True)
+    monkeypatch.chdir(root)
+    return Workspace(root)

@@ -1,0 +1,110 @@
+"""Run the code blocks of a page, in order, in a checkout in which the preset smoke has been run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from pydantic import TypeAdapter
+from ruamel.yaml import YAML
+
+from chunk_grpo.config import Overrides, with_overrides
+from tests.conftest import Workspace
+from tests.docs.blocks import Block
+from tests.docs.commands import STARTED, commands
+
+LIMIT = 60.0
+"""Seconds for the commands of a block."""
+
+
+@dataclass
+class Reader:
+    """One who types a page's blocks.
+
+    Attributes:
+        checkout: Where; the process's folder.
+        bucket: Name of a bucket on an S3 server.
+        names: What the page's Python has defined so far.
+    """
+
+    checkout: Workspace
+    bucket: str
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, block: Block) -> Any:
+        """Run a block and return what it gives.
+
+        Raises:
+            AssertionError: Its commands fail.
+        """
+        text = re.sub(r"\bBUCKET\b", self.bucket, block.text)
+        text = re.sub(r"\bPRESET\b", "smoke", text)
+        return RUNNERS[block.language](self, block, text)
+
+    def _python(self, block: Block, text: str) -> None:
+        if file := re.match(r"# (\w+\.py)\n", text):
+            (self.checkout.root / file[1]).write_text(text, "utf-8")
+        lines = "\n" * (block.line - 1) + text  # so that a traceback names the page's line
+        exec(compile(lines, block.page, "exec", dont_inherit=True), self.names)
+
+    def _shell(self, block: Block, text: str) -> None:
+        foreign = sorted({words[0] for words in commands(text)} - STARTED)
+        assert not foreign, (
+            f"{block.place}: {', '.join(foreign)}: no test starts it, so mark the block `not run`"
+        )
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        shell = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=self.checkout.root,
+            env=os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            said, _ = shell.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            raise AssertionError(
+                f"{block.place}: takes over {LIMIT} s, so mark the block `not run`"
+            ) from None
+        assert shell.returncode == 0, f"{block.place}: {said}"
+
+    def _sql(self, _: Block, text: str) -> list[Any]:
+        return duckdb.sql(text).fetchall()
+
+    def _yaml(self, block: Block, text: str) -> None:
+        if block.stages:
+            self.checkout.edit(lambda raw: raw.update(merged(raw, text, block.place)))
+        for stage in block.stages:
+            process = self.checkout.process(stage)
+            _, errors = process.communicate(timeout=LIMIT)
+            assert process.returncode == 0, f"{block.place}: {stage}: {errors}"
+
+
+def merged(raw: dict[str, Any], text: str, source: str) -> dict[str, Any]:
+    """Parameters with the settings of a block.
+
+    Raises:
+        ConfigError, ValidationError: They are not valid.
+    """
+    settings = TypeAdapter(Overrides).validate_python(YAML(typ="safe").load(text))
+    return with_overrides(raw, settings, None, source)
+
+
+RUNNERS: dict[str, Callable[[Reader, Block, str], Any]] = {
+    "python": Reader._python,
+    "sh": Reader._shell,
+    "sql": Reader._sql,
+    "yaml": Reader._yaml,
+}
+"""By language. Settings without stages are only checked, against the presets."""
