@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -178,25 +177,25 @@ class Drill:
                 for clocks in _CLOCKS:
                     shutil.rmtree(self._fresh / clocks)
                     shutil.copytree(self._kept / clocks, self._fresh / clocks)
-            done = self._run(self._fresh, *shlex.split(commands[stage.name]))
+            done = self._run(self._fresh, commands[stage.name])
             ran.append(stage.name)
             if done.returncode != 0:
                 return Ended(stage.name, tuple(ran), done.stdout)
         return Ended(None, tuple(ran), "")
 
     def _repro(self) -> Ended:
-        done = self._run(self._kept, "python", "-m", "dvc", "repro")
+        done = self._run(self._kept, "exec python -m dvc repro")
         ran = tuple(re.findall(r"Running stage '(.+)':", done.stdout))
         failed = re.search(r"failed to reproduce '(.+?)'", done.stdout)
         if done.returncode != 0 and failed is None:
             raise DrillError(f"dvc repro ended with {done.returncode}:\n{done.stdout[-3000:]}")
         return Ended(failed[1] if failed else None, ran, done.stdout)
 
-    def _run(self, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, folder: Path, command: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(self._programs), os.environ.get("PATH", os.defpath)])
         environment = os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1"}
         return subprocess.run(
-            [str(self._programs / "python"), *command[1:]],
+            ["/bin/sh", "-c", command],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
