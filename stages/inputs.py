@@ -15,7 +15,14 @@ from chunk_grpo.artifacts import write_json
 from chunk_grpo.artifacts.storage import filesystem, is_remote, storage_errors
 from chunk_grpo.config import Params
 from chunk_grpo.config.prompts import AnyBenchmark, CocoPrompts, FilePrompts, GenEvalPrompts, PromptFile
-from chunk_grpo.config.scorers import AnyScorer, ExternalScorer, Weights, WiseScorer
+from chunk_grpo.config.scorers import (
+    AnyExecutor,
+    AnyScorer,
+    ExternalScorer,
+    InSubprocess,
+    Weights,
+    WiseScorer,
+)
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.recorded import checkpoint_record
 from chunk_grpo.scorers.source_files import source_digest
@@ -83,12 +90,17 @@ def scorer_records(params: Params, digests: Digests) -> dict[str, Any]:
     DVC takes 1, 1.0 and true for the same value; the text of a JSON file tells them apart.
     """
     return {
-        name: {"settings": settings.model_dump(mode="json"), "content": _scorer_content(settings, digests)}
+        name: {
+            "settings": settings.model_dump(mode="json"),
+            "content": _scorer_content(settings, params.executors.get(name), digests),
+        }
         for name, settings in params.scorers.items()
     }
 
 
-def _scorer_content(settings: AnyScorer, digests: Digests) -> dict[str, str | None]:
+def _scorer_content(
+    settings: AnyScorer, executor: AnyExecutor | None, digests: Digests
+) -> dict[str, str | None]:
     content = {
         field: _weights(value, digests)
         for field in type(settings).model_fields
@@ -98,6 +110,8 @@ def _scorer_content(settings: AnyScorer, digests: Digests) -> dict[str, str | No
         content["instructions"] = digests.of(settings.instructions)
     if isinstance(settings, ExternalScorer):
         content["source"] = source_digest(settings.source, settings.files, digests.of)
+    if isinstance(executor, InSubprocess) and executor.script is not None:
+        content["script"] = digests.of(executor.script)
     return content
 
 

@@ -256,6 +256,21 @@ def test_another_scorer_after_a_restart_is_refused(tmp_path: Path) -> None:
     scorer.close()
 
 
+def test_an_edited_script_is_another_scorer(tmp_path: Path) -> None:
+    def spec_hash() -> str:
+        scorer = SubprocessScorer(KEY, settings(), in_subprocess(script=str(tmp_path / "worker.py")))
+        try:
+            return scorer.spec_hash()
+        finally:
+            scorer.close()
+
+    (tmp_path / "worker.py").write_text(BY_HAND.format(change="pass"))
+    before = spec_hash()
+    assert spec_hash() == before
+    (tmp_path / "worker.py").write_text(BY_HAND.format(change="pass") + "# edited\n")
+    assert spec_hash() != before
+
+
 def script_of(folder: Path, text: str) -> InSubprocess:
     (folder / "script.py").write_text(text)
     python = folder / "other" / "bin" / "python"

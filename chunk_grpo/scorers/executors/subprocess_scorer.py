@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chunk_grpo.config.scorers import AnyScorer, InSubprocess
+from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.executors.remote import Remote, check_identity
 from chunk_grpo.scorers.executors.wire import Identity, Question, read_identity, start_line
@@ -54,6 +56,13 @@ class SubprocessScorer(Remote):
     def pid(self) -> int | None:
         """Of the worker; None if none runs."""
         return None if self._process is None else self._process.pid
+
+    def spec_hash(self) -> str:
+        """As the worker says; of a worker of the user's own, with the content of its script."""
+        said = super().spec_hash()
+        if self.executor.script is None:
+            return said
+        return hashlib.sha256(f"{said} {Digests().of(self.executor.script)}".encode()).hexdigest()[:16]
 
     def identity(self) -> Identity:
         """What the worker is; it is started if none has been yet.
