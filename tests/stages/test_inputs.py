@@ -19,6 +19,8 @@ EXTERNAL: dict[str, Any] = {
     "version": 1,
     "options": {"a": 1},
 }
+EXECUTOR: dict[str, Any] = {"kind": "subprocess", "python": None, "script": "worker.py", "device": None}
+EXECUTOR |= {"start_seconds": 60.0, "timeout_seconds": 60.0}
 
 
 def records(made: Workspace) -> dict[str, bytes]:
@@ -32,6 +34,7 @@ def own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     (workspace.root / "prompts.txt").write_text("a red circle\na blue square\n")
     (workspace.root / "own_scorer.py").write_text(OWN)
     (workspace.root / "weights.bin").write_bytes(b"1")
+    (workspace.root / "worker.py").write_text("# never started by this stage\n")
     monkeypatch.syspath_prepend(workspace.root)
     importlib.invalidate_caches()
     workspace.edit(lambda raw: raw["model"].update(checkpoint="model"))
@@ -45,6 +48,7 @@ def own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     )
     workspace.edit(lambda raw: raw["scorers"].clear())
     workspace.edit(lambda raw: raw["scorers"].update(own=EXTERNAL | {"files": ["weights.bin"]}))
+    workspace.edit(lambda raw: raw["executors"].update(own=EXECUTOR))
     workspace.edit(lambda raw: (raw["rewards"].clear(), raw["rewards"].update(own=1.0)))
     workspace.edit(lambda raw: raw["train"]["heldout"].update(scorers=[]))
     return workspace
@@ -72,6 +76,7 @@ def appended(name: str, text: str = "# edited\n") -> Edit:
         (appended("prompts.txt", "a green cross\n"), ["prompts"]),
         (appended("own_scorer.py"), ["scorers"]),
         (lambda root: (root / "weights.bin").write_bytes(b"2"), ["scorers"]),
+        (appended("worker.py"), ["scorers"]),
         (appended("model/vae/config.json", " "), ["model"]),
         (appended("model/model_index.json", " "), ["model"]),
         (lambda root: (root / "model/tokenizer/more.txt").touch(), ["model"]),
@@ -82,6 +87,7 @@ def appended(name: str, text: str = "# edited\n") -> Edit:
         "prompts",
         "code",
         "weights",
+        "script",
         "weights' configuration",
         "index",
         "new file",
