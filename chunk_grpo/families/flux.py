@@ -284,7 +284,7 @@ def _load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DMode
     """
     try:
         network, found = FluxTransformer2DModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{folder}: cannot be loaded ({error}); {TRAIN_AGAIN}") from error
     for which in ("missing", "unexpected"):
         if names := sorted(found[f"{which}_keys"]):
