@@ -24,7 +24,7 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
 
 run: $(STAMP) ## run the pipeline of params.yaml and print where the report is
-	$(BIN)/dvc repro
+	@exec $(BIN)/python -I -S chunk_grpo/orchestration/guard.py $$PPID become $(BIN)/dvc repro
 	@printf '\nReport: %s\n' '$(CURDIR)/artifacts/report/index.html'
 
 params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …)
