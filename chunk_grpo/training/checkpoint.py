@@ -106,7 +106,7 @@ class CheckpointStore:
                 raise
             raise DataError(
                 f"{path}: the checkpoint cannot be saved ({cause.strerror or cause}). Make room in {self._folder} or "
-                "make it writable, then run again: training goes on from the newest checkpoint there"
+                "make it writable, then run again: training goes on from the newest checkpoint there."
             ) from error
 
     def latest(self) -> TrainingState | None:
