@@ -25,7 +25,7 @@ help: ## list the targets
 
 run: $(STAMP) ## run the pipeline of params.yaml and print where the report is
 	$(BIN)/python -m infra.params check
-	$(BIN)/dvc repro
+	@exec $(BIN)/python -I -S chunk_grpo/orchestration/guard.py $$PPID become $(BIN)/dvc repro
 	@printf '\nReport: %s\n' '$(CURDIR)/artifacts/report/index.html'
 
 params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …; FORCE=1 replaces edits)

@@ -37,7 +37,7 @@ class TransientError(ChunkGrpoError):
 
 
 class Stopped(BaseException):
-    """The process was told to end (SIGTERM); the same command goes on.
+    """The process was told to end (SIGTERM, SIGINT, SIGHUP); the same command goes on.
 
     No Exception, as KeyboardInterrupt is none: where a library's errors are caught, to be told as those of a damaged
     file or to try again, a stop is none of them.

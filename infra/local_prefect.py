@@ -30,6 +30,7 @@ from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
 from chunk_grpo.orchestration.guard import tied
+from chunk_grpo.stopping import stop_seconds
 from infra import worker
 from infra.runs import runs_in
 from infra.setup import SetUp, SetUpError
@@ -42,7 +43,7 @@ REPORTS_URL = "CHUNK_GRPO_REPORTS_URL"
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 120.0
-_STOP_SECONDS = 40.0  # a worker gives its flow runs 30 s
+STOP_MARGIN = 20.0  # beyond the time of a stage, for its flow run and the worker
 _HURRY_SECONDS = 20.0  # for one answer of the server, when everything is about to end
 _LOWEST_PORT, _PORTS = 20_000, 12_000  # for drills and checks
 
@@ -325,7 +326,7 @@ def stop_trees(roots: Sequence[psutil.Process]) -> None:
     for process in tree:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(tree, timeout=_STOP_SECONDS)
+    _, alive = psutil.wait_procs(tree, timeout=stop_seconds() + STOP_MARGIN)
     for process in alive:
         with suppress(psutil.NoSuchProcess):
             process.kill()

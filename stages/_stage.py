@@ -10,18 +10,13 @@ for each field of the dataclass.
 """
 
 import argparse
-import atexit
-import ctypes
-import gc
 import os
-import signal
 import sys
 import typing
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
@@ -30,13 +25,12 @@ from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
+from chunk_grpo.stopping import STOP
 
 RUN_MARKER = "STAGE_RUN_MARKER"
 """Environment variable: a file that a stage touches to say that it really ran."""
 
 _PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class _Dataclass(Protocol):
@@ -64,7 +58,7 @@ def run_stage(
         no answer from a store). Any other exception is a bug and leaves with its traceback.
     """
     try:
-        begin()
+        mark_as_run()
         check_environment()
     except ChunkGrpoError as error:
         return report_error(error)
@@ -74,7 +68,7 @@ def run_stage(
     params, manifest = options.pop("params"), options.pop("manifest")
     try:
         measured = measured_run(Path(manifest).stem, manifest) if writes and manifest else nullcontext()
-        with stop_on_sigterm(), measured:
+        with STOP.raised(), measured:
             parameters = load_params(params)
             outputs = [options[field.name] for field in fields(arguments) if field.metadata.get("writes")]
             for location in filter(None, (manifest, *outputs)) if writes else ():
@@ -85,11 +79,21 @@ def run_stage(
     return 0
 
 
-def begin() -> None:
-    """A stage's first act: say that it really runs, and ask for SIGTERM when the process that started it ends."""
-    if is_main_process():
-        _mark_as_run()
-    _die_with_parent()
+def mark_as_run() -> None:
+    """Touch the marker, if the environment names one; the main process does so.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    marker = os.environ.get(RUN_MARKER)
+    if marker and is_main_process():
+        try:
+            Path(marker).touch()
+        except OSError as error:
+            raise ConfigError(
+                f"{RUN_MARKER}: must be a file that can be written, got {marker!r} ({error.strerror}); unset it, or "
+                "make its folder"
+            ) from error
 
 
 def is_main_process() -> bool:
@@ -137,82 +141,6 @@ def params_path(main: Callable[..., None], arguments: type[Arguments]) -> str:
 def argument(help_text: str, writes: bool = False) -> dict[str, Any]:
     """The `metadata` of a field of an arguments dataclass; `writes` marks a path that the stage writes to."""
     return {"help": help_text, "writes": writes}
-
-
-class StopSignal:
-    """SIGTERM as a request: at once an exception, or, inside `deferred`, a flag that long work looks at.
-
-    Attributes:
-        requested: whether SIGTERM has come.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._deferred = False
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Inside, SIGTERM only sets `requested`; the work saves a checkpoint and returns when it can."""
-        self._deferred = True
-        try:
-            yield
-        finally:
-            self._deferred = False
-        if self.requested:
-            self.leave()
-
-    def leave(self) -> typing.NoReturn:
-        """End the stage.
-
-        Raises:
-            Stopped: always.
-        """
-        raise Stopped("stopped by SIGTERM. Run the same command again; it goes on from the last checkpoint.")
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
-        del number, frame
-        self.requested = True
-        # At its end Python looks through all objects once more, which takes seconds with torch loaded.
-        atexit.register(gc.freeze)
-        if not self._deferred:
-            self.leave()
-
-
-STOP = StopSignal()
-"""The process's stop request; training defers it."""
-
-
-@contextmanager
-def stop_on_sigterm() -> Iterator[None]:
-    """SIGTERM goes to STOP; on leaving, what handled it before does so again."""
-    before = signal.signal(signal.SIGTERM, STOP.handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _mark_as_run() -> None:
-    marker = os.environ.get(RUN_MARKER)
-    if marker:
-        try:
-            Path(marker).touch()
-        except OSError as error:
-            raise ConfigError(
-                f"{RUN_MARKER}: must be a file that can be written, got {marker!r} ({error.strerror}); unset it, or "
-                "make its folder"
-            ) from error
-
-
-def _die_with_parent() -> None:
-    """On Linux, have the kernel send SIGTERM when the process that started this one ends, however it ends."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
 
 
 def _parser(main: Callable[..., None], arguments: type[Arguments]) -> argparse.ArgumentParser:

@@ -30,13 +30,14 @@ from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.placing import place_checked
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.spec import spec_from
+from chunk_grpo.stopping import STOP
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.trainer import Places, Task, Trainer
 from stages._inputs import load_model, read_prompts
 from stages._launch import run_processes
-from stages._stage import STOP, argument
+from stages._stage import argument
 
 TIMED = ("seconds_", "rate_")
 """Metrics that a clock gave: they differ from run to run and are kept apart."""

@@ -78,7 +78,7 @@ class Workspace:
         for name, value in values.items():
             text = text.replace(f"${{{name}}}", value)
         assert "$" not in text, text
-        _, _, module, *options = shlex.split(text)
+        _, _, _, module, *options = shlex.split(text)  # exec python -m
         for name, value in changes.items():
             options[options.index(f"--{name}") + 1] = value
         return module, options
@@ -89,7 +89,6 @@ class Workspace:
         code = importlib.import_module(module)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.root)
-            patch.setattr("stages._stage._die_with_parent", lambda: None)
             return int(importlib.import_module("stages._stage").run_stage(code.main, code.Arguments, options))
 
     def process(self, stage: str, *prefix: str, **changes: str) -> "subprocess.Popen[str]":

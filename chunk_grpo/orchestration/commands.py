@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from chunk_grpo.orchestration.guard import guarded
+from chunk_grpo.stopping import stop_seconds
 
 Log = Callable[[str], None]
 
-STOP_SECONDS = 20.0
-"""From SIGTERM to SIGKILL, to save a checkpoint; Prefect kills a flow run 30 s after asking it to end."""
+STOP_MARGIN = 10.0
+"""Seconds beyond those of the stage, so that a stage that takes too long can say so itself."""
 
 _PROGRESS_SECONDS = 10.0  # a progress bar redraws itself many times a second: a log needs it once in a while
 
@@ -56,12 +57,14 @@ class Commands:
             if self.stopping.is_set():
                 raise CommandStoppedError("stopped with all others")
             process = subprocess.Popen(
-                guarded(command, STOP_SECONDS),
+                guarded(command, stop_seconds() + STOP_MARGIN),
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                # Prefect kills a flow run with its process group 30 s after asking it to end, whatever it is set to.
+                start_new_session=True,
             )
             self._running.add(process)
         assert process.stdout is not None

@@ -66,6 +66,11 @@ def end_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def adopt_orphans() -> None:
+    """From now on be the parent of all descendants whose own parent ends."""
+    _tell_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def weigh_session() -> None:
     """Give the whole session of this process the weight in its own niceness.
 
@@ -97,8 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         os.execvp(command[0], list(command))
     seconds = float(arguments[1])
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    # Orphans of the group then become children of this process, which can tell ended ones from others.
-    _tell_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()  # this process can then tell those of the group that have ended from others
     if os.getppid() != parent:
         return 128 + signal.SIGTERM  # it ended before the kernel was told
     group = _Group(command, seconds)
@@ -123,9 +127,9 @@ class _Group:
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
         """End the group, and be patient."""
         del number, frame
+        self._signal(signal.SIGTERM)  # again too: a stage notes that nobody reads its lines any more
         if not self._is_stopped:
             self._is_stopped = True
-            self._signal(signal.SIGTERM)
             self._killer.start()
 
     def wait(self) -> int:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin, gather_object
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
 from chunk_grpo.families.sharding import shard
+from chunk_grpo.stopping import SAVING
+
+_PATIENCE = timedelta(days=7)
+"""For the others while the main process writes. They hear at once when it ends, for its connections close."""
 
 
 class Processes:
@@ -50,6 +56,8 @@ class Processes:
                 f"{started} processes were started, but accelerate sees {self.count}: without GPUs it needs "
                 "`accelerate launch --cpu` or ACCELERATE_USE_CPU=true"
             )
+        # Collectives of training end with an error after some minutes; those of this group do not.
+        self._patient = distributed.new_group(backend="gloo", timeout=_PATIENCE) if self.count > 1 else None
         is_spread = shards_weights and self.count > 1
         self._mesh = init_device_mesh(self._accelerator.device.type, (self.count,)) if is_spread else None
 
@@ -118,6 +126,30 @@ class Processes:
         """All processes' items, in the order of the processes."""
         return items if self.count == 1 else list(gather_object(items))
 
+    def by_main(self, write: Callable[[], object]) -> None:
+        """Have the main process write something while the others wait, however long that takes.
+
+        Raises:
+            ChunkGrpoError: Writing failed; of the same type in all processes.
+            TransientError: The main process has ended.
+        """
+        if self.count == 1:
+            write()
+            return
+        failure: list[ChunkGrpoError | None] = [None]
+        if self.is_main:
+            try:
+                with _announced():
+                    write()
+            except ChunkGrpoError as error:
+                failure = [error]
+        try:
+            distributed.broadcast_object_list(failure, src=0, group=self._patient)
+        except RuntimeError as error:
+            raise TransientError("another process has ended while the main one wrote a checkpoint") from error
+        if failure[0] is not None:
+            raise failure[0]
+
     def share_of(self, total: int, what: str) -> range:
         """This process's part of `total` things, as large as that of each other process.
 
@@ -130,3 +162,17 @@ class Processes:
             )
         size = total // self.count
         return range(self.index * size, (self.index + 1) * size)
+
+
+@contextmanager
+def _announced() -> Iterator[None]:
+    """Inside, the file that the launcher looks at is there."""
+    if SAVING not in os.environ:
+        yield
+        return
+    file = Path(os.environ[SAVING])
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()

@@ -155,19 +155,13 @@ class Trainer:
         self._should_stop = should_stop
         total = self._settings.iterations
         try:
-            with Meter(f"training, seed {self._seed}", total, self._done) as meter:
-                self._watch_if_due()
-                while self._done < total and not self._processes.any(self._monitor.should_stop()):
-                    self._iterate(self._done + 1)
-                    self._watch_if_due()
-                    meter.advance(note=self._reward_so_far())
-                    self._save_if_due()
+            if self._is_stopped_before(total):
+                self._save()
+                raise TransientError(
+                    f"stopped after iteration {self._done} of {total}; kept in {self._checkpoints.newest_path()}. "
+                    "Run the same command again; training goes on from there."
+                )
             self._journal.end()
-        except _StopError:
-            self._save()
-            raise TransientError(
-                f"stopped after iteration {self._done} of {total}; run again to go on"
-            ) from None
         except DataError as error:
             where = f"iteration {self._done + 1}, process {self._processes.index}"
             last = self._checkpoints.newest_path() or "the base model"
@@ -177,6 +171,20 @@ class Trainer:
             self._journal.close()
         return self._rows
 
+    def _is_stopped_before(self, total: int) -> bool:
+        """Train to iteration `total` or until the held-out score stops getting better; whether a stop came first."""
+        try:
+            with Meter(f"training, seed {self._seed}", total, self._done) as meter:
+                self._watch_if_due()
+                while self._done < total and not self._processes.any(self._monitor.should_stop()):
+                    self._iterate(self._done + 1)
+                    self._watch_if_due()
+                    meter.advance(note=self._reward_so_far())
+                    self._save_if_due()
+        except _StopError:
+            return True
+        return False
+
     def save_policies(self, folder: Path) -> None:
         """Write the trained policy to `folder`/transformer and, if it is kept, the best one to `folder`/best.
 
@@ -184,8 +192,7 @@ class Trainer:
         """
         with self._averaged():
             trained = self._family.trainable_state()
-            if self._processes.is_main:
-                self._family.save_transformer(trained, folder / "transformer")
+            self._processes.by_main(lambda: self._family.save_transformer(trained, folder / "transformer"))
         if self._processes.is_main and self._settings.heldout.keep_best:
             best = self._best.latest()
             if best is not None:
@@ -309,10 +316,9 @@ class Trainer:
         iteration = self._done
         with self._averaged():
             measured = self._monitor.measure(self._family, self._method.grid.times, iteration, self._check)
-            if measured.is_best and self._settings.heldout.keep_best:
-                best = self._family.trainable_state()
-                if self._processes.is_main:
-                    self._best.save(TrainingState(iteration, best, {}, []))
+            if self._settings.heldout.keep_best and self._processes.gather([measured.is_best])[0]:
+                best = TrainingState(iteration, self._family.trainable_state(), {}, [])
+                self._processes.by_main(lambda: self._best.save(best))
         self._tell(iteration, measured.metrics)
         self._trackers.log_images(iteration, "heldout", as_pictures(measured.images[:PICTURES_SHOWN]))
 
@@ -376,8 +382,7 @@ class Trainer:
             rows=self._rows,
             extra=extra,
         )
-        if self._processes.is_main:
-            self._checkpoints.save(state)
+        self._processes.by_main(lambda: self._checkpoints.save(state))
 
 
 def _tuning(settings: TrainParams) -> TuningOptions:

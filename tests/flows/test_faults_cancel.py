@@ -10,8 +10,21 @@ import pytest
 
 from infra.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
 from tests.flows.faults import child_of, served
+from tests.small_pipeline import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+SLOW_SAVE = """
+import signal
+def save(number, frame):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(45)
+    Path(os.environ["PREFECT_HOME"], "saved").touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+"""
+"""Of a stage that saves a large checkpoint."""
 
 
 @pytest.fixture
@@ -47,3 +60,28 @@ def test_cancelling_a_run_ends_all_its_trainings(watch: Watch) -> None:
     quick = {name: each | {"eta": 0.5} for name, each in variants.items()}
     after = watch.start(preset="smoke", until="train", overrides={"variants": quick})
     assert watch.ended(after, 180)["state_type"] == "COMPLETED"
+
+
+def test_a_training_saves_its_checkpoint_though_prefect_ends_its_run_before(
+    tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell
+) -> None:
+    def make(folder: Path) -> Path:
+        root = make_pipeline(folder)
+        work = root / "stages" / "work.py"
+        work.write_text(work.read_text().replace("kind, out =", SLOW_SAVE + "kind, out =", 1))
+        shell(root, "git", "commit", "--quiet", "--all", "--message", "slow")
+        return root
+
+    with served(tmp_path / "served", make) as watch:
+        variants = {"a": {"objective": "chunk", "plan": "guided", "eta": 600.0}}
+        run = watch.start(preset="smoke", until="train@a", overrides={"variants": variants})
+        wait_for(lambda: watch.children(run, "train@a"), 120, "the training")
+        child = child_of(watch, run, "train@a")
+        wait_for(lambda: watch.stage(child, "stages.work train"), 60, "its process")
+        engine, start = watch.engine(child), time.monotonic()
+        watch.cancel(run)
+        seconds_until_gone([engine], 44)
+        gone = time.monotonic() - start
+        assert not (watch.prefect.home / "saved").exists()
+        wait_for((watch.prefect.home / "saved").exists, 60, "the checkpoint")
+        print(f"the run gone after {gone:.1f} s, saved after {time.monotonic() - start:.1f} s")  # noqa: T201

@@ -73,7 +73,8 @@ def test_every_base_image_is_pinned() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_runs_without_root_under_an_init_and_knows_its_health(target: str) -> None:
     assert STAGES[target].all("USER") == [f"{UID}:{UID}"]
-    assert last(target, "ENTRYPOINT") == '["tini", "--"]'
+    lingers = "" if target == "dispatcher" else ', "python", "-m", "infra.linger"'
+    assert last(target, "ENTRYPOINT") == f'["tini", "--"{lingers}]'
     assert "CMD" in last(target, "HEALTHCHECK")
     assert "--with-healthcheck" in last(target, "CMD")
     assert last(target, "VOLUME") == HOME

@@ -320,7 +320,8 @@ def test_ending_leaves_no_process(
     pipeline: Path, how: str, deaf: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception in here, as Prefect raises on SIGTERM, or `stop` from another thread: not even a deaf one stays."""
-    monkeypatch.setattr(commands, "STOP_SECONDS", 1.0)
+    monkeypatch.setattr(commands, "stop_seconds", lambda: 1.0)
+    monkeypatch.setattr(commands, "STOP_MARGIN", 0.0)
     outcome(pipeline, "prepare")
     set_variant(pipeline, "a", eta=60.0)
     if deaf:

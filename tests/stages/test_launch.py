@@ -1,6 +1,8 @@
 """A stage in several processes: one command line, one exit code, one that writes."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,20 +11,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chunk_grpo.artifacts import read_manifest, read_table
 from stages import _launch
-from stages._launch import PROCESSES, STOP_SECONDS, run_processes
+from stages._launch import PROCESSES, run_processes
 from tests.conftest import ROOT, VARIANT, Workspace
 
 STAGE = '''"""A stage for tests, in two processes."""
 import os, sys, time
+from chunk_grpo.stopping import STOP, begin
+begin()
 from dataclasses import dataclass, field
 from pathlib import Path
 from chunk_grpo.errors import DataError, TransientError
-from stages._launch import run_processes
-from stages._stage import STOP, argument
+from stages._launch import FAIL_SECONDS, run_processes
+from stages._stage import argument
 
 @dataclass(frozen=True)
 class Arguments:
@@ -36,6 +41,21 @@ def main(params, arguments):
         raise DataError("all of us")
     if arguments.work == "the second fails" and rank == "1":
         raise KeyError("the second")
+    if arguments.work == "the second fails while the first saves":
+        if rank == "1":
+            time.sleep(0.5)
+            os.kill(os.getpid(), 9)
+        Path(os.environ["CHUNK_GRPO_SAVING"]).touch()
+        time.sleep(0.5 + FAIL_SECONDS + 2)
+        Path(arguments.out, rank).write_text("saved")
+        Path(os.environ["CHUNK_GRPO_SAVING"]).unlink()
+        time.sleep(60)  # for the other one
+    if arguments.work == "hang":
+        with STOP.deferred():
+            while not STOP.requested:
+                time.sleep(0.01)
+            Path(arguments.out, rank).write_text("asked")
+            time.sleep(60)
     if arguments.work in ("wait", "the second fails"):
         with STOP.deferred():
             while not STOP.requested:
@@ -72,6 +92,7 @@ class Started:
             env=self.environment(**variables),
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         ) as process:
             try:
                 yield process
@@ -127,17 +148,54 @@ def test_the_failure_of_one_ends_all_with_its_message(started: Started) -> None:
     assert started.says(0) == "2 true"  # it waited, and was ended
 
 
-def test_sigterm_reaches_all_and_each_may_save(started: Started) -> None:
+@pytest.mark.parametrize(
+    ("reaches", "number"),
+    [("the launcher", signal.SIGTERM), ("all", signal.SIGINT), ("the launcher", signal.SIGHUP)],
+)
+def test_a_stop_reaches_all_each_may_save_and_it_is_told_once(
+    reaches: str, number: signal.Signals, started: Started
+) -> None:
+    """A terminal sends it to all of them."""
     with started.start("wait") as process:
         wait_until(started.both)
         time.sleep(0.2)
-        start = time.monotonic()
-        process.terminate()
+        process.send_signal(number) if reaches == "the launcher" else os.killpg(process.pid, number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 75
     assert started.says(0) == started.says(1) == "saved"
-    assert "Traceback" not in errors
-    assert time.monotonic() - start < STOP_SECONDS
+    name = number.name if reaches == "all" else "SIGTERM"
+    assert re.fullmatch(f"error: stopped by ({name}|SIGTERM). [^\n]*\n", errors)
+
+
+def test_a_second_ctrl_c_ends_all_at_once(started: Started) -> None:
+    with started.start("hang") as process:
+        wait_until(started.both)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: started.says(0) == started.says(1) == "asked")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (75, "")
+
+
+def test_processes_that_hang_are_killed_when_the_time_of_a_stop_is_over(started: Started) -> None:
+    with started.start("hang", CHUNK_GRPO_STOP_SECONDS="2") as process:
+        wait_until(started.both)
+        process.terminate()
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 137
+    assert errors == (
+        "process 0 of 2 was killed 2 s after the stop (CHUNK_GRPO_STOP_SECONDS): what it was saving is lost\n"
+    )
+
+
+def test_after_a_failure_the_others_have_the_time_of_a_stop_while_the_first_one_saves(
+    started: Started,
+) -> None:
+    with started.start("the second fails while the first saves") as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 137
+    assert errors == "process 1 of 2 was ended by SIGKILL\n"
+    assert started.says(0) == "saved"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's own")
@@ -183,7 +241,6 @@ def test_processes_that_somebody_else_started_start_no_more(monkeypatch: pytest.
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv(PROCESSES, "4")
     monkeypatch.setattr(_launch, "run_stage", lambda main, arguments: 42)
-    monkeypatch.setattr(_launch, "begin", lambda: None)
     monkeypatch.setattr(
         _launch, "launch", lambda *arguments, **options: 43
     )  # or the test runner would start itself
@@ -226,6 +283,50 @@ def test_training_in_two_processes_is_stopped_goes_on_and_ends_the_same(shared: 
     assert "Traceback" not in errors
     assert not (shared.artifacts / "train" / VARIANT).exists()
     assert finish(shared) == whole
+
+
+SLOW_SAVE = """
+import sys, time
+from pathlib import Path
+from chunk_grpo.stopping import begin
+begin()
+from chunk_grpo.training.checkpoint import CheckpointStore
+from stages._launch import run_processes
+from stages.train import Arguments, main, prompts_of_update
+
+save = CheckpointStore.save
+
+def slowly(self, state):
+    Path("saving").touch()
+    time.sleep(10)
+    save(self, state)
+
+CheckpointStore.save = slowly
+sys.exit(run_processes(main, Arguments, divisible=prompts_of_update))
+"""
+
+
+@pytest.mark.slow
+def test_all_processes_wait_until_the_first_one_has_saved(shared: Workspace) -> None:
+    shared.edit(lambda raw: raw["train"].update(checkpoint_every=4))
+    shutil.rmtree(shared.root / "logs")
+    (shared.root / "slow.py").write_text(SLOW_SAVE)
+    command = [sys.executable, "slow.py", *shared.options("train")[1]]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=shared.root, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: any((shared.root / "logs").rglob("progress.jsonl")), 120)
+        process.terminate()
+        wait_until((shared.root / "saving").exists)
+        pair = psutil.Process(process.pid).children()
+        while not (kept := list((shared.root / ".ckpt").glob("*/seed-0/iteration-*.pt"))):
+            assert [each.status() != psutil.STATUS_ZOMBIE for each in pair] == [True, True]
+            time.sleep(0.1)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert errors.count("error: ") == 1
+    assert f"; kept in {kept[0].relative_to(shared.root)}. Run the same command again" in errors
 
 
 @pytest.mark.slow

@@ -216,7 +216,9 @@ def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 75
-    assert re.search(r"error: stopped after iteration [1-5] of 6; run again to go on\n", errors)
+    assert re.search(
+        r"error: stopped after iteration ([1-5]) of 6; kept in \S+/iteration-00000\1\.pt\. Run", errors
+    )
     assert "Traceback" not in errors
     assert not target.exists()
     assert len(list((workspace.root / ".ckpt").glob("*/seed-0/*.pt"))) >= 1

@@ -1,0 +1,334 @@
+"""Kill or interrupt `dvc repro` of a real training at random moments, and compare what comes out, byte by byte.
+
+    python -m infra.drills.stops --seed 0 --count 30
+
+One process and two take turns, and so do moments after the start of DVC and after that of the training. COUNT times
+SIGKILL hits DVC, the training, or one of two processes; COUNT times SIGINT hits the whole process group, as Ctrl-C
+does. Each time no process may be left, nothing may be lost but what is told, and the same command then goes on to the
+bytes of an undisturbed training. All runs in a clone of this repository at its commit, with a DVC cache of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from dvc.utils.hydra import compose_and_dump
+from rich.console import Console
+
+from chunk_grpo.git import resolved
+from chunk_grpo.orchestration.clones import make_clone
+from chunk_grpo.training.journal import FILE, Record, read_journal
+from infra.drills.training import STAGE, VARIANT, compare
+from infra.drills.watch import DrillError, lives, load, wait_for
+from infra.setup import ROOT
+
+ITERATIONS, CHECKPOINT_EVERY = 12, 4
+OVERRIDES = [
+    "preset=smoke",
+    "train.prompts_per_iteration=4",  # which two processes can share
+    f"train.iterations={ITERATIONS}",
+    f"train.checkpoint_every={CHECKPOINT_EVERY}",
+]
+_END_SECONDS = 30.0  # for a checkpoint and the end of all processes, on a busy machine
+_KEPT = re.compile(r"stopped after iteration (\d+) of \d+; kept in (\S+)\. Run")
+
+Victim = Literal["dvc", "launcher", "process", "group"]
+
+
+@dataclass
+class Repository:
+    """A clone in which a training is run by DVC.
+
+    Attributes:
+        root: Its folder.
+        processes: How many train together.
+    """
+
+    root: Path
+    processes: int = 1
+
+    @property
+    def folder(self) -> Path:
+        """The outputs of the training."""
+        return self.root / "artifacts" / "train" / VARIANT
+
+    def checkpoints(self) -> list[Path]:
+        """The oldest first."""
+        return sorted(self.root.glob(".ckpt/*/seed-*/iteration-*.pt"), key=lambda path: path.name)
+
+    def newest(self) -> int:
+        """Iteration of the newest checkpoint; 0 when there is none."""
+        return max((iteration_of(path) for path in self.checkpoints()), default=0)
+
+    def journal(self) -> Record | None:
+        """What the newest process that trained has written as it went on."""
+        return read_journal(self.root / "logs" / VARIANT / "seed-0" / FILE)
+
+    def trains_since(self, moment: float) -> bool:
+        """Whether a process has begun to train after that time."""
+        record = self.journal()
+        return record is not None and record.started > moment
+
+    def outputs(self) -> dict[str, bytes]:
+        """Weights and metrics."""
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
+
+    @contextmanager
+    def repro(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+        """`dvc repro` in a session of its own."""
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "CHUNK_GRPO_PROCESSES": str(self.processes),
+            "DVC_NO_ANALYTICS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        with subprocess.Popen(
+            [sys.executable, "-m", "dvc", "repro", *options, STAGE],
+            cwd=self.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                for left in session(process.pid):
+                    with suppress(psutil.NoSuchProcess):
+                        left.kill()
+
+    def finish(self) -> float:
+        """Train to the end; how many seconds that took.
+
+        Raises:
+            DrillError: It failed, or it left checkpoints.
+        """
+        start = time.monotonic()
+        with self.repro("--single-item", "--force") as process:
+            told, _ = process.communicate()
+        if process.returncode != 0 or self.checkpoints():
+            raise DrillError(f"dvc repro ended with {process.returncode}, {self.checkpoints()}:\n{told}")
+        return time.monotonic() - start
+
+
+@dataclass
+class Story:
+    """What happened.
+
+    Attributes:
+        hits: How often each victim was hit.
+        resumed: Iterations of the checkpoints that training went on from.
+        kept: How often a stopped training told which checkpoint it had saved.
+        slowest: The longest time until all processes had ended, in seconds.
+    """
+
+    hits: dict[str, int] = field(default_factory=dict)
+    resumed: list[int] = field(default_factory=list)
+    kept: int = 0
+    slowest: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"hit {self.hits}; all ended within {self.slowest:.1f} s; {self.kept} told what they kept; "
+            f"went on from iterations {sorted(self.resumed)}"
+        )
+
+
+def main() -> int:
+    """The exit status is 1 when something is not as it must be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.drills.stops",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
+    parser.add_argument("--count", type=int, default=30, help="of kills, and of interrupts")
+    options = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"seed {options.seed}; {load()}")
+    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
+        try:
+            story = drill(Path(folder, "repository"), options.seed, options.count, console)
+        except DrillError as error:
+            console.print(f"error: {error}", style="bold red", markup=False)
+            return 1
+    console.print(f"The same bytes after {2 * options.count} hits; {story}; {load()}")
+    return 0
+
+
+def drill(root: Path, seed: int, count: int, console: Console) -> Story:
+    """Prepare, then hit and go on, again and again.
+
+    Raises:
+        DrillError: Something is not as it must be.
+    """
+    made = Repository(root)
+    prepare(made)
+    untouched: dict[int, Mapping[str, bytes]] = {}
+    moments: dict[int, tuple[float, float]] = {}
+    for processes in (1, 2):
+        made.processes = processes
+        seconds = made.finish()
+        record = made.journal()
+        assert record is not None and record.ended is not None
+        moments[processes] = seconds, record.ended - record.started
+        untouched[processes] = made.outputs()
+        console.print(
+            f"undisturbed, {processes} processes: {seconds:.1f} s, training {moments[processes][1]:.1f} s"
+        )
+    story = Story()
+    for number, (victim, random_) in enumerate(islice(hits(seed), 2 * count)):
+        made.processes = 2 if victim == "process" else 1 + number // 2 % 2
+        trains = number // 4 % 2 == 0
+        delay = random_.uniform(0, moments[made.processes][trains])
+        told = hit(made, victim, delay, random_, story, trains=trains)
+        newest = made.newest()
+        made.finish()
+        record = made.journal()
+        if record is None or record.heading.done != newest:
+            raise DrillError(
+                f"hit {number}: went on from {record and record.heading.done}, kept was {newest}"
+            )
+        story.resumed += [newest] if newest else []
+        compare(dict(untouched[made.processes]), made.outputs())
+        console.print(f"hit {number}, {made.processes} processes: {told}; went on from {newest}")
+    return story
+
+
+def prepare(made: Repository) -> None:
+    """A clone, in which all stages before the training and the training itself ran once."""
+    make_clone(ROOT, resolved(ROOT, "HEAD"), made.root)
+    compose_and_dump(
+        made.root / "params.yaml", str(made.root / "conf"), None, "config", str(made.root), OVERRIDES
+    )
+    with made.repro() as process:
+        told, _ = process.communicate()
+    if process.returncode != 0:
+        raise DrillError(f"dvc repro ended with {process.returncode}:\n{told}")
+
+
+def hits(seed: int) -> Iterator[tuple[Victim, random.Random]]:
+    """Who is hit, kills and interrupts in turns."""
+    random_ = random.Random(seed)
+    victims: tuple[Victim, ...] = ("dvc", "launcher", "process")
+    while True:
+        yield random_.choice(victims), random_
+        yield "group", random_
+
+
+def hit(
+    made: Repository, victim: Victim, delay: float, random_: random.Random, story: Story, *, trains: bool
+) -> str:
+    """Start, wait, hit, and look what is left; in words what happened.
+
+    Raises:
+        DrillError: A process is left, or something is lost that was not told.
+    """
+    before, begun = made.newest(), time.time()
+    with made.repro("--single-item", "--force") as process:
+        if trains:
+            wait_for(lambda: process.poll() is not None or made.trains_since(begun), 300, "the training")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(delay)
+        number = signal.SIGINT if victim == "group" else signal.SIGKILL
+        name = strike(process.pid, victim, random_)
+        start = time.monotonic()
+        wait_for(
+            lambda: not session(process.pid), _END_SECONDS, f"the end of all after {number.name} to {name}"
+        )
+        gone = time.monotonic() - start
+        told = process.communicate()[0]
+    story.hits[name] = story.hits.get(name, 0) + 1
+    story.slowest = max(story.slowest, gone)
+    if made.newest() < before:
+        raise DrillError(f"checkpoint {before} was lost: {told}")
+    if victim == "group":
+        story.kept += check_interrupt(made, told, begun)
+    since = "training for" if trains else "started for"
+    return f"{number.name} to {name}, {since} {delay:.2f} s, all ended {gone:.1f} s later"
+
+
+def strike(leader: int, victim: Victim, random_: random.Random) -> str:
+    """Send the signal; who got it. Where the training has not begun or has ended, that is DVC."""
+    if victim == "group":
+        with suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGINT)
+        return "group"
+    trainings = sorted(process.pid for process in session(leader) if is_training(process))
+    chosen, name = leader, "dvc"
+    if trainings and victim == "launcher":
+        chosen, name = trainings[0], "launcher"
+    elif len(trainings) > 1 and victim == "process":
+        chosen, name = random_.choice(trainings[1:]), "process"
+    with suppress(ProcessLookupError):
+        os.kill(chosen, signal.SIGKILL)
+    return name
+
+
+def check_interrupt(made: Repository, told: str, begun: float) -> bool:
+    """Whether a training told what it kept, as it has to from its first iteration on.
+
+    Raises:
+        DrillError: It told another thing than what is there, it lost an iteration, or it has a traceback.
+    """
+    stage = told.partition("Running stage")[2]
+    if "Traceback" in stage:
+        raise DrillError(f"a traceback:\n{told}")
+    record = made.journal()
+    trained = record is not None and record.started > begun and record.ended is None
+    found = _KEPT.search(stage)
+    if found is None:
+        if trained:
+            raise DrillError(f"a training that was stopped told nothing of what it kept:\n{told}")
+        return False
+    assert record is not None
+    path = made.checkpoints()[-1].relative_to(made.root)
+    if Path(found[2]) != path or int(found[1]) != iteration_of(path):
+        raise DrillError(f"told {found[0]}, the newest checkpoint is {path}")
+    if iteration_of(path) < max(record.metrics):
+        raise DrillError(f"iteration {max(record.metrics)} was done, kept is {path}")
+    return True
+
+
+def session(leader: int) -> list[psutil.Process]:
+    """The live processes of a session."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == leader and lives(process):
+                found.append(process)
+    return found
+
+
+def is_training(process: psutil.Process) -> bool:
+    """Whether it is the stage's own, and not DVC's, whose command line names the stage otherwise."""
+    with suppress(psutil.NoSuchProcess):
+        return "stages.train" in process.cmdline()
+    return False
+
+
+def iteration_of(checkpoint: Path) -> int:
+    """The iteration in a checkpoint's name."""
+    return int(checkpoint.stem.removeprefix("iteration-"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""infra/linger.py: a container lives as long as a training that saves; and all templates give it one time to do so."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chunk_grpo.orchestration.commands import STOP_MARGIN
+from chunk_grpo.stopping import STOP_SECONDS
+from infra import local_prefect
+from infra.linger import MARGIN
+from tests.infra.deployment_files import INFRA, ROOT, rendered, template
+
+STAGE = """
+import signal, sys, time
+from pathlib import Path
+def save(number, frame):
+    time.sleep(1)
+    Path("saved").touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+Path("begun").touch()
+time.sleep(60)
+"""
+COMMAND = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "stage.py"], start_new_session=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(3)
+"""
+"""Starts a stage in a session of its own, and does not care for it."""
+
+CONTAINER_SECONDS = STOP_SECONDS + 30
+"""Of a container, from the request to SIGKILL."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="in containers alone")
+@pytest.mark.parametrize(("by", "code"), [("itself", 3), ("SIGTERM", 128 + signal.SIGTERM)])
+def test_what_the_command_leaves_is_asked_to_end_and_waited_for(by: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "stage.py").write_text(STAGE)
+    command = [
+        *(sys.executable, "-m", "infra.linger"),
+        *(sys.executable, "-c", COMMAND, "2" if by == "itself" else "60"),
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if by == "SIGTERM":
+            process.terminate()
+        assert process.wait(30) == code
+    assert (tmp_path / "saved").exists()
+
+
+def test_each_waits_longer_than_what_it_waits_for() -> None:
+    assert 0 < STOP_MARGIN < min(MARGIN, local_prefect.STOP_MARGIN) < CONTAINER_SECONDS - STOP_SECONDS
+
+
+@pytest.mark.parametrize("pool", ["cpu", "gpu"])
+def test_a_pod_has_the_time_of_a_stop(pool: str) -> None:
+    job = rendered(template("kubernetes", pool))["job_manifest"]
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == CONTAINER_SECONDS
+
+
+@pytest.mark.parametrize(("pool", "seconds"), [("gpu", CONTAINER_SECONDS), ("cpu", 120)])
+def test_a_task_of_ecs_has_the_time_of_a_stop(pool: str, seconds: int) -> None:
+    """Fargate, which has no GPUs, allows 120 s at most."""
+    base = rendered(template("aws", pool))
+    (container,) = base["task_definition"]["containerDefinitions"]
+    assert (container["stopTimeout"], base["task_run_request"]["launchType"]) == (
+        seconds,
+        "EC2" if pool == "gpu" else "FARGATE",
+    )
+
+
+def test_a_worker_of_compose_has_the_time_of_a_stop() -> None:
+    services = yaml.safe_load((INFRA / "compose.yaml").read_text("utf-8"))["services"]
+    for name in ("worker-cpu", "worker-gpu", "worker-gpu-without-gpu"):
+        assert services[name]["stop_grace_period"] == f"{CONTAINER_SECONDS}s"
+
+
+def test_the_documents_have_these_times() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    assert f"TimeoutStopSec={CONTAINER_SECONDS}\n" in text
+    assert re.search(rf"CHUNK_GRPO_STOP_SECONDS[^\n]*\b{STOP_SECONDS}\b", text)

@@ -1,0 +1,262 @@
+"""chunk_grpo/stopping.py: a stage's process ends with its parent and by a signal, from its first milliseconds on."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chunk_grpo.errors import ConfigError, Stopped
+from chunk_grpo.stopping import STOP_SECONDS, STOP_VARIABLE, StopSignal, stop_seconds
+
+ROOT = Path(__file__).resolve().parents[1]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's own")
+
+SLOW = """
+from pathlib import Path
+Path("begun").touch()
+import time
+time.sleep(60)
+"""
+"""A stage's module that is long at its imports."""
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+from chunk_grpo.errors import Stopped
+from chunk_grpo.progress import Meter
+from chunk_grpo.stopping import STOP
+
+try:
+    with STOP.raised(), STOP.deferred():
+        with Meter("training", 10**9) as meter:
+            Path("begun").touch()
+            while not STOP.requested:
+                time.sleep(0.01)
+            for _ in range(100):  # the end of the iteration
+                meter.advance()
+                time.sleep(0.01)
+                print("a line", flush=True)
+        for _ in range(int(sys.argv[1])):
+            time.sleep(0.1)
+        Path("checkpoint").touch()
+except Stopped as error:
+    sys.exit(error.exit_code)
+"""
+"""A stage's module that shows its progress, and saves when it is stopped; its argument is how slowly."""
+
+DVC = """
+import os, subprocess, sys
+os.environ["DVC_STAGE"] = "dvc.yaml:slow"
+child = subprocess.Popen([sys.argv[1], "-c", f"exec {sys.executable} -m stages.slow"])
+print(child.pid, flush=True)
+child.wait()
+"""
+"""As DVC does: starts a stage by a shell, in its own process group."""
+
+ADOPTING = """
+import os, subprocess, sys, time
+from chunk_grpo.orchestration import guard
+guard.adopt_orphans()
+dvc = subprocess.Popen([sys.executable, *sys.argv[1:]], start_new_session=True, stdout=subprocess.PIPE)
+child = int(dvc.stdout.readline())
+os.kill(child, 19)  # it stops before it can tell the kernel anything
+dvc.kill()
+dvc.wait()
+os.kill(child, 18)
+print(os.waitpid(child, 0)[1], flush=True)
+"""
+"""Adopts the orphans of what it starts, as a container's or a session's first process does."""
+
+
+_LOGIN = """
+import fcntl, os, sys, termios
+os.setsid()
+terminal = int(sys.argv[1])
+fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+for output in (0, 1, 2):
+    os.dup2(terminal, output)
+os.execv(sys.executable, [sys.executable, "-m", "stages.training", "1"])
+"""
+"""Becomes a stage with the terminal of that number as its own."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With stages of its own below the real `stages/__init__.py`."""
+    (tmp_path / "stages").mkdir()
+    for name, text in {"__init__": (ROOT / "stages/__init__.py").read_text(), "slow": SLOW}.items():
+        (tmp_path / "stages" / f"{name}.py").write_text(text)
+    (tmp_path / "stages" / "training.py").write_text(TRAINING)
+    return tmp_path
+
+
+@contextmanager
+def started(folder: Path, *command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A Python process in that folder, killed on leaving."""
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    with subprocess.Popen(  # type: ignore[call-overload]
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(happened: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_stop_signal_at_the_imports_ends_with_one_sentence(number: signal.Signals, folder: Path) -> None:
+    with started(folder, "-m", "stages.slow") as process:
+        wait_until((folder / "begun").exists, "begun")
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 75
+    assert errors == (
+        f"error: stopped by {number.name}. Run the same command again; "
+        "a training goes on from its newest checkpoint.\n"
+    )
+
+
+@linux
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize("delay", [0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.3])
+def test_a_stage_ends_with_dvc_at_any_moment(shell: str, delay: float, folder: Path) -> None:
+    with started(folder, "-c", DVC, shell, start_new_session=True) as dvc:
+        assert dvc.stdout is not None
+        child = int(dvc.stdout.readline())
+        time.sleep(delay)
+        dvc.kill()
+    wait_until(lambda: has_ended(child), "the stage's end")
+
+
+@linux
+def test_a_stage_that_is_adopted_before_it_told_the_kernel_ends(folder: Path) -> None:
+    with started(folder, "-c", ADOPTING, "-c", DVC, "dash") as reaper:
+        told, errors = reaper.communicate(timeout=20)
+    assert os.waitstatus_to_exitcode(int(told)) == 75, errors
+    assert not (folder / "begun").exists()
+
+
+@linux
+def test_dvc_ends_with_make(folder: Path) -> None:
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    dvc = folder / "bin" / "dvc"
+    dvc.write_text("#!/bin/sh\necho $$ > pid.new\nmv pid.new pid\nexec sleep 60\n")
+    dvc.chmod(0o755)
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.installed", f"BIN={dvc.parent}", "run"]
+    (folder / "chunk_grpo").symlink_to(ROOT / "chunk_grpo")
+    with subprocess.Popen(command, cwd=folder) as make:
+        wait_until((folder / "pid").exists, "dvc")
+        make.kill()
+    wait_until(lambda: has_ended(int((folder / "pid").read_text())), "the end of dvc")
+
+
+def test_the_second_ctrl_c_ends_a_training_that_saves_at_once(folder: Path) -> None:
+    with started(folder, "-m", "stages.training", "600") as process:
+        wait_until((folder / "begun").exists, "begun")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)  # as the launcher passes it on: no second Ctrl-C
+        time.sleep(1.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in errors
+    assert not (folder / "checkpoint").exists()
+
+
+def test_a_training_is_saved_when_its_terminal_closes(folder: Path) -> None:
+    """The line discipline sends SIGHUP to the session's leader; no byte can be written any more."""
+    keeper, terminal = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-c", _LOGIN, str(terminal)], cwd=folder, env=environment, pass_fds=[terminal]
+    ) as process:
+        os.close(terminal)
+        wait_until((folder / "begun").exists, "begun")
+        os.close(keeper)
+        assert process.wait(20) == 75
+    assert (folder / "checkpoint").exists()
+
+
+def test_a_training_is_saved_when_nobody_reads_its_lines(folder: Path) -> None:
+    """As when Prefect has killed the flow run, 30 s after it asked it to end."""
+    ours, theirs = os.pipe()
+    with started(folder, "-m", "stages.training", "1", stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        wait_until((folder / "begun").exists, "begun")
+        os.close(ours)
+        process.terminate()
+        assert process.wait(20) == 75
+    assert (folder / "checkpoint").exists()
+
+
+def test_an_ignored_signal_stays_ignored(folder: Path) -> None:
+    """nohup ignores SIGHUP, a shell ignores SIGINT for what it runs in the background."""
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'stages.slow'])"
+    )
+    with started(folder, "-c", ignoring) as process:
+        wait_until((folder / "begun").exists, "begun")
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(10) == 75
+
+
+def test_a_stop_raises_or_waits_as_it_is_asked_to() -> None:
+    stop = StopSignal()
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), stop.raised():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    patient, reached = StopSignal(), False
+    with pytest.raises(Stopped, match="stopped by SIGHUP"), patient.raised(), patient.deferred():
+        os.kill(os.getpid(), signal.SIGHUP)
+        while not patient.requested:
+            time.sleep(0.01)
+        reached = True
+    assert reached
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_time_of_a_stop_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stop_seconds() == STOP_SECONDS
+    monkeypatch.setenv(STOP_VARIABLE, "90")
+    assert stop_seconds() == 90
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1.5", ""])
+def test_a_time_of_a_stop_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, value)
+    with pytest.raises(ConfigError, match=f"{STOP_VARIABLE}: must be a number of seconds, at least 1, got "):
+        stop_seconds()

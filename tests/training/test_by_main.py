@@ -1,0 +1,52 @@
+"""Processes that wait while the main one writes."""
+
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from tests.training.test_processes import environment
+
+
+def run(what: str) -> list[tuple[int, str, str]]:
+    """Exit code, output and messages of both."""
+    with socket.socket() as probe, ExitStack() as stack:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        pair = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.training.by_main", what],
+                    env=environment(rank, port),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(2)
+        ]
+        told = [process.communicate(timeout=120) for process in pair]
+        return [(process.returncode, *texts) for process, texts in zip(pair, told, strict=True)]
+
+
+def test_the_others_wait_longer_than_a_collective_may_take() -> None:
+    for code, out, errors in run("slow"):
+        assert (code, out) == (0, "waited True\n"), errors
+
+
+def test_all_fail_as_the_main_process_does() -> None:
+    for code, out, errors in run("full"):
+        assert (code, out) == (3, "DataError: no space left\n"), errors
+
+
+@pytest.mark.timeout(120)
+def test_the_others_hear_at_once_that_the_main_process_was_killed() -> None:
+    main, other = run("killed")
+    assert main[0] == -9
+    assert other[:2] == (
+        75,
+        "TransientError: another process has ended while the main one wrote a checkpoint\n",
+    ), other[2]
