@@ -11,10 +11,7 @@ from pathlib import Path
 
 import torch
 
-import chunk_grpo
-import stages
 from chunk_grpo.artifacts import (
-    input_file,
     output_dir,
     read_json,
     read_table,
@@ -34,14 +31,12 @@ from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.trainer import Places, Task, Trainer
 from stages._inputs import load_model, read_prompts
+from stages._kept import KEPT, add_code, add_files
 from stages._launch import run_processes
 from stages._stage import STOP, argument
 
 TIMED = ("seconds_", "rate_")
 """Metrics that a clock gave: they differ from run to run and are kept apart."""
-
-CHECKPOINTS = Path(".ckpt")
-"""Outside DVC's outputs, which are deleted before a run; a folder here goes away when its stage succeeds."""
 
 LOGS = Path("logs")
 """Of the trackers, to look at; outside DVC's outputs, because they hold clock times."""
@@ -74,24 +69,15 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
     variant = content["variants"][arguments.variant]
     plan = content["chunks"]["plans"][variant["plan"]]
     digest = hashlib.sha256(json.dumps([sections, arguments.variant, variant, plan]).encode())
-    for package in (chunk_grpo.__file__, stages.__file__):
-        for path in sorted(Path(package).parent.rglob("*.py")):
-            digest.update(path.read_bytes())
+    add_code(digest)
     # The base policy's own files; a hub id has none here, and its revision is pinned.
     for part in ("transformer", "vae"):
         for path in sorted(Path(params.model.checkpoint, part).glob("*.*")):
             with path.open("rb") as stream:
                 while block := stream.read(2**24):
                     digest.update(block)
-    for location in (
-        arguments.prompts,
-        arguments.index,
-        arguments.tensors,
-        arguments.plan,
-        arguments.scorers,
-    ):
-        with input_file(location) as path:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    inputs = (arguments.prompts, arguments.index, arguments.tensors, arguments.plan, arguments.scorers)
+    add_files(digest, inputs)
     return digest.hexdigest()[:16]
 
 
@@ -158,7 +144,7 @@ def main(params: Params, arguments: Arguments) -> None:
         )
     writes = Processes().is_main  # before anything is loaded: it chooses this process's GPU
     key = checkpoint_key(params, arguments)
-    folder = CHECKPOINTS / key
+    folder = KEPT / key
     method, task = read_method(params, arguments), read_task(params, arguments)
     rows: list[dict[str, str | int | float]] = []
     with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():

@@ -40,6 +40,7 @@ from chunk_grpo.training.monitor import Monitor
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
 from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.stopping import GivenUpError
 from chunk_grpo.training.trackers import TrackerName, Trackers
 from chunk_grpo.training.update import Policies, UpdateStats
 
@@ -81,10 +82,6 @@ class Places:
     logs: Path
     name: str
     trackers: tuple[TrackerName, ...] = ()
-
-
-class _StopError(Exception):
-    """Somebody wants the process to end: work in hand is given up."""
 
 
 class Trainer:
@@ -162,7 +159,7 @@ class Trainer:
                     meter.advance(note=self._reward_so_far())
                     self._save_if_due()
             self._journal.end()
-        except _StopError:
+        except GivenUpError:
             self._save()
             raise TransientError(
                 f"stopped after iteration {self._done} of {total}; run again to go on"
@@ -224,6 +221,7 @@ class Trainer:
             self._task.reward,
             rollout,
             self._check,
+            self._check_alone,
         )
 
     def _prompts_of(self, iteration: int) -> tuple[PromptSet, list[int]]:
@@ -306,7 +304,8 @@ class Trainer:
             return
         iteration = self._done
         with self._averaged():
-            measured = self._monitor.measure(self._family, self._method.grid.times, iteration, self._check)
+            times = self._method.grid.times
+            measured = self._monitor.measure(self._family, times, iteration, self._check, self._check_alone)
             if measured.is_best and self._settings.heldout.keep_best:
                 best = self._family.trainable_state()
                 if self._processes.is_main:
@@ -321,7 +320,12 @@ class Trainer:
     def _check(self) -> None:
         """Give up what is being done when somebody wants the process to end."""
         if self._processes.any(self._should_stop()):
-            raise _StopError
+            raise GivenUpError
+
+    def _check_alone(self) -> None:
+        """The same, as often as one likes; several processes ask each other, so all must ask equally often."""
+        if self._processes.count == 1:
+            self._check()
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""
