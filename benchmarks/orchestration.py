@@ -132,11 +132,11 @@ def timed(folder: Path, *arguments: str) -> float:
 
 
 def run_bare(folder: Path) -> dict[str, float]:
-    """Seconds of each stage's command, in the order of the pipeline."""
+    """Seconds of each stage's command (`exec python -m ...`), in the order of the pipeline."""
     with Repo(str(folder)) as repo:
         commands = {stage.name: stage.cmd for stage in repo.index.stages}
     order = [stage.name for stage in Pipeline(folder, Commands()).stages()]
-    return {name: timed(folder, *shlex.split(commands[name])[1:]) for name in order}
+    return {name: timed(folder, *shlex.split(commands[name])[2:]) for name in order}
 
 
 @contextmanager

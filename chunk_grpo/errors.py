@@ -27,6 +27,10 @@ class DataError(ChunkGrpoError):
     exit_code = 3
 
 
+class RefusedError(DataError):
+    """A scorer will not judge an image: a scorer of one's own returns it in the place of the image's number."""
+
+
 class TransientError(ChunkGrpoError):
     """Nothing is wrong with the configuration or the data: the same command may succeed later.
 

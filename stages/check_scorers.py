@@ -41,7 +41,7 @@ def main(params: Params, arguments: Arguments) -> None:
     with output_dir(arguments.out) as draft:
         for key, spec in specs.items():
             write_json(spec.to_json(), join(str(draft), f"{key}.json"))
-    training = [replace(spec, splits=IN_TRAINING) for spec in map(specs.__getitem__, used)]
+    training = [replace(specs[key], splits=IN_TRAINING, refusals=0.0) for key in used]
     write_json({spec.key: spec.to_json() for spec in training}, arguments.training)
 
 

@@ -11,11 +11,8 @@ from pathlib import Path
 
 import torch
 
-import chunk_grpo
-import stages
 from chunk_grpo.artifacts import (
     check_writable,
-    input_file,
     output_dir,
     read_json,
     read_table,
@@ -36,14 +33,12 @@ from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.trainer import Places, Task, Trainer
 from stages._inputs import load_model, read_prompts
+from stages._kept import KEPT, add_code, add_files
 from stages._launch import run_processes
 from stages._stage import argument
 
 TIMED = ("seconds_", "rate_")
 """Metrics that a clock gave: they differ from run to run and are kept apart."""
-
-CHECKPOINTS = Path(".ckpt")
-"""Outside DVC's outputs, which are deleted before a run; a folder here goes away when its stage succeeds."""
 
 LOGS = Path("logs")
 """Of the trackers, to look at; outside DVC's outputs, because they hold clock times."""
@@ -77,19 +72,9 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
     variant = content["variants"][arguments.variant]
     plan = content["chunks"]["plans"][variant["plan"]]
     digest = hashlib.sha256(json.dumps([sections, arguments.variant, variant, plan]).encode())
-    for package in (chunk_grpo.__file__, stages.__file__):
-        for path in sorted(Path(package).parent.rglob("*.py")):
-            digest.update(path.read_bytes())
-    for location in (
-        arguments.model,
-        arguments.prompts,
-        arguments.index,
-        arguments.tensors,
-        arguments.plan,
-        arguments.scorers,
-    ):
-        with input_file(location) as path:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    add_code(digest)
+    files = (arguments.model, arguments.prompts, arguments.index, arguments.tensors, arguments.plan)
+    add_files(digest, (*files, arguments.scorers))
     return digest.hexdigest()[:16]
 
 
@@ -155,10 +140,10 @@ def main(params: Params, arguments: Arguments) -> None:
             f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
         )
     writes = Processes().is_main  # before anything is loaded: it chooses this process's GPU
-    for place in (CHECKPOINTS, LOGS) if writes else ():
+    for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)
     key = checkpoint_key(params, arguments)
-    folder = CHECKPOINTS / key
+    folder = KEPT / key
     method, task = read_method(params, arguments), read_task(params, arguments)
     rows: list[dict[str, str | int | float]] = []
     with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():

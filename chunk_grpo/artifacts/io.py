@@ -102,7 +102,7 @@ def read_table(location: Location, schema_name: SchemaName) -> pa.Table:
                 f"{location}: column {field.name!r} must be {field.type} in {schema.name}/{schema.version}, "
                 f"got {found}. {REWRITE_IT}"
             )
-    _check_nulls(table, location)
+    _check_nulls(table, schema, location)
     return table.select(schema.columns.names)
 
 
@@ -172,7 +172,7 @@ def _fitting(table: pa.Table, schema_name: SchemaName, location: Location) -> pa
     """The table with the schema's columns, in its order and types."""
     schema = SCHEMAS[schema_name]
     _check_columns(table.column_names, schema, location)
-    _check_nulls(table, location)
+    _check_nulls(table, schema, location)
     try:
         return table.select(schema.columns.names).cast(schema.columns)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
@@ -273,9 +273,9 @@ def _check_columns(names: list[str], schema: TableSchema, location: Location) ->
         )
 
 
-def _check_nulls(table: pa.Table, location: Location) -> None:
+def _check_nulls(table: pa.Table, schema: TableSchema, location: Location) -> None:
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count:
+        if column.null_count and not schema.columns.field(name).nullable:
             row = column.is_null().to_pylist().index(True)
             raise DataError(
                 f"{location}: row {row}: column {name!r} must have a value, got null. {REWRITE_IT}"

@@ -74,6 +74,25 @@ def _images() -> TableSchema:
     )
 
 
+def _scores() -> TableSchema:
+    plain = _schema(
+        "scores",
+        2,
+        policy=pa.string(),
+        mode=pa.string(),
+        train_seed=pa.int64(),
+        prompt_id=pa.string(),
+        sample=pa.int64(),
+        scorer=pa.string(),
+        metric=pa.string(),  # "score" is the scorer's value, the others are its details
+    )
+    of_refused = [
+        pa.field("value", pa.float64()),  # null where the scorer refused the image
+        pa.field("refusal", pa.string()),  # its reason; null where there is a value
+    ]
+    return TableSchema(plain.name, plain.version, pa.schema([*plain.columns, *of_refused]))
+
+
 SCHEMAS: dict[SchemaName, TableSchema] = {
     schema.name: schema
     for schema in (
@@ -124,18 +143,7 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
             value=pa.float64(),
         ),
         _images(),
-        _schema(
-            "scores",
-            1,
-            policy=pa.string(),
-            mode=pa.string(),
-            train_seed=pa.int64(),
-            prompt_id=pa.string(),
-            sample=pa.int64(),
-            scorer=pa.string(),
-            metric=pa.string(),  # "score" is the scorer's value, the others are its details
-            value=pa.float64(),
-        ),
+        _scores(),
         _schema(
             "evaluation_history",
             1,

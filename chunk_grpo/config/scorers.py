@@ -86,6 +86,11 @@ class ScorerSettings(Section):
     splits: Annotated[tuple[Name, ...], Field(min_length=1)]
     batch_size: BatchSize
 
+    @property
+    def images_at_once(self) -> int:
+        """Evaluation images that are handed over at a time, and whose scores are kept together."""
+        return self.batch_size
+
 
 class ShapesScorer(ScorerSettings):
     """A scorer of the toy world: exact rules, their smooth grade, or vividness."""
@@ -183,7 +188,19 @@ class GenEvalScorer(ScorerSettings):
     position_threshold: NonNegativeFloat
 
 
-class WiseScorer(ScorerSettings):
+class RefusingScorer(ScorerSettings):
+    """A scorer that may refuse to judge an image.
+
+    Attributes:
+        refusals: share of the evaluation images that may stay without a score; above it the stage ends with an error.
+    """
+
+    MOVES_NO_SCORE: ClassVar[frozenset[str]] = ScorerSettings.MOVES_NO_SCORE | {"refusals"}
+
+    refusals: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class WiseScorer(RefusingScorer):
     """WISE: a vision-language model behind an OpenAI-compatible endpoint judges images of knowledge prompts.
 
     Attributes:
@@ -201,7 +218,7 @@ class WiseScorer(ScorerSettings):
         answers: folder for the answers, by which a run that was stopped goes on.
     """
 
-    MOVES_NO_SCORE: ClassVar[frozenset[str]] = ScorerSettings.MOVES_NO_SCORE | {
+    MOVES_NO_SCORE: ClassVar[frozenset[str]] = RefusingScorer.MOVES_NO_SCORE | {
         *("concurrency", "attempts", "timeout_seconds", "api_key_variable", "answers"),
         "instructions",  # where they are; what they say does, and is told apart from it
     }
@@ -218,6 +235,11 @@ class WiseScorer(ScorerSettings):
     timeout_seconds: PositiveFloat
     answers: Text
 
+    @property
+    def images_at_once(self) -> int:
+        """Enough for all requests at once, whose answers are kept one by one; so that few wait for the slowest."""
+        return max(16 * self.concurrency, self.batch_size)
+
     @field_validator("request")
     @classmethod
     def _leaves_the_question_alone(cls, request: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +249,7 @@ class WiseScorer(ScorerSettings):
         return request
 
 
-class ExternalScorer(ScorerSettings):
+class ExternalScorer(RefusingScorer):
     """A scorer from outside this package.
 
     Attributes:
@@ -266,10 +288,13 @@ class InProcess(Section):
 
     Attributes:
         device: such as cuda:1; null: the first GPU, in training that of the process, else the CPU.
+        timeout_seconds: until it must have scored a batch, with the time to load; null: no limit, and it is called in
+            the stage's own thread.
     """
 
     kind: Literal["in-process"]
     device: Text | None
+    timeout_seconds: PositiveFloat | None = 3600.0
 
 
 class InSubprocess(Section):

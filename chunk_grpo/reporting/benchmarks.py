@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.reporting.comparisons import Comparisons
-from chunk_grpo.reporting.evidence import BASE, MODES, Evidence, ReportSettings, ScoreBook, ScorerUse
+from chunk_grpo.reporting.evidence import (
+    BASE,
+    MODES,
+    Evidence,
+    PromptSet,
+    ReportSettings,
+    ScoreBook,
+    ScorerUse,
+)
 from chunk_grpo.reporting.published import Benchmark, benchmark_of
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, Cell, Row, Table, category_table, policy_table
@@ -64,7 +72,7 @@ def category_tables(book: ScoreBook, evidence: Evidence, settings: ReportSetting
         for split in use.splits if use.kind in OVERALL else ():
             prompts = book.prompt_set(evidence.prompts, split, use.name)
             if prompts is not None and len(set(prompts.categories)) > 1:
-                benchmark = benchmark_of(use, split, evidence.prompts, settings)
+                benchmark = _benchmark(book, use, split, prompts, evidence, settings)
                 comparisons = Comparisons(book, prompts, settings)
                 found.append(_category_table(comparisons, settings, use, split, benchmark))
     return found
@@ -72,13 +80,29 @@ def category_tables(book: ScoreBook, evidence: Evidence, settings: ReportSetting
 
 def benchmarks_run(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[Benchmark]:
     """What was scored by the rules of published benchmarks."""
-    pairs = [(use, split) for use in settings.measured for split in use.splits]
-    found = (
-        benchmark_of(use, split, evidence.prompts, settings)
-        for use, split in pairs
-        if book.prompt_set(evidence.prompts, split, use.name) is not None
-    )
+    found = []
+    for use in settings.measured:
+        for split in use.splits:
+            prompts = book.prompt_set(evidence.prompts, split, use.name)
+            if prompts is not None:
+                found.append(_benchmark(book, use, split, prompts, evidence, settings))
     return [benchmark for benchmark in found if benchmark is not None]
+
+
+def left_out_sentences(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[str]:
+    """For each scorer and split, how many images it refused, and what is left out for that."""
+    found = []
+    for use in settings.measured:
+        for split in use.splits:
+            prompts = book.prompt_set(evidence.prompts, split, use.name)
+            left_out = None if prompts is None else book.left_out(use.name, prompts.ids)
+            if left_out is not None and left_out.refused:
+                found.append(
+                    f"Images of the split {split} that {use.name} refused: {left_out.refused:,}. Pairs of prompt and "
+                    "sample that its numbers leave out for that, for every policy and training seed alike: "
+                    f"{left_out.samples:,}."
+                )
+    return found
 
 
 def split_tables(
@@ -118,6 +142,24 @@ def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
     )
 
 
+def _benchmark(
+    book: ScoreBook,
+    use: ScorerUse,
+    split: str,
+    prompts: PromptSet,
+    evidence: Evidence,
+    settings: ReportSettings,
+) -> Benchmark | None:
+    """What a scorer's scores of a split are; with images left out, not the whole benchmark."""
+    benchmark = benchmark_of(use, split, evidence.prompts, settings)
+    refused = book.left_out(use.name, prompts.ids).refused
+    if benchmark is None or not refused:
+        return benchmark
+    told = f"images refused and left out: {refused:,}"
+    what, differs = f"{benchmark.what}; {told}", (*benchmark.differs, told)
+    return replace(benchmark, complete=False, what=what, differs=differs)
+
+
 def _category_table(
     comparisons: Comparisons,
     settings: ReportSettings,
@@ -125,7 +167,7 @@ def _category_table(
     split: str,
     benchmark: Benchmark | None,
 ) -> CategoryTable:
-    kind, categories = OVERALL[use.kind], comparisons.prompts.categories
+    kind, categories = OVERALL[use.kind], comparisons.prompts_of(use.name).categories
     overall = dict(_overalls(comparisons, settings.variants, use.name, kind))
     is_overall = kind == "categories" or benchmark is None or benchmark.complete
     head = "Overall" if is_overall else f"Mean of {len(categories):,} prompts"

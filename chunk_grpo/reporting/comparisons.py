@@ -62,21 +62,27 @@ class Comparisons:
         self._settings = settings
         self.prompts = prompts
 
+    def prompts_of(self, measure: str) -> PromptSet:
+        """The prompts of which a measure has images to compare."""
+        return self._book.answered(measure, self.prompts)
+
     def base_mean(self, measure: str) -> Interval:
         """Mean of the base over the prompts."""
-        return self._interval(self._book.values(BASE, BASE, measure, self.prompts.ids))
+        prompts = self.prompts_of(measure)
+        return self._interval(self._book.values(BASE, BASE, measure, prompts.ids), prompts)
 
     def against_base(self, variant: str, mode: str, measure: str) -> Comparison:
         """One variant in one mode."""
-        base = self._book.values(BASE, BASE, measure, self.prompts.ids)
-        values = self._book.values(variant, mode, measure, self.prompts.ids)
+        prompts = self.prompts_of(measure)
+        base = self._book.values(BASE, BASE, measure, prompts.ids)
+        values = self._book.values(variant, mode, measure, prompts.ids)
         difference = values - base
         return Comparison(
             variant=variant,
             mode=mode,
             measure=measure,
             mean=float(values.mean()),
-            difference=self._interval(difference),
+            difference=self._interval(difference, prompts),
             per_seed=tuple(float(x) for x in difference.mean(axis=1)),
         )
 
@@ -84,14 +90,17 @@ class Comparisons:
         self, policy: str, mode: str, measure: str, categories: Sequence[str]
     ) -> dict[str, float]:
         """Mean per category, over prompts and training seeds."""
-        values = self._book.values(policy, mode, measure, self.prompts.ids)
-        return {category: float(values[:, self._of(category)].mean()) for category in categories}
+        prompts = self.prompts_of(measure)
+        values = self._book.values(policy, mode, measure, prompts.ids)
+        of = np.asarray(prompts.categories)
+        return {category: float(values[:, of == category].mean()) for category in categories}
 
     def overall_against_base(self, variant: str, mode: str, measure: str) -> Interval:
         """Difference of the unweighted means over categories (GenEval's overall)."""
-        base = self._book.values(BASE, BASE, measure, self.prompts.ids)
-        values = self._book.values(variant, mode, measure, self.prompts.ids)
-        return self._interval(values - base, self.prompts.categories)
+        prompts = self.prompts_of(measure)
+        base = self._book.values(BASE, BASE, measure, prompts.ids)
+        values = self._book.values(variant, mode, measure, prompts.ids)
+        return self._interval(values - base, prompts, prompts.categories)
 
     def between_variants(self) -> list[PairComparison]:
         """Every pair of tuned variants on the training reward.
@@ -100,6 +109,7 @@ class Comparisons:
             DataError: two variants have different training seeds, so they cannot be paired.
         """
         seeds = {v: self._book.train_seeds(v, "tuned", REWARD) for v in self._settings.variants}
+        prompts = self.prompts_of(REWARD)
         pairs = []
         for second, first in combinations(self._settings.variants, 2):
             if seeds[first] != seeds[second]:
@@ -107,20 +117,18 @@ class Comparisons:
                     f"scores of {first!r} hold the training seeds {list(seeds[first])}, those of {second!r} "
                     f"{list(seeds[second])}; pairs need the same `train.seeds`: train both again"
                 )
-            ids = self.prompts.ids
-            difference = self._book.values(first, "tuned", REWARD, ids) - self._book.values(
-                second, "tuned", REWARD, ids
+            difference = self._book.values(first, "tuned", REWARD, prompts.ids) - self._book.values(
+                second, "tuned", REWARD, prompts.ids
             )
-            pairs.append(PairComparison(first, second, self._interval(difference)))
+            pairs.append(PairComparison(first, second, self._interval(difference, prompts)))
         return pairs
 
-    def _of(self, category: str) -> NDArray[np.intp]:
-        return np.flatnonzero(np.asarray(self.prompts.categories) == category)
-
-    def _interval(self, values: NDArray[np.float64], strata: Sequence[str] | None = None) -> Interval:
+    def _interval(
+        self, values: NDArray[np.float64], prompts: PromptSet, strata: Sequence[str] | None = None
+    ) -> Interval:
         generator = np.random.default_rng(self._settings.seed)
         draws = self._settings.bootstrap_samples
-        return crossed_interval(values, draws, generator, strata, self.prompts.captions)
+        return crossed_interval(values, draws, generator, strata, prompts.captions)
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -14,6 +14,7 @@ from chunk_grpo.reporting.benchmarks import (
     SplitTable,
     benchmarks_run,
     category_tables,
+    left_out_sentences,
     scorers_table,
     split_tables,
 )
@@ -168,7 +169,10 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         settings=settings,
         answer=answer,
         sentence=sentence,
-        remarks=_remarks(found, settings, order_sentence(pairs)),
+        remarks=(
+            *_remarks(found, settings, order_sentence(pairs)),
+            *left_out_sentences(book, evidence, settings),
+        ),
         method=METHOD.format(draws=settings.bootstrap_samples),
         comparisons=found,
         base={m: main.base_mean(m) for m in measures},

@@ -5,6 +5,8 @@ Shape letters: R training seeds, P prompts.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -192,8 +194,24 @@ class PromptSet:
     captions: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """Images without a score.
+
+    Attributes:
+        refused: Images that the scorer refused.
+        samples: Samples of prompts, of which one image or more are refused: left out for every policy.
+    """
+
+    refused: int
+    samples: int
+
+
 class ScoreBook:
     """Scores by policy, mode, measure and training seed; complete for what is asked, or a DataError.
+
+    An image that a scorer refused is left out together with the images of the same prompt and sample of all policies,
+    modes and training seeds: so all means of a measure are over the same images, and differences are paired.
 
     Args:
         scores: (policy, scorer) to a table of schema scores.
@@ -204,6 +222,7 @@ class ScoreBook:
         self._rewards = rewards
         self._paths = {key: source.path for key, source in scores.items()}
         self._values: dict[tuple[str, str, str], dict[int, dict[Sample, float]]] = {}
+        self._refused: dict[str, Counter[Sample]] = {}
         for (policy, scorer), source in scores.items():
             self._take(policy, scorer, source.table)
 
@@ -218,9 +237,10 @@ class ScoreBook:
                     f"{self._paths[policy, scorer]}: holds a row of policy {row_policy!r} and scorer "
                     f"{row_scorer!r}, expected {policy!r} and {scorer!r}; run its score stage again"
                 )
-            self._values.setdefault((policy, mode, scorer), {}).setdefault(seed, {})[prompt_id, sample] = (
-                value
-            )
+            found = self._values.setdefault((policy, mode, scorer), {}).setdefault(seed, {})
+            found[prompt_id, sample] = math.nan if value is None else value
+            if value is None:
+                self._refused.setdefault(scorer, Counter())[prompt_id, sample] += 1
 
     def train_seeds(self, policy: str, mode: str, measure: str) -> tuple[int, ...]:
         """Training seeds of a policy, ascending; (-1,) for the base."""
@@ -233,7 +253,7 @@ class ScoreBook:
             policy: "base" or a variant.
             mode: base, tuned or hybrid.
             measure: A scorer, or `REWARD`.
-            prompt_ids: P prompts.
+            prompt_ids: P prompts, of which at least one image is left.
 
         Raises:
             DataError: a scorer, a mode, a training seed, or a prompt or sample that the base has is missing.
@@ -243,7 +263,7 @@ class ScoreBook:
         total = np.zeros((len(seeds), len(prompt_ids)))
         for scorer in scorers:
             weight = self._rewards[scorer] if measure == REWARD else 1.0
-            expected = self._samples(scorer, prompt_ids)
+            expected = self.samples(measure, prompt_ids)
             by_seed = self._seeds(policy, mode, scorer)
             for row, seed in enumerate(seeds):
                 found = self._of_seed(by_seed, policy, mode, scorer, seed)
@@ -255,8 +275,36 @@ class ScoreBook:
                     total[row, column] += weight * float(np.mean(drawn))
         return total
 
+    def samples(self, measure: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
+        """The samples of each prompt that the base has, without those left out: what every policy is paired with."""
+        refused = set().union(*(self._refused.get(scorer, {}) for scorer in self._scorers(measure)))
+        found = self._samples(self._scorers(measure)[0], prompt_ids)
+        return {name: [s for s in found[name] if (name, s) not in refused] for name in prompt_ids}
+
+    def answered(self, measure: str, prompts: PromptSet) -> PromptSet:
+        """The prompts of which at least one image is left.
+
+        Raises:
+            DataError: There are none.
+        """
+        left = self.samples(measure, prompts.ids)
+        rows = [row for row, prompt_id in enumerate(prompts.ids) if left[prompt_id]]
+        if not rows:
+            raise DataError(
+                f"{measure}: every prompt has an image that its scorer refused, so nothing is left to compare; "
+                "lower `refusals` of the scorer, or choose another"
+            )
+        of = (prompts.ids, prompts.categories, prompts.captions)
+        return PromptSet(*(tuple(values[row] for row in rows) for values in of))
+
+    def left_out(self, scorer: str, prompt_ids: Sequence[str]) -> LeftOut:
+        """What the scorer refused of these prompts."""
+        found, known = self._refused.get(scorer, Counter()), set(prompt_ids)
+        counts = [count for (prompt_id, _), count in found.items() if prompt_id in known]
+        return LeftOut(sum(counts), len(counts))
+
     def one(self, policy: str, mode: str, scorer: str, seed: int, sample: Sample) -> float:
-        """The score of one image."""
+        """The score of one image; NaN if the scorer refused it."""
         found = self._of_seed(self._seeds(policy, mode, scorer), policy, mode, scorer, seed)
         return self._one(found, (policy, mode, scorer, seed), sample)
 

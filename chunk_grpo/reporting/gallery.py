@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -132,7 +133,7 @@ def grid_rows(
                 )
             sample = (prompt_id, record.sample)
             values = [book.one(column.policy, column.mode, s, record.train_seed, sample) for s in scorers]
-            scores = tuple(zip(labels, (number(value, 2) for value in values), strict=True))
+            scores = tuple(zip(labels, (_score_text(value) for value in values), strict=True))
             mode = "" if column.mode == BASE else f", {column.mode}"
             pictures.append(_picture(record.data, path, f"{texts[prompt_id]}: {column.policy}{mode}", scores))
         rows.append(GridRow(texts[prompt_id], found[0][1].seed, tuple(pictures)))
@@ -195,6 +196,11 @@ def _first_image(source: Source, column: Column, prompt_id: str) -> _Record:
         )
     row = found.slice(0, 1).to_pylist()[0]
     return _Record(row["train_seed"], row["sample"], row["seed"], row["image"]["bytes"])
+
+
+def _score_text(value: float) -> str:
+    """A score, or that there is none."""
+    return "refused" if math.isnan(value) else number(value, 2)
 
 
 def _picture(data: bytes, path: str, alt: str, scores: tuple[tuple[str, str], ...]) -> Picture:

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from chunk_grpo.artifacts import join, read_table, table_from_rows
 from chunk_grpo.artifacts.publishing import PLAIN_NAME
@@ -168,8 +167,9 @@ def measure(workspace: Path, evaluation: Evaluation) -> Measured:
     means: list[dict[str, object]] = []
     for score, of_split in _scores(book, prompts, settings):
         source = sources[score.policy, score.scorer]
-        values = book.values(score.policy, score.mode, score.scorer, of_split.ids)  # now every prompt has one
-        images = _images_of(source.table, score.mode, of_split)
+        left = book.samples(score.scorer, of_split.ids)
+        values = book.values(score.policy, score.mode, score.scorer, of_split.ids)
+        images = [len(left[prompt_id]) * len(values) for prompt_id in of_split.ids]
         rows.append(_row(evaluation, score, params, source, values, of_split, sum(images)))
         means += [
             {
@@ -208,15 +208,8 @@ def _scores(book: ScoreBook, prompts: Source, settings: ReportSettings) -> Itera
         for split in use.splits:
             of_split = book.prompt_set(prompts, split, use.name)
             if of_split is not None:
-                yield from ((Score(policy, mode, split, use.name), of_split) for policy, mode in drawn)
-
-
-def _images_of(scores: pa.Table, mode: str, prompts: PromptSet) -> list[int]:
-    """[P] images of each prompt that were scored, over all samples and training seeds."""
-    chosen = scores.filter(pc.and_(pc.equal(scores["metric"], "score"), pc.equal(scores["mode"], mode)))
-    counted = chosen["prompt_id"].value_counts().to_pylist()
-    found = {one["values"]: one["counts"] for one in counted}
-    return [found[prompt_id] for prompt_id in prompts.ids]
+                answered = book.answered(use.name, of_split)
+                yield from ((Score(policy, mode, split, use.name), answered) for policy, mode in drawn)
 
 
 def _row(

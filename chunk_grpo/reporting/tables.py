@@ -154,10 +154,11 @@ def category_table(
         by_prompts: Whether the overall is the mean of the prompts, not of the categories.
         overall_head: Head of its column.
     """
-    present = dict.fromkeys(comparisons.prompts.categories)
+    prompts = comparisons.prompts_of(scorer)
+    present = dict.fromkeys(prompts.categories)
     known = [c for c in _CATEGORY_HEADS if c in present]
     categories = known + sorted(c for c in present if c not in _CATEGORY_HEADS)
-    counts = {c: comparisons.prompts.categories.count(c) for c in categories}
+    counts = {c: prompts.categories.count(c) for c in categories}
     weights = {c: counts[c] if by_prompts else 1 for c in categories}
     rows = [_category_row(comparisons, "base", (BASE, BASE, scorer), weights, None)]
     for variant in variants:

@@ -57,12 +57,22 @@ class Scores:
     """One value per image, higher is better, and named details per image.
 
     Attributes:
-        values: float64 [B].
-        details: Name to float64 [B].
+        values: float64 [B]; NaN for a refused image.
+        details: Name to float64 [B]; of a refused image anything.
+        refused: Row of each image that the scorer would not judge, to the reason.
     """
 
     values: FloatArray
     details: Mapping[str, FloatArray] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+    def rows(self, first: int, last: int) -> Scores:
+        """Those of the images from `first` up to, not with, `last`."""
+        return Scores(
+            self.values[first:last],
+            {name: values[first:last] for name, values in self.details.items()},
+            {row - first: reason for row, reason in self.refused.items() if first <= row < last},
+        )
 
 
 class Scorer(Protocol):
@@ -128,6 +138,8 @@ class Scorer(Protocol):
 def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
     """Refuse short or non-finite answers: a failed score is an error, never a reward of 0.
 
+    Images that the scorer refused need no number; whether they may be left out is for the caller to say.
+
     Args:
         name: The scorer's, for messages.
         scores: Its answer.
@@ -141,14 +153,16 @@ def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
         raise DataError(
             f"scorer {name}: needs one value for each of {size} images, got {scores.values.shape}"
         )
-    bad = np.flatnonzero(~np.isfinite(scores.values))
+    answered = np.ones(size, dtype=bool)
+    answered[list(scores.refused)] = False
+    bad = np.flatnonzero(~np.isfinite(scores.values) & answered)
     if bad.size:
         raise DataError(
             f"scorer {name}: image {bad[0]} of the batch ({prompts[bad[0]]!r}) got {scores.values[bad[0]]}; "
             "scores must be finite."
         )
     for detail, values in scores.details.items():
-        if values.shape != (size,) or not np.isfinite(values).all():
+        if values.shape != (size,) or not np.isfinite(values[answered]).all():
             raise DataError(
                 f"scorer {name}: detail {detail!r} needs one finite value for each of {size} images, "
                 f"got {values.tolist()}"

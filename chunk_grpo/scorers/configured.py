@@ -144,7 +144,12 @@ def in_batches(batch: ScoreBatch, batch_size: int, score_rows: Callable[[ScoreBa
 def joined(parts: Sequence[Scores]) -> Scores:
     """The scores of several batches, at least one, as those of one."""
     details = {name: np.concatenate([part.details[name] for part in parts]) for name in parts[0].details}
-    return Scores(np.concatenate([part.values for part in parts]), details)
+    refused: dict[int, str] = {}
+    first = 0
+    for part in parts:
+        refused |= {first + row: reason for row, reason in part.refused.items()}
+        first += len(part.values)
+    return Scores(np.concatenate([part.values for part in parts]), details, refused)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -35,6 +35,11 @@ def check_contract(scorer: Scorer, batch: ScoreBatch, tolerance: float = TOLERAN
     _check_identity(scorer)
     images = batch.images.copy()
     first = check_scores(scorer.name, scorer.score(batch), batch.prompts)
+    if first.refused:
+        row, reason = next(iter(first.refused.items()))
+        raise DataError(
+            f"contract: scorer {scorer.name} refuses image {row} ({reason}); use images and prompts that it judges"
+        )
     if not np.array_equal(images, batch.images):
         raise DataError(f"leaves the images alone: scorer {scorer.name} wrote into the batch's images")
     if np.ptp(first.values) <= tolerance * max(1.0, float(np.abs(first.values).max())):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.digests import Digests
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError, DataError, RefusedError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scores, check_batch, check_scores
 from chunk_grpo.scorers.configured import in_batches
 from chunk_grpo.scorers.identity import spec_hash
@@ -23,9 +25,10 @@ class External:
     """A function or a class of the user's as a scorer, with the version that params.yaml gives it.
 
     A function is called as `function(images, prompts, metadata, **options)` and returns B numbers, or a pair of them
-    and a mapping of named details. A class is made with `**options` and has such a function as its method `score`; it
-    may have `close()`, and `groupwise = True` if it compares the images of a prompt; it then gets `groups` as a fourth
-    argument. It is made at the first use, so that finding it loads no model.
+    and a mapping of named details; a list may hold a RefusedError in the place of a number. A class is made with
+    `**options` and has such a function as its method `score`; it may have `close()`, and `groupwise = True` if it
+    compares the images of a prompt; it then gets `groups` as a fourth argument. It is made at the first use, so that
+    finding it loads no model.
     """
 
     needs: frozenset[Need] = frozenset({"prompt", "metadata"})
@@ -91,17 +94,34 @@ class External:
         arguments: list[Any] = [batch.images, batch.prompts, batch.metadata]
         if self.groupwise:
             arguments.append(batch.groups)
-        if isinstance(self._source, type):
-            if self._instance is None:
-                self._instance = self._source(**self.settings.options)
-            answer = self._instance.score(*arguments)
-        else:
-            answer = self._source(*arguments, **self.settings.options)
+        try:
+            answer = self._answer(arguments)
+        except SystemExit as error:  # it would end the stage, as if all were done
+            raise RuntimeError(
+                f"scorer {self.key}: {self.settings.source} called sys.exit({error})"
+            ) from error
         is_pair = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
         values, details = answer if is_pair else (answer, {})
-        scores = Scores(self._numbers(values), {name: self._numbers(each) for name, each in details.items()})
+        refused: dict[int, str] = {}
+        if isinstance(values, list):
+            refused = {
+                row: str(each) or "no reason given"
+                for row, each in enumerate(values)
+                if isinstance(each, RefusedError)
+            }
+            values = [None if row in refused else each for row, each in enumerate(values)]
+        numbers = {name: self._numbers(each) for name, each in details.items()}
+        scores = Scores(self._numbers(values), numbers, refused)
         # Each call by itself: of two, one number too few and one too many would go unseen, and be others' scores.
         return check_scores(self.name, scores, batch.prompts)
+
+    def _answer(self, arguments: Sequence[Any]) -> Any:
+        """What the function, or the method of the instance, returns."""
+        if not isinstance(self._source, type):
+            return self._source(*arguments, **self.settings.options)
+        if self._instance is None:
+            self._instance = self._source(**self.settings.options)
+        return self._instance.score(*arguments)
 
     def _numbers(self, answer: Any) -> FloatArray:
         try:
@@ -149,6 +169,16 @@ class External:
                 f"with ({', '.join(given)}), but takes {signature}: {error}. Give the keyword arguments that it takes "
                 "as options; the images and what is known of them come first."
             ) from error
+
+
+def source_file(source: str) -> Path | None:
+    """The file of the module that an external scorer's `source` names; None where it has none, or is not found here."""
+    offered = {point.name: point.module for point in entry_points(group=ENTRY_POINTS)}
+    try:
+        spec = importlib.util.find_spec(offered.get(source, source.partition(":")[0]))
+    except (ImportError, ValueError):  # of a package above it
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
 
 
 def find_source(key: str, source: str) -> Callable[..., Any]:

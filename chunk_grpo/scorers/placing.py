@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InProcess, InSubprocess
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.limited import Limited
 from chunk_grpo.scorers.registry import load, make_scorer
 from chunk_grpo.scorers.spec import ScorerSpec, require_same
 
@@ -30,10 +31,12 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
         ConfigError: A package is missing, an external scorer cannot be found, or it is given a device.
     """
     if executor is None:
-        return make_scorer(key, settings)
+        executor = InProcess(kind="in-process", device=None)
     _check_device(key, settings, executor)
     if isinstance(executor, InProcess):
-        return make_scorer(key, settings, executor.device)
+        scorer = make_scorer(key, settings, executor.device)
+        limit = executor.timeout_seconds
+        return scorer if limit is None else Limited(key, scorer, limit)
     try:
         placed: Scorer = load(ELSEWHERE[executor.kind])(key, settings, executor)
     except ImportError as error:

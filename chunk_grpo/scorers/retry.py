@@ -1,8 +1,7 @@
-"""A scorer that gives no answer is asked again, and then stops training; its silence is never a reward of 0."""
+"""A scorer that gives no answer is asked again, and then ends the stage; its silence is never a score of 0."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import time
@@ -10,38 +9,30 @@ from collections.abc import Callable
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores
+from chunk_grpo.scorers.limited import TimeLimitError
+from chunk_grpo.scorers.transient import may_pass
 
 _LOG = logging.getLogger(__name__)
 
-_OF_THE_NETWORK = {"ConnectionError", "TimeoutError", "gaierror", "URLError", "RequestException"}
-"""By name: requests, whose errors are OSErrors too, need not be installed."""
+ATTEMPTS = 3
+"""Of a batch, in evaluation; training has `train.reward_attempts`."""
 
-_MAY_PASS = {errno.EAGAIN, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE}
-"""Of the operating system: the network, or a file system behind one, is away."""
-
-
-def may_pass(error: Exception) -> bool:
-    """Whether another try may end otherwise: not when a file is missing or must not be read.
-
-    `workers.lines.error_message` judges alike in another process.
-    """
-    if isinstance(error, TransientError):
-        return True
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, OSError) and (bool(names & _OF_THE_NETWORK) or error.errno in _MAY_PASS)
+WAIT_SECONDS = 2.0
+"""Between the first failure and the second attempt, in evaluation; training has `train.reward_wait`."""
 
 
 def score_with_retries(
     name: str,
     scorer: Scorer,
     batch: ScoreBatch,
-    attempts: int,
-    wait_seconds: float,
+    attempts: int = ATTEMPTS,
+    wait_seconds: float = WAIT_SECONDS,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Scores:
     """Score a batch; try again after failures that `may_pass`, and wait twice as long after each of them.
 
-    DataError, ConfigError and errors of the program are raised at once: another try would end like the first.
+    DataError, ConfigError and errors of the program are raised at once: another try would end like the first. So is
+    TimeLimitError: the call that took too long still runs.
 
     Args:
         name: The scorer's in params.yaml, for messages.
@@ -66,8 +57,7 @@ def score_with_retries(
         try:
             return scorer.score(batch)
         except Exception as error:
-            if not may_pass(error):
-                raise
+            _raise_what_lasts(name, error)
             wait = wait_seconds * 2 ** (attempt - 1)
             _LOG.warning(
                 "scorer %s: attempt %d of %d failed (%s); the next follows in %g s",
@@ -81,14 +71,21 @@ def score_with_retries(
     try:
         return scorer.score(batch)
     except Exception as error:
-        if not may_pass(error):
-            raise
+        _raise_what_lasts(name, error)
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         raise TransientError(
             f"scorer {name}: no answer after {tried}; the last failed with {_reason(error)}. "
-            "No reward was made up. Run the same command again when the scorer answers: training goes on from its "
-            "last checkpoint."
+            "No score was made up. Run the same command again when the scorer answers: what is done is kept."
         ) from error
+
+
+def _raise_what_lasts(name: str, error: Exception) -> None:
+    """Raise the error that is being handled, unless another try may mend it; the log names the scorer."""
+    if isinstance(error, TimeLimitError):
+        raise error
+    if not may_pass(error):
+        _LOG.error("scorer %s failed with %s", name, type(error).__name__)
+        raise error
 
 
 def _reason(error: BaseException) -> str:

@@ -74,11 +74,17 @@ class Reward:
         """Weighted sums as values; each scorer's own values as details.
 
         Raises:
-            DataError: A batch cannot be judged, or a score is missing or not finite.
+            DataError: A batch cannot be judged, an image is refused, or a score is missing or not finite.
             TransientError: A scorer gave no answer, however often it was asked.
         """
         details = {}
         for name, scorer in self._scorers.items():
             scores = score_with_retries(name, scorer, batch, self._attempts, self._wait_seconds)
             details[name] = check_scores(name, scores, batch.prompts).values
+            for row, reason in scores.refused.items():
+                raise DataError(
+                    f"scorer {name}: refuses an image of the prompt {batch.prompts[row]!r} ({reason}). Training needs "
+                    f"a number for every image; scorers.{name}.refusals is for evaluation alone. Take the prompt out, "
+                    "or have the scorer return a number for what it would refuse."
+                )
         return Scores(mix(details, self._weights), details)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunk_grpo.config.scorers import AnyScorer
+from chunk_grpo.config.scorers import AnyScorer, RefusingScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.identity import measured
@@ -26,6 +26,7 @@ class ScorerSpec:
         hash: Of version, settings and model files.
         splits: Of the prompts whose images are scored.
         settings: Those that could move a score.
+        refusals: Share of the images that may stay without a score.
     """
 
     key: str
@@ -34,6 +35,7 @@ class ScorerSpec:
     hash: str
     splits: tuple[str, ...]
     settings: Mapping[str, Any]
+    refusals: float
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -44,13 +46,20 @@ class ScorerSpec:
             "spec_hash": self.hash,
             "splits": list(self.splits),
             "settings": dict(self.settings),
+            "refusals": self.refusals,
         }
 
 
 def spec_of(key: str, settings: AnyScorer, scorer: Scorer) -> ScorerSpec:
     """What `scorer` is; reads its local model files in whole."""
     return ScorerSpec(
-        key, scorer.name, scorer.version, scorer.spec_hash(), settings.splits, measured(settings)
+        key,
+        scorer.name,
+        scorer.version,
+        scorer.spec_hash(),
+        settings.splits,
+        measured(settings),
+        settings.refusals if isinstance(settings, RefusingScorer) else 0.0,
     )
 
 
@@ -72,6 +81,7 @@ def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
             str(record["spec_hash"]),
             tuple(map(str, record["splits"])),
             dict(record["settings"]),
+            float(record["refusals"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(

@@ -13,11 +13,12 @@ from chunk_grpo.core.rollout import rollout_ode, sample_noise
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.image_files import as_pictures
+from chunk_grpo.scorers.background import Background, waited
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.rollouts import DIVERGED
-from chunk_grpo.training.stopping import Check, Stoppable, never
+from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,27 @@ def heldout_images(
     return torch.cat(images).numpy()
 
 
-def heldout_scores(images: NDArray[np.float32], prompts: PromptSet, reward: Reward) -> Scores:
+def heldout_scores(
+    images: NDArray[np.float32], prompts: PromptSet, reward: Reward, waiting: Check = never
+) -> Scores:
     """Rewards of held-out images.
 
     Args:
         images: [P * I, 3, H, W], a prompt's I images in a row.
         prompts: P prompts.
         reward: What scores them.
+        waiting: Called while it takes its time; it may raise to give up.
 
     Raises:
         DataError: A reward is not finite.
     """
     rows = prompts.repeated(len(images) // len(prompts))
-    return reward.score(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))
+    batch = ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups())
+    thread = Background("held-out reward")
+    try:
+        scores = waited(thread.submit(reward.score, batch), waiting)
+    except BaseException as error:
+        thread.end(seconds_to_end(error))
+        raise
+    thread.end()
+    return scores

@@ -17,7 +17,7 @@ from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.early_stop import BestScore
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
 from chunk_grpo.training.image_statistics import image_statistics
-from chunk_grpo.training.stopping import Check
+from chunk_grpo.training.stopping import Check, never
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class Monitor:
         self._drawing = HeldoutSettings(settings.images_per_prompt, settings.seed, train.micro_batch_size)
         self.best = BestScore()
 
-    def measure(self, family: Family, times: Tensor, iteration: int, check: Check) -> Measurement:
+    def measure(
+        self, family: Family, times: Tensor, iteration: int, check: Check, waiting: Check = never
+    ) -> Measurement:
         """Draw, score and describe the policy's images.
 
         Args:
@@ -61,17 +63,18 @@ class Monitor:
             times: Time grid [S + 1] to draw on.
             iteration: Iterations done.
             check: Called before each evaluation of the policy; it may raise to give up.
+            waiting: The same while a scorer takes its time.
 
         Raises:
             DataError: A latent or a score is not finite.
         """
         images = heldout_images(family, times, self._prompts, self._drawing, check)
-        rewards = heldout_scores(images, self._prompts, self._reward)
+        rewards = heldout_scores(images, self._prompts, self._reward, waiting)
         metrics = {"heldout_reward": float(rewards.values.mean())}
         metrics |= {f"heldout/{name}": float(values.mean()) for name, values in rewards.details.items()}
         decisive = metrics["heldout_reward"]
         if self._unseen is not None:
-            unseen = heldout_scores(images, self._prompts, self._unseen).details
+            unseen = heldout_scores(images, self._prompts, self._unseen, waiting).details
             metrics |= {f"heldout/{name}": float(values.mean()) for name, values in unseen.items()}
             decisive = metrics[f"heldout/{self._settings.scorers[0]}"]
         statistics = image_statistics(images, self._settings.images_per_prompt)

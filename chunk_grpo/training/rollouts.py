@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,13 @@ from chunk_grpo.core.window import window_steps
 from chunk_grpo.families.base import Conditioning, Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.image_files import as_pictures
+from chunk_grpo.scorers.background import Background, waited
 from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.configured import joined
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
-from chunk_grpo.training.stopping import Check, Stoppable, never
+from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
 DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad_norm."
 
@@ -122,6 +124,7 @@ def gather(
     reward: Reward,
     settings: RolloutSettings,
     check: Check = never,
+    waiting: Check = never,
 ) -> Experience:
     """Sample the groups of each prompt with the current policy, decode and score.
 
@@ -132,6 +135,7 @@ def gather(
         reward: What scores the images.
         settings: Sizes.
         check: Called before each evaluation of the policy; it may raise to give up.
+        waiting: The same while the reward takes its time; how often differs between processes.
 
     Raises:
         DataError: A latent or a reward is not finite; the message names the prompt.
@@ -143,7 +147,7 @@ def gather(
     rows = iteration.prompts.repeated(images)
     sampler = _Sampling(family, method, iteration, settings, check)
     batches: list[Drawn] = []
-    with _Judge(family, reward, settings.background) as judge:
+    with _Judge(family, reward, settings.background, waiting) as judge:
         for drawn in sampler.branches(branching) if branching else sampler.trajectories():
             span = range(judge.count, judge.count + len(drawn.finals))
             part = rows.rows(span)
@@ -318,36 +322,35 @@ def _joined(batches: Sequence[Drawn]) -> Drawn:
 
 
 class _Judge:
-    """Decodes and scores batch after batch, in order; in the background, so that the next one can be drawn."""
+    """Decodes and scores batch after batch, in order; in the background, so that the next one can be drawn.
 
-    def __init__(self, family: Family, reward: Reward, background: bool) -> None:
-        self._family, self._reward = family, reward
-        self._pool = ThreadPoolExecutor(1) if background else None
+    It does so in a thread of its own in any case: a scorer that hangs must not keep the process from stopping.
+    """
+
+    def __init__(self, family: Family, reward: Reward, background: bool, waiting: Check) -> None:
+        self._family, self._reward, self._is_ahead, self._waiting = family, reward, background, waiting
+        self._thread = Background("reward")
         self._answers: list[Future[Scores]] = []
         self.count, self.seconds = 0, 0.0
 
     def __enter__(self) -> _Judge:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for answer in self._answers:
+            answer.cancel()
+        self._thread.end(seconds_to_end(error))
 
     def submit(self, latents: Tensor, rows: PromptSet) -> None:
         """Take the next batch."""
         self.count += len(latents)
-        if self._pool is not None:
-            self._answers.append(self._pool.submit(self._score, latents, rows))
-            return
-        answer: Future[Scores] = Future()
-        answer.set_result(self._score(latents, rows))
-        self._answers.append(answer)
+        self._answers.append(self._thread.submit(self._score, latents, rows))
+        if not self._is_ahead:
+            waited(self._answers[-1], self._waiting)
 
     def scores(self) -> Scores:
         """All batches' scores, in the order in which they came; an error of any of them is raised here."""
-        made = [answer.result() for answer in self._answers]
-        details = {name: np.concatenate([part.details[name] for part in made]) for name in made[0].details}
-        return Scores(np.concatenate([part.values for part in made]), details)
+        return joined([waited(answer, self._waiting) for answer in self._answers])
 
     def _score(self, latents: Tensor, rows: PromptSet) -> Scores:
         start = time.perf_counter()

@@ -12,6 +12,20 @@ Check = Callable[[], None]
 """A look at the stop request; it raises to have the work in hand given up."""
 
 
+GIVE_UP_SECONDS = 5.0
+"""For a batch that is being scored when its result is no longer wanted; a scorer that hangs takes longer."""
+
+
+class GivenUpError(Exception):
+    """Somebody wants the process to end: work in hand is given up, and the process ends with exit code 75."""
+
+
+def seconds_to_end(error: BaseException | None) -> float | None:
+    """How long to wait for what runs beside the work that an error ended; None: for as long as it takes."""
+    failed = isinstance(error, Exception) and not isinstance(error, GivenUpError)
+    return None if error is None or failed else GIVE_UP_SECONDS
+
+
 def never() -> None:
     """The look of somebody who goes on."""
 

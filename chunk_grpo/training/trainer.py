@@ -41,6 +41,7 @@ from chunk_grpo.training.monitor import Monitor
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
 from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.stopping import GivenUpError
 from chunk_grpo.training.trackers import TrackerName, Trackers
 from chunk_grpo.training.update import Policies, UpdateStats
 
@@ -82,10 +83,6 @@ class Places:
     logs: Path
     name: str
     trackers: tuple[TrackerName, ...] = ()
-
-
-class _StopError(Exception):
-    """Somebody wants the process to end: work in hand is given up."""
 
 
 class Trainer:
@@ -181,7 +178,7 @@ class Trainer:
                     self._watch_if_due()
                     meter.advance(note=self._reward_so_far())
                     self._save_if_due()
-        except _StopError:
+        except GivenUpError:
             return True
         return False
 
@@ -233,6 +230,7 @@ class Trainer:
             self._task.reward,
             rollout,
             self._check,
+            self._check_alone,
         )
 
     def _prompts_of(self, iteration: int) -> tuple[PromptSet, list[int]]:
@@ -315,7 +313,8 @@ class Trainer:
             return
         iteration = self._done
         with self._averaged():
-            measured = self._monitor.measure(self._family, self._method.grid.times, iteration, self._check)
+            times = self._method.grid.times
+            measured = self._monitor.measure(self._family, times, iteration, self._check, self._check_alone)
             if self._settings.heldout.keep_best and self._processes.gather([measured.is_best])[0]:
                 best = TrainingState(iteration, self._family.trainable_state(), {}, [])
                 self._processes.by_main(lambda: self._best.save(best))
@@ -329,7 +328,12 @@ class Trainer:
     def _check(self) -> None:
         """Give up what is being done when somebody wants the process to end."""
         if self._processes.any(self._should_stop()):
-            raise _StopError
+            raise GivenUpError
+
+    def _check_alone(self) -> None:
+        """The same, as often as one likes; several processes ask each other, so all must ask equally often."""
+        if self._processes.count == 1:
+            self._check()
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""

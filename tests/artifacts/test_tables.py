@@ -27,6 +27,17 @@ PROMPTS: list[dict[str, Any]] = [
         "metadata": "{}",
     },
 ]
+REFUSED: dict[str, Any] = {
+    "policy": "chunk",
+    "mode": "hybrid",
+    "train_seed": 0,
+    "prompt_id": "a",
+    "sample": 0,
+    "scorer": "judge",
+    "metric": "score",
+    "value": None,
+    "refusal": "no answer",
+}
 IMAGE: dict[str, Any] = {
     "policy": "chunk",
     "mode": "hybrid",
@@ -49,15 +60,18 @@ def fails(path: Path, schema_name: SchemaName = "prompts") -> str:
     return str(caught.value)
 
 
-def test_every_schema_has_its_own_name_and_nothing_nullable() -> None:
+MAY_BE_NULL = {"scores": ["value", "refusal"]}
+
+
+def test_every_schema_has_its_own_name_and_nothing_nullable_but_refused_scores() -> None:
     assert set(SCHEMAS) == set(get_args(SchemaName))
     for name, schema in SCHEMAS.items():
         assert schema.name == name
         assert schema.version >= 1
-        assert not any(field.nullable for field in schema.columns)
+        assert [field.name for field in schema.columns if field.nullable] == MAY_BE_NULL.get(name, [])
 
 
-@pytest.mark.parametrize(("name", "rows"), [("prompts", PROMPTS), ("images", [IMAGE]), ("scores", [])])
+@pytest.mark.parametrize(("name", "rows"), [("prompts", PROMPTS), ("images", [IMAGE]), ("scores", [REFUSED])])
 def test_what_is_written_is_read_back(name: SchemaName, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "table.parquet"
     write_table(table_from_rows(rows, name), path, name)
@@ -65,7 +79,8 @@ def test_what_is_written_is_read_back(name: SchemaName, rows: list[dict[str, Any
     assert table.to_pylist() == rows
     assert [entry.name for entry in path.parent.iterdir()] == ["table.parquet"]
     metadata = pq.read_schema(path).metadata
-    assert (metadata[b"chunk_grpo.schema"], metadata[b"chunk_grpo.version"]) == (name.encode(), b"1")
+    version = str(SCHEMAS[name].version).encode()
+    assert (metadata[b"chunk_grpo.schema"], metadata[b"chunk_grpo.version"]) == (name.encode(), version)
 
 
 def test_images_are_marked_as_a_hugging_face_image_column(tmp_path: Path) -> None:
@@ -145,7 +160,7 @@ def test_another_table(tmp_path: Path) -> None:
     path = tmp_path / "prompts.parquet"
     write_table(prompts(), path, "prompts")
     assert (
-        fails(path, "scores") == f"{path}: must be the table scores/1, got the table prompts. Check the path."
+        fails(path, "scores") == f"{path}: must be the table scores/2, got the table prompts. Check the path."
     )
 
 

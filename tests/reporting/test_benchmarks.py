@@ -187,6 +187,34 @@ def test_the_whole_of_the_benchmarks_is_called_so(run: Run, monkeypatch: pytest.
     assert "The paper’s benchmarks" not in markdown
 
 
+def refuse(run: Run, policy: str, prompt_id: str) -> None:
+    """Have no score of an image of WISE, of one training seed in one mode."""
+    path = run.root / "scores" / policy / "wise.parquet"
+    rows = read_table(path, "scores").to_pylist()
+    row = next(row for row in rows if row["prompt_id"] == prompt_id)
+    row |= {"value": None, "refusal": "I cannot assist with that"}
+    write_table(table_from_rows(rows, "scores"), path, "scores", {"chunk_grpo.scorer": "{}"})
+
+
+def test_wise_without_a_refused_image_is_no_overall(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else is official. Culture without one of its 400: (399 * 0.2 + 167 * 0.5) / 999 = 0.1635."""
+    monkeypatch.setitem(BASE_SCORERS["wise"], "judge", "gpt-4o-2024-05-13")
+    add_benchmarks(run, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
+    refuse(run, "chunk", "knowledge-culture-7")
+    markdown, summary = build(run)
+    title = "## wise by category, split knowledge"
+    heads = row_of(markdown, title, "policy")
+    assert (heads[0], heads[-1]) == ("Cultural (399)", "Mean of 999 prompts")
+    assert row_of(markdown, title, "base")[-1] == "0.163"
+    assert "Mean of these prompts alone, not WISE’s Overall" in markdown
+    assert "wise_knowledge_overall" not in summary["chunk"]["tuned"]
+    assert "- The paper’s benchmarks: WISE (knowledge: images refused and left out: 1)." in markdown
+    assert (
+        "Images of the split knowledge that wise refused: 1. Pairs of prompt and sample that its numbers leave out for "
+        "that, for every policy and training seed alike: 1." in markdown
+    )
+
+
 def test_a_benchmark_of_other_prompts_stays_out_of_the_comparison(with_benchmarks: Run) -> None:
     """Scores by category are not told a second time: their plain mean would have another interval."""
     markdown, summary = build(with_benchmarks)

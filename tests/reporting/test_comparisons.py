@@ -14,10 +14,10 @@ from chunk_grpo.reporting.comparisons import (
     order_sentence,
     signed,
 )
-from chunk_grpo.reporting.evidence import REWARD, ScoreBook, Source
+from chunk_grpo.reporting.evidence import REWARD, LeftOut, PromptSet, ScoreBook, Source
 from chunk_grpo.reporting.statistics import Interval
 
-Values = Mapping[tuple[int, str, int], float]
+Values = Mapping[tuple[int, str, int], float | None]
 
 
 def source(policy: str, mode: str, scorer: str, values: Values) -> Source:
@@ -25,9 +25,10 @@ def source(policy: str, mode: str, scorer: str, values: Values) -> Source:
         {
             "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt_id, "sample": sample,
             "scorer": scorer, "metric": metric, "value": value if metric == "score" else -9.0,
+            "refusal": "no answer" if value is None else None,
         }
         for (seed, prompt_id, sample), value in values.items()
-        for metric in ("score", "some detail")
+        for metric in ("score", *(() if value is None else ("some detail",)))
     ]  # fmt: skip
     return Source(f"scores/{policy}/{scorer}.parquet", table_from_rows(rows, "scores"))
 
@@ -125,3 +126,55 @@ def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
     assert signed(0.25, 2) == "+0.25"
     assert signed(-0.0001) == "0.000"
     assert "undecided" in effects_text([comparison("a", math.nan, math.nan)])
+
+
+PROMPTS = PromptSet(("p", "q"), ("shape", "shape"), ("a circle", "a square"))
+
+
+def with_refused(*keys: tuple[int, str, int]) -> ScoreBook:
+    """The book above, where the scorer refused these images of the tuned policy."""
+    return book({key: None if key in keys else value for key, value in FULL.items()})
+
+
+def test_a_refused_image_leaves_out_the_same_prompt_and_sample_on_every_side() -> None:
+    """Seed 1 has no score of q's second image: q is then 3 for the base, 2 and 12 for the seeds of v."""
+    found = with_refused((1, "q", 1))
+    assert found.values("base", "base", "x", ["p", "q"]).tolist() == [[1.5, 3.0]]
+    assert found.values("v", "tuned", "x", ["p", "q"]).tolist() == [[1.5, 2.0], [11.5, 12.0]]
+    assert found.values("v", "tuned", REWARD, ["q"]).tolist() == [[1.0], [6.0]]
+    assert found.left_out("x", ["p", "q"]) == LeftOut(refused=1, samples=1)
+    assert found.left_out("x", ["p"]) == LeftOut(refused=0, samples=0)
+    assert found.answered("x", PROMPTS) == PROMPTS
+
+
+def test_a_prompt_without_an_image_on_every_side_is_left_out() -> None:
+    found = with_refused((0, "q", 0), (1, "q", 0), (1, "q", 1))
+    assert found.answered("x", PROMPTS) == PromptSet(("p",), ("shape",), ("a circle",))
+    assert found.left_out("x", PROMPTS.ids) == LeftOut(refused=3, samples=2)
+
+
+def test_an_image_of_the_base_that_was_refused_is_left_out_as_well() -> None:
+    refused = source("base", "base", "x", {(-1, "p", 0): None, (-1, "p", 1): 2.0})
+    tuned = source("v", "tuned", "x", {(0, "p", 0): 5.0, (0, "p", 1): 7.0})
+    found = ScoreBook({("base", "x"): refused, ("v", "x"): tuned}, {"x": 1.0})
+    assert found.values("v", "tuned", "x", ["p"]).tolist() == [[7.0]]
+
+
+def test_the_training_reward_leaves_out_what_one_of_its_scorers_refused() -> None:
+    keys = [(0, "p", 0), (0, "p", 1)]
+    base = dict.fromkeys([(-1, "p", 0), (-1, "p", 1)], 1.0)
+    sources = {
+        ("base", "x"): source("base", "base", "x", base),
+        ("base", "y"): source("base", "base", "y", base),
+        ("v", "x"): source("v", "tuned", "x", dict(zip(keys, (2.0, 4.0), strict=True))),
+        ("v", "y"): source("v", "tuned", "y", dict(zip(keys, (8.0, None), strict=True))),
+    }
+    found = ScoreBook(sources, {"x": 1.0, "y": 0.5})
+    assert found.values("v", "tuned", REWARD, ["p"]).tolist() == [[2.0 + 0.5 * 8.0]]
+    assert found.values("v", "tuned", "x", ["p"]).tolist() == [[3.0]]
+
+
+def test_nothing_left_is_an_error() -> None:
+    found = with_refused(*((0, name, sample) for name in ("p", "q") for sample in (0, 1)))
+    with pytest.raises(DataError, match=r"^x: every prompt has an image that its scorer refused"):
+        found.answered("x", PROMPTS)

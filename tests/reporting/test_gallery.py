@@ -106,3 +106,18 @@ def test_broken_image_is_named() -> None:
 def test_short_labels() -> None:
     assert short_labels(["shapes-exact", "shapes-vivid"]) == ("exact", "vivid")
     assert short_labels(["shapes-exact", "hpsv3"]) == ("shapes-exact", "hpsv3")
+
+
+def test_an_image_without_a_score_says_so() -> None:
+    rows = scores("base", "base").table.to_pylist()
+    refused = [row | {"value": None, "refusal": "no answer"} for row in rows]
+    book = ScoreBook(
+        {
+            ("base", "s-x"): Source("scores.parquet", table_from_rows(refused, "scores")),
+            ("v", "s-x"): scores("v", "tuned"),
+        },
+        {"s-x": 1.0},
+    )
+    shown = {"base": images("base", "base", png(8)), "v": images("v", "tuned", png(8))}
+    row = grid_rows(["a"], COLUMNS, shown, {"a": "a prompt"}, book, ["s-x"])[0]
+    assert [picture.scores for picture in row.pictures] == [(("x", "refused"),), (("x", "1.00"),)]

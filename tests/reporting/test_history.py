@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from chunk_grpo.artifacts import read_table, write_table
+from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.reporting.history import HistoryRow, Score, measure
 from chunk_grpo.reporting.statistics import crossed_interval
@@ -76,6 +76,33 @@ def test_the_means_of_prompts_are_over_samples_and_training_seeds(workspace: Pat
         assert row["mean"] == pytest.approx(sum(drawn) / 4, abs=1e-12)
     whole = next(r for r in measured.rows if r.score == TUNED)
     assert np.mean([r["mean"] for r in of_score]) == pytest.approx(whole.mean, abs=1e-12)
+
+
+def test_refused_images_are_counted_on_no_side(tmp_path: Path) -> None:
+    """Of a prompt one of the two samples, of another both: 59 prompts are left, with 2 * 59 - 1 samples."""
+    root = write_workspace(tmp_path)
+    path = root / "artifacts/scores/chunk/shapes-graded.parquet"
+    table = read_table(path, "scores")
+    rows = table.to_pylist()
+    refused = {("eval-003", 0), ("eval-004", 0), ("eval-004", 1)}
+    for row in rows:
+        if row["mode"] == "tuned" and row["train_seed"] == 0 and (row["prompt_id"], row["sample"]) in refused:
+            row |= {"value": None, "refusal": "no answer"}
+    metadata = {"chunk_grpo.scorer": table.schema.metadata[b"chunk_grpo.scorer"].decode()}
+    write_table(table_from_rows(rows, "scores"), path, "scores", metadata)
+    measured = measure(root, evaluation(0))
+    row = next(r for r in measured.rows if r.score == TUNED)
+    assert (row.num_prompts, row.num_images) == (59, (2 * 59 - 1) * 2)
+    of_base = next(r for r in measured.rows if r.score == TUNED._replace(policy="base", mode="base"))
+    assert (of_base.num_prompts, of_base.num_images) == (59, 2 * 59 - 1)
+    means = [r for r in measured.prompts.to_pylist() if r["policy"] == "chunk" and r["mode"] == "tuned"]
+    counts = {
+        r["prompt_id"]: r["num_images"]
+        for r in means
+        if (r["split"], r["scorer"]) == ("eval", "shapes-graded")
+    }
+    assert counts["eval-003"] == 2
+    assert "eval-004" not in counts
 
 
 def test_scores_without_their_scorers_spec(tmp_path: Path) -> None:

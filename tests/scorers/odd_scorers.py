@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from chunk_grpo.config.scorers import ExternalScorer
-from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.errors import ConfigError, DataError, RefusedError, TransientError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
 
 KEY = "odd"
@@ -54,6 +54,9 @@ def odd(images: Pictures, prompts: Sequence[str], metadata: Sequence[Mapping[str
         "reversed": values[::-1],
         "turned": np.roll(values, 1),
         "column": values[:, None],
+        "refuse": [
+            RefusedError(f"the reason ({row})") if row == 1 else value for row, value in enumerate(values)
+        ],
     }
     torch = np.full(len(values), float("torch" in sys.modules))
     return wrong.get(metadata[0]["do"], values), {"pixels": images[:, 0, 0, 0].astype(float), "torch": torch}

@@ -13,6 +13,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.contract import check_contract
 from chunk_grpo.scorers.executors import remote as remote_module
 from chunk_grpo.scorers.executors.wire import Question, WorkerError, encode_batch
+from chunk_grpo.scorers.limited import Limited
 from chunk_grpo.scorers.placing import place_scorer
 from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.scorers.shapes import ShapesVivid
@@ -175,9 +176,12 @@ def test_a_scorer_of_this_package_gives_the_same_bits_in_all_places() -> None:
 def test_in_this_process_it_gets_its_device(device: str | None) -> None:
     section = ShapesScorer(kind="shapes-vivid", splits=("eval",), batch_size=3)
     scorer = place_scorer("vivid", section, InProcess(kind="in-process", device=device))
-    assert isinstance(scorer, ShapesVivid)
-    assert scorer.device == device
-    assert isinstance(place_scorer("vivid", section, None), ShapesVivid)
+    assert isinstance(scorer, Limited)
+    assert isinstance(scorer.scorer, ShapesVivid)
+    assert scorer.scorer.device == device
+    without = InProcess(kind="in-process", device=device, timeout_seconds=None)
+    assert isinstance(place_scorer("vivid", section, without), ShapesVivid)
+    assert isinstance(place_scorer("vivid", section, None), Limited)
 
 
 def test_an_external_scorer_places_itself() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import socket
 import traceback
 from collections.abc import Callable
@@ -79,7 +80,7 @@ class TestFailures:
             (Reply(b"<html>", headers={"Content-Type": "text/html"}), "no chat completion .* '<html>'"),
             (Reply(completion(None, "content_filter")), "answer is empty .finish_reason 'content_filter'."),
             (Reply(GOOD.replace("2", "3")), "consistency must be 0 to 2, got 3; .* begins 'Consistency: 3"),
-            (Reply("I would say it is fine. " * 20), "begins 'I would say.{109}'\\."),
+            (Reply("I would say it is fine. " * 20), "begins 'I would say.{109}'$"),
         ],
         ids=["cut JSON", "no choice", "no JSON", "no content", "out of range", "no scores"],
     )
@@ -92,25 +93,33 @@ class TestFailures:
         )
         assert [request.body["seed"] for request in judge_server.requests] == [0, 1, 2]
         judge_server.replies.extend([reply] * 3)
-        with pytest.raises(
-            DataError, match=rf"(?s)tiny-judge gave no answer .* 3 attempts\. WISE prompt 2: .*{fault}"
-        ):
-            make_wise().score(batch_of(1, first=2))
+        scores = make_wise().score(batch_of(1, first=2))
+        assert np.isnan(scores.values).all()
+        assert re.search(rf"(?s)^no answer .* 3 attempts\. WISE prompt 2: .*{fault}", scores.refused[0])
         assert len(judge_server.requests) == 6
 
-    def test_the_other_answers_are_kept(
+    def test_all_are_asked_whatever_one_of_them_answers(
         self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
     ) -> None:
-        judge_server.answer = lambda request: (
-            Reply("no", wait_seconds=0.8) if id_of(request) == 3 else Reply(GOOD)
-        )
-        with pytest.raises(DataError, match="WISE prompt 3"):
-            make_wise(attempts=1).score(batch_of(5))
+        judge_server.answer = lambda request: Reply("no") if id_of(request) == 1 else Reply(GOOD)
+        scores = make_wise(attempts=1, concurrency=1).score(batch_of(5))
         assert sorted(map(id_of, judge_server.requests)) == [1, 2, 3, 4, 5]
+        assert list(scores.refused) == [0]
+        assert np.isnan(scores.values).tolist() == [True, False, False, False, False]
         judge_server.requests.clear()
         judge_server.answer = by_image
-        make_wise().score(batch_of(5))
-        assert list(map(id_of, judge_server.requests)) == [3]
+        assert not make_wise().score(batch_of(5)).refused
+        assert list(map(id_of, judge_server.requests)) == [1]
+
+    def test_a_content_filter_refuses_one_image_and_is_not_asked_again(
+        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
+    ) -> None:
+        filtered = Reply(b'{"error": {"code": "content_filter", "message": "was filtered"}}', 400)
+        judge_server.answer = lambda request: filtered if id_of(request) == 2 else Reply(GOOD)
+        scores = make_wise().score(batch_of(3))
+        assert "answered 400 to WISE prompt 2" in scores.refused[1]
+        assert "was filtered" in scores.refused[1]
+        assert sorted(map(id_of, judge_server.requests)) == [1, 2, 3]
 
     @pytest.mark.parametrize("status", [401, 403])
     def test_a_wrong_key_names_its_variable(

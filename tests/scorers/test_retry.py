@@ -1,17 +1,29 @@
 """A scorer that fails: what is tried again, how long the waits are, and how it ends."""
 
+import asyncio
+import concurrent.futures
 import errno
 import logging
 import socket
 from collections.abc import Iterable
-from urllib.error import URLError
+from email.message import Message
+from http.client import IncompleteRead, RemoteDisconnected
+from urllib.error import HTTPError, URLError
 
+import aiohttp
+import httpx
 import numpy as np
+import openai
 import pytest
+import requests
+from multidict import CIMultiDict, CIMultiDictProxy
 from PIL import UnidentifiedImageError
+from yarl import URL
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.executors.wire import WorkerError, raise_told
+from chunk_grpo.scorers.limited import TimeLimitError
 from chunk_grpo.scorers.retry import score_with_retries
 from chunk_grpo.scorers.reward import Reward, mix
 from chunk_grpo.scorers.workers import lines
@@ -35,18 +47,58 @@ class Flaky(ScorerForTests):
         return Scores(self._values)
 
 
-class RequestException(OSError):  # noqa: N818
-    """As requests has it: an OSError without a number, of no class of Python's own."""
+REQUEST = httpx.Request("POST", "http://judge/v1")
+
+
+def answered(status: int) -> httpx.Response:
+    return httpx.Response(status, request=REQUEST)
+
+
+def of_httpx(status: int) -> httpx.HTTPStatusError:
+    return httpx.HTTPStatusError("told", request=REQUEST, response=answered(status))
+
+
+def of_requests(status: int) -> requests.HTTPError:
+    response = requests.Response()
+    response.status_code = status
+    return requests.HTTPError("told", response=response)
+
+
+def of_aiohttp(status: int) -> aiohttp.ClientResponseError:
+    about = aiohttp.RequestInfo(
+        URL("http://judge"), "POST", CIMultiDictProxy(CIMultiDict()), URL("http://judge")
+    )
+    return aiohttp.ClientResponseError(about, (), status=status)
 
 
 PASSING = [
     ConnectionResetError("reset"),
     TimeoutError(),
+    asyncio.TimeoutError(),
+    concurrent.futures.TimeoutError(),
     OSError(errno.ENETUNREACH, "Network is unreachable"),
     OSError(errno.ESTALE, "Stale file handle"),
     socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
     URLError(ConnectionRefusedError("refused")),
-    RequestException("502 Bad Gateway"),
+    HTTPError("http://judge", 503, "busy", Message(), None),
+    IncompleteRead(b"cut"),
+    RemoteDisconnected("closed"),
+    httpx.ConnectError("refused"),
+    httpx.ReadTimeout("slow"),
+    httpx.RemoteProtocolError("cut"),
+    *(of_httpx(status) for status in (408, 425, 429, 500, 503)),
+    openai.APIConnectionError(request=REQUEST),
+    openai.APITimeoutError(REQUEST),
+    openai.RateLimitError("slower", response=answered(429), body=None),
+    openai.InternalServerError("broken", response=answered(500), body=None),
+    aiohttp.ServerDisconnectedError(),
+    aiohttp.ClientPayloadError("cut"),
+    aiohttp.ServerTimeoutError(),
+    of_aiohttp(502),
+    requests.ConnectionError("refused"),
+    requests.Timeout(),
+    requests.exceptions.ChunkedEncodingError("cut"),
+    of_requests(502),
 ]
 LASTING = [
     FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.pt"),
@@ -56,12 +108,27 @@ LASTING = [
     UnidentifiedImageError("cannot identify image file"),
     ValueError("bug"),
     KeyError("bug"),
+    HTTPError("http://judge", 404, "no such page", Message(), None),
+    of_httpx(404),
+    httpx.InvalidURL("no host"),
+    httpx.UnsupportedProtocol("no http://"),
+    openai.AuthenticationError("no key", response=answered(401), body=None),
+    openai.BadRequestError("no", response=answered(400), body=None),
+    of_aiohttp(403),
+    aiohttp.InvalidURL("judge"),
+    of_requests(404),
+    requests.exceptions.InvalidURL("judge"),
+    requests.exceptions.JSONDecodeError("not JSON", "", 0),
 ]
 
 
-@pytest.mark.parametrize(
-    "error", [TransientError("the service is busy"), *PASSING], ids=lambda error: type(error).__name__
-)
+def named(error: BaseException) -> str:
+    """For the names of the cases."""
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", "")
+    return f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}{status}"
+
+
+@pytest.mark.parametrize("error", [TransientError("the service is busy"), *PASSING], ids=named)
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
     waits: list[float] = []
     scorer = Flaky([error])
@@ -97,8 +164,7 @@ def test_the_end_says_who_how_often_why_and_what_next() -> None:
         )
     assert str(caught.value) == (
         "scorer flaky: no answer after 3 attempts; the last failed with ConnectionError: no route to scorer-host. "
-        "No reward was made up. Run the same command again when the scorer answers: training goes on from its last "
-        "checkpoint."
+        "No score was made up. Run the same command again when the scorer answers: what is done is kept."
     )
     assert caught.value.exit_code == 75
     assert caught.value.__cause__ is last
@@ -120,7 +186,7 @@ def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     "error",
     [DataError("no such prompt"), ConfigError("no such key"), *LASTING, KeyboardInterrupt()],
-    ids=lambda error: type(error).__name__,
+    ids=named,
 )
 def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) -> None:
     waits: list[float] = []
@@ -131,10 +197,19 @@ def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) ->
     assert (scorer.calls, waits) == (1, [])
 
 
-@pytest.mark.parametrize("error", [*PASSING, *LASTING], ids=lambda error: type(error).__name__)
-def test_a_worker_in_another_process_judges_alike(error: Exception) -> None:
-    expected = "TransientError" if error in PASSING else type(error).__name__
-    assert lines.error_message(error)["kind"] == expected
+@pytest.mark.parametrize("error", [*PASSING, *LASTING], ids=named)
+def test_an_error_in_another_process_is_judged_alike(error: Exception) -> None:
+    """As it comes through a line of JSON, of a worker or of the server."""
+    told = lines.read_message(lines.write_message(lines.error_message(error)))
+    with pytest.raises(TransientError if error in PASSING else WorkerError, match=type(error).__name__):
+        raise_told(told, "scorer odd: its worker process")
+
+
+def test_a_scorer_that_took_too_long_is_not_asked_again_while_it_runs() -> None:
+    scorer = Flaky([TimeLimitError("still runs")])
+    with pytest.raises(TimeLimitError):
+        score_with_retries("flaky", scorer, BATCH, 3, 0)
+    assert scorer.calls == 1
 
 
 @pytest.mark.parametrize("attempts", [0, -1])

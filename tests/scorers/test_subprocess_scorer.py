@@ -18,6 +18,7 @@ import pytest
 from chunk_grpo.config.scorers import InSubprocess
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.executors.subprocess_scorer import SubprocessScorer
+from chunk_grpo.scorers.executors.wire import WorkerError
 from chunk_grpo.scorers.external import External
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ROOT, in_subprocess
@@ -65,8 +66,8 @@ def test_the_second_crash_is_told_with_exit_code_and_last_words(shared: Subproce
     assert shared.score(batch()).values.shape == (4,)
 
 
-def test_sys_exit_in_a_scorer_is_a_crash(shared: SubprocessScorer) -> None:
-    with pytest.raises(TransientError, match=r"exit code 1. Its last words:\nenough"):
+def test_sys_exit_in_a_scorer_is_a_bug_of_the_scorer(shared: SubprocessScorer) -> None:
+    with pytest.raises(WorkerError, match=r"RuntimeError: scorer odd: \S+:odd called sys\.exit\(enough\)"):
         shared.score(batch("sys.exit"))
 
 

@@ -1,11 +1,14 @@
 """Images of a group are scored together, however they lie in the table."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from chunk_grpo.image_files import encode_png
 from chunk_grpo.scorers.base import ScoreBatch, Scores
+from stages._kept import KeptScores
 from stages.score import GROUP, score_rows, whole_groups
 from tests.shapes_scorers import shapes_scorer
 
@@ -41,12 +44,17 @@ def test_there_may_be_no_images() -> None:
     assert list(whole_groups(table([A])[:0], 4)) == []
 
 
-@pytest.mark.parametrize(("batch_size", "handed"), [(8, [64, 36]), (100, [100])])
+@pytest.mark.parametrize(
+    ("groupwise", "batch_size", "handed"),
+    [(False, 8, [8, 8, 8, 6]), (False, 100, [30]), (True, 8, [30]), (True, 100, [30])],
+)
 def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
-    batch_size: int, handed: list[int], monkeypatch: pytest.MonkeyPatch
+    groupwise: bool, batch_size: int, handed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Its scores are kept together; groups are handed over whole, many at a time."""
     scorer, sizes = shapes_scorer("shapes-vivid"), []
     scorer.settings = scorer.settings.model_copy(update={"batch_size": batch_size})
+    monkeypatch.setattr(type(scorer), "groupwise", groupwise)
 
     def score(batch: ScoreBatch) -> Scores:
         sizes.append(len(batch))
@@ -54,7 +62,7 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
 
     monkeypatch.setattr(scorer, "score", score)
     picture = {"bytes": encode_png(np.zeros((2, 2, 3), np.uint8)), "path": "a.png"}
-    groups = [("tuned", 0, f"eval-{number}") for number in range(100)]
+    groups = [("tuned", 0, f"eval-{number}") for number in range(30)]
     images = pa.Table.from_pylist(
         [
             {**dict(zip(GROUP, group, strict=True)), "policy": "base", "sample": 0, "image": picture}
@@ -62,5 +70,8 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
         ]
     )
     prompts = {name: {"prompt": "a circle", "metadata": "{}"} for _, _, name in groups}
-    assert len(list(score_rows("vivid", scorer, images, prompts))) == 100
+    kept = KeptScores(tmp_path / "kept")
+    assert len(list(score_rows("vivid", scorer, images, prompts, kept))) == 30
     assert sizes == handed
+    assert len(list(score_rows("vivid", scorer, images, prompts, kept))) == 30
+    assert sizes == handed  # the second time they were there

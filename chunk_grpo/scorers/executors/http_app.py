@@ -16,10 +16,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chunk_grpo.errors import ChunkGrpoError, TransientError
+from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.scorers.base import Scores
 from chunk_grpo.scorers.executors.access import is_allowed
 from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
+from chunk_grpo.scorers.executors.wire import answer_of
+from chunk_grpo.scorers.transient import may_pass
 from chunk_grpo.scorers.workers import lines
 
 _LOG = logging.getLogger(__name__)
@@ -90,8 +92,7 @@ class ScoringApp:
                 question = batch.id
                 future = await run_in_threadpool(self._thread.submit, batch)
                 scores = await _result(request, future)
-                answer = lines.scores_message(batch, scores.values, scores.details, ready["spec_hash"])
-                return _response(200, answer)
+                return _response(200, lines.scores_message(batch, *answer_of(scores), ready["spec_hash"]))
         except _RefusedError as error:
             return _refusal(error)
         except ClientDisconnect:
@@ -161,7 +162,7 @@ async def _result(request: Request, future: Future[Scores]) -> Scores:
 
 def _status(error: Exception) -> int:
     """For whoever looks at it; this package's client reads the message."""
-    if isinstance(error, TransientError):
+    if may_pass(error):
         return 503
     return 422 if isinstance(error, ChunkGrpoError) else 500
 

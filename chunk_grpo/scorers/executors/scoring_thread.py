@@ -160,9 +160,6 @@ def _parts(name: str, scores: Scores, jobs: Sequence[_Job], whole: ScoreBatch) -
     check_scores(name, scores, whole.prompts)
     parts, first = [], 0
     for job in jobs:
-        rows = slice(first, first + len(job.batch))
-        parts.append(
-            Scores(scores.values[rows], {name: values[rows] for name, values in scores.details.items()})
-        )
-        first = rows.stop
+        parts.append(scores.rows(first, first + len(job.batch)))
+        first += len(job.batch)
     return parts

@@ -21,6 +21,7 @@ from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.identity import measured
+from chunk_grpo.scorers.transient import facts_may_pass
 from chunk_grpo.scorers.workers import lines
 
 PACKAGES = ("chunk-grpo", "numpy", "pillow", "torch", "transformers")
@@ -153,8 +154,7 @@ def worker_for(scorer: Scorer) -> lines.Worker:
     scorer.check()
 
     def score(batch: lines.Batch) -> tuple[Any, Mapping[str, Any]]:
-        scores = scorer.score(decode_batch(batch))
-        return scores.values, scores.details
+        return answer_of(scorer.score(decode_batch(batch)))
 
     return lines.Worker(
         name=scorer.name,
@@ -167,6 +167,16 @@ def worker_for(scorer: Scorer) -> lines.Worker:
         packages=PACKAGES,
         close=scorer.close,
     )
+
+
+def answer_of(scores: Scores) -> lines.Answer:
+    """Scores as a worker tells them."""
+    if not scores.refused:
+        return scores.values, scores.details
+    values: list[Any] = scores.values.tolist()
+    for row, reason in scores.refused.items():
+        values[row] = lines.RefusedError(reason)
+    return values, scores.details
 
 
 def read_identity(message: Mapping[str, Any], who: str) -> Identity:
@@ -229,18 +239,22 @@ def read_scores(message: Mapping[str, Any], question: Question, spec_hash: str, 
             )
     try:
         details = {str(name): _floats(detail) for name, detail in message["details"].items()}
-        return Scores(_floats(message["values"]), details)
+        refused = {int(row): str(reason) for row, reason in message.get("refused", {}).items()}
+        values = _floats(message["values"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"{who} answered in another form ({type(error).__name__}: {error}): {_short(message)}"
         ) from error
+    if not set(refused) <= set(range(len(question.keys))):
+        raise DataError(f"{who} refused images that were not asked about: {_short(refused)}")
+    return Scores(values, details, refused)
 
 
 def raise_told(message: Mapping[str, Any], who: str) -> None:
     """Raise the error that a worker tells, if it tells one.
 
     Raises:
-        ChunkGrpoError: Of the kind that was raised there, with its message.
+        ChunkGrpoError: Of the kind that was raised there, with its message; TransientError for what may pass.
         WorkerError: Anything else that was raised there.
     """
     if message.get("type") != "error":
@@ -248,6 +262,8 @@ def raise_told(message: Mapping[str, Any], who: str) -> None:
     kind, text = str(message.get("kind")), str(message.get("message"))
     if kind in _ERRORS:
         raise _ERRORS[kind](text)
+    if facts_may_pass(message):
+        raise TransientError(f"{kind}: {text}")
     raise WorkerError(f"{who} failed with {kind}: {text}\nThere:\n{message.get('traceback')}")
 
 

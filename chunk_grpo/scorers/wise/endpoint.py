@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, TransientError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, RefusedError, TransientError
 
 _QUOTED = 120
 """Characters of an answer or of a refusal that a message quotes."""
 
 _SECRET = 4
 """Characters from which on a key is hidden; shorter ones are placeholders, and parts of many words."""
+
+_CONTENT_FILTERS = {"content_filter", "content_policy_violation"}
+"""Codes with which Azure's and OpenAI's own endpoints refuse a prompt or an image."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Endpoint:
             body: What the server says.
 
         Returns:
-            DataError, or, for what may pass, TransientError.
+            DataError, or, for what may pass, TransientError; RefusedError where a content filter stopped this request.
         """
         said = f"{self.url} answered {status} to {what}"
         if status in (401, 403):
@@ -97,6 +100,8 @@ class Endpoint:
             )
             return DataError(f"{self.section}: {said}: the key is missing, wrong, or may not do this. {mend}")
         said = f"{said}: {self.quote(plain(body))}"
+        if status == 400 and _code(body) in _CONTENT_FILTERS:
+            return RefusedError(said)
         if status in (408, 409, 429) or status >= 500:
             return self.silence(what, said)
         return DataError(
@@ -112,13 +117,13 @@ class Endpoint:
             "`concurrency` if it limits requests; then run the same command again. Answers that came are kept."
         )
 
-    def misfit(self, fault: str) -> DataError:
-        """A question to which all answers had another form than asked for."""
-        return DataError(
-            f"{self.section}: {self.judge} gave no answer of the form asked for in {self.attempts} attempts. {fault}. "
-            "No score was made up. Raise `attempts`, or choose a judge that keeps to the form; the other answers are "
-            "kept."
-        )
+
+def _code(body: bytes) -> object:
+    """The code of an error that the server explains in OpenAI's form; None for any other body."""
+    try:
+        return json.loads(body)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def plain(body: bytes) -> str:

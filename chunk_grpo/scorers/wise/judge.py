@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, RefusedError
 from chunk_grpo.scorers.wise.endpoint import Endpoint, plain
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class Judge:
             others = endpoint.hide(", ".join(sorted(listed)[:8]) or "none")
             _LOG.warning("%s does not list %s, but %s", endpoint.url, endpoint.judge, others)
 
-    def ask(self, questions: Sequence[Question], take: Callable[[Question, str], object]) -> None:
-        """Ask every question, several at once.
+    def ask(self, questions: Sequence[Question], take: Callable[[Question, str], object]) -> dict[str, str]:
+        """Ask every question, several at once, whether or not the others get an answer.
 
         A thread of its own waits for the answers, so that this works inside a running event loop, and so that a signal
         handler's exception reaches the caller, whereupon the requests under way are given up.
@@ -97,13 +97,16 @@ class Judge:
             take: Called with a question and its answer as soon as it is there; raises ValueError for an answer of
                 another form than asked for, and the question is asked again.
 
+        Returns:
+            The key of each question without a well-formed answer, to the reason.
+
         Raises:
             ConfigError: The openai package is not installed, or the key's variable is not set.
-            DataError: The key or a request is refused, or a question got no well-formed answer.
+            DataError: The key or a request is refused.
             TransientError: The endpoint fails or is silent.
         """
         self._find_packages()
-        _run(self._ask_all, questions, take)
+        return _run(self._ask_all, questions, take)
 
     def _find_packages(self) -> None:
         for package in ("openai", "anyio"):
@@ -146,40 +149,47 @@ class Judge:
         except (ValueError, KeyError, TypeError):
             return None
 
-    async def _ask_all(self, questions: Sequence[Question], take: Callable[[Question, str], object]) -> None:
+    async def _ask_all(
+        self, questions: Sequence[Question], take: Callable[[Question, str], object]
+    ) -> dict[str, str]:
         free = asyncio.Semaphore(self._endpoint.concurrency)
 
-        async def ask(client: AsyncOpenAI, question: Question) -> None:
+        async def ask(client: AsyncOpenAI, question: Question) -> str:
             async with free:
-                await self._ask(client, question, take)
+                return await self._ask(client, question, take)
 
         async with self._client() as client:
             tasks = [asyncio.create_task(ask(client, question)) for question in questions]
             try:
-                await asyncio.gather(*tasks)
+                faults = await asyncio.gather(*tasks)
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+        return {question.key: fault for question, fault in zip(questions, faults, strict=True) if fault}
 
     async def _ask(
         self, client: AsyncOpenAI, question: Question, take: Callable[[Question, str], object]
-    ) -> None:
+    ) -> str:
+        """Why there is no well-formed answer; empty if there is one."""
         messages = await asyncio.to_thread(question.messages)  # PNG takes its time
         endpoint = self._endpoint
         for attempt in range(endpoint.attempts):
-            reply = await self._request(client, question, messages, seed=attempt)
+            try:
+                reply = await self._request(client, question, messages, seed=attempt)
+            except RefusedError as error:  # it would be refused again
+                return str(error)
             said = endpoint.hide(plain(reply))
             try:
                 said = endpoint.hide(_answer(reply))
                 take(question, said)
-                return
+                return ""
             except ValueError as error:
                 fault = (
                     f"{question.label}: {endpoint.hide(str(error))}; the answer begins {endpoint.quote(said)}"
                 )
             _LOG.warning("attempt %d of %d: %s", attempt + 1, endpoint.attempts, fault)
-        raise endpoint.misfit(fault)
+        return f"no answer of the form asked for in {endpoint.attempts} attempts. {fault}"
 
     async def _request(
         self, client: AsyncOpenAI, question: Question, messages: list[dict[str, Any]], seed: int

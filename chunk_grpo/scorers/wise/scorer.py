@@ -71,9 +71,11 @@ class Wise(ConfiguredScorer[WiseScorer]):
     def score(self, batch: ScoreBatch) -> Scores:
         """Score a batch of any size, with `concurrency` requests under way.
 
+        An image without a well-formed answer is refused; all others are asked about nevertheless.
+
         Raises:
             ConfigError: The openai package is not installed, or the key's variable is not set.
-            DataError: The metadata is not of WISE, the endpoint refuses, or an image gets no well-formed answer.
+            DataError: The metadata is not of WISE, or the endpoint refuses the key or the form of the requests.
             TransientError: The endpoint fails or is silent.
         """
         check_batch(batch)
@@ -84,14 +86,23 @@ class Wise(ConfiguredScorer[WiseScorer]):
         protocol = self.settings.protocol
         questions = [self._question(batch, row) for row in range(len(batch))]
         missing = {q.key: q for q in questions if q.key not in self._answers}
-        if missing:
-            self._judge.ask(list(missing.values()), self._take)
-        scores = [parse_answer(protocol, self._answers[question.key]) for question in questions]
+        faults = self._judge.ask(list(missing.values()), self._take) if missing else {}
+        refused = {
+            row: faults[question.key] for row, question in enumerate(questions) if question.key in faults
+        }
+        scores = {
+            row: parse_answer(protocol, self._answers[question.key])
+            for row, question in enumerate(questions)
+            if row not in refused
+        }
         names = PROTOCOLS[protocol].weights if protocol == "legacy" else ()
-        return Scores(
-            np.array([image_value(protocol, score) for score in scores], dtype=np.float64),
-            {name: np.array([score[name] for score in scores], dtype=np.float64) for name in names},
-        )
+        values = np.full(len(batch), np.nan)
+        details = {name: np.full(len(batch), np.nan) for name in names}
+        for row, score in scores.items():
+            values[row] = image_value(protocol, score)
+            for name, detail in details.items():
+                detail[row] = score[name]
+        return Scores(values, details, refused)
 
     @cached_property
     def _instructions(self) -> Instructions:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import binascii
 import ctypes
-import errno
 import hashlib
 import json
 import os
@@ -42,12 +41,14 @@ PROTOCOL = 1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _BUFFER = 2**20  # bytes; a batch has megabytes
 _KINDS = ("ConfigError", "DataError", "TransientError")
-_OF_THE_NETWORK = {"ConnectionError", "TimeoutError", "gaierror", "URLError", "RequestException"}
-_MAY_PASS = {errno.EAGAIN, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE}
 
 
 class DataError(Exception):
     """An input cannot be judged, or a file is missing: another try would end alike."""
+
+
+class RefusedError(DataError):
+    """An image will not be judged: returned in the place of its value, with the reason."""
 
 
 class ConfigError(Exception):
@@ -116,7 +117,9 @@ class Batch:
 
 
 Answer = tuple[Any, Mapping[str, Any]]
-"""A value for each row, in their order, and named details, each with a value for each row: lists or arrays."""
+"""A value for each row, in their order, and named details, each with a value for each row: lists or arrays.
+
+A list may hold a RefusedError in the place of a value."""
 
 
 def _nothing() -> None:
@@ -209,12 +212,17 @@ def scores_message(
     batch: Batch, values: Any, details: Mapping[str, Any], spec_hash: str | None
 ) -> dict[str, Any]:
     """The answer to `batch`: it names the question, the images in their order, and what judged them."""
+    given = _plain(values)
+    refused = {str(row): str(value) for row, value in enumerate(given) if isinstance(value, RefusedError)}
     return {
         "type": "scores",
         "id": batch.id,
         "spec_hash": spec_hash,
         "keys": [row.key for row in batch.rows],
-        "values": _plain(values),
+        "values": [None if str(row) in refused else value for row, value in enumerate(given)]
+        if refused
+        else given,
+        "refused": refused,
         "details": {name: _plain(detail) for name, detail in details.items()},
     }
 
@@ -225,21 +233,30 @@ def _plain(values: Any) -> Any:
 
 
 def error_message(error: Exception) -> dict[str, Any]:
-    """An exception: its kind if it is one of the three that a user can mend, its text and its traceback.
-
-    What may pass, such as a ConnectionError, is a TransientError; chunk_grpo.scorers.retry judges alike.
-    """
-    name, text = type(error).__name__, str(error)
+    """An exception: its kind if it is one of the three that a user can mend, its text, traceback and facts."""
     names = [kind.__name__ for kind in type(error).__mro__]
     kinds = [kind for kind in names if kind in _KINDS]
-    may_pass = not _OF_THE_NETWORK.isdisjoint(names) or getattr(error, "errno", None) in _MAY_PASS
-    if isinstance(error, OSError) and may_pass:
-        kinds, text = ["TransientError"], f"{name}: {text}"
     return {
         "type": "error",
-        "kind": kinds[0] if kinds else name,
-        "message": text,
+        "kind": kinds[0] if kinds else names[0],
+        "message": str(error),
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        **facts_of(error),
+    }
+
+
+def facts_of(error: BaseException) -> dict[str, Any]:
+    """What tells whether another try may mend an error: its classes, the system's number, the HTTP status.
+
+    The stage judges them (chunk_grpo.scorers.transient), by one rule for all interpreters.
+    """
+    number, response = getattr(error, "errno", None), getattr(error, "response", None)
+    found = [getattr(error, name, None) for name in ("status_code", "status")]
+    found += [getattr(response, name, None) for name in ("status_code", "status")]
+    return {
+        "classes": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
+        "errno": number if isinstance(number, int) else None,
+        "status": next((status for status in found if isinstance(status, int)), None),
     }
 
 

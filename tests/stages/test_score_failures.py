@@ -1,0 +1,141 @@
+"""A scorer that fails in the stage score: what is asked again, what is kept, and how the stage ends."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Workspace
+from tests.stages.own_scorers import CODE, OWN, add_judge, calls, check, do, limit, score, scores
+
+KEPT = ".ckpt"
+
+
+def kept(workspace: Workspace) -> list[Path]:
+    return sorted((workspace.root / KEPT).glob("*/batch-*.parquet"))
+
+
+def test_an_error_of_the_network_is_asked_again(workspace: Workspace) -> None:
+    add_judge(workspace)
+    do(workspace, "timeout 2")
+    code, errors = score(workspace)
+    assert code == 0, errors
+    assert "scorer own: attempt 1 of 3 failed (ReadTimeout: the judge was slow)" in errors
+    assert calls(workspace) == [2] * 5
+    assert len(scores(workspace)) == 8
+
+
+def test_a_stage_that_failed_goes_on_where_it_was(workspace: Workspace) -> None:
+    add_judge(workspace)
+    do(workspace, "")
+    assert score(workspace)[0] == 0
+    whole = (workspace.root / OWN["out"]).read_bytes()
+    (workspace.root / OWN["out"]).unlink()
+    do(workspace, "key 4")
+    code, errors = score(workspace)
+    assert code == 1
+    assert "scorer own failed with KeyError" in errors
+    assert len(kept(workspace)) == 3
+    do(workspace, "")
+    assert score(workspace)[0] == 0
+    assert calls(workspace) == [2]
+    assert (workspace.root / OWN["out"]).read_bytes() == whole
+    assert not list((workspace.root / KEPT).iterdir())
+
+
+def test_an_edited_scorer_does_not_go_on_from_its_older_self(workspace: Workspace) -> None:
+    add_judge(workspace)
+    do(workspace, "key 4")
+    assert score(workspace)[0] == 1
+    (workspace.root / "own_rewards.py").write_text(CODE.replace("/ 255", "/ 256"))
+    do(workspace, "")
+    assert score(workspace)[0] == 0
+    assert calls(workspace) == [2] * 4
+
+
+def test_sigterm_ends_a_scorer_that_hangs_and_costs_one_batch(workspace: Workspace) -> None:
+    add_judge(workspace)
+    do(workspace, "hang 3")
+    process = workspace.process("score_base", **OWN)
+    end = time.monotonic() + 60
+    while not (workspace.root / "hangs").exists():
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    try:
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, "Traceback" in errors) == (75, False), errors
+    assert len(kept(workspace)) == 2
+    do(workspace, "")
+    assert score(workspace)[0] == 0
+    assert calls(workspace) == [2, 2]
+
+
+def test_a_scorer_that_hangs_ends_the_stage_at_its_limit(workspace: Workspace) -> None:
+    add_judge(workspace)
+    limit(workspace, 1.0)
+    do(workspace, "hang 2")
+    code, errors = score(workspace, seconds=60)
+    assert (code, "Traceback" in errors) == (75, False), errors
+    assert "scorer own: no answer within 1 s (executors.own.timeout_seconds)" in " ".join(errors.split())
+    assert calls(workspace) == [2, 2]
+    assert len(kept(workspace)) == 1
+
+
+def test_a_scorer_that_leaves_is_an_error(workspace: Workspace) -> None:
+    add_judge(workspace)
+    do(workspace, "exit")
+    code, errors = score(workspace)
+    assert code == 1
+    assert "scorer own: own_rewards:judge called sys.exit(0)" in errors
+    assert not (workspace.root / OWN["out"]).exists()
+
+
+def test_refused_images_are_told_all_at_once_and_asked_again(workspace: Workspace) -> None:
+    add_judge(workspace)
+    do(workspace, "refuse")
+    code, errors = score(workspace)
+    said = " ".join(errors.split())
+    assert code == 3, errors
+    assert "scorer own: 4 of 8 images have no score, more than the share 0 that scorers.own.refusals" in said
+    assert said.count("sample 0: the picture is not to be judged") == 4
+    assert calls(workspace) == [2] * 4
+    assert not (workspace.root / OWN["out"]).exists()
+    do(workspace, "refuse 4")
+    assert score(workspace)[0] == 3
+    do(workspace, "")
+    assert score(workspace)[0] == 0
+    assert calls(workspace) == [2]  # of the batch that had the last refused image
+
+
+def test_refused_images_within_the_share_have_a_row_with_the_reason(workspace: Workspace) -> None:
+    add_judge(workspace, refusals=0.25)
+    do(workspace, "refuse 3")
+    assert score(workspace)[0] == 0
+    without = [row for row in scores(workspace) if row["value"] is None]
+    assert [(row["metric"], row["refusal"]) for row in without] == [
+        ("score", "the picture is not to be judged")
+    ]
+    assert len(scores(workspace)) == 8
+
+
+def test_raising_the_share_asks_about_the_refused_alone(workspace: Workspace) -> None:
+    add_judge(workspace)
+    do(workspace, "refuse 3")
+    assert score(workspace)[0] == 3
+    workspace.edit(lambda raw: raw["scorers"]["own"].update(refusals=0.2))
+    check(workspace)
+    do(workspace, "refuse")
+    assert score(workspace)[0] == 0
+    assert calls(workspace) == [2]
+    assert sum(row["value"] is None for row in scores(workspace)) == 1
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, "none"])
+def test_the_share_is_one(workspace: Workspace, share: object) -> None:
+    add_judge(workspace)
+    workspace.edit(lambda raw: raw["scorers"]["own"].update(refusals=share))
+    assert workspace.run("check_scorers") == 2
