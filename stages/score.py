@@ -15,12 +15,11 @@ import pyarrow as pa
 from chunk_grpo.artifacts import read_json, read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import Params
-from chunk_grpo.config.scorers import AnyExecutor, ExternalScorer, InSubprocess, ScorerSettings
+from chunk_grpo.config.scorers import ScorerSettings
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
-from chunk_grpo.scorers.external import source_file
 from chunk_grpo.scorers.placing import place_checked
 from chunk_grpo.scorers.retry import score_with_retries
 from chunk_grpo.scorers.spec import ScorerSpec, spec_from
@@ -169,17 +168,12 @@ def too_many_refused(
     )
 
 
-def kept_scores(
-    spec: ScorerSpec, settings: ScorerSettings, executor: AnyExecutor | None, arguments: Arguments
-) -> KeptScores:
+def kept_scores(spec: ScorerSpec, settings: ScorerSettings, arguments: Arguments) -> KeptScores:
     """Where batches of this computation are kept: of one scorer and code, images, prompts and size of a batch."""
     about = [spec.key, spec.hash, spec.splits, settings.images_at_once]
     digest = hashlib.sha256(json.dumps(about).encode())
     add_code(digest)
-    own = source_file(settings.source) if isinstance(settings, ExternalScorer) else None
-    script = executor.script if isinstance(executor, InSubprocess) else None
-    files = (arguments.images, arguments.prompts, own, script)
-    add_files(digest, [file for file in files if file is not None])
+    add_files(digest, (arguments.images, arguments.prompts))
     return KeptScores(KEPT / digest.hexdigest()[:16])
 
 
@@ -214,7 +208,7 @@ def main(params: Params, arguments: Arguments) -> None:
     images = images_to_score(arguments, spec, prompts)
     scorer = place_checked(spec, params.scorers, params.executors)
     try:
-        kept = kept_scores(spec, scorer.settings, params.executors.get(spec.key), arguments)
+        kept = kept_scores(spec, scorer.settings, arguments)
         rows = score_rows(spec.key, scorer, images, prompts, kept, spec.refusals)
         table = table_from_rows(rows, "scores")
     finally:

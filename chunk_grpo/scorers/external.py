@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,16 +167,6 @@ class External:
                 f"with ({', '.join(given)}), but takes {signature}: {error}. Give the keyword arguments that it takes "
                 "as options; the images and what is known of them come first."
             ) from error
-
-
-def source_file(source: str) -> Path | None:
-    """The file of the module that an external scorer's `source` names; None where it has none, or is not found here."""
-    offered = {point.name: point.module for point in entry_points(group=ENTRY_POINTS)}
-    try:
-        spec = importlib.util.find_spec(offered.get(source, source.partition(":")[0]))
-    except (ImportError, ValueError):  # of a package above it
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
 
 
 def find_source(key: str, source: str) -> Callable[..., Any]:
