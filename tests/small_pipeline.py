@@ -44,7 +44,7 @@ stages:
 WORK_PY = '''\
 """Stands in for every stage: says that it runs, then does what params.yaml says.
 
-Of a variant, `eta` is how many seconds it trains, and `kl_coef` the exit code of its training, which leaves its
+Of a variant, `eta` is how many minutes it trains, and `kl_coef` the exit code of its training, which leaves its
 process id in VARIANT.pid, and when it began and ended in VARIANT.times.
 """
 
@@ -70,7 +70,7 @@ elif kind == "train":
     print(f"training {out.stem}: {variant}", flush=True)
     Path(f"{out.stem}.pid").write_text(str(os.getpid()))
     begin = time.time()
-    time.sleep(variant.get("eta", 0))
+    time.sleep(60 * variant.get("eta", 0))
     Path(f"{out.stem}.times").write_text(f"{begin} {time.time()}")
     if code := int(variant.get("kl_coef", 0)):
         print(f"no training for {out.stem}")

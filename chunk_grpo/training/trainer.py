@@ -311,9 +311,8 @@ class Trainer:
         """Measure the policy on held-out prompts when it is time to."""
         if not self._is_watch_due():
             return
-        iteration = self._done
+        iteration, times = self._done, self._method.grid.times
         with self._averaged():
-            times = self._method.grid.times
             measured = self._monitor.measure(self._family, times, iteration, self._check, self._check_alone)
             if self._settings.heldout.keep_best and self._processes.gather([measured.is_best])[0]:
                 best = TrainingState(iteration, self._family.trainable_state(), {}, [])

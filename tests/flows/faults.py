@@ -31,7 +31,7 @@ def served(
 
 def training(seconds: float) -> dict[str, Any]:
     """Let variant a train for so long; another number is another computation."""
-    return {"variants": {"a": {"eta": seconds}}}
+    return {"variants": {"a": {"eta": seconds / 60}}}
 
 
 def child_of(watch: Watch, run: str, name: str = "train@a") -> str:

@@ -41,7 +41,7 @@ def training_times(watch: Watch, run: str) -> list[tuple[float, float]]:
 
 def test_trainings_of_different_variants_run_side_by_side_up_to_the_limit(watch: Watch) -> None:
     """Three of them on two workers."""
-    variants = {name: {"objective": "chunk", "plan": "listed", "eta": 10.0} for name in "abc"}
+    variants = {name: {"objective": "chunk", "plan": "listed", "eta": 10 / 60} for name in "abc"}
     run, message = completed(watch, presets=["smoke"], overrides={"variants": variants})
     assert message == "5 stages: 5 ran"
     times = training_times(watch, run)
@@ -52,7 +52,7 @@ def test_trainings_of_different_variants_run_side_by_side_up_to_the_limit(watch:
 
 
 def test_two_presets_that_train_the_same_do_it_once(watch: Watch) -> None:
-    variants = {name: {"eta": 5.0} for name in "ab"}
+    variants = {name: {"eta": 5 / 60} for name in "ab"}
     changes = {"report": {"title": "of both"}, "variants": variants}
     run, message = completed(watch, presets=["tiny", "smoke"], overrides=changes)
     assert message.startswith("8 stages: ")

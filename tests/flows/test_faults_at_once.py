@@ -38,7 +38,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Pat
 
 def overrides(title: str) -> dict[str, Any]:
     """Inputs that no run has had, with trainings long enough to meet."""
-    return {"report": {"title": title}, "variants": {name: {"eta": 15.0} for name in "ab"}}
+    return {"report": {"title": title}, "variants": {name: {"eta": 15 / 60} for name in "ab"}}
 
 
 def completed(watch: Watch, runs: list[str]) -> dict[str, tuple[str, ...]]:

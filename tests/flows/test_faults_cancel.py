@@ -35,7 +35,7 @@ def watch(tmp_path: Path, make_pipeline: Callable[[Path], Path]) -> Iterator[Wat
 
 def test_cancelling_a_run_ends_all_its_trainings(watch: Watch) -> None:
     plans = {"a": "guided", "b": "listed", "c": "listed"}
-    variants = {name: {"objective": "chunk", "plan": plan, "eta": 600.0} for name, plan in plans.items()}
+    variants = {name: {"objective": "chunk", "plan": plan, "eta": 10.0} for name, plan in plans.items()}
     run = watch.start(preset="smoke", until="train", overrides={"variants": variants})
     wait_for(lambda: len(watch.children(run)) == 3, 120, "three trainings asked for")
 
@@ -57,7 +57,7 @@ def test_cancelling_a_run_ends_all_its_trainings(watch: Watch) -> None:
     print(f"{len(processes)} processes gone after {gone:.1f} s, all Cancelled after {ended:.1f} s; {load()}")  # noqa: T201
     assert "RUNNING" not in watch.states(waiting["id"])
     assert (watch.busy("cpu"), watch.busy("gpu")) == (0, 0)
-    quick = {name: each | {"eta": 0.5} for name, each in variants.items()}
+    quick = {name: each | {"eta": 0.5 / 60} for name, each in variants.items()}
     after = watch.start(preset="smoke", until="train", overrides={"variants": quick})
     assert watch.ended(after, 180)["state_type"] == "COMPLETED"
 
@@ -73,7 +73,7 @@ def test_a_training_saves_its_checkpoint_though_prefect_ends_its_run_before(
         return root
 
     with served(tmp_path / "served", make) as watch:
-        variants = {"a": {"objective": "chunk", "plan": "guided", "eta": 600.0}}
+        variants = {"a": {"objective": "chunk", "plan": "guided", "eta": 10.0}}
         run = watch.start(preset="smoke", until="train@a", overrides={"variants": variants})
         wait_for(lambda: watch.children(run, "train@a"), 120, "the training")
         child = child_of(watch, run, "train@a")

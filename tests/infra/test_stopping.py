@@ -77,7 +77,7 @@ def test_nothing_is_left_when_make_serve_is_killed(
             lambda: b"Ctrl-C" in (tmp_path / "log").read_bytes() or serve.poll() is not None, 90, "served"
         )
         prefect = LocalPrefect(root=root, home=root / ".prefect", port=port)
-        start_run(prefect, preset="smoke", overrides={"variants": {"a": {"eta": 60.0}}})
+        start_run(prefect, preset="smoke", overrides={"variants": {"a": {"eta": 1.0}}})
         wait_for(lambda: list(root.glob(".prefect/runs/*/*.pid")), 90, "training")
         started = psutil.Process(serve.pid).children(recursive=True)
         assert len(started) >= 8

@@ -30,7 +30,7 @@ def told(served: LocalPrefect) -> Iterator[list[str]]:
 
 
 def of_variant_a(**values: float) -> dict[str, Any]:
-    """Overrides: of a training `eta` is the seconds that it takes, `kl_coef` its exit code."""
+    """Overrides: of a training `eta` is the minutes that it takes, `kl_coef` its exit code."""
     return {"variants": {"a": values}}
 
 
@@ -39,7 +39,7 @@ def training(prefect: LocalPrefect) -> list[psutil.Process]:
 
 
 def test_a_run_whose_engine_was_killed_runs_once_more(served: LocalPrefect, told: list[str]) -> None:
-    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=3.0))
+    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=3 / 60))
     wait_for(lambda: training(served), 90, "training")
     (engine,) = processes(served.process("worker-cpu"), "prefect.engine")
     engine.kill()
@@ -75,7 +75,7 @@ def test_a_moved_score_is_told(served: LocalPrefect, told: list[str]) -> None:
 
 def test_a_run_outlives_a_server_that_is_away_for_half_a_minute(served: LocalPrefect) -> None:
     """Its training ends while the server is away."""
-    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=15.0))
+    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=15 / 60))
     wait_for(lambda: training(served), 90, "training")
     served.process("server").kill()
     wait_for(lambda: not training(served), 60, "training ended")
@@ -90,7 +90,7 @@ def test_a_lost_machine_s_run_is_crashed_in_three_minutes_and_runs_on_another(
     served: LocalPrefect, tmp_path: Path
 ) -> None:
     """Worker and engine are gone at once, so nobody reports anything."""
-    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=4.0))
+    run = start_run(served, preset="smoke", overrides=of_variant_a(eta=4 / 60))
     wait_for(lambda: training(served), 90, "training")
     worker = served.process("worker-cpu")
     lost = [worker, *worker.children(recursive=True)]

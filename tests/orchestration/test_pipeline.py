@@ -208,7 +208,7 @@ def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path,
     work = other / "stages/work.py"
     work.write_text(work.read_text() + "# another version\n")
     params = compose(other, "tiny", other / "params.yaml")
-    params["report"]["title"], params["variants"]["a"]["eta"] = "later", 600.0
+    params["report"]["title"], params["variants"]["a"]["eta"] = "later", 10.0
     write_params(other, params)
     of(other).keep_models(lock, quiet)
     assert (other / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
@@ -256,7 +256,7 @@ def test_a_fingerprint_is_that_of_command_and_contents(pipeline: Path) -> None:
     first = of(pipeline).fingerprint("train@a")
     assert of(pipeline).fingerprint("train@a") == first
     assert of(pipeline).fingerprint("train@b") != first
-    set_variant(pipeline, "a", eta=1.0)
+    set_variant(pipeline, "a", eta=1 / 60)
     second = of(pipeline).fingerprint("train@a")
     (pipeline / "prepared.txt").unlink()
     (pipeline / "prepared.txt").write_text("other")
@@ -287,7 +287,7 @@ def test_a_killed_stage_is_reported_as_killed(
         shell.chmod(0o755)
         monkeypatch.setenv("SHELL", str(shell))
     outcome(pipeline, "prepare")
-    set_variant(pipeline, "a", eta=60.0)
+    set_variant(pipeline, "a", eta=1.0)
 
     def kill() -> None:
         psutil.Process(wait_for_pid(pipeline / "a.pid")).kill()
@@ -323,7 +323,7 @@ def test_ending_leaves_no_process(
     monkeypatch.setattr(commands, "stop_seconds", lambda: 1.0)
     monkeypatch.setattr(commands, "STOP_MARGIN", 0.0)
     outcome(pipeline, "prepare")
-    set_variant(pipeline, "a", eta=60.0)
+    set_variant(pipeline, "a", eta=1.0)
     if deaf:
         work = pipeline / "stages/work.py"
         work.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + work.read_text())
