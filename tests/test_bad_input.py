@@ -230,6 +230,7 @@ def test_checkpoint(
     shutil.copytree(CHECKPOINT, model)
     damage(model)
     workspace.edit(edits(model__checkpoint=str(model)))
+    assert workspace.run("inputs") == 0
     message = refused(workspace, "encode_prompts@training", DATA)
     assert message.startswith(beginning.format(model=model))
     assert message.endswith(end)

@@ -259,7 +259,7 @@ class ExternalScorer(RefusingScorer):
         files: files and folders that it reads: their content is part of what it is, as its code is.
     """
 
-    MOVES_NO_SCORE: ClassVar[frozenset[str]] = ScorerSettings.MOVES_NO_SCORE | {
+    MOVES_NO_SCORE: ClassVar[frozenset[str]] = RefusingScorer.MOVES_NO_SCORE | {
         "files"  # where they are; what they hold does, and is told apart from it
     }
 

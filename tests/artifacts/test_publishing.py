@@ -329,7 +329,7 @@ def test_the_command_line(
     assert "must be a git checkout to know the commit" in capfd.readouterr().err
     (workspace / "params.yaml").write_text("seed: 0\n")
     assert main(arguments) == 2
-    assert "params.yaml: must have the key `preset`" in capfd.readouterr().err
+    assert "params.yaml: must have the key `composed_from`" in capfd.readouterr().err
 
 
 def test_the_commit_is_that_of_the_workspace(

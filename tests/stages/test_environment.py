@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from chunk_grpo.config import Params
-from stages import _stage
 from stages._stage import RUN_MARKER, check_environment, run_stage
 
 REMEDY = "unset it, or start the processes by `accelerate launch` or torchrun"
@@ -25,7 +24,6 @@ def main(params: Params, arguments: Arguments) -> None:
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(_stage, "_die_with_parent", lambda: None)
 
 
 @pytest.mark.parametrize(

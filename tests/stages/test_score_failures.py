@@ -49,6 +49,7 @@ def test_an_edited_scorer_does_not_go_on_from_its_older_self(workspace: Workspac
     do(workspace, "key 4")
     assert score(workspace)[0] == 1
     (workspace.root / "own_rewards.py").write_text(CODE.replace("/ 255", "/ 256"))
+    check(workspace)
     do(workspace, "")
     assert score(workspace)[0] == 0
     assert calls(workspace) == [2] * 4

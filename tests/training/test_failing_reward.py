@@ -45,7 +45,7 @@ def test_sigterm_ends_a_training_whose_reward_hangs(
     do(workspace, f"hang {call}")
     code, errors = train(workspace, stop=True)
     assert (code, "Traceback" in errors) == (75, False), errors
-    assert "stopped after iteration 0 of 2; run again to go on" in errors
+    assert "stopped after iteration 0 of 2; kept in .ckpt/" in errors
 
 
 @pytest.mark.parametrize("background", [True, False])
