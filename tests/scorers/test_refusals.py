@@ -100,10 +100,10 @@ def test_a_worker_script_refuses_with_the_same_word() -> None:
 
 def test_the_example_of_the_documentation_refuses_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "scorers.md").read_text(encoding="utf-8")
-    found = re.search(r"    # my_judge\.py\n((?:    .*\n|\n)+)", page)
+    found = re.search(r"^# my_judge\.py\n(.*?)^```", page, re.M | re.S)
     assert found
     names: dict[str, Any] = {}
-    exec(compile("\n".join(line[4:] for line in found[1].splitlines()), "my_judge.py", "exec"), names)
+    exec(compile(found[1], "my_judge.py", "exec"), names)
     images = np.full((2, 2, 2, 3), 51, dtype=np.uint8)
     value, refused = names["darkness"](images, ["a circle", "a knife"], [{}, {}])
     assert value == pytest.approx(0.8)

@@ -32,6 +32,7 @@ def run(what: str) -> list[tuple[int, str, str]]:
         return [(process.returncode, *texts) for process, texts in zip(pair, told, strict=True)]
 
 
+@pytest.mark.slow
 def test_the_others_wait_longer_than_a_collective_may_take() -> None:
     for code, out, errors in run("slow"):
         assert (code, out) == (0, "waited True\n"), errors

@@ -11,6 +11,15 @@ from tests.stages.own_scorers import add_judge, calls, check, do, limit
 HELD_OUT, ROLLOUT = 1, 2
 """Calls of the reward: held-out images are scored before the first iteration."""
 
+PLACES = [
+    (ROLLOUT, True),
+    *(
+        pytest.param(*place, marks=pytest.mark.slow)
+        for place in ((HELD_OUT, True), (HELD_OUT, False), (ROLLOUT, False))
+    ),
+]
+"""Which call, and whether rewards of a rollout are computed in the background."""
+
 
 def trained_by_judge(workspace: Workspace, background: bool = True) -> None:
     add_judge(workspace, batch_size=64)
@@ -36,8 +45,7 @@ def train(workspace: Workspace, stop: bool = False) -> tuple[int, str]:
     return process.returncode, errors
 
 
-@pytest.mark.parametrize("background", [True, False])
-@pytest.mark.parametrize("call", [HELD_OUT, ROLLOUT])
+@pytest.mark.parametrize(("call", "background"), PLACES)
 def test_sigterm_ends_a_training_whose_reward_hangs(
     call: int, background: bool, workspace: Workspace
 ) -> None:
@@ -48,8 +56,7 @@ def test_sigterm_ends_a_training_whose_reward_hangs(
     assert "stopped after iteration 0 of 2; kept in .ckpt/" in errors
 
 
-@pytest.mark.parametrize("background", [True, False])
-@pytest.mark.parametrize("call", [HELD_OUT, ROLLOUT])
+@pytest.mark.parametrize(("call", "background"), PLACES)
 def test_a_reward_that_hangs_ends_training_at_its_limit(
     call: int, background: bool, workspace: Workspace
 ) -> None:
@@ -70,6 +77,7 @@ def test_a_reward_that_leaves_is_an_error(workspace: Workspace) -> None:
     assert "scorer own: own_rewards:judge called sys.exit(0)" in errors
 
 
+@pytest.mark.slow
 def test_a_client_of_a_judge_that_stays_silent_ends_training_without_a_traceback(
     workspace: Workspace,
 ) -> None:
