@@ -13,7 +13,13 @@ from typing import Any
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[1]
-_COMMIT = ("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--message", "all")
+_COMMANDS = (
+    ("init", "--quiet"),
+    ("config", "user.name", "test"),  # `dvc exp run` commits too
+    ("config", "user.email", "test@localhost"),
+    ("add", "--all"),
+    ("commit", "--quiet", "--message", "all"),
+)
 
 
 def make_checkout(folder: Path) -> Path:
@@ -29,7 +35,7 @@ def make_checkout(folder: Path) -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    for command in (["init", "--quiet"], ["add", "--all"], _COMMIT):
+    for command in _COMMANDS:
         subprocess.run(["git", *command], cwd=folder, check=True)
     return folder
 

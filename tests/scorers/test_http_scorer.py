@@ -41,6 +41,7 @@ def test_a_crash_or_a_missing_server_is_told_with_the_command_that_starts_it(par
 
 def test_a_hanging_one_is_given_up_after_the_time_out(params: Path) -> None:
     with ServerProcess(params, KEY) as server:
+        client(server.url).score(batch())  # the first batch loads the model, however long that takes
         scorer = client(server.url, timeout_seconds=0.5)
         scorer.check()
         start = time.monotonic()

@@ -188,6 +188,7 @@ def test_processes_that_hang_are_killed_when_the_time_of_a_stop_is_over(started:
     )
 
 
+@pytest.mark.slow
 def test_after_a_failure_the_others_have_the_time_of_a_stop_while_the_first_one_saves(
     started: Started,
 ) -> None:

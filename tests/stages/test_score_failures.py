@@ -44,6 +44,7 @@ def test_a_stage_that_failed_goes_on_where_it_was(workspace: Workspace) -> None:
     assert not list((workspace.root / KEPT).iterdir())
 
 
+@pytest.mark.slow
 def test_an_edited_scorer_does_not_go_on_from_its_older_self(workspace: Workspace) -> None:
     add_judge(workspace)
     do(workspace, "key 4")
@@ -123,6 +124,7 @@ def test_refused_images_within_the_share_have_a_row_with_the_reason(workspace: W
     assert len(scores(workspace)) == 8
 
 
+@pytest.mark.slow
 def test_raising_the_share_asks_about_the_refused_alone(workspace: Workspace) -> None:
     add_judge(workspace)
     do(workspace, "refuse 3")

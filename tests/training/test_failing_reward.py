@@ -69,6 +69,7 @@ def test_a_reward_that_hangs_ends_training_at_its_limit(
     assert len(calls(workspace)) == call
 
 
+@pytest.mark.slow
 def test_a_reward_that_leaves_is_an_error(workspace: Workspace) -> None:
     trained_by_judge(workspace)
     do(workspace, f"exit {ROLLOUT}")
