@@ -26,9 +26,13 @@ SLOW = """
 from pathlib import Path
 Path("begun").touch()
 import time
-time.sleep(60)
+for _ in range(6000):
+    time.sleep(0.01)
 """
-"""A stage's module that is long at its imports."""
+"""A stage's module that is long at its imports: in many steps, between which Python looks for signals.
+
+A signal just before a single long sleep would be seen after it only.
+"""
 
 TRAINING = """
 import sys, time
