@@ -38,7 +38,7 @@ class Digests:
         """The digest of a file's content, or of the names and contents in a folder; None: there is neither.
 
         Args:
-            path: Of the file or folder; links are followed.
+            path: File or folder; links are followed.
             chosen: Whether a file of a folder counts, by its path there. Hidden ones never do.
 
         Raises:

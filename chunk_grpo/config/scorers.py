@@ -260,7 +260,7 @@ class ExternalScorer(RefusingScorer):
     """
 
     MOVES_NO_SCORE: ClassVar[frozenset[str]] = RefusingScorer.MOVES_NO_SCORE | {
-        "files"  # where they are; what they hold does, and is told apart from it
+        "files"  # their paths; their content is in the hash of the scorer's code
     }
 
     kind: Literal["external"]

@@ -28,7 +28,7 @@ def compose(root: Path, preset: str, output: Path) -> dict[str, Any]:
     """Write the parameters of a preset.
 
     Args:
-        root: Of the repository.
+        root: Folder of the repository.
         preset: A file of conf/preset/, without its suffix.
         output: params.yaml, or another file.
 
@@ -61,7 +61,7 @@ def replace_params(root: Path, preset: str, *, force: bool) -> None:
     """Compose a preset into params.yaml, unless edits of the one that is there would be lost.
 
     Args:
-        root: Of the repository.
+        root: Folder of the repository.
         preset: A preset of conf/.
         force: Replace it all the same.
 

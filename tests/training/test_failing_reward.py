@@ -45,6 +45,7 @@ def train(workspace: Workspace, stop: bool = False) -> tuple[int, str]:
     return process.returncode, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "background"), PLACES)
 def test_sigterm_ends_a_training_whose_reward_hangs(
     call: int, background: bool, workspace: Workspace
