@@ -39,7 +39,7 @@ def write_table(
         location: local path or URL.
         schema_name: the schema it must have.
         about: more to keep in the metadata, such as what made the table.
-        row_group_bytes: of a row group, unless a single row is larger.
+        row_group_bytes: the most bytes in a row group, unless a single row is larger.
 
     Raises:
         DataError: the table does not fit the schema, or `location` cannot be written.

@@ -56,7 +56,8 @@ def check_trained(folder: Path, config: Mapping[str, object]) -> None:
 
     Args:
         folder: As `save_pretrained` writes it.
-        config: Of the other one. A key that the file lacks is not compared: it is of another version of diffusers.
+        config: Configuration of the transformer that it replaces. A key that the file lacks is not compared: it is of
+            another version of diffusers.
 
     Raises:
         DataError: A file is missing, cut off or damaged, or the configuration differs.
