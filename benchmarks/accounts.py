@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.flux import FluxFamily
-from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.base import FloatArray, ScoreBatch
 from chunk_grpo.scorers.reward import Reward
 
 
@@ -60,7 +60,7 @@ def accounting() -> Iterator[Account]:
     """
     account = Account()
     velocity, decode = FluxFamily.velocity, FluxFamily.decode
-    score = Reward.score
+    scores = Reward.scores
     backward: Callable[..., None] = Tensor.backward  # which carries no annotations
 
     def counted_velocity(family: FluxFamily, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
@@ -74,9 +74,9 @@ def accounting() -> Iterator[Account]:
         with account.timed("reward"):
             return decode(family, latents)
 
-    def timed_score(reward: Reward, batch: ScoreBatch) -> Scores:
+    def timed_scores(reward: Reward, batch: ScoreBatch) -> dict[str, FloatArray]:
         with account.timed("reward"):
-            return score(reward, batch)
+            return scores(reward, batch)
 
     def counted_backward(loss: Tensor, *arguments: Any, **options: Any) -> None:
         account.backward_calls += 1
@@ -86,6 +86,6 @@ def accounting() -> Iterator[Account]:
     with ExitStack() as replaced:
         replaced.enter_context(patch.object(FluxFamily, "velocity", counted_velocity))
         replaced.enter_context(patch.object(FluxFamily, "decode", timed_decode))
-        replaced.enter_context(patch.object(Reward, "score", timed_score))
+        replaced.enter_context(patch.object(Reward, "scores", timed_scores))
         replaced.enter_context(patch.object(Tensor, "backward", counted_backward))
         yield account

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.config import TrainParams
-from chunk_grpo.core.general_objective import ClipRange
+from chunk_grpo.core.objective import ClipRange
 from chunk_grpo.families.base import Conditioning, Family, TuningOptions
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.reward import Reward, weighted_sum
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.chunks import Chunks, Draw
 from chunk_grpo.training.method import Method, StepGrid
@@ -157,8 +157,13 @@ class ReferenceTrainer:
         velocity = self._family.velocity(x, torch.full((1,), times[-2], device=device), prompt.conditioning)
         states.append(x - times[-2] * velocity)
         image = as_pictures(self._family.decode(states[-1]).cpu().numpy())
-        scores = self._reward.score(ScoreBatch(image, prompt.texts, prompt.metadata, prompt.groups()))
-        return Sample(prompt, torch.cat(states), torch.cat(log_probs), float(scores.values[0]))
+        scores = self._reward.scores(ScoreBatch(image, prompt.texts, prompt.metadata, prompt.groups()))
+        return Sample(
+            prompt,
+            torch.cat(states),
+            torch.cat(log_probs),
+            float(weighted_sum(scores, self._reward.weights)[0]),
+        )
 
     def _select(self, iteration: int, number: int, samples: Sequence[Sample]) -> Tensor:
         """The drawn chunks, bool [n, K]: our trainer's draw, so that both train the same."""

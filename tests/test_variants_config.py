@@ -182,11 +182,6 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
             f"plan: must be a name in chunks.plans, got 'lited'; did you mean 'listed'? there: {PLANS}",
         ),
         (
-            {**STEP, "plan": "listed"},
-            "plan: objective: step needs a plan of kind: step, got 'listed' (listed); "
-            "or set step_weights: chunk-size",
-        ),
-        (
             {**CONTROL, "plan": "step"},
             "plan: step_weights: chunk-size needs the chunks that set the weights, got 'step' (step)",
         ),
@@ -262,7 +257,7 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
         ),
         (
             {**CONTROL, "clip_ranges": [1e-4] * 4},
-            "clip_ranges: needs ratios of the plan's chunks; chunk-size weighs single steps, "
+            "clip_ranges: needs objective: chunk, whose ratios are those of the plan's chunks, "
             "got [0.0001, 0.0001, 0.0001, 0.0001]",
         ),
         ({**BRANCHED, "clip_ranges": [1e-4]}, f"clip_ranges: {ALL_NOISY}, got [0.0001]"),
@@ -276,7 +271,7 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
         ),
         (
             {**CONTROL, "plan": "equal-4", "chunk_rewards": [{"shapes-vivid": 1}] * 4},
-            "chunk_rewards: needs ratios of the plan's chunks; chunk-size weighs single steps, "
+            "chunk_rewards: needs objective: chunk, whose ratios are those of the plan's chunks, "
             "got [{'shapes-vivid': 1.0}, {'shapes-vivid': 1.0}, {'shapes-vivid': 1.0}, {'shape...",
         ),
         (

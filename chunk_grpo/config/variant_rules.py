@@ -45,25 +45,17 @@ def variant_plans_exist(variants: Variants, chunks: ChunksParams) -> Iterator[Pr
             )
 
 
-def objectives_fit_plans(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
-    """The step objective has chunks of one step; only the re-weighted control draws its steps by chunks."""
+def step_weights_fit_the_objective(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
+    """The weights of steps belong to the step objective; those of chunk sizes differ only where chunks do."""
     for name, variant, plan in _planned(variants, chunks):
-        steps = isinstance(plan, StepPlan)
-        control = variant.step_weights == "chunk-size"
         if variant.objective == "chunk" and variant.step_weights != "uniform":
             yield _problem(
                 name, "step_weights", "needs objective: step, whose terms it weighs", variant.step_weights
             )
-        elif control and steps:
+        elif variant.step_weights == "chunk-size" and isinstance(plan, StepPlan):
             yield Problem(
                 ("variants", name, "plan"),
                 f"step_weights: chunk-size needs the chunks that set the weights, got {variant.plan!r} ({plan.kind})",
-            )
-        elif variant.objective == "step" and not steps and not control:
-            yield Problem(
-                ("variants", name, "plan"),
-                f"objective: step needs a plan of kind: step, got {variant.plan!r} ({plan.kind}); "
-                "or set step_weights: chunk-size",
             )
 
 
@@ -110,18 +102,19 @@ def _chunk_numbers(name: str, chosen: tuple[int, ...], count: int) -> Iterator[P
         yield _problem(name, "train_chunks", f"must be numbers from 0 to {count - 1}, each once", chosen)
 
 
-def per_chunk_settings_fit_the_objective(variants: Variants) -> Iterator[Problem]:
+def per_chunk_settings_fit_the_objective(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
     """One clip range or one for each chunk; a reward for each chunk is an advantage for each ratio."""
-    for name, variant in variants.items():
+    for name, variant, plan in _planned(variants, chunks):
         if variant.clip_ranges is not None and variant.clip_range is not None:
             yield _problem(name, "clip_ranges", "stands in place of clip_range; set one", variant.clip_ranges)
         for key in ("clip_ranges", "chunk_rewards"):
-            if getattr(variant, key) is not None and variant.step_weights == "chunk-size":
+            value = getattr(variant, key)
+            if value is not None and variant.objective == "step" and not isinstance(plan, StepPlan):
                 yield _problem(
                     name,
                     key,
-                    "needs ratios of the plan's chunks; chunk-size weighs single steps",
-                    getattr(variant, key),
+                    "needs objective: chunk, whose ratios are those of the plan's chunks",
+                    value,
                 )
 
 

@@ -45,15 +45,16 @@ class VariantParams(Section):
     """What makes one trained policy differ from another.
 
     Attributes:
-        objective: the level of the importance ratio: `step` is Eq. (5), `chunk` is Eq. (13).
+        objective: level of the importance ratio: `chunk` has one ratio a chunk, Eq. (13); `step` one a step, Eq. (5),
+            for the steps of the drawn chunks.
         plan: a name in chunks.plans; its chunks are what is drawn.
         selection: how chunks are drawn: `uniform`; `weighted` by Eq. (16), as released; `unbiased`, so weighted
             and then corrected by importance weights; `annealed` from weighted to uniform over the run.
         fraction: share of the chunks drawn for each sample and update, in place of train.fraction.
         train_chunks: the chunks that may be drawn, 0 nearest to noise; null is all.
         replan_every: iterations after which a guided plan is made anew from the current policy; null never.
-        step_weights: of the step objective: `uniform`; `noise` (TempFlow-GRPO); `chunk-size`, those that the
-            chunk objective implies (the control).
+        step_weights: weights of the step objective's terms: `uniform`; `noise` (TempFlow-GRPO); `chunk-size`, those
+            that the chunk objective implies (the control).
         clip_range: in place of train.clip_range.
         clip_ranges: one clip range for each chunk, in place of both.
         kl_coef: in place of train.kl_coef.

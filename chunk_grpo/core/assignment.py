@@ -86,28 +86,14 @@ class ChunkAssignment:
             )
         return cls(torch.tensor([plan.chunk_of_step() for plan in plans]))
 
-    @classmethod
-    def only_steps(cls, steps: Sequence[int], num_steps: int, batch: int) -> ChunkAssignment:
-        """Each listed step a chunk of its own, the same for every trajectory; the other steps are untrained.
-
-        Args:
-            steps: The trained steps, distinct, in any order, from 0 to num_steps - 1.
-            num_steps: Number of steps N.
-            batch: Number of trajectories B, at least 1.
+    def single_steps(self) -> ChunkAssignment:
+        """Each trained step a chunk of its own.
 
         Returns:
-            The assignment [B, N].
-
-        Raises:
-            ValueError: No step is listed, a step is repeated or out of range, or batch is smaller than 1.
+            The assignment [B, N]; the steps of each row are numbered 0, 1, .. from noise to image.
         """
-        chosen = sorted(set(steps))
-        if not chosen or len(chosen) != len(steps) or chosen[0] < 0 or chosen[-1] >= num_steps:
-            raise ValueError(
-                f"steps must be at least one, distinct and from 0 to {num_steps - 1}, got {list(steps)}"
-            )
-        row = [chosen.index(step) if step in chosen else UNTRAINED for step in range(num_steps)]
-        return cls(torch.tensor([row] * batch))
+        trained = self.chunk != UNTRAINED  # [B, N]
+        return ChunkAssignment(torch.where(trained, trained.cumsum(dim=1) - 1, UNTRAINED))
 
     @property
     def num_chunks(self) -> Tensor:
@@ -165,7 +151,7 @@ class ChunkAssignment:
             means[row, number] = chunk_means(values[row.unsqueeze(1), steps], single_plan(size)).squeeze(1)
         return means
 
-    def spread(self, values: Tensor) -> Tensor:
+    def to_steps(self, values: Tensor) -> Tensor:
         """Give each step the value of its chunk.
 
         Args:

@@ -208,28 +208,6 @@ def chunk_means(values: Tensor, plan: ChunkPlan) -> Tensor:
     )
 
 
-def spread_to_steps(values: Tensor, plan: ChunkPlan) -> Tensor:
-    """Give each step the value of its chunk.
-
-    Paper: the inverse reading of Eq. (12): every t in ch_j shares what belongs to chunk j.
-
-    Args:
-        values: Per-chunk values [..., K].
-        plan: The chunks.
-
-    Returns:
-        [..., N].
-
-    Raises:
-        ValueError: K is not the plan's number of chunks.
-    """
-    if values.shape[-1] != plan.num_chunks:
-        raise ValueError(
-            f"the chunk plan has {plan.num_chunks} chunks, but the values have {values.shape[-1]}"
-        )
-    return values[..., list(plan.chunk_of_step())]
-
-
 def _best_split(y: list[float], num_chunks: int) -> tuple[int, ...]:
     """Sizes of the split with the smallest sum of `_line_fit_error`, by dynamic programming over prefixes."""
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # end of the prefix -> error and sizes

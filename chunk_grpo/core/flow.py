@@ -116,25 +116,6 @@ def ode_step(x: Tensor, velocity: Tensor, t: PerSample, t_next: PerSample) -> Te
     return x + broadcast(exact(t_next) - exact(t), x) * at_least_float32(velocity)
 
 
-def predict_x0(x: Tensor, velocity: Tensor, t: PerSample) -> Tensor:
-    """The data that a straight path from x at noise level t arrives at.
-
-    Paper: Eq. (1) solved for x0 with v = x1 - x0; it equals an ODE step from t to 0.
-
-    Args:
-        x: State [B, ...] at t.
-        velocity: Predicted velocity at (x, t), the shape of x.
-        t: Noise level in [0, 1], one for all or [B].
-
-    Returns:
-        x - t * velocity, in float32 or wider.
-
-    Raises:
-        ValueError: velocity has another shape than x.
-    """
-    return ode_step(x, velocity, t, 0.0)
-
-
 def _require_same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     if value.shape != other.shape:
         raise ValueError(

@@ -1,191 +1,235 @@
-"""The paper's objective at step and at chunk level: one plan for all trajectories.
+"""What training maximises, and what each step's log-probability and divergence count in its gradient.
 
-The formulas themselves stand in `general_objective`; each function here is a case of one there.
+For trajectory b and chunk j, with the ratio r_bj of `ratios.chunk_ratio` and the n_b selected chunks of b:
+
+    J = mean over b of mean over selected j of
+        w_bj * (min(r_bj A_bj, clip(r_bj, 1 - eps_j, 1 + eps_j) A_bj) - beta * mean over t in chunk j of kl_bt)
+
+With one plan for all trajectories and w = 1 this is the paper's Eq. (13); with chunks of one step it is Eq. (5).
+
+This module is the one place of the formula. `gradient_coefficients` differentiates `chunk_objective` as it stands, so a
+change of the formula is a change of what trains. Two rules: J is linear in kl, and values at untrained steps and at
+chunks that do not exist are never read.
 """
 
+from typing import TypeAlias
+
+import torch
 from torch import Tensor
 
 from chunk_grpo.core.assignment import ChunkAssignment
-from chunk_grpo.core.chunking import ChunkPlan, step_plan
-from chunk_grpo.core.general_objective import (
-    assigned_coefficients,
-    assigned_kl_coefficients,
-    assigned_objective,
-    clipped_chunks,
-    clipped_terms,
-)
+from chunk_grpo.core.ratios import chunk_ratio
 
-
-def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
-    """The clipped surrogate min(r A, clip(r, 1 - eps, 1 + eps) A).
-
-    Paper: the inner term of Eq. (5) and Eq. (13).
-
-    Args:
-        ratio: Importance ratios [B, N] or [B, K], positive.
-        advantage: Advantages [B], constant over the trajectory.
-        clip_range: The paper's epsilon, in (0, 1).
-
-    Returns:
-        The surrogate, to be maximised, the shape of ratio.
-
-    Raises:
-        ValueError: clip_range is out of range, or the shapes do not fit.
-    """
-    return clipped_terms(ratio, advantage, clip_range, _column_by_column(ratio))
-
-
-def clip_mask(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
-    """Where the clipped surrogate lets the gradient through.
-
-    Paper: the derivative of the inner term of Eq. (5) and Eq. (13): clipping stops the gradient where a
-    better action is already likelier than 1 + eps, or a worse one rarer than 1 - eps.
-
-    Args:
-        ratio: Importance ratios [B, N] or [B, K], positive.
-        advantage: Advantages [B].
-        clip_range: The paper's epsilon, in (0, 1).
-
-    Returns:
-        bool, the shape of ratio.
-
-    Raises:
-        ValueError: clip_range is out of range, or the shapes do not fit.
-    """
-    return ~clipped_chunks(ratio, advantage, clip_range, _column_by_column(ratio))
+ClipRange: TypeAlias = float | Tensor
+"""One clip range for all chunks, or one for each: a tensor [Kmax]."""
 
 
 def chunk_objective(
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantage: Tensor,
-    clip_range: float,
-    plan: ChunkPlan,
+    clip_range: ClipRange,
+    assignment: ChunkAssignment,
     kl: Tensor | None = None,
     kl_coef: float = 0.0,
+    weights: Tensor | None = None,
     selected: Tensor | None = None,
 ) -> Tensor:
-    """The chunk-level GRPO objective, to be maximised.
+    """The clipped objective J, to be maximised; the formula is at the top of the module.
 
-    Paper: Eq. (13); Eq. (9) is its one-chunk, two-step case. The divergence of a chunk is the mean over its
-    steps.
+    Paper: Eq. (13), with a divergence for each chunk: the mean over its steps. Eq. (9) is the case of one chunk of two
+    steps. Chunks of one step give the step-level Eq. (5) and, with two steps, Eq. (8).
 
     Args:
         log_probs: Log-probabilities under the trained policy, [B, N].
         old_log_probs: Log-probabilities under the sampling policy, [B, N].
-        advantage: Advantages [B].
-        clip_range: The paper's epsilon, in (0, 1).
-        plan: The chunks of the N steps.
+        advantage: Advantages [B], or [B, Kmax] where chunks have rewards of their own; constants.
+        clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
+        assignment: The chunk of each step.
         kl: Divergence from the reference model at each step, [B, N], or None.
         kl_coef: The paper's beta, at least 0; positive only together with kl.
-        selected: bool [B, K], the chunks to train, at least one a row; None trains all.
+        weights: Weight w of each chunk's term, [B, Kmax], at least 0, a constant; None is 1.
+        selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
 
     Returns:
-        Scalar: the mean over trajectories of the mean over their selected chunks.
+        Scalar: the mean over trajectories of the mean over their selected chunks. Weights do not enter the counts.
 
     Raises:
-        ValueError: A shape or range is wrong, kl_coef is positive without kl, or a row selects nothing.
+        ValueError: A shape or range is wrong, kl_coef is positive without kl, a row selects nothing, or a selected
+            chunk does not exist.
     """
-    assignment = _shared(plan, log_probs)
-    return assigned_objective(
-        log_probs, old_log_probs, advantage, clip_range, assignment, kl, kl_coef, selected=selected
-    )
-
-
-def step_objective(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantage: Tensor,
-    clip_range: float,
-    kl: Tensor | None = None,
-    kl_coef: float = 0.0,
-    selected: Tensor | None = None,
-) -> Tensor:
-    """The step-level GRPO objective, to be maximised: chunks of one step.
-
-    Paper: Eq. (5); Eq. (8) is its two-step case.
-
-    Args:
-        log_probs: Log-probabilities under the trained policy, [B, N].
-        old_log_probs: Log-probabilities under the sampling policy, [B, N].
-        advantage: Advantages [B].
-        clip_range: The paper's epsilon, in (0, 1).
-        kl: Divergence from the reference model at each step, [B, N], or None.
-        kl_coef: The paper's beta, at least 0; positive only together with kl.
-        selected: bool [B, N], the steps to train, at least one a row; None trains all.
-
-    Returns:
-        Scalar: the mean over trajectories of the mean over their selected steps.
-
-    Raises:
-        ValueError: A shape or range is wrong, kl_coef is positive without kl, or a row selects nothing.
-    """
-    plan = step_plan(log_probs.shape[-1])
-    return chunk_objective(log_probs, old_log_probs, advantage, clip_range, plan, kl, kl_coef, selected)
+    if not kl_coef >= 0:
+        raise ValueError(f"kl_coef must be at least 0, got {kl_coef}")
+    ratio = chunk_ratio(log_probs, old_log_probs, assignment)  # [B, Kmax]
+    chosen = _chosen(selected, assignment).to(ratio.device)  # [B, Kmax]
+    terms = clipped_terms(ratio, _per_chunk(advantage.detach(), chosen, ratio), clip_range, assignment)
+    if kl is not None:
+        terms = terms - kl_coef * assignment.means(kl)
+    elif kl_coef > 0:
+        raise ValueError(f"kl must be given when kl_coef is positive, got kl_coef {kl_coef} and no kl")
+    return (terms * _shares(chosen, weights, ratio)).sum()
 
 
 def gradient_coefficients(
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantage: Tensor,
-    clip_range: float,
-    plan: ChunkPlan,
+    clip_range: ClipRange,
+    assignment: ChunkAssignment,
+    kl_coef: float = 0.0,
+    weights: Tensor | None = None,
     selected: Tensor | None = None,
-) -> Tensor:
-    """Derivative of the chunk objective with respect to each log-probability.
+) -> tuple[Tensor, Tensor]:
+    """Derivatives of `chunk_objective` by each step's log-probability and by each step's divergence, as constants.
 
-    Paper: the gradient of Eq. (13) with Eq. (14): A * r_j * m_j / (B * K * cs_j) at each step of chunk j, m_j
-    being `clip_mask`. With r and m known, sum(coefficient * log_prob) has the objective's exact gradient and
-    can be backpropagated one (sample, step) at a time, so that a chunk needs the memory of a single step.
+    Paper: the gradient of Eq. (13) with Eq. (14). sum(coefficient * log_prob + kl_coefficient * kl) has the exact
+    gradient of the objective and can be backpropagated one (sample, step) at a time, so that a chunk needs the memory
+    of a single step. Autograd finds the coefficients on the two tables [B, N] alone. By hand they are
+    w A r m / (B n_b cs_j) and -w beta / (B n_b cs_j) at each step of chunk j, with m = 0 where clipping stops the
+    gradient and 1 elsewhere.
 
     Args:
         log_probs: Log-probabilities under the trained policy, [B, N].
         old_log_probs: Log-probabilities under the sampling policy, [B, N].
-        advantage: Advantages [B].
-        clip_range: The paper's epsilon, in (0, 1).
-        plan: The chunks of the N steps; `step_plan` gives the step-level objective.
-        selected: bool [B, K], the chunks to train, at least one a row; None trains all.
+        advantage: Advantages [B] or [B, Kmax].
+        clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
+        assignment: The chunk of each step.
+        kl_coef: The paper's beta, at least 0.
+        weights: Weight w of each chunk's term, [B, Kmax], at least 0; None is 1.
+        selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
 
     Returns:
-        [B, N] without gradient, 0 at steps that are clipped or not selected.
+        Coefficients of log_prob and of kl, each [B, N] without gradient and 0 at steps that are untrained or not
+        selected; the first are 0 also where clipped.
 
     Raises:
-        ValueError: A shape or range is wrong, or a row selects nothing.
+        ValueError: A shape or range is wrong, a row selects nothing, or a selected chunk does not exist.
     """
-    assignment = _shared(plan, log_probs)
-    by_log_prob, _ = assigned_coefficients(
-        log_probs, old_log_probs, advantage, clip_range, assignment, selected=selected
-    )
-    return by_log_prob
+    with torch.enable_grad():
+        table = log_probs.detach().requires_grad_()  # [B, N]
+        kl = torch.zeros_like(table).requires_grad_()  # [B, N]; any value will do, J being linear in it
+        value = chunk_objective(
+            table, old_log_probs.detach(), advantage, clip_range, assignment, kl, kl_coef, weights, selected
+        )
+        by_log_prob, by_kl = torch.autograd.grad(value, (table, kl), materialize_grads=True)
+    return by_log_prob, by_kl
 
 
-def kl_coefficients(like: Tensor, kl_coef: float, plan: ChunkPlan, selected: Tensor | None = None) -> Tensor:
-    """Derivative of the chunk objective with respect to each step's divergence from the reference model.
+def clipped_terms(
+    ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment
+) -> Tensor:
+    """The clipped surrogate of each chunk: min(r A, clip(r, 1 - eps, 1 + eps) A).
 
-    Paper: the gradient of the second term of Eq. (13): -beta / (B * K * cs_j). Clipping does not touch it.
+    Paper: the inner term of Eq. (5) and Eq. (13).
 
     Args:
-        like: Any tensor [B, N]; it sets the batch, the dtype and the device.
-        kl_coef: The paper's beta, at least 0.
-        plan: The chunks of the N steps.
-        selected: bool [B, K], the chunks to train, at least one a row; None trains all.
+        ratio: Importance ratios [B, Kmax], positive.
+        advantage: Advantages [B] or [B, Kmax].
+        clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
+        assignment: The chunk of each step.
 
     Returns:
-        [B, N], at most 0, and 0 at steps that are not selected.
+        [B, Kmax], to be maximised, 0 where there is no chunk.
 
     Raises:
-        ValueError: A shape or range is wrong, or a row selects nothing.
+        ValueError: A shape or range is wrong.
     """
-    return assigned_kl_coefficients(like, kl_coef, _shared(plan, like), selected=selected)
+    exists = _existing(ratio, assignment)
+    a = _per_chunk(advantage, exists, ratio)
+    lower, upper = _bounds(clip_range, ratio)
+    value = torch.minimum(ratio * a, ratio.clamp(lower, upper) * a)
+    return value.where(exists, value.new_zeros(()))
 
 
-def _shared(plan: ChunkPlan, like: Tensor) -> ChunkAssignment:
-    """The plan for each row of a tensor [B, ...]."""
-    return ChunkAssignment.shared(plan, len(like))
+def clipped_chunks(
+    ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment
+) -> Tensor:
+    """The chunks whose gradient clipping stops: where `clipped_terms` does not move with the ratio.
+
+    Paper: the derivative of the inner term of Eq. (5) and Eq. (13), which is 0 for a better trajectory that is already
+    likelier than 1 + eps, and for a worse one that is rarer than 1 - eps.
+
+    Args:
+        ratio: Importance ratios [B, Kmax], positive.
+        advantage: Advantages [B] or [B, Kmax].
+        clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
+        assignment: The chunk of each step.
+
+    Returns:
+        bool [B, Kmax], false where there is no chunk.
+
+    Raises:
+        ValueError: A shape or range is wrong.
+    """
+    exists = _existing(ratio, assignment)
+    with torch.enable_grad():
+        r = ratio.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(clipped_terms(r, advantage, clip_range, assignment).sum(), r)
+    return (slope == 0) & (_per_chunk(advantage, exists, ratio) != 0)
 
 
-def _column_by_column(ratio: Tensor) -> ChunkAssignment:
-    """Each column of ratios [B, K] a chunk of its own."""
-    if ratio.ndim != 2:
-        raise ValueError(f"ratio must have shape [B, N] or [B, K], got {tuple(ratio.shape)}")
-    return _shared(step_plan(ratio.shape[1]), ratio)
+def _chosen(selected: Tensor | None, assignment: ChunkAssignment) -> Tensor:
+    """Which chunks are trained, bool [B, Kmax], at least one in each row."""
+    exists = assignment.exists
+    chosen = exists if selected is None else selected.to(exists.device)
+    if chosen.dtype != torch.bool or chosen.shape != exists.shape:
+        raise ValueError(
+            f"selected must be bool with shape {tuple(exists.shape)}, got {chosen.dtype} {tuple(chosen.shape)}"
+        )
+    missing = (chosen & ~exists).any(dim=1)
+    if bool(missing.any()):
+        raise ValueError(
+            "selected must name existing chunks only, got others in the rows "
+            f"{missing.nonzero().flatten().tolist()}"
+        )
+    empty = ~chosen.any(dim=1)
+    if bool(empty.any()):
+        raise ValueError(
+            "every row must train at least one chunk, got none selected in the rows "
+            f"{empty.nonzero().flatten().tolist()}"
+        )
+    return chosen
+
+
+def _shares(chosen: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
+    """Weight of each chunk's term in the two means of J, w_bj / (B n_b), [B, Kmax]; 0 where not chosen."""
+    shares = chosen.to(like.dtype) / (chosen.sum(dim=1, keepdim=True) * len(chosen))
+    if weights is None:
+        return shares
+    if weights.shape != chosen.shape:
+        raise ValueError(f"weights must have shape {tuple(chosen.shape)}, got {tuple(weights.shape)}")
+    w = weights.detach().to(like)
+    if not bool((w[chosen] >= 0).all()):
+        raise ValueError(f"weights of trained chunks must be at least 0, got {float(w[chosen].min())}")
+    return shares * w.where(chosen, w.new_zeros(()))
+
+
+def _per_chunk(advantage: Tensor, where: Tensor, like: Tensor) -> Tensor:
+    """Advantages [B, Kmax] in the dtype of `like`, 0 but for the chunks of the mask `where`."""
+    if advantage.shape not in (where.shape[:1], where.shape):
+        raise ValueError(
+            f"advantage must have shape {tuple(where.shape[:1])} or {tuple(where.shape)}, "
+            f"got {tuple(advantage.shape)}"
+        )
+    a = advantage.to(like).reshape(len(where), -1).expand(where.shape)
+    return a.where(where, a.new_zeros(()))
+
+
+def _bounds(clip_range: ClipRange, like: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - eps and 1 + eps, scalars or [Kmax], computed in float64 and rounded to the dtype of the ratios."""
+    eps = torch.as_tensor(clip_range, dtype=torch.float64)
+    if eps.ndim > 0 and eps.shape != like.shape[1:]:
+        raise ValueError(
+            f"clip_range must be one number or have shape {tuple(like.shape[1:])}, got {tuple(eps.shape)}"
+        )
+    if not bool(((eps > 0) & (eps < 1)).all()):
+        raise ValueError(f"clip_range must be in (0, 1), got {eps.tolist()}")
+    return (1 - eps).to(like), (1 + eps).to(like)
+
+
+def _existing(ratio: Tensor, assignment: ChunkAssignment) -> Tensor:
+    """Which chunks exist, bool [B, Kmax] on the device of the ratios; an error where the shapes differ."""
+    exists = assignment.exists.to(ratio.device)
+    if ratio.shape != exists.shape:
+        raise ValueError(f"ratio must have shape {tuple(exists.shape)}, got {tuple(ratio.shape)}")
+    return exists

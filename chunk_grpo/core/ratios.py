@@ -3,51 +3,14 @@
 from torch import Tensor
 
 from chunk_grpo.core.assignment import ChunkAssignment
-from chunk_grpo.core.chunking import ChunkPlan, chunk_means
 
 
-def step_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """Importance ratio of each step.
-
-    Paper: Eq. (6), of densities whose logarithm is the mean over latent dimensions.
-
-    Args:
-        log_probs: Log-probabilities under the trained policy, [B, N].
-        old_log_probs: Log-probabilities under the sampling policy, [B, N].
-
-    Returns:
-        Ratios [B, N], positive, 1 on policy.
-
-    Raises:
-        ValueError: The shapes differ or are not [B, N].
-    """
-    return _log_ratio(log_probs, old_log_probs).exp()
-
-
-def chunk_ratio(log_probs: Tensor, old_log_probs: Tensor, plan: ChunkPlan) -> Tensor:
+def chunk_ratio(log_probs: Tensor, old_log_probs: Tensor, assignment: ChunkAssignment) -> Tensor:
     """Importance ratio of each chunk: the geometric mean of its steps' ratios.
 
-    Paper: Eq. (14); Eq. (10) is its two-step case. Computed as exp of the mean log-ratio, which cannot
-    overflow where the product would.
-
-    Args:
-        log_probs: Log-probabilities under the trained policy, [B, N].
-        old_log_probs: Log-probabilities under the sampling policy, [B, N].
-        plan: The chunks of the N steps.
-
-    Returns:
-        Ratios [B, K], positive, 1 on policy.
-
-    Raises:
-        ValueError: The shapes differ, are not [B, N], or N is not the plan's number of steps.
-    """
-    return chunk_means(_log_ratio(log_probs, old_log_probs), plan).exp()
-
-
-def assigned_ratio(log_probs: Tensor, old_log_probs: Tensor, assignment: ChunkAssignment) -> Tensor:
-    """Importance ratio of each chunk of an assignment: the geometric mean of its steps' ratios.
-
-    `chunk_ratio` for trajectories with chunks of their own.
+    Paper: Eq. (14); Eq. (10) is its case of two steps and Eq. (6) that of one. Densities are those whose logarithm is
+    the mean over latent dimensions. Computed as exp of the mean log-ratio, which cannot overflow where the product
+    would.
 
     Args:
         log_probs: Log-probabilities under the trained policy, [B, N]; untrained steps are not read.

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.core.assignment import ChunkAssignment
-from chunk_grpo.core.chunking import ChunkPlan, spread_to_steps
 
 
 def noise_weights(transition_stds: Tensor) -> Tensor:
@@ -32,25 +31,12 @@ def noise_weights(transition_stds: Tensor) -> Tensor:
     return stds / stds.mean()
 
 
-def chunk_size_weights(plan: ChunkPlan) -> Tensor:
-    """Weight of each step that a chunk plan implies: N / (K * cs_j), large in small chunks.
+def chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Tensor:
+    """Weight of each step of the selected chunks: n / (k * cs_j), k selected chunks holding n steps.
 
     The control of Chunk-GRPO: with these weights the step-level objective has, while all ratios are 1, the very
-    gradient of the chunk-level objective of Eq. (13), in which each step counts 1 / (K * cs_j) instead of
-    1 / N. What the two differ in later is the effect of the chunk ratio alone.
-
-    Args:
-        plan: The chunks of the N steps.
-
-    Returns:
-        float64 [N], positive, mean 1.
-    """
-    sizes = torch.tensor(plan.sizes, dtype=torch.float64)
-    return spread_to_steps(plan.num_steps / (plan.num_chunks * sizes), plan)
-
-
-def selected_chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Tensor:
-    """`chunk_size_weights` of the chunks that are trained: n / (k * cs_j), k selected chunks holding n steps.
+    gradient of the chunk-level objective of Eq. (13), in which each step counts 1 / (k * cs_j) instead of 1 / n.
+    What the two differ in later is the effect of the chunk ratio alone.
 
     Args:
         chunks: The chunk of each step of each trajectory.
@@ -59,8 +45,8 @@ def selected_chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Te
     Returns:
         float64 [B, N], mean 1 over the steps of each row's selected chunks; 0 at all other steps.
     """
-    chosen = selected.to(torch.float64)
-    sizes = chunks.sizes.to(chosen)
-    num_steps = (chosen * sizes).sum(dim=1, keepdim=True)
-    per_chunk = chosen * num_steps / (chosen.sum(dim=1, keepdim=True) * sizes.clamp(min=1))
-    return chunks.spread(per_chunk)
+    chosen = selected.to(torch.float64)  # [B, Kmax]
+    sizes = chunks.sizes.to(chosen)  # [B, Kmax]
+    num_steps = (chosen * sizes).sum(dim=1, keepdim=True)  # [B, 1]
+    per_chunk = chosen * num_steps / (chosen.sum(dim=1, keepdim=True) * sizes.clamp(min=1))  # [B, Kmax]
+    return chunks.to_steps(per_chunk)

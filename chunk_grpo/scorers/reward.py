@@ -1,4 +1,4 @@
-"""The training reward: the weighted sum of several scorers."""
+"""The training reward: several scorers, and the weighted sum of their values."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer, Scores, check_scores
+from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.retry import score_with_retries
 
 
-def mix(details: Mapping[str, FloatArray], weights: Mapping[str, float]) -> FloatArray:
-    """The weighted sum of named scorers' values, added in the order of `weights`.
+def weighted_sum(scores: Mapping[str, FloatArray], weights: Mapping[str, float]) -> FloatArray:
+    """The weighted sum of scorers' values, added in the order of `weights`.
 
     Args:
-        details: Scorer to its values [B]. Scorers without a weight do not count.
+        scores: Scorer to its values [B]. Scorers without a weight do not count.
         weights: Scorer to its weight; at least one.
 
     Returns:
@@ -28,19 +28,23 @@ def mix(details: Mapping[str, FloatArray], weights: Mapping[str, float]) -> Floa
     if not weights:
         raise ValueError("weights: at least one scorer is needed")
     for name in weights:
-        if name not in details:
-            raise DataError(f"reward: no values of scorer {name!r}; there are {', '.join(details) or 'none'}")
-    shape = details[next(iter(weights))].shape
+        if name not in scores:
+            raise DataError(f"reward: no values of scorer {name!r}; there are {', '.join(scores) or 'none'}")
+    shape = scores[next(iter(weights))].shape
     total = np.zeros(shape)
     for name, weight in weights.items():
-        if details[name].shape != shape:
-            raise DataError(f"reward: scorer {name!r} has values {details[name].shape}, needs {shape}")
-        total += weight * details[name]
+        if scores[name].shape != shape:
+            raise DataError(f"reward: scorer {name!r} has values {scores[name].shape}, needs {shape}")
+        total += weight * scores[name]
     return total
 
 
 class Reward:
-    """The training reward: sum of weight * score over the configured scorers."""
+    """The scorers of the training reward, with their weights.
+
+    Attributes:
+        weights: Scorer to its weight.
+    """
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Reward:
         Raises:
             ConfigError: A scorer compares the images of a group; training scores parts of groups.
         """
-        self._weights = dict(weights)
+        self.weights = dict(weights)
         self._scorers = {name: scorers[name] for name in weights}
         self._attempts, self._wait_seconds = attempts, wait_seconds
         for name, scorer in self._scorers.items():
@@ -70,21 +74,21 @@ class Reward:
                     "that may hold a part of a group; choose a pointwise scorer"
                 )
 
-    def score(self, batch: ScoreBatch) -> Scores:
-        """Weighted sums as values; each scorer's own values as details.
+    def scores(self, batch: ScoreBatch) -> dict[str, FloatArray]:
+        """Each scorer's values [B], by its name.
 
         Raises:
             DataError: A batch cannot be judged, an image is refused, or a score is missing or not finite.
             TransientError: A scorer gave no answer, however often it was asked.
         """
-        details = {}
+        values = {}
         for name, scorer in self._scorers.items():
             scores = score_with_retries(name, scorer, batch, self._attempts, self._wait_seconds)
-            details[name] = check_scores(name, scores, batch.prompts).values
+            values[name] = check_scores(name, scores, batch.prompts).values
             for row, reason in scores.refused.items():
                 raise DataError(
                     f"scorer {name}: refuses an image of the prompt {batch.prompts[row]!r} ({reason}). Training needs "
                     f"a number for every image; scorers.{name}.refusals is for evaluation alone. Take the prompt out, "
                     "or have the scorer return a number for what it would refuse."
                 )
-        return Scores(mix(details, self._weights), details)
+        return values

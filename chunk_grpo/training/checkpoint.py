@@ -138,25 +138,6 @@ class CheckpointStore:
         paths = [path for _, path in self._files(_CHECKPOINT) if path not in self._refused]
         return paths[-1] if paths else None
 
-    def remove(self) -> None:
-        """Remove the checkpoints, and the folder when nothing else is in it.
-
-        Raises:
-            DataError: A file cannot be removed.
-        """
-        # The best one goes last: after a kill in between, the run can still go on from it.
-        paths = [path for _, path in self._files(_CHECKPOINT)]
-        paths.sort(key=lambda path: path not in self._refused)
-        try:
-            for path in [leftover for _, leftover in self._files(_PARTIAL)] + paths:
-                path.unlink()
-        except OSError as error:
-            raise DataError(
-                f"{error.filename}: cannot be removed ({error.strerror}); remove it by hand"
-            ) from error
-        with suppress(OSError):
-            self._folder.rmdir()
-
     def _files(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
         """Files of one kind with their iteration, oldest first."""
         try:

@@ -19,9 +19,9 @@ from chunk_grpo.core.chunk_sampling import (
     select_chunks,
     tempered_weights,
 )
-from chunk_grpo.core.chunking import ChunkPlan, boundary_shift, guided_plan, step_plan
+from chunk_grpo.core.chunking import ChunkPlan, boundary_shift, guided_plan
 from chunk_grpo.core.dynamics import profile_drift, relative_l1
-from chunk_grpo.core.step_weights import noise_weights, selected_chunk_size_weights
+from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.rollouts import Drawn
@@ -115,18 +115,33 @@ class Chunks:
         self._first_profile = state["first_profile"]
 
     def select(self, drawn: Drawn, draw: Draw) -> TrainedChunks:
-        """Draw the chunks to train of these trajectories, each on its own."""
+        """Draw the chunks to train of these trajectories, each on its own.
+
+        With the step objective the steps of the drawn chunks are trained as chunks of one.
+        """
         chunks = self._chunks_of(drawn)
-        candidates = self._draw_weights(chunks, draw)
-        selected = self._draw(candidates, draw)
-        corrections = self._corrections(candidates, chunks)
-        if self._settings.step_weights == "chunk-size":
-            return _as_steps(chunks, selected, corrections)
-        weights = corrections
-        if self._settings.step_weights == "noise":
-            by_step = noise_weights(self._method.grid.transition_stds()).expand(len(selected), -1)
-            weights = chunks.means(by_step) if corrections is None else chunks.means(by_step) * corrections
-        return TrainedChunks(chunks, selected, weights)
+        candidates = self._draw_weights(chunks, draw)  # [B, Kmax]
+        selected = self._draw(candidates, draw)  # [B, Kmax]
+        corrections = self._corrections(candidates, chunks)  # [B, Kmax] or None
+        trained, weights = chunks, corrections
+        if self._settings.objective == "step":
+            trained = chunks.single_steps()
+            weights = None if corrections is None else trained.means(chunks.to_steps(corrections))
+        by_step = self._step_weights(chunks, selected)  # [B, N] or None
+        if by_step is not None:
+            weights = trained.means(by_step) if weights is None else trained.means(by_step) * weights
+        if trained is not chunks:
+            selected = trained.means(chunks.to_steps(selected.to(torch.float64))) > 0
+        return TrainedChunks(trained, selected, weights)
+
+    def _step_weights(self, chunks: ChunkAssignment, selected: Tensor) -> Tensor | None:
+        """Weight of each step's term, float64 [B, N], or None for 1."""
+        match self._settings.step_weights:
+            case "chunk-size":
+                return chunk_size_weights(chunks, selected)
+            case "noise":
+                return noise_weights(self._method.grid.transition_stds()).expand(len(selected), -1)
+        return None
 
     def _chunks_of(self, drawn: Drawn) -> ChunkAssignment:
         """The plan's chunks, a trajectory's own, or the noisy steps where not all are."""
@@ -179,13 +194,3 @@ class Chunks:
         count = num_selected(int(drawable.sum()), self._method.fraction)
         factors[drawable] = importance_weights(weights[drawable], count)
         return factors.expand(len(candidates), -1)
-
-
-def _as_steps(chunks: ChunkAssignment, selected: Tensor, corrections: Tensor | None) -> TrainedChunks:
-    """The selected chunks' steps as chunks of their own, weighted as in the chunk objective: the control."""
-    rows, num_steps = chunks.chunk.shape
-    weights = selected_chunk_size_weights(chunks, selected)
-    if corrections is not None:
-        weights = weights * chunks.spread(corrections)
-    steps = chunks.spread(selected.to(torch.float64)) > 0
-    return TrainedChunks(ChunkAssignment.shared(step_plan(num_steps), rows), steps, weights)

@@ -36,8 +36,8 @@ class Halfway:
             "iteration": self.lesson.iteration,
             "advantages": self.lesson.advantages,
             "drawn": _plain(experience.drawn),
-            "rewards": experience.rewards,
-            "parts": {name: torch.from_numpy(values) for name, values in experience.parts.items()},
+            "group_size": experience.group_size,
+            "scores": {name: torch.from_numpy(values) for name, values in experience.scores.items()},
             "rollout_seconds": experience.seconds,
             "metrics": self.metrics,
             "updates": [(_plain(stats), norm) for stats, norm in self.updates],
@@ -54,8 +54,8 @@ class Halfway:
         experience = Experience(
             prompts=prompts.repeated(images),
             drawn=drawn,
-            rewards=state["rewards"],
-            parts={name: values.numpy() for name, values in state["parts"].items()},
+            group_size=state["group_size"],
+            scores={name: values.numpy() for name, values in state["scores"].items()},
             seconds=state["rollout_seconds"],
         )
         return cls(

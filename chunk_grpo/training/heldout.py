@@ -14,7 +14,7 @@ from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.background import Background, waited
-from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.rollouts import DIVERGED
@@ -74,23 +74,23 @@ def heldout_images(
 
 def heldout_scores(
     images: NDArray[np.float32], prompts: PromptSet, reward: Reward, waiting: Check = never
-) -> Scores:
-    """Rewards of held-out images.
+) -> dict[str, NDArray[np.float64]]:
+    """Values [P * I] of held-out images, by scorer.
 
     Args:
         images: [P * I, 3, H, W], a prompt's I images in a row.
         prompts: P prompts.
-        reward: What scores them.
+        reward: Its scorers are asked.
         waiting: Called while it takes its time; it may raise to give up.
 
     Raises:
-        DataError: A reward is not finite.
+        DataError: A score is not finite.
     """
     rows = prompts.repeated(len(images) // len(prompts))
     batch = ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups())
     thread = Background("held-out reward")
     try:
-        scores = waited(thread.submit(reward.score, batch), waiting)
+        scores = waited(thread.submit(reward.scores, batch), waiting)
     except BaseException as error:
         thread.end(seconds_to_end(error))
         raise

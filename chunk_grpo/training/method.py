@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from chunk_grpo.config import AdaptivePlan, GuidedPlan, Params, VariantParams
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.general_objective import ClipRange
+from chunk_grpo.core.objective import ClipRange
 from chunk_grpo.core.sde import CPS, SDE, Sampler, diffusion_coefs
 
 
@@ -53,7 +52,6 @@ class Method:
         fraction: Share of the chunks that is drawn for each sample and update.
         clip_range: Half width of the ratio's trust region: one, or a tensor [K].
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
-        rewards: Scorer to its weight.
         advantage_clip: Bound on the absolute advantage.
     """
 
@@ -66,7 +64,6 @@ class Method:
     fraction: float
     clip_range: ClipRange
     kl_coef: float
-    rewards: Mapping[str, float]
     advantage_clip: float
 
 
@@ -86,7 +83,6 @@ def method_from(params: Params, variant: str, plan: ChunkPlan, chunk_weights: Te
         fraction=params.variant_fraction(variant),
         clip_range=single if ranges is None else torch.tensor(ranges, dtype=torch.float64),
         kl_coef=params.variant_kl_coef(variant),
-        rewards=params.rewards,
         advantage_clip=params.train.advantage_clip,
     )
 

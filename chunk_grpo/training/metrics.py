@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chunk_grpo.core.advantages import degenerate_groups
-from chunk_grpo.core.general_objective import ClipRange
-from chunk_grpo.training.rollouts import Experience
+from chunk_grpo.core.objective import ClipRange
 from chunk_grpo.training.update import UpdateStats
 
 MetricRow = tuple[int, str, float]
@@ -22,9 +23,16 @@ FIDELITY_LIMIT = 0.1
 _LOGGER = logging.getLogger(__name__)
 
 
-def reward_metrics(experience: Experience, advantages: Tensor) -> dict[str, float]:
-    """Rewards and advantages of an iteration's images."""
-    rewards = experience.rewards
+def reward_metrics(
+    rewards: Tensor, scores: Mapping[str, NDArray[np.float64]], advantages: Tensor
+) -> dict[str, float]:
+    """Means and spreads of an iteration's images.
+
+    Args:
+        rewards: [Q, M], Q groups of M images.
+        scores: Scorer to its values [B].
+        advantages: [B] or [B, K].
+    """
     metrics = {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
@@ -34,7 +42,7 @@ def reward_metrics(experience: Experience, advantages: Tensor) -> dict[str, floa
         "advantage_max": float(advantages.max()),
         "advantage_min": float(advantages.min()),
     }
-    metrics.update({f"reward/{name}": float(values.mean()) for name, values in experience.parts.items()})
+    metrics.update({f"reward/{name}": float(values.mean()) for name, values in scores.items()})
     return metrics
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from chunk_grpo.config import TrainParams
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.reward import Reward, weighted_sum
 from chunk_grpo.training.early_stop import BestScore
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
 from chunk_grpo.training.image_statistics import image_statistics
@@ -69,12 +69,12 @@ class Monitor:
             DataError: A latent or a score is not finite.
         """
         images = heldout_images(family, times, self._prompts, self._drawing, check)
-        rewards = heldout_scores(images, self._prompts, self._reward, waiting)
-        metrics = {"heldout_reward": float(rewards.values.mean())}
-        metrics |= {f"heldout/{name}": float(values.mean()) for name, values in rewards.details.items()}
+        scores = heldout_scores(images, self._prompts, self._reward, waiting)
+        metrics = {"heldout_reward": float(weighted_sum(scores, self._reward.weights).mean())}
+        metrics |= {f"heldout/{name}": float(values.mean()) for name, values in scores.items()}
         decisive = metrics["heldout_reward"]
         if self._unseen is not None:
-            unseen = heldout_scores(images, self._prompts, self._unseen, waiting).details
+            unseen = heldout_scores(images, self._prompts, self._unseen, waiting)
             metrics |= {f"heldout/{name}": float(values.mean()) for name, values in unseen.items()}
             decisive = metrics[f"heldout/{self._settings.scorers[0]}"]
         statistics = image_statistics(images, self._settings.images_per_prompt)

@@ -39,7 +39,7 @@ def pack(chunks: TrainedChunks, size: int) -> Packing:
         size: Items of a micro-batch, at least 1. Those of `whole` may have fewer.
     """
     assignment = chunks.assignment
-    items = (assignment.spread(chunks.selected.to(torch.float64)) > 0).nonzero()
+    items = (assignment.to_steps(chunks.selected.to(torch.float64)) > 0).nonzero()
     rows, steps = items.unbind(dim=1)
     chunk = assignment.chunk.to(items.device)[rows, steps]
     chunk_size = assignment.sizes.to(items.device)[rows, chunk]

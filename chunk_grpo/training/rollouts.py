@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chunk_grpo.config import BranchingParams
@@ -20,8 +21,7 @@ from chunk_grpo.families.base import Conditioning, Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.background import Background, waited
-from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.configured import joined
+from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
@@ -71,15 +71,15 @@ class Experience:
     Attributes:
         prompts: One row for each image.
         drawn: Their trajectories.
-        rewards: [Q, M], the weighted sum of `parts`.
-        parts: Each scorer's values [B].
+        group_size: Images of a group, M.
+        scores: Scorer to its values [B].
         seconds: Seconds by what they were spent on.
     """
 
     prompts: PromptSet
     drawn: Drawn
-    rewards: Tensor
-    parts: dict[str, np.ndarray]
+    group_size: int
+    scores: dict[str, NDArray[np.float64]]
     seconds: dict[str, float]
 
 
@@ -156,12 +156,11 @@ def gather(
             judge.submit(drawn.finals, part)
         sampled = time.perf_counter()
         scores = judge.scores()
-    members = branching.children if branching else settings.group_size
     return Experience(
         prompts=rows,
         drawn=_joined(batches),
-        rewards=torch.from_numpy(scores.values).view(-1, members),
-        parts=dict(scores.details),
+        group_size=branching.children if branching else settings.group_size,
+        scores=scores,
         seconds={
             "rollout": sampled - start,
             "reward": judge.seconds,
@@ -330,7 +329,7 @@ class _Judge:
     def __init__(self, family: Family, reward: Reward, background: bool, waiting: Check) -> None:
         self._family, self._reward, self._is_ahead, self._waiting = family, reward, background, waiting
         self._thread = Background("reward")
-        self._answers: list[Future[Scores]] = []
+        self._answers: list[Future[dict[str, NDArray[np.float64]]]] = []
         self.count, self.seconds = 0, 0.0
 
     def __enter__(self) -> _Judge:
@@ -348,11 +347,12 @@ class _Judge:
         if not self._is_ahead:
             waited(self._answers[-1], self._waiting)
 
-    def scores(self) -> Scores:
-        """All batches' scores, in the order in which they came; an error of any of them is raised here."""
-        return joined([waited(answer, self._waiting) for answer in self._answers])
+    def scores(self) -> dict[str, NDArray[np.float64]]:
+        """Scorer to its values [B] of all batches, in their order; an error of any of them is raised here."""
+        batches = [waited(answer, self._waiting) for answer in self._answers]
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
-    def _score(self, latents: Tensor, rows: PromptSet) -> Scores:
+    def _score(self, latents: Tensor, rows: PromptSet) -> dict[str, NDArray[np.float64]]:
         start = time.perf_counter()
         scores = score_latents(self._family, latents, rows, self._reward, len(latents))
         self.seconds += time.perf_counter() - start
@@ -361,7 +361,7 @@ class _Judge:
 
 def score_latents(
     family: Family, latents: Tensor, rows: PromptSet, reward: Reward, batch_size: int
-) -> Scores:
-    """Decode final latents and score the pictures."""
+) -> dict[str, NDArray[np.float64]]:
+    """Decode final latents and score the pictures: scorer to its values."""
     images = torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
-    return reward.score(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))
+    return reward.scores(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))

@@ -21,8 +21,8 @@ from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import derive_seed
+from chunk_grpo.training.advantages import advantages_of, rewards_of
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
-from chunk_grpo.training.credit import advantages_of
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.halfway import Halfway
 from chunk_grpo.training.journal import Heading, Journal
@@ -200,9 +200,11 @@ class Trainer:
         if self._halfway is None:
             experience = self._roll_out(iteration)
             everybody = self._of_all_processes(experience)
-            advantages = advantages_of(everybody, self._method)
+            weights = self._task.reward.weights
+            rewards = rewards_of(everybody, weights)  # [Q, M]
+            advantages = advantages_of(everybody, weights, self._method)  # [B] or [B, K]
             warn_of_no_advantage(iteration, advantages)
-            metrics = reward_metrics(everybody, advantages) | self._follow(experience)
+            metrics = reward_metrics(rewards, everybody.scores, advantages) | self._follow(experience)
             mine = self._processes.share_of(len(advantages), "images")
             self._halfway = Halfway(
                 Lesson(iteration, experience, advantages[mine.start : mine.stop]), metrics
@@ -251,13 +253,11 @@ class Trainer:
         """The same with what the images of all processes earned, those of the first process first."""
         if self._processes.count == 1:
             return experience
-        parts = {
+        scores = {
             name: np.concatenate(self._processes.gather([values]))
-            for name, values in experience.parts.items()
+            for name, values in experience.scores.items()
         }
-        return replace(
-            experience, rewards=torch.cat(self._processes.gather([experience.rewards])), parts=parts
-        )
+        return replace(experience, scores=scores)
 
     def _follow(self, experience: Experience) -> dict[str, float]:
         """Let a plan that follows the policy do so."""

@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.general_objective import ClipRange, assigned_coefficients, clipped_chunks
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
-from chunk_grpo.core.ratios import assigned_ratio, guard_log_ratio
+from chunk_grpo.core.objective import ClipRange, clipped_chunks, gradient_coefficients
+from chunk_grpo.core.ratios import chunk_ratio, guard_log_ratio
 from chunk_grpo.core.types import Transition
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.training.chunks import TrainedChunks
@@ -228,7 +228,7 @@ class Update:
     def _coefficients(self, new: Tensor) -> tuple[Tensor, Tensor]:
         """The objective's derivatives [B, S - 1] by each value and each divergence; right where `new` is."""
         chunks, objective = self._batch.chunks, self._objective
-        return assigned_coefficients(
+        return gradient_coefficients(
             new,
             self._old,
             self._batch.advantages,
@@ -272,7 +272,7 @@ class Update:
 
     def _statistics(self, new: Tensor, kl_sum: float, changes: Tensor) -> UpdateStats:
         chunks = self._batch.chunks
-        ratios = assigned_ratio(new, self._old, chunks.assignment)
+        ratios = chunk_ratio(new, self._old, chunks.assignment)
         clipped = clipped_chunks(
             ratios, self._batch.advantages, self._objective.clip_range, chunks.assignment
         )

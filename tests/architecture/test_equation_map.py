@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import chunk_grpo.core as core
+from tests.architecture.reach import Reach, sources
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "docs" / "equations.md"
@@ -54,11 +55,19 @@ def defined_tests(path):
 
 
 OBJECTS = dict(public_objects())
-METHOD_ROWS = [row for row in table_rows(MAP) if len(row) == 5]
+METHOD_ROWS = [row for row in table_rows(MAP) if len(row) == 6]
 PAIRS = [(label, name) for row in METHOD_ROWS for label in labels(row[0]) for name in names(row[2])]
 TESTS = sorted(
     {found for page in PAGES for found in re.findall(r"test_\w+\.py::test_\w+", page.read_text("utf-8"))}
 )
+
+
+TEXTS = sources(ROOT, "chunk_grpo", "stages", "flows", "pretraining")
+
+
+@pytest.fixture(scope="module")
+def reach():
+    return Reach(TEXTS)
 
 
 def test_every_equation_of_the_method_has_one_row():
@@ -74,13 +83,48 @@ def test_every_equation_of_appendix_a_is_explained():
 @pytest.mark.parametrize("row", METHOD_ROWS, ids=lambda row: row[0])
 def test_row_names_a_function_and_a_test(row):
     assert names(row[2])
-    assert names(row[3])
+    assert names(row[4])
 
 
 @pytest.mark.parametrize(("label", "name"), PAIRS)
 def test_function_exists_and_cites_its_equation(label, name):
     assert name in OBJECTS
     assert label in citation(inspect.getdoc(OBJECTS[name]))
+
+
+def unreached(programs, functions, reach):
+    """The functions of core, "module.name", that none of these programs comes to."""
+    found = set().union(*(reach.of(program) for program in programs))
+    return [name for name in functions if f"{core.__name__}.{name}" not in found]
+
+
+@pytest.mark.parametrize("row", METHOD_ROWS, ids=lambda row: row[0])
+def test_the_named_program_comes_to_the_function(row, reach):
+    assert unreached(names(row[3]), names(row[2]), reach) == []
+
+
+def test_all_other_functions_of_the_page_are_trained_with(reach):
+    functions = [
+        name for row in table_rows(MAP) if len(row) == 4 for name in names(row[2]) if name in OBJECTS
+    ]
+    assert len(functions) > 10
+    assert unreached(["stages.train", "stages.report"], functions, reach) == []
+
+
+def test_a_function_that_nothing_calls_is_found_out(reach):
+    texts = TEXTS | {"chunk_grpo.core.unused": "def idle():\n    return 1\n"}
+    assert unreached(["stages.train"], ["unused.idle"], Reach(texts)) == ["unused.idle"]
+    called = TEXTS["chunk_grpo.core.ratios"] + "\nfrom chunk_grpo.core import unused\nunused.idle()\n"
+    assert (
+        unreached(["stages.train"], ["unused.idle"], Reach(texts | {"chunk_grpo.core.ratios": called})) == []
+    )
+
+
+def test_core_and_training_hold_nothing_that_no_program_comes_to(reach):
+    programs = [name for name in TEXTS if name.startswith(("stages.", "flows.", "pretraining."))]
+    found = set().union(*(reach.of(program) for program in programs))
+    rooms = [name for name in TEXTS if name.startswith(("chunk_grpo.core.", "chunk_grpo.training."))]
+    assert {name for room in rooms for name in reach.public(room)} - found == set()
 
 
 def test_every_function_that_cites_the_paper_is_mapped():

@@ -11,7 +11,7 @@ from benchmarks.held import held_gradient
 from benchmarks.reference import ReferenceTrainer, Sample
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.flux import FluxFamily
-from chunk_grpo.training.credit import advantages_of
+from chunk_grpo.training.advantages import advantages_of, rewards_of
 from chunk_grpo.training.learner import Learner, Lesson
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
@@ -24,6 +24,7 @@ SEED, ITERATION = 3, 1
 CLIP_RANGE = 1e-4
 """Of these draws it clips some chunks and leaves others alone; none lies within rounding of it."""
 CONFIGURATION = Configuration("small", TINY, 32, 2, 3, 4, 1)
+PIXELS = 32 * 32
 
 
 def check() -> None:
@@ -69,9 +70,10 @@ class Side:
     stats: UpdateStats | None = None
 
 
-def ours(task: Task, same_noise: bool) -> Side:
+def ours(task: Task, same_noise: bool, rewards: Tensor) -> Side:
+    """Its own images and rewards, and what it learns from the given rewards [B]."""
     family, params, processes = CONFIGURATION.family(), CONFIGURATION.params(), Processes()
-    method = replace(CONFIGURATION.method(), clip_range=CLIP_RANGE, rewards={"shapes-vivid": 1.0})
+    method = replace(CONFIGURATION.method(), clip_range=CLIP_RANGE)
     family.prepare_training(TuningOptions(None, 1.0, (), False, None), 0)
     learner = Learner(
         Policies(family.velocity), list(family.trainable_parameters()), method, params.train, processes, SEED
@@ -84,7 +86,8 @@ def ours(task: Task, same_noise: bool) -> Side:
         task.reward,
         RolloutSettings(3, 4, same_noise, background=False, seed=SEED),
     )
-    lesson = Lesson(ITERATION, experience, advantages_of(experience, method))
+    given = replace(experience, scores={"shapes-vivid": rewards.numpy()})
+    lesson = Lesson(ITERATION, given, advantages_of(given, task.reward.weights, method))
     updates = learner.prepare(lesson, check, fresh=True)
     updates[0].accumulate_gradient(processes, on_policy=True, check=check)
     first = gradients(family)
@@ -96,7 +99,7 @@ def ours(task: Task, same_noise: bool) -> Side:
     held_gradient(updates[1], processes, on_policy=False, check=check)
     drawn = experience.drawn
     return Side(
-        experience.rewards.flatten(),
+        rewards_of(experience, task.reward.weights).flatten(),
         lesson.advantages,
         drawn.states,
         drawn.log_probs,
@@ -130,11 +133,14 @@ def plain(task: Task, same_noise: bool) -> Side:
 
 @pytest.mark.parametrize("same_noise", [False, True])
 def test_both_trainers_draw_earn_and_learn_the_same(task: Task, same_noise: bool) -> None:
-    found, expected = ours(task, same_noise), plain(task, same_noise)
+    expected = plain(task, same_noise)
+    found = ours(task, same_noise, expected.rewards)
     assert torch.allclose(found.states, expected.states, rtol=0, atol=1e-4)
     assert torch.allclose(found.log_probs, expected.log_probs, rtol=0, atol=1e-5)
-    assert torch.allclose(found.rewards, expected.rewards, rtol=0, atol=1e-5)
-    assert torch.allclose(found.advantages.float(), expected.advantages, rtol=0, atol=1e-3)
+    # Where the states round differently, a value of a pixel may become its neighbour among 256: the vividness of that
+    # pixel, one of PIXELS, moves by 1 at most.
+    assert torch.allclose(found.rewards, expected.rewards, rtol=0, atol=1 / PIXELS)
+    assert torch.allclose(found.advantages.float(), expected.advantages, rtol=0, atol=1e-6)
     stats = found.stats
     assert stats is not None
     assert 0 < stats.clipped.double().mean() < 1  # else clipping is not compared

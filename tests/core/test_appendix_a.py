@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import single_plan, step_plan
 from chunk_grpo.core.objective import gradient_coefficients
 
@@ -41,6 +42,6 @@ def test_the_printed_bound_of_eq_40_is_too_narrow():
 def test_with_eq_5s_own_1_over_t_the_two_objectives_agree_to_first_order():
     lp = torch.zeros(2, 16, dtype=torch.float64)
     advantage = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    by_step = gradient_coefficients(lp, lp, advantage, 0.1, step_plan(16))
-    single = gradient_coefficients(lp, lp, advantage, 0.1, single_plan(16))
+    by_step, _ = gradient_coefficients(lp, lp, advantage, 0.1, ChunkAssignment.shared(step_plan(16), 2))
+    single, _ = gradient_coefficients(lp, lp, advantage, 0.1, ChunkAssignment.shared(single_plan(16), 2))
     torch.testing.assert_close(single, by_step, rtol=0, atol=1e-16)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from chunk_grpo.core.assignment import ChunkAssignment
-from chunk_grpo.core.chunking import chunk_means, listed_plan, single_plan, spread_to_steps, step_plan
+from chunk_grpo.core.chunking import chunk_means, listed_plan, single_plan, step_plan
 
 PLANS = [listed_plan([2, 3, 4, 7], 16), step_plan(16), single_plan(16)]
 NAN = float("nan")
@@ -25,7 +25,7 @@ def test_ragged_rows_by_hand():
     assert assignment.sizes.tolist() == [[2, 0], [1, 2], [0, 0]]
     values = torch.tensor([[9.0, 1, 3, 9], [4, 9, 5, 8], [9, 9, 9, 9]])
     assert assignment.means(values).tolist() == [[2, 0], [4, 6.5], [0, 0]]
-    spread = assignment.spread(torch.tensor([[1.0, 9], [3, 4], [9, 9]]))
+    spread = assignment.to_steps(torch.tensor([[1.0, 9], [3, 4], [9, 9]]))
     assert spread.tolist() == [[0, 1, 1, 0], [3, 0, 4, 4], [0, 0, 0, 0]]
 
 
@@ -35,7 +35,7 @@ def test_a_shared_plan_is_that_plan_to_the_last_bit(plan, dtype):
     assignment = ChunkAssignment.shared(plan, 64)
     by_step, by_chunk = draw(64, 16, dtype=dtype), draw(64, plan.num_chunks, dtype=dtype)
     assert torch.equal(assignment.means(by_step), chunk_means(by_step, plan))
-    assert torch.equal(assignment.spread(by_chunk), spread_to_steps(by_chunk, plan))
+    assert torch.equal(assignment.to_steps(by_chunk), by_chunk[:, list(plan.chunk_of_step())])
     assert assignment.sizes.tolist() == [list(plan.sizes)] * 64
     assert assignment.exists.all()
 
@@ -43,17 +43,17 @@ def test_a_shared_plan_is_that_plan_to_the_last_bit(plan, dtype):
 def test_each_row_follows_its_own_plan():
     assignment = ChunkAssignment.per_row(PLANS)
     values = draw(3, 16)
-    means, spread = assignment.means(values), assignment.spread(assignment.means(values))
+    means, spread = assignment.means(values), assignment.to_steps(assignment.means(values))
     for row, plan in enumerate(PLANS):
         assert torch.equal(means[row, : plan.num_chunks], chunk_means(values[row], plan))
         assert not means[row, plan.num_chunks :].any()
-        assert torch.equal(spread[row], spread_to_steps(chunk_means(values[row], plan), plan))
+        assert torch.equal(spread[row], chunk_means(values[row], plan)[list(plan.chunk_of_step())])
 
 
-def test_only_steps_are_chunks_of_one_from_noise_to_image():
-    assert ChunkAssignment.only_steps([3, 1], 5, 2).chunk.tolist() == [[-1, 0, -1, 1, -1]] * 2
-    every = ChunkAssignment.only_steps(range(16), 16, 3)
-    assert torch.equal(every.chunk, ChunkAssignment.shared(step_plan(16), 3).chunk)
+def test_single_steps_are_chunks_of_one_from_noise_to_image():
+    assert ragged().single_steps().chunk.tolist() == [[-1, 0, 1, -1], [0, -1, 1, 2], [-1] * 4]
+    plans = ChunkAssignment.per_row(PLANS)
+    assert torch.equal(plans.single_steps().chunk, ChunkAssignment.shared(step_plan(16), 3).chunk)
 
 
 def test_untrained_steps_and_missing_chunks_are_not_read():
@@ -62,7 +62,7 @@ def test_untrained_steps_and_missing_chunks_are_not_read():
     assert means.tolist() == [[2, 0], [4, 6.5], [0, 0]]
     (grad,) = torch.autograd.grad(means.sum(), values)
     assert grad.tolist() == [[0, 0.5, 0.5, 0], [1, 0, 0.5, 0.5], [0, 0, 0, 0]]
-    assert ragged().spread(torch.tensor([[1.0, NAN], [3.0, 4.0], [NAN, NAN]])).isfinite().all()
+    assert ragged().to_steps(torch.tensor([[1.0, NAN], [3.0, 4.0], [NAN, NAN]])).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,8 @@ def test_rows_must_be_runs_numbered_in_order(row):
         (lambda: ChunkAssignment.per_row([]), "at least one .* got 0 plans"),
         (lambda: ChunkAssignment.per_row([step_plan(2), step_plan(3)]), r"2 plans over \[2, 3\] steps"),
         (lambda: ChunkAssignment.shared(step_plan(2), 0), "got 0 plans"),
-        (lambda: ChunkAssignment.only_steps([], 3, 1), r"at least one, distinct .* got \[\]"),
-        (lambda: ChunkAssignment.only_steps([1, 1], 3, 1), r"got \[1, 1\]"),
-        (lambda: ChunkAssignment.only_steps([3], 3, 1), r"from 0 to 2, got \[3\]"),
-        (lambda: ChunkAssignment.only_steps([-1], 3, 1), r"from 0 to 2, got \[-1\]"),
         (lambda: ragged().means(torch.zeros(3, 5)), r"shape \(3, 4\), got \(3, 5\)"),
-        (lambda: ragged().spread(torch.zeros(3, 3)), r"shape \(3, 2\), got \(3, 3\)"),
+        (lambda: ragged().to_steps(torch.zeros(3, 3)), r"shape \(3, 2\), got \(3, 3\)"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):

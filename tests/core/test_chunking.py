@@ -12,7 +12,6 @@ from chunk_grpo.core.chunking import (
     guided_plan,
     listed_plan,
     single_plan,
-    spread_to_steps,
     step_plan,
 )
 
@@ -127,15 +126,11 @@ def test_boundary_shift_refuses_plans_of_another_kind(other):
         boundary_shift(ChunkPlan((2, 3, 4, 7)), other)
 
 
-def test_chunk_means_and_their_inverse_by_hand():
+def test_chunk_means_by_hand():
     values, plan = torch.tensor([[1.0, 3.0, 6.0, 7.0, 8.0]]), listed_plan([2, 3], 5)
-    means = chunk_means(values, plan)
-    assert means.tolist() == [[2.0, 7.0]]
-    assert spread_to_steps(means, plan).tolist() == [[2.0, 2.0, 7.0, 7.0, 7.0]]
+    assert chunk_means(values, plan).tolist() == [[2.0, 7.0]]
 
 
 def test_values_must_fit_the_plan():
     with pytest.raises(ValueError, match="covers 5 steps, but the values have 4"):
         chunk_means(torch.ones(4), listed_plan([2, 3], 5))
-    with pytest.raises(ValueError, match="has 2 chunks, but the values have 5"):
-        spread_to_steps(torch.ones(5), listed_plan([2, 3], 5))

@@ -5,7 +5,6 @@ from chunk_grpo.core.flow import (
     flow_matching_loss,
     interpolate,
     ode_step,
-    predict_x0,
     target_velocity,
     time_grid,
 )
@@ -75,12 +74,6 @@ def test_ode_step_recovers_the_path_exactly():
     x0, x1 = tensor(2.0, -1.0), tensor(10.0, 3.0)
     x = ode_step(interpolate(x0, x1, 0.8), target_velocity(x0, x1), 0.8, 0.3)
     torch.testing.assert_close(x, interpolate(x0, x1, 0.3), rtol=0, atol=1e-14)
-
-
-def test_predict_x0_inverts_interpolate():
-    x0, x1 = tensor(2.0, -1.0), tensor(10.0, 3.0)
-    x = predict_x0(interpolate(x0, x1, 0.8), target_velocity(x0, x1), 0.8)
-    torch.testing.assert_close(x, x0, rtol=0, atol=1e-14)
 
 
 def test_half_precision_states_are_stepped_in_float32():

@@ -1,37 +1,43 @@
 import pytest
 import torch
 
-from chunk_grpo.core.chunking import listed_plan, single_plan, spread_to_steps, step_plan
-from chunk_grpo.core.objective import (
-    chunk_objective,
-    clip_mask,
-    clipped_objective,
-    gradient_coefficients,
-    kl_coefficients,
-    step_objective,
-)
-from chunk_grpo.core.ratios import chunk_ratio
+from chunk_grpo.core import objective
+from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.chunking import listed_plan, single_plan, step_plan
+from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
+from chunk_grpo.core.objective import chunk_objective, clipped_chunks, clipped_terms, gradient_coefficients
+from chunk_grpo.core.ratios import chunk_ratio, guard_log_ratio
 from tests.core.conftest import LinearPolicy, double, draw, objective_in_loops
 
 PAPER_PLAN = listed_plan([2, 3, 4, 7], 16)
+PLANS = {"listed": PAPER_PLAN, "step": step_plan(16), "single": single_plan(16)}
+NAN = float("nan")
 
 
-def test_clipped_objective_by_hand():
+def steps(num_steps, batch=1):
+    return ChunkAssignment.shared(step_plan(num_steps), batch)
+
+
+def plans_of_all_kinds():
+    """Six rows over 16 steps: four plans, a sliding window and two branches."""
+    plans = [*PLANS.values(), listed_plan([5, 5, 5, 1], 16)]
+    window = [-1] * 3 + [0, 0, 1, 1] + [-1] * 9
+    branches = [0, -1, 1, 1] + [-1] * 12
+    rows = [list(plan.chunk_of_step()) for plan in plans]
+    return ChunkAssignment(torch.tensor([*rows, window, branches]))
+
+
+def test_clipped_terms_by_hand():
     ratio = double([1.2, 0.8], [1.2, 0.8])
-    value = clipped_objective(ratio, double(2.0, -2.0), clip_range=0.1)
+    value = clipped_terms(ratio, double(2.0, -2.0), 0.1, steps(2, 2))
     # A = 2: min(2.4, 2.2), min(1.6, 1.8); A = -2: min(-2.4, -2.2), min(-1.6, -1.8)
     torch.testing.assert_close(value, double([2.2, 1.6], [-2.4, -1.8]), rtol=0, atol=1e-15)
 
 
-def test_clip_mask_by_hand():
-    ratio = double([1.2, 0.8, 1.05], [1.2, 0.8, 1.05])
-    mask = clip_mask(ratio, double(2.0, -2.0), clip_range=0.1)
-    assert mask.tolist() == [[False, True, True], [True, False, True]]
-
-
 def test_step_objective_by_hand():
     new = double([1.2, 1.0], [0.8, 1.05]).log()
-    value = step_objective(new, torch.zeros_like(new), double(2.0, -2.0), 0.1, double([1, 2], [3, 4]), 0.01)
+    kl = double([1, 2], [3, 4])
+    value = chunk_objective(new, torch.zeros_like(new), double(2.0, -2.0), 0.1, steps(2, 2), kl, 0.01)
     # surrogates 2.2, 2, -1.8, -2.1; KL mean 2.5
     assert value.item() == pytest.approx((2.2 + 2.0 - 1.8 - 2.1) / 4 - 0.01 * 2.5, abs=1e-14)
 
@@ -40,125 +46,286 @@ def test_chunk_objective_by_hand():
     # ratios: chunk of one 1.2; chunk of two sqrt(1.21 * 1) = 1.1 and, for the second row, 1 and .9
     new = double([1.2, 1.21, 1.0], [1.0, 0.81, 1.0]).log()
     kl = double([1, 2, 4], [0, 0, 6])
-    value = chunk_objective(
-        new, torch.zeros_like(new), double(1.0, -1.0), 0.15, listed_plan([1, 2], 3), kl, 0.01
-    )
+    chunks = ChunkAssignment.shared(listed_plan([1, 2], 3), 2)
+    value = chunk_objective(new, torch.zeros_like(new), double(1.0, -1.0), 0.15, chunks, kl, 0.01)
     # surrogates 1.15 (clipped), 1.1, -1, -.9; KL chunk means 1, 3, 0, 3
     assert value.item() == pytest.approx((1.15 + 1.1 - 1.0 - 0.9) / 4 - 0.01 * 7 / 4, abs=1e-14)
+
+
+def test_ragged_objective_by_hand():
+    # row 0: chunks {0} and {1, 2} with ratios 1.2 and sqrt(1.21) = 1.1; row 1: chunk {1} with ratio .7
+    new = double([1.2, 1.21, 1.0], [NAN, 0.7, NAN]).log()
+    value = chunk_objective(
+        new,
+        torch.zeros_like(new),
+        double([2, 3], [-1, NAN]),
+        double(0.05, 0.15),
+        ChunkAssignment(torch.tensor([[0, 1, 1], [-1, 0, -1]])),
+        double([1, 2, 4], [NAN, 5, NAN]),
+        kl_coef=0.1,
+        weights=double([0.5, 2], [4, NAN]),
+    )
+    # chunk 0, eps .05: min(2.4, 2.1) and min(-.7, -.95); chunk 1, eps .15: min(3.3, 3.45); KL 1, 3 and 5
+    row_0 = (0.5 * (2.1 - 0.1) + 2 * (3.3 - 0.3)) / 2
+    assert value.item() == pytest.approx((row_0 + 4 * (-0.95 - 0.5)) / 2, abs=1e-14)
 
 
 def test_two_steps_as_one_chunk_is_eq_9():
     # T = 2, one chunk: ratio sqrt(1.1 * .9), not the mean of two clipped terms
     new = double([1.1, 0.9]).log()
-    value = chunk_objective(new, torch.zeros_like(new), double(1.0), 0.05, single_plan(2))
+    chunk = ChunkAssignment.shared(single_plan(2), 1)
+    value = chunk_objective(new, torch.zeros_like(new), double(1.0), 0.05, chunk)
     assert value.item() == pytest.approx(0.99**0.5, abs=1e-15)
-    assert step_objective(new, torch.zeros_like(new), double(1.0), 0.05).item() == pytest.approx(
-        0.975, abs=1e-15
-    )
+    value = chunk_objective(new, torch.zeros_like(new), double(1.0), 0.05, steps(2))
+    assert value.item() == pytest.approx(0.975, abs=1e-15)  # Eq. (8)
 
 
-def test_chunks_of_one_step_are_the_step_objective():
+def test_chunks_of_one_step_are_eq_5():
     new, old, a, kl = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2), draw(3, 16, seed=3).square()
-    by_chunk = chunk_objective(new, old, a, 0.2, step_plan(16), kl, 0.1)
-    assert by_chunk.item() == step_objective(new, old, a, 0.2, kl, 0.1).item()
-    # Eq. (5) as it stands, without chunks
     ratio = (new - old).exp()
     by_step = torch.minimum(ratio * a[:, None], ratio.clamp(0.8, 1.2) * a[:, None]) - 0.1 * kl
-    assert by_chunk.item() == pytest.approx(by_step.mean().item(), abs=1e-14)
+    value = chunk_objective(new, old, a, 0.2, steps(16, 3), kl, 0.1)
+    assert value.item() == pytest.approx(by_step.mean().item(), abs=1e-14)
 
 
 def test_a_single_chunk_has_the_sequence_ratio():
     new, old, a = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2)
     sequence = ((new.sum(1) - old.sum(1)) / 16).exp()  # GSPO's: the likelihood ratio to the power 1 / N
     expected = torch.minimum(sequence * a, sequence.clamp(0.8, 1.2) * a).mean()
-    value = chunk_objective(new, old, a, 0.2, single_plan(16))
+    value = chunk_objective(new, old, a, 0.2, ChunkAssignment.shared(single_plan(16), 3))
     assert value.item() == pytest.approx(expected.item(), abs=1e-14)
 
 
-@pytest.mark.parametrize(
-    "plan", [PAPER_PLAN, step_plan(16), single_plan(16)], ids=["listed", "step", "single"]
-)
-def test_the_objective_is_that_of_plain_loops(plan):
-    policy, advantage = LinearPolicy(6), draw(6, seed=3)
+def test_a_window_gives_the_objective_of_its_steps():
+    new, old, a, kl = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2), draw(3, 16, seed=3).square()
+    window = ChunkAssignment(torch.tensor([[-1] * 4 + [0, 1, 2, 3] + [-1] * 8] * 3))
+    new_cut, old_cut, kl_cut = (values[:, 4:8] for values in (new, old, kl))
+    whole = chunk_objective(new, old, a, 0.2, window, kl, 0.1)
+    assert torch.equal(whole, chunk_objective(new_cut, old_cut, a, 0.2, steps(4, 3), kl_cut, 0.1))
+
+
+@pytest.mark.parametrize("choose", [False, True], ids=["all", "selected"])
+def test_the_objective_is_that_of_plain_loops(choose):
+    assignment, policy, advantage = plans_of_all_kinds(), LinearPolicy(6), draw(6, seed=3)
     (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
-    selected = draw(6, plan.num_chunks, seed=4) > -0.3
-    selected[:, 0] = True
-    steps = [
-        list(range(first, first + size)) for first, size in zip(plan.first_steps, plan.sizes, strict=True)
+    selected = assignment.exists
+    if choose:
+        selected = (draw(6, assignment.max_chunks, seed=4) > -0.3) & selected
+        selected[:, 0] = True
+    chunks = [
+        [(row == number).nonzero().flatten().tolist() for number in chosen.nonzero().flatten()]
+        for row, chosen in zip(assignment.chunk, selected, strict=True)
     ]
-    chunks = [[steps[chunk] for chunk in row.nonzero().flatten()] for row in selected]
-    value = chunk_objective(new, old, advantage, 0.02, plan, kl, 0.3, selected)
+    value = chunk_objective(new, old, advantage, 0.02, assignment, kl, 0.3, selected=selected)
     expected = objective_in_loops(new, old, advantage, 0.02, chunks, kl, 0.3)
     assert value.item() == pytest.approx(expected, abs=1e-13)
 
 
-def test_selected_chunks_alone_count():
-    new, old, a = draw(2, 5), draw(2, 5, seed=1), double(1.0, -0.5)
-    plan, selected = listed_plan([2, 3], 5), torch.tensor([[True, False], [False, True]])
-    surrogate = clipped_objective(chunk_ratio(new, old, plan), a, 0.2)
-    expected = (surrogate[0, 0] + surrogate[1, 1]) / 2
-    value = chunk_objective(new, old, a, 0.2, plan, selected=selected)
-    assert value.item() == pytest.approx(expected.item(), abs=1e-15)
+def test_selecting_all_is_selecting_none_out():
+    new, old, a, chunks = draw(6, 16), draw(6, 16, seed=1), draw(6, seed=2), plans_of_all_kinds()
+    everything = chunk_objective(new, old, a, 0.2, chunks, selected=chunks.exists)
+    assert everything.item() == chunk_objective(new, old, a, 0.2, chunks).item()
 
 
 def test_each_trajectory_weighs_the_same_however_many_chunks_it_selects():
     new = double([1.1, 1.0], [1.0, 1.02]).log()
     selected = torch.tensor([[True, False], [True, True]])
-    value = chunk_objective(
-        new, torch.zeros_like(new), double(1.0, 1.0), 0.2, step_plan(2), selected=selected
-    )
+    value = chunk_objective(new, torch.zeros_like(new), double(1.0, 1.0), 0.2, steps(2, 2), selected=selected)
     assert value.item() == pytest.approx((1.1 + (1.0 + 1.02) / 2) / 2, abs=1e-15)
 
 
-def test_selecting_all_is_selecting_none_out():
-    new, old, a = draw(2, 5), draw(2, 5, seed=1), double(1.0, -0.5)
-    plan = listed_plan([2, 3], 5)
-    everything = chunk_objective(new, old, a, 0.2, plan, selected=torch.ones(2, 2, dtype=torch.bool))
-    assert everything.item() == chunk_objective(new, old, a, 0.2, plan).item()
+def test_each_chunk_is_clipped_on_both_sides_by_its_own_range():
+    new, a, ranges = double([1.2, 1.2], [0.8, 0.8]).log(), double(1, -1), double(0.1, 0.3)
+    value = chunk_objective(new, torch.zeros_like(new), a, ranges, steps(2, 2))
+    assert value.item() == pytest.approx((1.1 + 1.2 - 0.9 - 0.8) / 4, abs=1e-14)
+    coefs, _ = gradient_coefficients(new, torch.zeros_like(new), a, ranges, steps(2, 2))
+    torch.testing.assert_close(coefs, double([0, 0.3], [0, -0.2]), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    "plan", [PAPER_PLAN, step_plan(16), single_plan(16)], ids=["listed", "step", "single"]
-)
-def test_gradient_coefficients_equal_autograd_with_clipping_and_kl(plan):
-    batch, clip_range, kl_coef = 6, 0.02, 0.3
-    policy, advantage = LinearPolicy(batch), draw(batch, seed=3)
-    selected = draw(batch, plan.num_chunks, seed=4) > -0.3
-    selected[:, 0] = True
-    (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
-    mask = clip_mask(chunk_ratio(new, old, plan), advantage, clip_range) & selected
-    assert 0 < mask.sum() < selected.sum()  # some chunks are clipped and some are not
-    objective = chunk_objective(new, old, advantage, clip_range, plan, kl, kl_coef, selected)
-    (expected,) = torch.autograd.grad(objective, policy.theta)
-
-    coefs = gradient_coefficients(new, old, advantage, clip_range, plan, selected)
-    kl_coefs = kl_coefficients(new, kl_coef, plan, selected)
-    total = policy.gradient_item_by_item(coefs, kl_coefs)
-    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
-    assert not coefs.requires_grad
+def test_gradient_coefficients_by_hand():
+    new = double([1.2, 1.21, 1.0], [NAN, 0.7, NAN]).log()
+    coefs, kl_coefs = gradient_coefficients(
+        new,
+        torch.zeros_like(new),
+        double([2, 3], [1, NAN]),
+        double(0.15, 0.2),
+        ChunkAssignment(torch.tensor([[0, 1, 1], [-1, 0, -1]])),
+        kl_coef=0.1,
+        weights=double([0.5, 2], [4, NAN]),
+    )
+    # chunk 0 of row 0 is clipped; chunk 1: w A r / (B n cs) = 2 * 3 * 1.1 / (2 * 2 * 2); row 1: 4 * .7 / 2
+    torch.testing.assert_close(coefs, double([0, 0.825, 0.825], [0, 1.4, 0]), rtol=0, atol=1e-14)
+    # -w beta / (B n cs)
+    torch.testing.assert_close(kl_coefs, double([-0.0125, -0.025, -0.025], [0, -0.2, 0]), rtol=0, atol=1e-15)
 
 
 def test_coefficients_vanish_where_clipped_or_not_selected():
     new = double([1.5, 1.5, 1.0]).log()
     selected = torch.tensor([[True, False, True]])
-    coefs = gradient_coefficients(new, torch.zeros_like(new), double(2.0), 0.1, step_plan(3), selected)
+    coefs, _ = gradient_coefficients(
+        new, torch.zeros_like(new), double(2.0), 0.1, steps(3), selected=selected
+    )
     assert coefs.tolist() == [[0.0, 0.0, 1.0]]  # A r / (B * 2 selected) = 2 / 2
 
 
-def test_on_policy_chunks_are_step_level_with_weights_one_over_chunk_size():
-    lp = torch.zeros(1, 16, dtype=torch.float64)
-    by_chunk = gradient_coefficients(lp, lp, double(1.0), 0.1, PAPER_PLAN)
-    by_step = gradient_coefficients(lp, lp, double(1.0), 0.1, step_plan(16))
-    weights = spread_to_steps(double(16 / 8, 16 / 12, 16 / 16, 16 / 28), PAPER_PLAN)  # N / (K cs_j)
-    torch.testing.assert_close(by_chunk / by_step, weights.unsqueeze(0), rtol=0, atol=1e-15)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("edge", [0.9, 1.0, 1.1])
+def test_at_the_edges_of_the_clip_range_the_whole_gradient_passes(edge, dtype):
+    """Both sides of the minimum are equal there, and autograd halves the gradient between them."""
+    ratio = torch.tensor([[edge]], dtype=dtype, requires_grad=True)
+    for a in (1.0, -1.0):
+        terms = clipped_terms(ratio, torch.tensor([a], dtype=dtype), 0.1, steps(1))
+        assert torch.autograd.grad(terms.sum(), ratio)[0].item() == a
+        assert not clipped_chunks(ratio, torch.tensor([a], dtype=dtype), 0.1, steps(1)).any()
 
 
-def test_kl_coefficients_by_hand():
-    coefs = kl_coefficients(torch.zeros(2, 3), 0.6, listed_plan([1, 2], 3))
-    # -.6 / (B 2 * K 2 * cs)
-    torch.testing.assert_close(coefs, torch.tensor([[-0.15, -0.075, -0.075]] * 2))
+@pytest.mark.parametrize("per_chunk", [False, True], ids=["one for all", "per chunk"])
+@pytest.mark.parametrize("choose", [False, True], ids=["all", "selected"])
+def test_the_coefficients_give_the_objectives_gradient_one_item_at_a_time(per_chunk, choose):
+    assignment = plans_of_all_kinds()
+    batch, most = 6, assignment.max_chunks
+    policy = LinearPolicy(batch)
+    (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
+    advantage = draw(batch, most, seed=3) if per_chunk else draw(batch, seed=3)
+    clip_range = draw(most, seed=5).abs() * 0.03 + 0.001 if per_chunk else 0.02
+    weights = draw(batch, most, seed=6).exp() if per_chunk else None
+    selected = None
+    if choose:
+        selected = (draw(batch, most, seed=4) > -0.3) & assignment.exists
+        selected[:, 0] = True
+    value = chunk_objective(new, old, advantage, clip_range, assignment, kl, 0.3, weights, selected)
+    (expected,) = torch.autograd.grad(value, policy.theta)
+
+    coefs, kl_coefs = gradient_coefficients(
+        new, old, advantage, clip_range, assignment, 0.3, weights, selected
+    )
+    trained = assignment.to_steps((assignment.exists if selected is None else selected).double()) > 0
+    assert 0 < (coefs != 0).sum() < trained.sum()  # some chunks are clipped and some are not
+    assert torch.equal(kl_coefs != 0, trained)
+    total = policy.gradient_item_by_item(coefs, kl_coefs)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
+    assert not coefs.requires_grad
+    assert not kl_coefs.requires_grad
 
 
-def test_ratios_must_be_a_matrix():
-    with pytest.raises(ValueError, match=r"ratio must have shape \[B, N\] or \[B, K\], got \(3,\)"):
-        clip_mask(torch.ones(3), torch.ones(3), 0.1)
+def test_the_coefficients_are_those_of_whatever_formula_is_there(monkeypatch):
+    """Without clipping: A r / (B n cs), where the formula of the paper gives 0."""
+    new = double([1.5, 1.0]).log()
+    monkeypatch.setattr(objective, "clipped_terms", lambda ratio, a, _, __: ratio * a)
+    coefs, _ = gradient_coefficients(new, torch.zeros_like(new), double(2.0), 0.1, steps(2))
+    torch.testing.assert_close(coefs, double([1.5, 1.0]), rtol=0, atol=1e-15)
+
+
+def test_clipped_chunks_by_hand():
+    # eps .1: likelier than 1.1 counts where A > 0, rarer than .9 where A < 0; the last row has one chunk
+    assignment = ChunkAssignment(torch.tensor([[0, 1, 2], [0, 1, 2], [0, -1, -1]]))
+    ratio = double([1.2, 0.8, 1.05], [1.2, 0.8, 1.05], [0.5, NAN, NAN])
+    clipped = clipped_chunks(ratio, double(2, -2, -1), 0.1, assignment)
+    assert clipped.tolist() == [[True, False, False], [False, True, False], [True, False, False]]
+    per_chunk = double([-1, -1, 1], [1, 0, 1], [-1, NAN, NAN])
+    clipped = clipped_chunks(ratio, per_chunk, double(0.1, 0.1, 0.01), assignment)
+    assert clipped.tolist() == [[False, True, True], [True, False, True], [True, False, False]]
+
+
+def test_weights_and_advantages_are_constants():
+    new = draw(2, 5).requires_grad_()
+    a, weights = draw(2, 2, seed=1).requires_grad_(), draw(2, 2, seed=2).exp().requires_grad_()
+    assignment = ChunkAssignment.shared(listed_plan([2, 3], 5), 2)
+    chunk_objective(new, new.detach(), a, 0.2, assignment, weights=weights).backward()
+    assert new.grad is not None
+    assert a.grad is None
+    assert weights.grad is None
+
+
+def test_nan_where_nothing_is_trained_reaches_neither_value_nor_gradient():
+    assignment = ChunkAssignment(torch.tensor([[-1, 0, 1], [0, 0, -1]]))
+    new, padding = draw(2, 3), draw(2, 2, seed=1).exp()
+    clean = (new.clone(), padding.clone())
+    new[0, 0] = new[1, 2] = padding[1, 1] = NAN
+    values = []
+    for lp, pad in ((new, padding), clean):
+        lp.requires_grad_()
+        old, kl = 0.9 * lp.detach(), lp.detach().square()
+        value = chunk_objective(lp, old, pad, 0.2, assignment, kl, 0.1, pad)
+        coefs = gradient_coefficients(lp, old, pad, 0.2, assignment, 0.1, pad)
+        values.append((value, *torch.autograd.grad(value, lp), *coefs))
+    for with_nan, without in zip(*values, strict=True):
+        assert with_nan.isfinite().all()
+        assert torch.equal(with_nan, without)
+
+
+def test_guarded_ratios_pass_through_with_the_chain_rule():
+    # one trajectory of three steps; the policy's means move with theta, the steps are given
+    stds = double(0.8, 0.3, 0.1)
+    old_mean, noise, direction = draw(3, 2, 2), draw(3, 2, 2, seed=1), draw(3, 2, 2, seed=2)
+    x_next = old_mean + stds[:, None, None] * noise
+    old = gaussian_log_prob(x_next, old_mean, stds).unsqueeze(0)
+    theta = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    assignment = ChunkAssignment.shared(listed_plan([1, 2], 3), 1)
+
+    def terms():
+        mean = old_mean + theta * direction
+        return (
+            gaussian_log_prob(x_next, mean, stds).unsqueeze(0),
+            gaussian_kl(mean, old_mean, stds).unsqueeze(0),
+        )
+
+    new, drift = terms()
+    guarded = guard_log_ratio(new, old, drift, stds)
+    zeros = torch.zeros_like(guarded)
+    value = chunk_objective(guarded, zeros, double(1.5), 0.5, assignment)
+    (expected,) = torch.autograd.grad(value, theta)
+    coefs, _ = gradient_coefficients(guarded, zeros, double(1.5), 0.5, assignment)
+    new, drift = terms()
+    (by_items,) = torch.autograd.grad((stds * coefs * (new + drift)).sum(), theta)
+    torch.testing.assert_close(by_items, expected, rtol=1e-12, atol=1e-12)
+    (by_hand,) = chunk_ratio(guarded, zeros, assignment).mul(1.5).mean(1)
+    assert value.item() == pytest.approx(by_hand.item(), abs=1e-14)  # nothing is clipped
+
+
+def test_ratios_must_fit_the_assignment():
+    for function in (clipped_terms, clipped_chunks):
+        with pytest.raises(ValueError, match=r"ratio must have shape \(6, 16\), got \(6, 4\)"):
+            function(torch.ones(6, 4), torch.ones(6), 0.1, plans_of_all_kinds())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_range": 0.0}, r"clip_range must be in \(0, 1\), got 0"),
+        ({"clip_range": double(0.1, 1.0)}, r"clip_range must be in \(0, 1\), got \[0.1, 1.0\]"),
+        ({"clip_range": double(0.1)}, r"one number or have shape \(2,\), got \(1,\)"),
+        ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1"),
+        ({"kl_coef": 0.1}, "kl must be given when kl_coef is positive, got kl_coef 0.1"),
+        ({"selected": torch.tensor([[True, True], [False, False]])}, r"none selected in the rows \[1\]"),
+        ({"selected": torch.tensor([[True, True], [True, True]])}, r"existing chunks only.* rows \[1\]"),
+        ({"selected": torch.ones(2, 5, dtype=torch.bool)}, r"bool with shape \(2, 2\)"),
+        ({"selected": torch.ones(2, 2)}, "must be bool .* got torch.float32"),
+        ({"advantage": torch.ones(3)}, r"shape \(2,\) or \(2, 2\), got \(3,\)"),
+        ({"weights": torch.ones(2)}, r"weights must have shape \(2, 2\), got \(2,\)"),
+        ({"weights": torch.tensor([[1.0, -0.5], [1.0, 0.0]])}, "at least 0, got -0.5"),
+        ({"weights": torch.tensor([[1.0, NAN], [1.0, 0.0]])}, "at least 0, got nan"),
+        (
+            {"log_probs": torch.zeros(2, 4), "old_log_probs": torch.zeros(2, 4)},
+            r"shape \(2, 5\), got \(2, 4\)",
+        ),
+        (
+            {"assignment": ChunkAssignment(torch.tensor([[0, 1, 1, 1, 1], [-1, -1, -1, -1, -1]]))},
+            r"at least one chunk, got none selected in the rows \[1\]",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    arguments = {
+        "log_probs": torch.zeros(2, 5),
+        "old_log_probs": torch.zeros(2, 5),
+        "advantage": torch.ones(2),
+        "clip_range": 0.1,
+        "assignment": ChunkAssignment(torch.tensor([[0, 0, 1, 1, 1], [-1, 0, 0, -1, -1]])),
+    } | options
+    with pytest.raises(ValueError, match=message):
+        chunk_objective(**arguments)
+    if message.startswith("kl must"):
+        return
+    with pytest.raises(ValueError, match=message):
+        gradient_coefficients(**arguments)

@@ -4,10 +4,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from chunk_grpo.core.flow import ode_step, predict_x0, time_grid
+from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.chunking import step_plan
+from chunk_grpo.core.flow import ode_step, time_grid
 from chunk_grpo.core.hybrid import uses_base
 from chunk_grpo.core.log_prob import gaussian_log_prob
-from chunk_grpo.core.ratios import step_ratio
+from chunk_grpo.core.ratios import chunk_ratio
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
 from chunk_grpo.core.sde import CPS, SDE, cps_transition, diffusion_coefs, sde_transition
 
@@ -48,7 +50,7 @@ def test_the_last_step_is_deterministic_and_lands_on_the_predicted_image():
     states = rollout(NOISE, one_each(1, 2)).states
     t = TIMES[-2].item()
     assert torch.equal(
-        states[:, -1], predict_x0(states[:, -2], velocity(states[:, -2], torch.full((2,), t)), t)
+        states[:, -1], ode_step(states[:, -2], velocity(states[:, -2], torch.full((2,), t)), t, 0.0)
     )
 
 
@@ -78,7 +80,7 @@ def test_ratio_is_one_on_policy_in_any_packing():
     t, t_next, coefs = TIMES[:5].repeat(2), TIMES[1:6].repeat(2), COEFS.repeat(2)
     transition = sde_transition(x, velocity(x, t.float()), t, t_next, coefs)
     log_probs = gaussian_log_prob(x_next, transition.mean, transition.std).reshape(2, 5)
-    ratio = step_ratio(log_probs, trajectory.log_probs)
+    ratio = chunk_ratio(log_probs, trajectory.log_probs, ChunkAssignment.shared(step_plan(5), 2))
     torch.testing.assert_close(ratio, torch.ones(2, 5), rtol=0, atol=1e-6)
 
 

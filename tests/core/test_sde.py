@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from chunk_grpo.core.flow import ode_step, predict_x0, time_grid
+from chunk_grpo.core.flow import ode_step, time_grid
 from chunk_grpo.core.sde import (
     CPS,
     SDE,
@@ -82,7 +82,7 @@ def test_flow_sde_equals_dance_sde_for_the_same_coefficient(step):
     pull = coef**2 / (2 * t) * (t_next - t)
     flow_form = x * (1 + pull) + v * ((t_next - t) + pull * (1 - t))
     # Dance-GRPO's form: the score of the predicted image, half of sigma^2 of it as drift.
-    score = -(x - (1 - t) * predict_x0(x, v, t)) / t**2
+    score = -(x - (1 - t) * ode_step(x, v, t, 0.0)) / t**2
     dance_form = x + (t_next - t) * (v - coef**2 / 2 * score)
 
     torch.testing.assert_close(transition.mean, flow_form, rtol=0, atol=1e-13)
@@ -142,7 +142,7 @@ def test_cps_with_eta_zero_is_the_ode():
 def test_cps_with_eta_one_replaces_all_the_noise():
     x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
     transition = cps_transition(x, v, 0.7, 0.6, 1.0)
-    torch.testing.assert_close(transition.mean, 0.4 * predict_x0(x, v, 0.7), rtol=0, atol=1e-15)
+    torch.testing.assert_close(transition.mean, 0.4 * ode_step(x, v, 0.7, 0.0), rtol=0, atol=1e-15)
     assert transition.std.item() == 0.6
 
 

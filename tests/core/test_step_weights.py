@@ -6,10 +6,9 @@ import torch
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import ChunkPlan, chunk_means, equal_plan, listed_plan, single_plan, step_plan
 from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.general_objective import assigned_objective
-from chunk_grpo.core.objective import chunk_objective, gradient_coefficients
+from chunk_grpo.core.objective import gradient_coefficients
 from chunk_grpo.core.sde import diffusion_coefs, transition_std
-from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights, selected_chunk_size_weights
+from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights
 
 PLAN = listed_plan([2, 3, 4, 7], 16)
 
@@ -54,73 +53,62 @@ def test_bad_stds_are_refused(stds):
         noise_weights(torch.tensor(stds))
 
 
+def weights_of(plan, batch=1):
+    """Of all chunks of one plan."""
+    chunks = ChunkAssignment.shared(plan, batch)
+    return chunk_size_weights(chunks, chunks.exists)
+
+
 def test_chunk_size_weights_of_the_papers_plan_by_hand():
     # 16 / (4 * cs): 2.00, 1.33, 1.00 and 0.57
     expected = [2.0] * 2 + [4 / 3] * 3 + [1.0] * 4 + [4 / 7] * 7
-    assert chunk_size_weights(PLAN).tolist() == pytest.approx(expected, abs=1e-12)
+    assert weights_of(PLAN)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("plan", [PLAN, equal_plan(5, 16), ChunkPlan((1, 6))])
 def test_chunk_size_weights_have_mean_one(plan):
-    assert chunk_size_weights(plan).mean().item() == pytest.approx(1, abs=1e-12)
+    assert weights_of(plan).mean().item() == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("plan", [step_plan(16), single_plan(16), equal_plan(4, 16)])
 def test_chunks_of_one_size_weigh_all_steps_alike(plan):
-    assert chunk_size_weights(plan).tolist() == [1.0] * 16
+    assert weights_of(plan)[0].tolist() == [1.0] * 16
 
 
-@pytest.mark.parametrize("plan", [PLAN, equal_plan(5, 16), single_plan(16)])
-def test_on_policy_the_weighted_step_gradient_is_the_chunk_gradient(plan, seeded):
-    old = torch.randn(3, 16, dtype=torch.float64, generator=seeded)
-    advantage = torch.tensor([1.5, -0.5, 0.2], dtype=torch.float64)
-    by_step = gradient_coefficients(old, old, advantage, 0.1, step_plan(16))
-    by_chunk = gradient_coefficients(old, old, advantage, 0.1, plan)
-    torch.testing.assert_close(by_step * chunk_size_weights(plan), by_chunk, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("plan", [PLAN, equal_plan(5, 16), single_plan(16)])
-def test_on_policy_autograd_finds_the_same_gradient_for_both(plan, seeded):
-    old = torch.randn(3, 16, dtype=torch.float64, generator=seeded)
-    advantage = torch.tensor([1.5, -0.5, 0.2], dtype=torch.float64)
-    new = old.clone().requires_grad_()
-    steps, weights = ChunkAssignment.shared(step_plan(16), 3), chunk_size_weights(plan).expand(3, -1)
-    by_step = assigned_objective(new, old, advantage, 0.1, steps, weights=weights)
-    by_chunk = chunk_objective(new, old, advantage, 0.1, plan)
-    for value in (by_step, by_chunk):  # at ratio 1 both are the mean advantage
-        assert value.item() == pytest.approx(0.4, abs=1e-15)
-    (step_gradient,), (chunk_gradient,) = (torch.autograd.grad(each, new) for each in (by_step, by_chunk))
-    torch.testing.assert_close(step_gradient, chunk_gradient, rtol=1e-14, atol=0)
-
-
-def test_off_policy_the_two_gradients_part(seeded):
-    old = torch.zeros(1, 16, dtype=torch.float64)
-    new = 0.01 * torch.randn(1, 16, dtype=torch.float64, generator=seeded)
-    advantage = torch.ones(1, dtype=torch.float64)
-    by_step = gradient_coefficients(new, old, advantage, 0.9, step_plan(16)) * chunk_size_weights(PLAN)
-    by_chunk = gradient_coefficients(new, old, advantage, 0.9, PLAN)
-    assert (by_step / by_chunk - 1).abs().max() > 1e-3
-
-
-def test_selected_chunk_size_weights_by_hand():
+def test_weights_of_selected_chunks_by_hand():
     """Chunks of 2, 3, 4, 7 steps; the first row trains the first two: 5 steps in 2 chunks."""
-    chunks = ChunkAssignment.shared(PLAN, 2)
     selected = torch.tensor([[True, True, False, False], [False, False, False, True]])
-    weights = selected_chunk_size_weights(chunks, selected)
+    weights = chunk_size_weights(ChunkAssignment.shared(PLAN, 2), selected)
     assert weights[0].tolist() == pytest.approx([5 / 4] * 2 + [5 / 6] * 3 + [0.0] * 11)
     assert weights[1].tolist() == [0.0] * 9 + [1.0] * 7
-
-
-def test_all_chunks_selected_are_the_weights_of_the_plan():
-    everything = torch.ones(3, PLAN.num_chunks, dtype=torch.bool)
-    weights = selected_chunk_size_weights(ChunkAssignment.shared(PLAN, 3), everything)
-    torch.testing.assert_close(weights, chunk_size_weights(PLAN).expand(3, -1), rtol=1e-15, atol=0)
 
 
 def test_trajectories_of_their_own_chunks_are_weighed_by_them():
     chunks = ChunkAssignment(torch.tensor([[0, 0, 1, -1], [0, 1, 2, 2]]))
     selected = torch.tensor([[True, True, False], [True, False, True]])
-    assert selected_chunk_size_weights(chunks, selected).tolist() == [
+    assert chunk_size_weights(chunks, selected).tolist() == [
         [0.75, 0.75, 1.5, 0.0],
         [1.5, 0.0, 0.75, 0.75],
     ]
+
+
+def gradients(new, old, plan):
+    """Of the weighted step objective, and of the chunk objective."""
+    advantage = torch.tensor([1.5, -0.5, 0.2], dtype=torch.float64)
+    steps, chunks = (ChunkAssignment.shared(each, 3) for each in (step_plan(16), plan))
+    by_step, _ = gradient_coefficients(new, old, advantage, 0.9, steps, weights=weights_of(plan, 3))
+    by_chunk, _ = gradient_coefficients(new, old, advantage, 0.9, chunks)
+    return by_step, by_chunk
+
+
+@pytest.mark.parametrize("plan", [PLAN, equal_plan(5, 16), single_plan(16)])
+def test_on_policy_the_weighted_step_gradient_is_the_chunk_gradient(plan, seeded):
+    old = torch.randn(3, 16, dtype=torch.float64, generator=seeded)
+    torch.testing.assert_close(*gradients(old, old, plan), rtol=1e-14, atol=0)
+
+
+def test_off_policy_the_two_gradients_part(seeded):
+    old = torch.zeros(3, 16, dtype=torch.float64)
+    new = 0.01 * torch.randn(3, 16, dtype=torch.float64, generator=seeded)
+    by_step, by_chunk = gradients(new, old, PLAN)
+    assert (by_step / by_chunk - 1).abs().max() > 1e-3

@@ -67,7 +67,7 @@ def test_a_reward_refuses_to_be_without_a_number() -> None:
     with pytest.raises(
         DataError, match=r"^scorer odd: refuses an image of the prompt 'prompt x' \(the reason"
     ):
-        reward.score(batch("refuse"))
+        reward.scores(batch("refuse"))
 
 
 def test_the_contract_needs_images_that_are_judged() -> None:

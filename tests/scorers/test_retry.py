@@ -25,7 +25,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.wire import WorkerError, raise_told
 from chunk_grpo.scorers.limited import TimeLimitError
 from chunk_grpo.scorers.retry import score_with_retries
-from chunk_grpo.scorers.reward import Reward, mix
+from chunk_grpo.scorers.reward import Reward, weighted_sum
 from chunk_grpo.scorers.workers import lines
 from tests.shapes_scorers import ScorerForTests
 
@@ -228,16 +228,16 @@ def test_the_reward_asks_again_and_then_stops() -> None:
     scorer = Flaky([ConnectionError("away")] * 3)
     reward = Reward({"flaky": scorer}, {"flaky": 2.0}, attempts=2, wait_seconds=0)
     with pytest.raises(TransientError, match="scorer flaky: no answer after 2 attempts"):
-        reward.score(BATCH)
+        reward.scores(BATCH)
     assert scorer.calls == 2
-    assert reward.score(BATCH).values.tolist() == [0.5, 1.5]
+    assert weighted_sum(reward.scores(BATCH), reward.weights).tolist() == [0.5, 1.5]
     assert scorer.calls == 4
 
 
 def test_a_reward_that_is_not_a_number_is_not_asked_for_again() -> None:
     scorer = Flaky(values=np.array([0.25, np.nan]))
     with pytest.raises(DataError, match=r"scorer flaky: image 1 of the batch \(.*\) got nan"):
-        Reward({"flaky": scorer}, {"flaky": 1.0}).score(BATCH)
+        Reward({"flaky": scorer}, {"flaky": 1.0}).scores(BATCH)
     assert scorer.calls == 1
 
 
@@ -250,24 +250,24 @@ def test_a_scorer_that_compares_a_group_is_no_training_reward(monkeypatch: pytes
 def test_mix_adds_in_the_order_of_the_weights_from_zero() -> None:
     """In binary, (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3): the order of the weights is seen in the last bit."""
     details = {"c": np.array([0.3]), "b": np.array([0.2]), "a": np.array([0.1]), "unused": np.array([9.0])}
-    assert mix(details, {"a": 1.0, "b": 1.0, "c": 1.0}).tolist() == [0.6000000000000001]
-    assert mix(details, {"c": 1.0, "b": 1.0, "a": 1.0}).tolist() == [0.6]
-    assert mix({"a": VALUES, "b": np.array([4.0, 8.0])}, {"b": 0.5, "a": 2.0}).tolist() == [2.5, 5.5]
+    assert weighted_sum(details, {"a": 1.0, "b": 1.0, "c": 1.0}).tolist() == [0.6000000000000001]
+    assert weighted_sum(details, {"c": 1.0, "b": 1.0, "a": 1.0}).tolist() == [0.6]
+    assert weighted_sum({"a": VALUES, "b": np.array([4.0, 8.0])}, {"b": 0.5, "a": 2.0}).tolist() == [2.5, 5.5]
     assert details["a"].tolist() == [0.1]
 
 
 def test_mix_names_a_scorer_that_is_missing() -> None:
     with pytest.raises(DataError, match=r"^reward: no values of scorer 'b'; there are a, c$"):
-        mix({"a": VALUES, "c": VALUES}, {"a": 1.0, "b": 1.0})
+        weighted_sum({"a": VALUES, "c": VALUES}, {"a": 1.0, "b": 1.0})
     with pytest.raises(DataError, match=r"there are none$"):
-        mix({}, {"b": 1.0})
+        weighted_sum({}, {"b": 1.0})
 
 
 def test_mix_does_not_spread_one_value_over_all_images() -> None:
     with pytest.raises(DataError, match=r"scorer 'b' has values \(1,\), needs \(2,\)"):
-        mix({"a": VALUES, "b": np.array([1.0])}, {"a": 1.0, "b": 1.0})
+        weighted_sum({"a": VALUES, "b": np.array([1.0])}, {"a": 1.0, "b": 1.0})
 
 
 def test_mix_needs_a_weight() -> None:
     with pytest.raises(ValueError, match="weights: at least one scorer is needed"):
-        mix({"a": VALUES}, {})
+        weighted_sum({"a": VALUES}, {})

@@ -113,8 +113,6 @@ def test_the_last_ones_are_kept_and_other_files_left_alone(tmp_path: Path) -> No
         assert store.newest_path() == tmp_path / f"iteration-{iteration:06d}.pt"
     assert names(tmp_path) == sorted([*others, "iteration-999999.pt", "iteration-1000000.pt"])
     assert latest_iteration(store) == 1_000_000
-    store.remove()
-    assert names(tmp_path) == sorted(others)
 
 
 def test_wrong_numbers_are_refused(tmp_path: Path) -> None:
@@ -373,27 +371,3 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         DataError, match=r"seed-0: the folder of checkpoints cannot be read \(Not a directory\)"
     ):
         store_in(folder).latest()
-
-
-def test_remove_takes_the_best_one_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "seed-0"
-    store_in(folder).remove()  # nothing there
-    bad = saved(folder, 5, 7, 8)[-1]
-    bad.write_bytes(b"")
-    (folder / "iteration-000009.pt.partial").touch()
-    store = store_in(folder)
-    assert latest_iteration(store) == 7
-    removed: list[str] = []
-    unlink = Path.unlink
-    monkeypatch.setattr(Path, "unlink", lambda path: (removed.append(path.name), unlink(path))[1])
-    store.remove()
-    assert [int(name[10:16]) for name in removed] == [9, 8, 5, 7]
-    assert not folder.exists()
-
-
-def test_remove_tells_what_it_cannot(tmp_path: Path) -> None:
-    (path,) = saved(tmp_path, 5)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(DataError, match=r"iteration-000005.pt: cannot be removed \(.*\); remove it by hand"):
-        store_in(tmp_path).remove()

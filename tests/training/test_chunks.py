@@ -9,7 +9,7 @@ import torch
 from chunk_grpo.core.chunk_sampling import chunk_weights, inclusion_probabilities, select_chunks
 from chunk_grpo.core.chunking import ChunkPlan, listed_plan, step_plan
 from chunk_grpo.core.dynamics import profile_drift
-from chunk_grpo.core.general_objective import assigned_coefficients
+from chunk_grpo.core.objective import gradient_coefficients
 from chunk_grpo.core.step_weights import noise_weights
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.chunks import Chunks, Draw, TrainedChunks
@@ -176,13 +176,45 @@ def test_the_control_has_the_gradient_of_the_chunk_objective_at_the_first_update
     advantages = torch.randn(B, dtype=torch.float64)
 
     def coefficients(made: TrainedChunks) -> torch.Tensor:
-        by_log_prob, _ = assigned_coefficients(
+        by_log_prob, _ = gradient_coefficients(
             log_probs, log_probs, advantages, 0.1, made.assignment, 0.0, made.weights, made.selected
         )
         return by_log_prob
 
     assert torch.allclose(coefficients(control), coefficients(chunk), rtol=1e-14, atol=0)
     assert torch.equal(control.assignment.chunk, torch.tensor([step_plan(N).chunk_of_step()] * B))
+
+
+@pytest.mark.parametrize("plan", ["listed", "adaptive"])
+def test_the_step_objective_trains_the_single_steps_of_the_drawn_chunks(plan: str) -> None:
+    steps, chunks = (select({"objective": level, "plan": plan}) for level in ("step", "chunk"))
+    assert torch.equal(steps.assignment.chunk, torch.tensor([[0, 1, 2, 3]] * B))
+    assert torch.equal(steps.selected, chunks.assignment.to_steps(chunks.selected.double()) > 0)
+    assert steps.weights is None
+
+
+def test_the_level_of_the_ratio_changes_the_gradient_unless_chunks_are_steps() -> None:
+    """Of the first update, on policy: each of n steps counts 1 / n, or 1 / (k cs_j)."""
+    log_probs = torch.randn(B, N, dtype=torch.float64)
+
+    def coefficients(objective: str, plan: str) -> torch.Tensor:
+        made = select({"objective": objective, "plan": plan, "fraction": 1.0})
+        found, _ = gradient_coefficients(
+            log_probs, log_probs, torch.ones(B), 0.1, made.assignment, 0.0, made.weights, made.selected
+        )
+        return found
+
+    by_step, by_chunk = coefficients("step", "listed"), coefficients("chunk", "listed")
+    assert torch.equal(by_step != 0, by_chunk != 0)
+    assert not torch.allclose(by_step, by_chunk)
+    assert torch.equal(coefficients("step", "step"), coefficients("chunk", "step"))
+
+
+def test_importance_weights_of_chunks_are_those_of_their_steps() -> None:
+    weighted = {"plan": "listed", "selection": "unbiased"}
+    steps, chunks = (select({"objective": level, **weighted}) for level in ("step", "chunk"))
+    assert steps.weights is not None and chunks.weights is not None
+    assert torch.equal(steps.weights, chunks.assignment.to_steps(chunks.weights))
 
 
 EARLY = (1.0, 0.5, 0.4, 0.39, 0.38, 0.37)

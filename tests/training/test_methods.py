@@ -95,7 +95,7 @@ def test_a_branch_has_its_noise_in_one_step(policy: Callable[[], FluxFamily], ta
     drawn = made.drawn
     rows = 2 * 2 * 2 * 3
     assert drawn.states.shape[:2] == (rows, 2)
-    assert made.rewards.shape == (8, 3)  # compared with the other children of the same run and point
+    assert made.group_size == 3  # compared with the other children of the same run and point
     assert made.prompts.ids == ["p1"] * 12 + ["p3"] * 12
     assert drawn.noisy.sum(dim=1).tolist() == [1] * rows
     assert torch.equal(drawn.noisy.int().argmax(dim=1), drawn.first_step)

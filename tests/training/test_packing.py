@@ -37,7 +37,9 @@ def test_single_steps_fill_micro_batches_in_their_order() -> None:
 
 
 def test_steps_of_no_chunk_are_left_out() -> None:
-    chunks = TrainedChunks(ChunkAssignment.only_steps((1, 3), 5, 1), torch.tensor([[True, True]]), None)
+    chunks = TrainedChunks(
+        ChunkAssignment(torch.tensor([[-1, 0, -1, 1, -1]])), torch.tensor([[True, True]]), None
+    )
     assert packed(chunks, 8) == ([], [[[0, 1], [0, 3]]])
 
 
@@ -45,7 +47,7 @@ def test_every_item_is_in_one_micro_batch_of_at_most_its_size() -> None:
     plan = listed_plan((2, 3, 4, 7), 16)
     selected = torch.rand(20, 4, generator=torch.Generator().manual_seed(0)) < 0.5
     chunks = TrainedChunks(ChunkAssignment.shared(plan, 20), selected, None)
-    trained = (chunks.assignment.spread(selected.double()) > 0).nonzero().tolist()
+    trained = (chunks.assignment.to_steps(selected.double()) > 0).nonzero().tolist()
     for size in (1, 2, 3, 5, 7, 8, 64, 1000):
         found = pack(chunks, size).all
         assert all(1 <= len(part) <= size for part in found)

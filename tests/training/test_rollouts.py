@@ -14,6 +14,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.training.advantages import rewards_of
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
 from chunk_grpo.training.trainer import Task
@@ -49,9 +50,10 @@ def test_rows_are_grouped_by_prompt(family: FluxFamily, task: Task) -> None:
     assert made.prompts.ids == ["p1"] * G + ["p3"] * G
     assert made.drawn.states.shape == (2 * G, len(PROFILE) + 2, *family.latent_shape)
     assert made.drawn.log_probs.shape == (2 * G, len(PROFILE))
-    assert made.rewards.shape == (2, G)
-    by_hand = 1.0 * made.parts["shapes-graded"] + 0.6 * made.parts["shapes-vivid"]
-    assert np.array_equal(made.rewards.numpy().ravel(), by_hand)
+    rewards = rewards_of(made, task.reward.weights)
+    assert rewards.shape == (2, G)
+    by_hand = 1.0 * made.scores["shapes-graded"] + 0.6 * made.scores["shapes-vivid"]
+    assert np.array_equal(rewards.numpy().ravel(), by_hand)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 6, 100])
@@ -66,7 +68,8 @@ def test_trajectories_do_not_depend_on_the_batch_size(
     assert torch.equal(one.drawn.states[:, 0], other.drawn.states[:, 0])
     assert float((one.drawn.states - other.drawn.states).abs().max()) < 3e-5
     assert float((one.drawn.log_probs - other.drawn.log_probs).abs().max()) < 1e-5
-    assert float((one.rewards - other.rewards).abs().max()) < 1e-3
+    rewards = [rewards_of(made, task.reward.weights) for made in (one, other)]
+    assert float((rewards[0] - rewards[1]).abs().max()) < 1e-3
 
 
 def test_every_trajectory_has_its_own_noise(family: FluxFamily, task: Task) -> None:
@@ -95,7 +98,7 @@ def test_a_group_may_share_its_first_noise_and_nothing_else(family: FluxFamily, 
 def heldout(family: FluxFamily, task: Task, batch_size: int = 4, seed: int = 9) -> np.ndarray:
     times = time_grid(6, 3.0)
     images = heldout_images(family, times, task.heldout, HeldoutSettings(2, seed, batch_size))
-    return heldout_scores(images, task.heldout, task.reward).values
+    return heldout_scores(images, task.heldout, task.reward)["shapes-vivid"]
 
 
 def test_heldout_scores_are_those_of_fixed_noise(family: FluxFamily, task: Task) -> None:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import chunk_grpo.core.objective as objective_module
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import ChunkPlan, equal_plan, listed_plan, single_plan, step_plan
 from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.general_objective import assigned_objective
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
+from chunk_grpo.core.objective import chunk_objective
 from chunk_grpo.core.ratios import guard_log_ratio
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.sde import CPS, diffusion_coefs
@@ -33,7 +34,7 @@ ASSIGNMENTS = {
     "single": ChunkAssignment.shared(single_plan(S - 1), B),
     "step": ChunkAssignment.shared(STEPS, B),
     "of each trajectory": ChunkAssignment.per_row(OWN_PLANS),
-    "window": ChunkAssignment.only_steps((2, 3, 4), S - 1, B),
+    "window": ChunkAssignment(torch.tensor([[-1, -1, 0, 1, 2, -1, -1, -1]] * B)),
 }
 OBJECTIVE = Objective(clip_range=2e-3, kl_coef=0.3)
 
@@ -137,7 +138,7 @@ def plain_autograd(case: Case, objective: Objective) -> list[Tensor]:
         new = guard_log_ratio(new, old, torch.stack(drifts, dim=1), grid.transition_stds())
         old = torch.zeros_like(old)
     chunks = batch.chunks
-    value = assigned_objective(
+    value = chunk_objective(
         new,
         old,
         batch.advantages,
@@ -198,6 +199,17 @@ def test_so_it_is_with_every_option(name: str, ratio_norm: Literal["none", "guar
         replace(objective, ratio_norm="guard" if ratio_norm == "none" else "none"),
     ):
         assert relative_error(plain_autograd(case, other), found) > 1e-4  # each option says something
+
+
+def test_another_formula_is_another_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the formula is changed, here by leaving out the clipping; the update follows it exactly."""
+    case = make_case(ASSIGNMENTS["listed"])
+    clipped, _ = two_pass(case, OBJECTIVE, 5)
+    monkeypatch.setattr(objective_module, "clipped_terms", lambda ratio, a, eps, chunks: ratio * a)
+    found, stats = two_pass(case, OBJECTIVE, 5)
+    assert relative_error(found, plain_autograd(case, OBJECTIVE)) < 1e-12
+    assert relative_error(found, clipped) > 1e-2
+    assert not stats.clipped.any()
 
 
 def test_parts_of_trajectories_learn_what_the_whole_ones_would() -> None:
@@ -320,7 +332,7 @@ def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches() -> None
     noisy = exact + 0.1
     update = Update(Policies(case.policy), FLOW, replace(case.batch, old_log_probs=noisy), Objective(2e-3), 4)
     found = update.reevaluate_old(Processes(), nothing)
-    trained = case.batch.chunks.assignment.spread(case.batch.chunks.selected.double()) > 0
+    trained = case.batch.chunks.assignment.to_steps(case.batch.chunks.selected.double()) > 0
     assert torch.allclose(found[trained], exact[trained], rtol=0, atol=1e-12)
     assert torch.equal(found[~trained], noisy[~trained])
     stats = update.accumulate_gradient(Processes(), on_policy=False, check=nothing)

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from chunk_grpo.training.credit import advantages_of
+from chunk_grpo.training.advantages import advantages_of
 from chunk_grpo.training.rollouts import Experience
 
 from .conftest import CHUNK_WS, method_of, small_params
 
 GRADED = np.array([0.0, 1.0, 2.0, 4.0, 4.0, 4.0])
 VIVID = np.array([1.0, 0.0, 0.5, 0.0, 1.0, 2.0])
+WEIGHTS = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
 
 
 def advantages(**changes: Any) -> torch.Tensor:
     """Of two groups of three; the second one's first reward is the same for all."""
-    parts = {"shapes-graded": GRADED, "shapes-vivid": VIVID}
-    rewards = torch.from_numpy(GRADED + 0.6 * VIVID).view(2, 3)
-    made = Experience(None, None, rewards, parts, {})  # type: ignore[arg-type]  # neither is looked at
-    return advantages_of(made, method_of(small_params({**CHUNK_WS, **changes})))
+    scores = {"shapes-graded": GRADED, "shapes-vivid": VIVID}
+    made = Experience(None, None, 3, scores, {})  # type: ignore[arg-type]  # neither is looked at
+    return advantages_of(made, WEIGHTS, method_of(small_params({**CHUNK_WS, **changes})))
 
 
 def standard(values: np.ndarray, std: float | None = None, eps: float = 1e-8) -> np.ndarray:
@@ -56,8 +56,8 @@ def test_each_chunk_may_have_rewards_of_its_own() -> None:
 
 
 def test_a_group_of_equal_rewards_teaches_nothing_and_is_no_nan() -> None:
-    parts = {"shapes-graded": np.ones(3), "shapes-vivid": np.full(3, 0.3)}
-    made = Experience(None, None, torch.ones(1, 3), parts, {})  # type: ignore[arg-type]
+    scores = {"shapes-graded": np.ones(3), "shapes-vivid": np.full(3, 0.3)}
+    made = Experience(None, None, 3, scores, {})  # type: ignore[arg-type]
     for changes in ({}, {"advantage_std": "global"}, {"combine": "advantages"}):
         method = method_of(small_params({**CHUNK_WS, **changes}))
-        assert advantages_of(made, method).tolist() == [0, 0, 0]
+        assert advantages_of(made, WEIGHTS, method).tolist() == [0, 0, 0]
