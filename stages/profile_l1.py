@@ -13,7 +13,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.core.dynamics import relative_l1
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
-from chunk_grpo.core.sde import diffusion_coefs
+from chunk_grpo.core.sde import step_noise
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet
@@ -39,7 +39,7 @@ def profile_rows(
     """One row for each sampler, prompt, seed and step."""
     sampling, settings = params.sampling, params.profile
     times = time_grid(sampling.num_steps, sampling.shift)
-    coefs = diffusion_coefs(times, sampling.sde, sampling.eta)
+    strengths, sampler = step_noise(sampling.sde, times, sampling.eta)
     jobs = [
         (row, settings.seed + number) for row in range(len(prompts)) for number in range(settings.num_seeds)
     ]
@@ -55,12 +55,12 @@ def profile_rows(
             velocity = velocity_function(family, rows.conditioning)
             noises = [generator("profile-steps", *name) for name in names]
             runs = {
-                "sde": rollout_sde(velocity, start, times, coefs, noises).states,
+                "sde": rollout_sde(velocity, start, times, strengths, noises, sampler=sampler).states,
                 "ode": rollout_ode(lambda step, v=velocity: v, start, times),  # type: ignore[misc]  # v bound early
             }
-            for sampler, states in runs.items():
-                _require_finite(sampler, states, rows)
-                yield from _rows(sampler, names, relative_l1(states), times.tolist())
+            for kind, states in runs.items():
+                _require_finite(kind, states, rows)
+                yield from _rows(kind, names, relative_l1(states), times.tolist())
             meter.advance(len(batch))
 
 

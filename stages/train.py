@@ -145,6 +145,10 @@ def main(params: Params, arguments: Arguments) -> None:
     key = checkpoint_key(params, arguments)
     folder = KEPT / key
     method, task = read_method(params, arguments), read_task(params, arguments)
+    shown = {
+        "variant": params.variants[arguments.variant].model_dump(mode="json"),
+        "train": params.train.model_dump(mode="json"),
+    }
     rows: list[dict[str, str | int | float]] = []
     with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
         for seed in params.train.seeds:
@@ -152,7 +156,7 @@ def main(params: Params, arguments: Arguments) -> None:
                 params, arguments.model, ("transformer",), (params.model.height, params.model.width)
             )
             name = f"{arguments.variant}/seed-{seed}"
-            places = Places(folder / f"seed-{seed}", key, LOGS, name, params.trackers)
+            places = Places(folder / f"seed-{seed}", key, LOGS, name, params.trackers, shown)
             trainer = Trainer(family, task, method, params.train, seed, places)
             rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
             trainer.save_policies(draft / f"seed-{seed}")

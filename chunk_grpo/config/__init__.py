@@ -21,7 +21,7 @@ from chunk_grpo.config.models import (
 from chunk_grpo.config.overrides import Overrides, with_image_seed, with_overrides
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.training import HeldoutParams, LoraParams, TrainParams
-from chunk_grpo.config.variants import BranchingParams, Noise, VariantParams, WindowParams
+from chunk_grpo.config.variants import BranchingParams, VariantParams, WindowParams
 
 __all__ = [
     "AdaptivePlan",
@@ -35,7 +35,6 @@ __all__ = [
     "ListedPlan",
     "LoraParams",
     "ModelParams",
-    "Noise",
     "Overrides",
     "Params",
     "PlanParams",

@@ -24,7 +24,8 @@ from chunk_grpo.config.section import (
     Side,
 )
 from chunk_grpo.config.training import TrainParams
-from chunk_grpo.config.variants import Noise, VariantParams
+from chunk_grpo.config.variants import VariantParams
+from chunk_grpo.core.choices import Sde
 
 
 class ModelParams(Section):
@@ -83,13 +84,13 @@ class SamplingParams(Section):
     Attributes:
         num_steps: T; the last step is deterministic and untrained, so T - 1 steps carry noise.
         shift: of the time grid, shift * t / (1 + (shift - 1) * t); 1 is no shift.
-        sde: the diffusion coefficient's form.
+        sde: noise of a step.
         eta: its scale.
     """
 
     num_steps: NumSteps
     shift: Shift
-    sde: Literal["flow", "dance"]
+    sde: Sde
     eta: Eta
 
     @property
@@ -279,7 +280,7 @@ class Params(Section):
         own = self.variants[variant].kl_coef
         return self.train.kl_coef if own is None else own
 
-    def variant_noise(self, variant: str) -> tuple[Noise, float]:
+    def variant_noise(self, variant: str) -> tuple[Sde, float]:
         """How noisy `variant`'s steps are, and eta: its own, else those of `sampling`."""
         own = self.variants[variant]
         return own.sde or self.sampling.sde, self.sampling.eta if own.eta is None else own.eta

@@ -36,6 +36,7 @@ from chunk_grpo.config.variant_rules import (
     variant_rewards_are_trained_on,
     windows_fit_the_grid,
 )
+from chunk_grpo.core.choices import MIN_GUIDED_SIZE
 
 Rule: TypeAlias = Callable[..., Iterator[Problem]]
 Scorers: TypeAlias = Mapping[str, AnyScorer]
@@ -47,9 +48,6 @@ JUDGED_PROMPTS: Mapping[str, tuple[str, ...]] = {
     "wise": ("wise",),
 }
 """Kind of scorer to the sources of prompts that carry what it needs; a kind that is not here judges any prompt."""
-
-MIN_GUIDED_CHUNK = 2
-"""The shortest chunk a guided plan may have, in steps (a line needs two points)."""
 
 
 def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
@@ -109,11 +107,11 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
             yield Problem((*path, "chunk_size"), f"must be <= {noisy}, got {plan.chunk_size}")
         if isinstance(plan, AdaptivePlan) and plan.max_size > steps:
             yield Problem((*path, "max_size"), f"must be <= {noisy}, got {plan.max_size}")
-        if isinstance(plan, GuidedPlan) and MIN_GUIDED_CHUNK * plan.num_chunks > steps:
-            most = steps // MIN_GUIDED_CHUNK
+        if isinstance(plan, GuidedPlan) and MIN_GUIDED_SIZE * plan.num_chunks > steps:
+            most = steps // MIN_GUIDED_SIZE
             yield Problem(
                 (*path, "num_chunks"),
-                f"must be <= {most}: {MIN_GUIDED_CHUNK} steps a chunk at least and {noisy}, "
+                f"must be <= {most}: {MIN_GUIDED_SIZE} steps a chunk at least and {noisy}, "
                 f"got {plan.num_chunks}",
             )
 

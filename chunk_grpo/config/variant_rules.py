@@ -224,9 +224,12 @@ def _candidates(variant: VariantParams, plan: PlanParams, num_sde_steps: int) ->
 
 def noise_is_possible(variants: Variants, sampling: SamplingParams) -> Iterator[Problem]:
     """A coefficients-preserving step replaces a share eta of the noise."""
+    if sampling.sde == "cps" and sampling.eta > 1:
+        yield Problem(("sampling", "eta"), f"must be <= 1 with sde: cps, got {sampling.eta}")
     for name, variant in variants.items():
         eta = sampling.eta if variant.eta is None else variant.eta
-        if variant.sde == "cps" and eta > 1:
+        is_own = variant.sde is not None or variant.eta is not None
+        if is_own and (variant.sde or sampling.sde) == "cps" and eta > 1:
             yield Problem(("variants", name, "eta"), f"must be <= 1 with sde: cps, got {eta}")
 
 

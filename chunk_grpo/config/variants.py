@@ -4,14 +4,12 @@ Every method is a choice of a few independent settings. What a variant leaves ou
 `train` or `sampling` has a key of the same name, as there. docs/methods.md lists the methods of the papers.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from chunk_grpo.config.section import ClipRange, Eta, Fraction, Mix, Section
-
-Noise: TypeAlias = Literal["flow", "dance", "cps"]
-"""The noise of a step: Flow-SDE, Dance-SDE, or coefficients-preserving sampling."""
+from chunk_grpo.core.choices import AdvantageStd, Combine, Objective, RatioNorm, Sde, Selection, StepWeights
 
 
 class WindowParams(Section):
@@ -68,21 +66,21 @@ class VariantParams(Section):
         chunk_rewards: for each chunk its own mix of `rewards`: scorer to weight.
     """
 
-    objective: Literal["step", "chunk"]
+    objective: Objective
     plan: str
-    selection: Literal["uniform", "weighted", "unbiased", "annealed"] = "uniform"
+    selection: Selection = "uniform"
     fraction: Fraction | None = None
     train_chunks: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
     replan_every: PositiveInt | None = None
-    step_weights: Literal["uniform", "noise", "chunk-size"] = "uniform"
+    step_weights: StepWeights = "uniform"
     clip_range: ClipRange | None = None
     clip_ranges: Annotated[tuple[ClipRange, ...], Field(min_length=1)] | None = None
     kl_coef: NonNegativeFloat | None = None
-    ratio_norm: Literal["none", "guard"] = "none"
-    sde: Noise | None = None
+    ratio_norm: RatioNorm = "none"
+    sde: Sde | None = None
     eta: Eta | None = None
     window: WindowParams | None = None
     branching: BranchingParams | None = None
-    advantage_std: Literal["group", "global"] = "group"
-    combine: Literal["rewards", "advantages"] = "rewards"
+    advantage_std: AdvantageStd = "group"
+    combine: Combine = "rewards"
     chunk_rewards: Annotated[tuple[Mix, ...], Field(min_length=1)] | None = None

@@ -1,62 +1,69 @@
 """From rewards to group-relative advantages."""
 
 import math
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.choices import ADVANTAGE_STDS, AdvantageStd, implemented
 from chunk_grpo.core.precision import at_least_float32
 
-AdvantageScale: TypeAlias = Literal["group", "global"]
+
+@dataclass(frozen=True)
+class Scale:
+    """What a group's centred rewards are divided by.
+
+    Attributes:
+        std: (rewards [P, G]) -> their standard deviation, [P, 1] or a scalar.
+        eps: Added to it, at least 0.
+    """
+
+    std: Callable[[Tensor], Tensor]
+    eps: float
 
 
-def group_advantages(
-    rewards: Tensor, eps: float = 1e-8, clip: float = 5.0, scale: AdvantageScale = "group"
-) -> Tensor:
+SCALES: Mapping[AdvantageStd, Scale] = implemented(
+    ADVANTAGE_STDS,
+    "core/advantages.py",
+    {
+        # DanceGRPO's code adds 1e-8 to the standard deviation of the group, Flow-GRPO's 1e-4 to the global one.
+        "group": Scale(lambda rewards: rewards.std(dim=1, correction=1, keepdim=True), 1e-8),
+        "global": Scale(lambda rewards: rewards.std(correction=0), 1e-4),
+    },
+)
+
+
+def group_advantages(rewards: Tensor, clip: float = 5.0, scale: Scale = SCALES["group"]) -> Tensor:
     """Standardise each reward within the images of its prompt.
 
-    Paper: Eq. (4). The standard deviation is the sample's (divisor G - 1), as in released code. With scale
+    Paper: Eq. (4). The standard deviation is the sample's (divisor G - 1), as in released code. With the scale
     "global" the mean is still the group's, but the standard deviation is that of all rewards together
-    (divisor P * G), as Flow-GRPO was first released, there with eps 1e-4.
+    (divisor P * G), as Flow-GRPO was first released.
 
     Args:
         rewards: Finite rewards [P, G], one row a prompt, G at least 2. Give "global" a whole iteration's.
-        eps: Added to the standard deviation, at least 0.
         clip: Bound on the absolute advantage, positive.
-        scale: Whose standard deviation divides: that of the "group" or the "global" one.
+        scale: One of `SCALES`.
 
     Returns:
         [P, G] in float32 or wider, within [-clip, clip]. A degenerate group gives exactly 0, so that rounding
         noise in equal rewards does not become an advantage; so do all groups when all rewards are equal.
 
     Raises:
-        ValueError: A group smaller than 2, a reward that is not finite, eps or clip out of range, or an
-            unknown scale.
+        ValueError: A group smaller than 2, a reward that is not finite, or a clip out of range.
     """
     degenerate = degenerate_groups(rewards)
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
     if not clip > 0:
         raise ValueError(f"clip must be positive, got {clip}")
     r = at_least_float32(rewards)
-    if scale == "group":
-        std = r.std(dim=1, correction=1, keepdim=True)
-    elif scale == "global":
-        std = r.std(correction=0)
-    else:
-        raise ValueError(f"scale must be 'group' or 'global', got {scale!r}")
-    advantages = (r - r.mean(dim=1, keepdim=True)) / (std + eps)
+    advantages = (r - r.mean(dim=1, keepdim=True)) / (scale.std(r) + scale.eps)
     return advantages.masked_fill(degenerate.unsqueeze(1), 0.0).clamp(-clip, clip)
 
 
 def weighted_advantages(
-    values: Tensor,
-    weights: Sequence[float],
-    eps: float = 1e-8,
-    clip: float = 5.0,
-    scale: AdvantageScale = "group",
+    values: Tensor, weights: Sequence[float], clip: float = 5.0, scale: Scale = SCALES["group"]
 ) -> Tensor:
     """Advantages of several rewards: the weighted sum of each reward's own `group_advantages`.
 
@@ -67,9 +74,8 @@ def weighted_advantages(
     Args:
         values: Finite rewards [M, P, G] of M rewards, at least 1; G at least 2.
         weights: Weight of each reward, [M], finite; a negative one turns its reward round.
-        eps: Added to each standard deviation, at least 0.
         clip: Bound on each reward's absolute advantage before the sum, positive.
-        scale: Whose standard deviation divides, see `group_advantages`.
+        scale: One of `SCALES`.
 
     Returns:
         [P, G] in float32 or wider, within clip * sum(abs(weights)).
@@ -85,7 +91,7 @@ def weighted_advantages(
     if not all(math.isfinite(weight) for weight in weights):
         raise ValueError(f"weights must be finite, got {list(weights)}")
     parts = [
-        weight * group_advantages(rewards, eps, clip, scale)
+        weight * group_advantages(rewards, clip, scale)
         for weight, rewards in zip(weights, values, strict=True)
     ]
     return torch.stack(parts).sum(dim=0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.choices import OBJECTIVES, Objective, implemented
 from chunk_grpo.core.chunking import ChunkPlan, chunk_means, single_plan
 
 UNTRAINED = -1
@@ -166,6 +167,12 @@ class ChunkAssignment:
         _require_shape(values, self.exists)
         chunk = self.chunk.to(values.device)
         return values.gather(1, chunk.clamp(min=0)).where(chunk >= 0, values.new_zeros(()))
+
+
+RATIO_CHUNKS: Mapping[Objective, Callable[[ChunkAssignment], ChunkAssignment]] = implemented(
+    OBJECTIVES, "core/assignment.py", {"step": ChunkAssignment.single_steps, "chunk": lambda chunks: chunks}
+)
+"""By objective: the chunks that share an importance ratio, made of the chunks that are drawn."""
 
 
 def _require_shape(values: Tensor, like: Tensor) -> None:

@@ -1,11 +1,13 @@
 """Which chunks of a trajectory an update trains, and how likely each of them is to be drawn."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.choices import SELECTIONS, Selection, implemented
 from chunk_grpo.core.chunking import ChunkPlan, chunk_means
 from chunk_grpo.core.dynamics import require_profile
 from chunk_grpo.core.precision import at_least_float32
@@ -185,6 +187,35 @@ def annealed_exponent(iteration: int, iterations: int) -> float:
     if not 1 <= iteration <= iterations:
         raise ValueError(f"iteration must be from 1 to {iterations}, got {iteration}")
     return 1 - (iteration - 1) / max(iterations - 1, 1)
+
+
+@dataclass(frozen=True)
+class SelectionRule:
+    """How chunks are drawn.
+
+    Attributes:
+        weights: (Eq. (16) weights [K], iteration from 1, iterations) -> sampling weights [K]; None draws uniformly.
+        is_corrected: Whether `importance_weights` undo the bias of the draw.
+    """
+
+    weights: Callable[[Tensor, int, int], Tensor] | None = None
+    is_corrected: bool = False
+
+
+def _annealed(weights: Tensor, iteration: int, iterations: int) -> Tensor:
+    return tempered_weights(weights, annealed_exponent(iteration, iterations))
+
+
+SELECTION_RULES: Mapping[Selection, SelectionRule] = implemented(
+    SELECTIONS,
+    "core/chunk_sampling.py",
+    {
+        "uniform": SelectionRule(),
+        "weighted": SelectionRule(lambda weights, _, __: weights),
+        "unbiased": SelectionRule(lambda weights, _, __: weights, is_corrected=True),
+        "annealed": SelectionRule(_annealed),
+    },
+)
 
 
 def _few_others_before(hazard: Tensor, count: int) -> Tensor:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.choices import MIN_GUIDED_SIZE
 from chunk_grpo.core.dynamics import require_profile
-
-MIN_GUIDED_SIZE = 2
-"""Smallest chunk that `guided_plan` makes: a line fits a single point without error, which says nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
 """Importance ratios between the policy that is trained and the one that sampled."""
 
+from collections.abc import Callable, Mapping
+
 from torch import Tensor
 
 from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.choices import RATIO_NORMS, RatioNorm, implemented
 
 
 def chunk_ratio(log_probs: Tensor, old_log_probs: Tensor, assignment: ChunkAssignment) -> Tensor:
@@ -60,6 +63,12 @@ def guard_log_ratio(log_probs: Tensor, old_log_probs: Tensor, drift: Tensor, std
     if not bool((std >= 0).all()):
         raise ValueError(f"std must be at least 0, got {std.tolist()}")
     return std.to(log_ratio) * (log_ratio + drift)
+
+
+NORMALISED: Mapping[RatioNorm, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None] = implemented(
+    RATIO_NORMS, "core/ratios.py", {"none": None, "guard": guard_log_ratio}
+)
+"""By choice: (log_probs, old_log_probs, drift, std) -> normalised log-ratios [B, N]; None takes log-probabilities."""
 
 
 def _log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:

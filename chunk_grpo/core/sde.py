@@ -1,21 +1,20 @@
 """The stochastic sampler: how much noise each step takes, and the Gaussian it draws from."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.choices import SDES, Sde, implemented
 from chunk_grpo.core.flow import ode_step
 from chunk_grpo.core.precision import at_least_float32, broadcast, exact
 from chunk_grpo.core.types import PerSample, Transition
 
-SdeKind: TypeAlias = Literal["flow", "dance"]
 
-
-def diffusion_coefs(times: Tensor, kind: SdeKind, eta: float) -> Tensor:
+def diffusion_coefs(times: Tensor, kind: Sde, eta: float) -> Tensor:
     """The diffusion coefficient (the paper's sigma_t) of every step but the last, which takes no noise.
 
     Paper: Eq. (7), its sigma_t. "dance" (Dance-GRPO) is the constant eta; "flow" (Flow-GRPO) is
@@ -176,6 +175,37 @@ SDE = Sampler(sde_transition, transition_std)
 
 CPS = Sampler(cps_transition, cps_std)
 """Coefficients-preserving steps; the strength of a step is eta, in [0, 1]."""
+
+
+StepNoise: TypeAlias = tuple[Tensor, Sampler]
+"""The strength of each noisy step's noise, float64 [S - 1], and the sampler that takes it."""
+
+_STEP_NOISE: Mapping[Sde, Callable[[Tensor, float], StepNoise]] = implemented(
+    SDES,
+    "core/sde.py",
+    {
+        "flow": lambda times, eta: (diffusion_coefs(times, "flow", eta), SDE),
+        "dance": lambda times, eta: (diffusion_coefs(times, "dance", eta), SDE),
+        "cps": lambda times, eta: (torch.full((len(times) - 2,), eta, dtype=torch.float64), CPS),
+    },
+)
+
+
+def step_noise(kind: Sde, times: Tensor, eta: float) -> StepNoise:
+    """The noise of a rollout's steps.
+
+    Args:
+        kind: A name of `choices.SDES`.
+        times: Time grid, [S + 1], strictly falling from at most 1 to 0.
+        eta: Scale of the noise, at least 0, and for "cps" at most 1.
+
+    Returns:
+        Strengths [S - 1] and their sampler.
+
+    Raises:
+        ValueError: A grid that does not fall strictly to 0, or an eta out of range.
+    """
+    return _STEP_NOISE[kind](times, eta)
 
 
 def require_time_grid(times: Tensor) -> None:

@@ -1,9 +1,12 @@
 """Weights of the steps in a step-level objective, with mean 1, so that the objective keeps its size."""
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
 from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.choices import STEP_WEIGHTS, StepWeights, implemented
 
 
 def noise_weights(transition_stds: Tensor) -> Tensor:
@@ -50,3 +53,17 @@ def chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Tensor:
     num_steps = (chosen * sizes).sum(dim=1, keepdim=True)  # [B, 1]
     per_chunk = chosen * num_steps / (chosen.sum(dim=1, keepdim=True) * sizes.clamp(min=1))  # [B, Kmax]
     return chunks.to_steps(per_chunk)
+
+
+WEIGHTS_OF_STEPS: Mapping[StepWeights, Callable[[ChunkAssignment, Tensor, Tensor], Tensor | None]] = (
+    implemented(
+        STEP_WEIGHTS,
+        "core/step_weights.py",
+        {
+            "uniform": lambda chunks, selected, stds: None,
+            "noise": lambda chunks, selected, stds: noise_weights(stds).expand(len(selected), -1),
+            "chunk-size": lambda chunks, selected, stds: chunk_size_weights(chunks, selected),
+        },
+    )
+)
+"""By choice: (drawn chunks, selected [B, Kmax], standard deviations [N]) -> weights [B, N], or None for 1."""

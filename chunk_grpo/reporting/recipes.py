@@ -6,14 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from chunk_grpo.config import Params, VariantParams
+from chunk_grpo.core.choices import (
+    ADVANTAGE_STDS,
+    COMBINATIONS,
+    OBJECTIVES,
+    RATIO_NORMS,
+    SDES,
+    SELECTIONS,
+    STEP_WEIGHTS,
+    Choice,
+)
 
-_NOISE = {"flow": "Flow-SDE steps", "dance": "Dance-SDE steps", "cps": "CPS steps"}
+_CHOICES: Mapping[str, Mapping[Any, Choice]] = {
+    "sde": SDES,
+    "selection": SELECTIONS,
+    "step_weights": STEP_WEIGHTS,
+    "ratio_norm": RATIO_NORMS,
+    "advantage_std": ADVANTAGE_STDS,
+    "combine": COMBINATIONS,
+}
 
 
 def recipe(variant: VariantParams) -> str:
     """Objective and plan, and what else the variant sets itself."""
     own = variant.model_dump(mode="json", exclude={"objective", "plan"}, exclude_defaults=True)
-    told = [f"{variant.objective} objective", f"plan {variant.plan}"]
+    told = [OBJECTIVES[variant.objective].label, f"plan {variant.plan}"]
     return ", ".join(told + [_told(key, value) for key, value in own.items()])
 
 
@@ -44,9 +61,9 @@ def short(value: float) -> str:
 
 def _told(key: str, value: Any) -> str:
     """One setting in words; one without a wording of its own by its name."""
+    if key in _CHOICES:
+        return _CHOICES[key][value].label
     match key:
-        case "sde":
-            return _NOISE[value]
         case "train_chunks":
             return f"only {_chunks(value)} trained"
         case "replan_every":
@@ -60,10 +77,6 @@ def _told(key: str, value: Any) -> str:
             return f"noise in a window of {_steps(value['num_steps'])} that {moves}"
         case "branching":
             return f"branches at {_steps(value['points'])} with {value['children']} children each"
-        case "advantage_std":
-            return f"{value} standard deviation of the rewards"
-        case "combine":
-            return f"rewards combined by {value}"
         case "chunk_rewards":
             mixes = "; ".join(f"chunk {chunk}: {mix_text(mix)}" for chunk, mix in enumerate(value))
             return f"rewards by chunk ({mixes})"

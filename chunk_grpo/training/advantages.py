@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.advantages import group_advantages, weighted_advantages
+from chunk_grpo.core.advantages import SCALES, group_advantages, weighted_advantages
+from chunk_grpo.core.choices import COMBINATIONS, Combine, implemented
 from chunk_grpo.scorers.reward import weighted_sum
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.rollouts import Experience
-
-STD_EPS = {"group": 1e-8, "global": 1e-4}
-"""Added to the standard deviation: as DanceGRPO's code does to that of the group, and Flow-GRPO's to the global one."""
 
 
 def rewards_of(experience: Experience, weights: Mapping[str, float]) -> Tensor:
@@ -40,18 +38,25 @@ def advantages_of(experience: Experience, weights: Mapping[str, float], method: 
     Returns:
         [B], or [B, K] where chunks have rewards of their own; float64, within the advantage clip.
     """
-    mixes = method.settings.chunk_rewards
-    if mixes is None:
-        return _advantages(experience, weights, method)
-    return torch.stack([_advantages(experience, mix, method) for mix in mixes], dim=1)
+    combined = COMBINED[method.combine]
+    if method.chunk_rewards is None:
+        return combined(experience, weights, method).flatten()
+    return torch.stack([combined(experience, mix, method).flatten() for mix in method.chunk_rewards], dim=1)
 
 
-def _advantages(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
-    """[B] of one mix of rewards: of their weighted sum, or the weighted mean of each reward's advantages."""
-    scale = method.settings.advantage_std
-    eps, clip = STD_EPS[scale], method.advantage_clip
-    if method.settings.combine == "advantages":
-        each = torch.stack([rewards_of(experience, {name: 1.0}) for name in weights])  # [R, Q, M]
-        shares = [weight / sum(weights.values()) for weight in weights.values()]
-        return weighted_advantages(each, shares, eps, clip, scale).flatten()
-    return group_advantages(rewards_of(experience, weights), eps, clip, scale).flatten()
+def _of_weighted_sum(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
+    """Advantages [Q, M] of the weighted sum."""
+    rewards = rewards_of(experience, weights)  # [Q, M]
+    return group_advantages(rewards, method.advantage_clip, SCALES[method.advantage_std])
+
+
+def _weighted_mean(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
+    """The weighted mean of each reward's own advantages, [Q, M]."""
+    each = torch.stack([rewards_of(experience, {name: 1.0}) for name in weights])  # [R, Q, M]
+    shares = [weight / sum(weights.values()) for weight in weights.values()]
+    return weighted_advantages(each, shares, method.advantage_clip, SCALES[method.advantage_std])
+
+
+COMBINED: Mapping[Combine, Callable[[Experience, Mapping[str, float], Method], Tensor]] = implemented(
+    COMBINATIONS, "training/advantages.py", {"rewards": _of_weighted_sum, "advantages": _weighted_mean}
+)

@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.core.adaptive import adaptive_plan
-from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.assignment import RATIO_CHUNKS, ChunkAssignment
 from chunk_grpo.core.chunk_sampling import (
-    annealed_exponent,
+    SELECTION_RULES,
     chunk_weights,
     importance_weights,
     num_selected,
     select_chunks,
-    tempered_weights,
 )
 from chunk_grpo.core.chunking import ChunkPlan, boundary_shift, guided_plan
 from chunk_grpo.core.dynamics import profile_drift, relative_l1
-from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights
+from chunk_grpo.core.step_weights import WEIGHTS_OF_STEPS
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.rollouts import Drawn
@@ -67,7 +66,7 @@ class Chunks:
     """The chunks of a variant: a plan that may follow the policy, and the draw of what is trained."""
 
     def __init__(self, method: Method) -> None:
-        self._method, self._settings = method, method.settings
+        self._method = method
         self._plan, self._weights = method.plan, method.chunk_weights
         self._first_profile: list[float] = []
 
@@ -86,7 +85,7 @@ class Chunks:
         Returns:
             Metrics; none for a variant whose plan stays.
         """
-        every, num_chunks = self._settings.replan_every, self._method.guided_chunks
+        every, num_chunks = self._method.replan_every, self._method.guided_chunks
         if every is None or num_chunks is None:
             return {}
         if not self._first_profile:
@@ -123,30 +122,23 @@ class Chunks:
         candidates = self._draw_weights(chunks, draw)  # [B, Kmax]
         selected = self._draw(candidates, draw)  # [B, Kmax]
         corrections = self._corrections(candidates, chunks)  # [B, Kmax] or None
-        trained, weights = chunks, corrections
-        if self._settings.objective == "step":
-            trained = chunks.single_steps()
-            weights = None if corrections is None else trained.means(chunks.to_steps(corrections))
-        by_step = self._step_weights(chunks, selected)  # [B, N] or None
-        if by_step is not None:
-            weights = trained.means(by_step) if weights is None else trained.means(by_step) * weights
-        if trained is not chunks:
-            selected = trained.means(chunks.to_steps(selected.to(torch.float64))) > 0
-        return TrainedChunks(trained, selected, weights)
+        stds = self._method.grid.transition_stds()  # [N]
+        by_step = WEIGHTS_OF_STEPS[self._method.step_weights](chunks, selected, stds)  # [B, N] or None
+        trained = RATIO_CHUNKS[self._method.objective](chunks)  # N chunks at most, [B, N]
 
-    def _step_weights(self, chunks: ChunkAssignment, selected: Tensor) -> Tensor | None:
-        """Weight of each step's term, float64 [B, N], or None for 1."""
-        match self._settings.step_weights:
-            case "chunk-size":
-                return chunk_size_weights(chunks, selected)
-            case "noise":
-                return noise_weights(self._method.grid.transition_stds()).expand(len(selected), -1)
-        return None
+        def of_trained(values: Tensor) -> Tensor:
+            """Values [B, Kmax] of the drawn chunks as those of the trained ones."""
+            return values if trained is chunks else trained.means(chunks.to_steps(values))
+
+        weights = None if by_step is None else trained.means(by_step)
+        if corrections is not None:
+            weights = of_trained(corrections) if weights is None else weights * of_trained(corrections)
+        return TrainedChunks(trained, of_trained(selected.to(torch.float64)) > 0, weights)
 
     def _chunks_of(self, drawn: Drawn) -> ChunkAssignment:
         """The plan's chunks, a trajectory's own, or the noisy steps where not all are."""
         rows = len(drawn.states)
-        if self._settings.window or self._settings.branching:
+        if self._method.window or self._method.branching:
             number = drawn.noisy.cumsum(dim=1) - 1
             return ChunkAssignment(torch.where(drawn.noisy, number, -1))
         largest = self._method.adaptive_size
@@ -158,17 +150,14 @@ class Chunks:
     def _draw_weights(self, chunks: ChunkAssignment, draw: Draw) -> Tensor:
         """Weight of each chunk in the draw, float64 [B, Kmax]; 0 for one that may not be drawn."""
         candidates = chunks.exists.to(torch.float64)
-        if self._settings.train_chunks is not None:
+        if self._method.train_chunks is not None:
             allowed = torch.zeros(candidates.shape[1], dtype=torch.float64)
-            allowed[list(self._settings.train_chunks)] = 1
+            allowed[list(self._method.train_chunks)] = 1
             candidates = candidates * allowed
-        kind = self._settings.selection
-        if kind == "uniform":
+        rule = SELECTION_RULES[self._method.selection]
+        if rule.weights is None:
             return candidates
-        weights = self._weights.to(torch.float64)
-        if kind == "annealed":
-            weights = tempered_weights(weights, annealed_exponent(draw.iteration, draw.iterations))
-        return candidates * weights
+        return candidates * rule.weights(self._weights.to(torch.float64), draw.iteration, draw.iterations)
 
     def _draw(self, candidates: Tensor, draw: Draw) -> Tensor:
         """The drawn chunks, bool [B, Kmax]: one draw for the update of all processes, of which these are rows.
@@ -186,9 +175,9 @@ class Chunks:
 
     def _corrections(self, candidates: Tensor, chunks: ChunkAssignment) -> Tensor | None:
         """Importance weights [B, Kmax] that undo the bias of a weighted draw, where they are asked for."""
-        if self._settings.selection != "unbiased":
+        if not SELECTION_RULES[self._method.selection].is_corrected:
             return None
-        weights = candidates[0]  # selection: unbiased has one plan for all
+        weights = candidates[0]  # a weighted draw has one plan for all
         drawable = weights > 0
         factors = torch.zeros_like(weights)
         count = num_selected(int(drawable.sum()), self._method.fraction)

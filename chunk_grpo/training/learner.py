@@ -146,7 +146,7 @@ class Learner:
 
     def _objective(self) -> Objective:
         method = self._method
-        return Objective(method.clip_range, method.kl_coef, method.settings.ratio_norm)
+        return Objective(method.clip_range, method.kl_coef, method.ratio_norm)
 
 
 def _with_tensors(state: dict[str, Any], change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:

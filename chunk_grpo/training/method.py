@@ -1,17 +1,19 @@
-"""A variant as the trainer needs it: its settings, and what follows from them in values of the core."""
+"""A variant as the trainer needs it: its settings, resolved once, in values of the core."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from chunk_grpo.config import AdaptivePlan, GuidedPlan, Params, VariantParams
+from chunk_grpo.config import AdaptivePlan, BranchingParams, GuidedPlan, Params, WindowParams
+from chunk_grpo.core.choices import AdvantageStd, Combine, Objective, RatioNorm, Selection, StepWeights
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.objective import ClipRange
-from chunk_grpo.core.sde import CPS, SDE, Sampler, diffusion_coefs
+from chunk_grpo.core.sde import SDE, Sampler, step_noise
 
 
 @dataclass(frozen=True)
@@ -40,56 +42,86 @@ class StepGrid:
 
 @dataclass(frozen=True)
 class Method:
-    """What makes one variant differ from another.
+    """What makes one variant differ from another: its settings with all defaults filled in.
 
     Attributes:
-        settings: The variant's own section of params.yaml.
-        grid: The sampling grid of its rollouts.
+        grid: Sampling grid of its rollouts.
+        window: Sliding window of noisy steps; None: all steps but the last are noisy.
+        branching: Branches in place of whole noisy trajectories, or None.
         plan: Its chunks at the start; with an adaptive plan those of the mean profile, which are not trained.
         chunk_weights: Eq. (16) weights [K] of these chunks.
         adaptive_size: Largest chunk of an adaptive plan, or None for one plan for all trajectories.
         guided_chunks: Number of chunks of a guided plan, or None for another kind.
+        replan_every: Iterations after which a guided plan is made anew, or None for never.
+        selection: How chunks are drawn.
         fraction: Share of the chunks that is drawn for each sample and update.
+        train_chunks: The chunks that may be drawn; None for all.
+        objective: Level of the importance ratio.
+        step_weights: Weights of the step objective's terms.
         clip_range: Half width of the ratio's trust region: one, or a tensor [K].
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
+        ratio_norm: Scale of the log-ratio.
+        advantage_std: Standard deviation that divides the rewards.
         advantage_clip: Bound on the absolute advantage.
+        combine: What is summed of several rewards.
+        chunk_rewards: For each chunk its scorers with their weights; None: one reward for all.
     """
 
-    settings: VariantParams
     grid: StepGrid
+    window: WindowParams | None
+    branching: BranchingParams | None
     plan: ChunkPlan
     chunk_weights: Tensor
     adaptive_size: int | None
     guided_chunks: int | None
+    replan_every: int | None
+    selection: Selection
     fraction: float
+    train_chunks: tuple[int, ...] | None
+    objective: Objective
+    step_weights: StepWeights
     clip_range: ClipRange
     kl_coef: float
+    ratio_norm: RatioNorm
+    advantage_std: AdvantageStd
     advantage_clip: float
+    combine: Combine
+    chunk_rewards: tuple[Mapping[str, float], ...] | None
 
 
 def method_from(params: Params, variant: str, plan: ChunkPlan, chunk_weights: Tensor) -> Method:
-    """The method of `variant`, whose chunk plan and Eq. (16) weights [K] an earlier stage has made."""
-    settings = params.variants[variant]
-    planned = params.chunks.plans[settings.plan]
-    ranges = settings.clip_ranges
-    single = params.train.clip_range if settings.clip_range is None else settings.clip_range
+    """The method of a variant.
+
+    Args:
+        params: All of params.yaml.
+        variant: Name of the variant.
+        plan: Its chunk plan, from the stage `chunk_boundaries`.
+        chunk_weights: Eq. (16) weights [K] of the plan's chunks.
+    """
+    own = params.variants[variant]
+    planned = params.chunks.plans[own.plan]
+    sde, eta = params.variant_noise(variant)
+    times = time_grid(params.sampling.num_steps, params.sampling.shift)  # [S + 1]
+    single = params.train.clip_range if own.clip_range is None else own.clip_range
     return Method(
-        settings=settings,
-        grid=_grid(params, variant),
+        grid=StepGrid(times, *step_noise(sde, times, eta)),
+        window=own.window,
+        branching=own.branching,
         plan=plan,
         chunk_weights=chunk_weights,
         adaptive_size=planned.max_size if isinstance(planned, AdaptivePlan) else None,
         guided_chunks=planned.num_chunks if isinstance(planned, GuidedPlan) else None,
+        replan_every=own.replan_every,
+        selection=own.selection,
         fraction=params.variant_fraction(variant),
-        clip_range=single if ranges is None else torch.tensor(ranges, dtype=torch.float64),
+        train_chunks=own.train_chunks,
+        objective=own.objective,
+        step_weights=own.step_weights,
+        clip_range=single if own.clip_ranges is None else torch.tensor(own.clip_ranges, dtype=torch.float64),
         kl_coef=params.variant_kl_coef(variant),
+        ratio_norm=own.ratio_norm,
+        advantage_std=own.advantage_std,
         advantage_clip=params.train.advantage_clip,
+        combine=own.combine,
+        chunk_rewards=own.chunk_rewards,
     )
-
-
-def _grid(params: Params, variant: str) -> StepGrid:
-    kind, eta = params.variant_noise(variant)
-    times = time_grid(params.sampling.num_steps, params.sampling.shift)
-    if kind == "cps":
-        return StepGrid(times, torch.full((len(times) - 2,), eta, dtype=torch.float64), CPS)
-    return StepGrid(times, diffusion_coefs(times, kind, eta), SDE)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from chunk_grpo.config import BranchingParams
 from chunk_grpo.core.branching import Branches, rollout_branches
+from chunk_grpo.core.ratios import NORMALISED
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.types import Velocity
 from chunk_grpo.core.window import window_steps
@@ -142,7 +143,7 @@ def gather(
         TransientError: A scorer does not answer.
     """
     start = time.perf_counter()
-    branching = method.settings.branching
+    branching = method.branching
     images = settings.group_size * (branching.points if branching else 1)
     rows = iteration.prompts.repeated(images)
     sampler = _Sampling(family, method, iteration, settings, check)
@@ -180,7 +181,7 @@ class _Sampling:
         self._prompts, self._places = iteration.prompts, iteration.places
         self._number = iteration.number
         self._stream = ("rollout", settings.seed, iteration.number)
-        self._keep_means = method.settings.ratio_norm == "guard"
+        self._keep_means = NORMALISED[method.ratio_norm] is not None
 
     def trajectories(self) -> Iterator[Drawn]:
         """Whole runs with noise in every step but the last, or in a window's."""
@@ -242,7 +243,7 @@ class _Sampling:
             yield _branches_as_rows(made, grid.num_sde_steps, self._keep_means)
 
     def _noisy_steps(self) -> Sequence[int] | None:
-        window = self._method.settings.window
+        window = self._method.window
         if window is None:
             return None
         return window_steps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Places:
         logs: Folder of the journal and of the trackers.
         name: Of the run, for both: the folder below `logs`.
         trackers: Which ones.
+        config: Settings that the trackers show.
     """
 
     checkpoints: Path
@@ -83,6 +84,7 @@ class Places:
     logs: Path
     name: str
     trackers: tuple[TrackerName, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Trainer:
@@ -126,13 +128,9 @@ class Trainer:
         self._done = 0
         self._halfway: Halfway | None = None
         self._resume()
-        config = {
-            "variant": method.settings.model_dump(mode="json"),
-            "train": settings.model_dump(mode="json"),
-        }
         # They hide what they have of the step that is the first and of later ones.
         first = self._done if self._is_watch_due() else self._done + 1
-        self._trackers = Trackers(places.trackers, places.logs, places.name, config, start_step=first)
+        self._trackers = Trackers(places.trackers, places.logs, places.name, places.config, start_step=first)
         if first == self._done:
             self._trackers.log(first, {name: value for i, name, value in self._rows if i == first})
         heading = Heading(places.identity, seed, settings.seeds, settings.iterations, self._done)
@@ -261,7 +259,7 @@ class Trainer:
 
     def _follow(self, experience: Experience) -> dict[str, float]:
         """Let a plan that follows the policy do so."""
-        if self._method.settings.replan_every is None:
+        if self._method.replan_every is None:
             return {}
         curves = relative_l1(experience.drawn.states)[:, : self._method.grid.num_sde_steps]
         everybody = torch.cat(self._processes.gather([curves.cpu()]))

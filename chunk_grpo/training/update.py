@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.choices import RatioNorm
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
 from chunk_grpo.core.objective import ClipRange, clipped_chunks, gradient_coefficients
-from chunk_grpo.core.ratios import chunk_ratio, guard_log_ratio
+from chunk_grpo.core.ratios import NORMALISED, chunk_ratio
 from chunk_grpo.core.types import Transition
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.training.chunks import TrainedChunks
@@ -64,12 +64,12 @@ class Objective:
     Attributes:
         clip_range: Half width of the ratio's trust region, above 0: one, or a tensor [K].
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
-        ratio_norm: "guard" for GRPO-Guard's normalised ratio.
+        ratio_norm: Scale of the log-ratio.
     """
 
     clip_range: ClipRange
     kl_coef: float = 0.0
-    ratio_norm: Literal["none", "guard"] = "none"
+    ratio_norm: RatioNorm = "none"
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,11 @@ class Update:
         """
         if objective.kl_coef > 0 and policies.reference is None:
             raise ValueError(f"kl_coef {objective.kl_coef} needs a reference policy")
-        if objective.ratio_norm == "guard" and batch.old_means is None:
-            raise ValueError("ratio_norm guard needs the means of the old policy: roll out with keep_means")
+        self._normalised = NORMALISED[objective.ratio_norm]
+        if self._normalised is not None and batch.old_means is None:
+            raise ValueError(
+                f"ratio_norm {objective.ratio_norm} needs the means of the old policy: roll out with keep_means"
+            )
         self._policy, self._grid, self._batch, self._objective = policies.policy, grid, batch, objective
         self._reference = policies.reference if objective.kl_coef > 0 else None
         self._packing = pack(batch.chunks, micro_batch_size)
@@ -194,7 +197,7 @@ class Update:
     def _old_values(self) -> Tensor:
         """What `_value` was under the old policy, [B, S - 1]."""
         old = self._batch.old_log_probs
-        return torch.zeros_like(old) if self._objective.ratio_norm == "guard" else old
+        return old if self._normalised is None else torch.zeros_like(old)
 
     @torch.no_grad()
     def _evaluated(
@@ -255,12 +258,12 @@ class Update:
     def _value(self, transition: Transition, rows: Tensor, steps: Tensor) -> Tensor:
         """Each item's log-probability, or its normalised log-ratio, which is 0 under the old policy."""
         batch, log_probs = self._batch, self._log_prob(transition, rows, steps)
-        if batch.old_means is None or self._objective.ratio_norm == "none":
+        if batch.old_means is None or self._normalised is None:
             return log_probs
         old_mean = batch.old_means[rows, steps - batch.first_step[rows]]
         drift = gaussian_kl(transition.mean, old_mean, transition.std)
         columns = (log_probs, batch.old_log_probs[rows, steps], drift, transition.std.expand(len(rows)))
-        return guard_log_ratio(*(column.unsqueeze(1) for column in columns)).squeeze(1)
+        return self._normalised(*(column.unsqueeze(1) for column in columns)).squeeze(1)
 
     def _divergence(
         self, reference: PolicyVelocity, transition: Transition, rows: Tensor, steps: Tensor

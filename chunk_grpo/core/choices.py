@@ -1,0 +1,141 @@
+"""The named choices of a method: what each is called in a report, and where it comes from.
+
+Configuration, rules, core and report read these tables; the names stand nowhere else. A new choice is a name and an
+entry here, and an implementation in the module that its table names. Without torch: reading params.yaml is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+Name = TypeVar("Name", bound=Hashable)
+Implementation = TypeVar("Implementation")
+
+MIN_GUIDED_SIZE = 2
+"""Fewest steps in a chunk of a guided plan: a line through one point fits anything."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of a setting.
+
+    Attributes:
+        label: Words of the report.
+        source: Equation of the paper (arXiv 2510.21583 v1), or another source.
+    """
+
+    label: str
+    source: str
+
+
+def _table(names: Any, choices: Mapping[Name, Choice]) -> Mapping[Name, Choice]:
+    """The choices, one for each name of a Literal.
+
+    Raises:
+        TypeError: A name has no entry, or an entry no name.
+    """
+    return implemented(dict.fromkeys(get_args(names)), "core/choices.py", choices)
+
+
+def implemented(
+    choices: Mapping[Name, Any], where: str, found: Mapping[Name, Implementation]
+) -> Mapping[Name, Implementation]:
+    """Check, at the import, that each choice has its implementation.
+
+    Args:
+        choices: A table of this module.
+        where: The file of the implementations, for the message.
+        found: Implementation by name.
+
+    Returns:
+        `found`.
+
+    Raises:
+        TypeError: A choice is not implemented, or what is implemented is no choice.
+    """
+    for names, text in (
+        (choices.keys() - found.keys(), "lacks"),
+        (found.keys() - choices.keys(), "has unknown"),
+    ):
+        if names:
+            raise TypeError(f"{where} {text} {', '.join(sorted(map(str, names)))}")
+    return found
+
+
+Objective: TypeAlias = Literal["step", "chunk"]
+OBJECTIVES: Mapping[Objective, Choice] = _table(
+    Objective,
+    {
+        "step": Choice("step objective", "Eq. (5)-(6)"),
+        "chunk": Choice("chunk objective", "Eq. (13)-(14)"),
+    },
+)
+"""Level of the importance ratio; implemented in core/assignment.py."""
+
+Sde: TypeAlias = Literal["flow", "dance", "cps"]
+SDES: Mapping[Sde, Choice] = _table(
+    Sde,
+    {
+        "flow": Choice("Flow-SDE steps", "Eq. (7); Flow-GRPO, arXiv 2505.05470"),
+        "dance": Choice("Dance-SDE steps", "Eq. (7); Dance-GRPO, arXiv 2505.07818"),
+        "cps": Choice("CPS steps", "coefficients-preserving sampling, arXiv 2509.05952"),
+    },
+)
+"""Noise of a step; implemented in core/sde.py."""
+
+Selection: TypeAlias = Literal["uniform", "weighted", "unbiased", "annealed"]
+SELECTIONS: Mapping[Selection, Choice] = _table(
+    Selection,
+    {
+        "uniform": Choice("selection uniform", "released code"),
+        "weighted": Choice("selection weighted", "Eq. (16)"),
+        "unbiased": Choice("selection unbiased", "Eq. (16) with Horvitz-Thompson weights"),
+        "annealed": Choice("selection annealed", "ours: from Eq. (16) to uniform"),
+    },
+)
+"""How chunks are drawn; implemented in core/chunk_sampling.py."""
+
+StepWeights: TypeAlias = Literal["uniform", "noise", "chunk-size"]
+STEP_WEIGHTS: Mapping[StepWeights, Choice] = _table(
+    StepWeights,
+    {
+        "uniform": Choice("step weights uniform", "Eq. (5)"),
+        "noise": Choice("step weights noise", "TempFlow-GRPO, arXiv 2508.04324, Eq. (8)"),
+        "chunk-size": Choice("step weights chunk-size", "those that Eq. (13) implies on policy: the control"),
+    },
+)
+"""Weights of the step objective's terms; implemented in core/step_weights.py."""
+
+RatioNorm: TypeAlias = Literal["none", "guard"]
+RATIO_NORMS: Mapping[RatioNorm, Choice] = _table(
+    RatioNorm,
+    {
+        "none": Choice("ratio norm none", "Eq. (6), (14)"),
+        "guard": Choice("ratio norm guard", "GRPO-Guard, arXiv 2510.22319"),
+    },
+)
+"""Scale of the log-ratio; implemented in core/ratios.py."""
+
+AdvantageStd: TypeAlias = Literal["group", "global"]
+ADVANTAGE_STDS: Mapping[AdvantageStd, Choice] = _table(
+    AdvantageStd,
+    {
+        "group": Choice("group standard deviation of the rewards", "Eq. (4)"),
+        "global": Choice("global standard deviation of the rewards", "Flow-GRPO, first release"),
+    },
+)
+"""Standard deviation that divides the rewards; implemented in core/advantages.py."""
+
+Combine: TypeAlias = Literal["rewards", "advantages"]
+COMBINATIONS: Mapping[Combine, Choice] = _table(
+    Combine,
+    {
+        "rewards": Choice("rewards combined by rewards", "the weighted sum of rewards, then Eq. (4)"),
+        "advantages": Choice(
+            "rewards combined by advantages", "Eq. (4) for each reward, then the weighted sum"
+        ),
+    },
+)
+"""What is summed of several rewards; implemented in training/advantages.py."""
