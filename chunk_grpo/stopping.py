@@ -18,22 +18,14 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
+from chunk_grpo import environment
 from chunk_grpo.errors import ConfigError, Stopped
 
-STOP_VARIABLE = "CHUNK_GRPO_STOP_SECONDS"
-"""Environment variable: how long a stop may take."""
-
 STOP_SECONDS = 600
-"""Its default: from the request to SIGKILL, for a training to save its checkpoint. Other stages leave at once."""
+"""Default of the time from the request to SIGKILL, for a training to save its checkpoint; other stages end at once."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a scheduler, and a terminal that closes."""
-
-PARENT = "CHUNK_GRPO_PARENT"
-"""Environment variable: the id of the process that starts a stage's processes, as it was told by that one."""
-
-SAVING = "CHUNK_GRPO_SAVING"
-"""Environment variable: a file that is there while the first of several processes saves a checkpoint."""
 
 _STDERR = 2
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -45,9 +37,11 @@ def stop_seconds() -> float:
     Raises:
         ConfigError: The environment has no such number.
     """
-    value = os.environ.get(STOP_VARIABLE, str(STOP_SECONDS))
+    value = os.environ.get(environment.STOP_SECONDS, str(STOP_SECONDS))
     if not value.isdecimal() or int(value) < 1:
-        raise ConfigError(f"{STOP_VARIABLE}: must be a number of seconds, at least 1, got {value!r}")
+        raise ConfigError(
+            f"{environment.STOP_SECONDS}: must be a number of seconds, at least 1, got {value!r}"
+        )
     return float(value)
 
 
@@ -162,7 +156,7 @@ def _parent_has_ended() -> bool:
     who it is. DVC does not, but it starts a stage in its own process group, and who adopts the stage is in another one.
     """
     parent = os.getppid()
-    if told := os.environ.get(PARENT):
+    if told := os.environ.get(environment.PARENT):
         return parent != int(told)
     if "DVC_STAGE" not in os.environ:
         return False

@@ -18,6 +18,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from chunk_grpo.environment import REPORTS_URL
 from chunk_grpo.git import uncommitted
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.progress import Progress
@@ -67,7 +68,7 @@ def show_outcomes(progress: Progress) -> None:
 @_only_shown()
 def show_report(workspace: Workspace, is_published: bool) -> None:
     """Publish the report, if there is one, and where it is as a page."""
-    preset, url = workspace.preset, os.environ.get("CHUNK_GRPO_REPORTS_URL")
+    preset, url = workspace.preset, os.environ.get(REPORTS_URL)
     page = f"{url}/{preset}/report/index.html" if url and is_published else None
     show(preset, report(workspace.root / "artifacts" / "report", page))
 

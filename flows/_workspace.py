@@ -10,23 +10,24 @@ from pathlib import Path
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_HOME
 
+from chunk_grpo import environment
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.guard import end_with, weigh_session
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace, make_workspace
 
-REPOSITORY = Path(os.environ.get("CHUNK_GRPO_REPOSITORY") or Path(__file__).resolve().parents[1])
+REPOSITORY = Path(os.environ.get(environment.REPOSITORY) or Path(__file__).resolve().parents[1])
 """Whose commits and whose DVC cache the runs of this worker use."""
 
 
 def published() -> str:
     """Folder or URL below which finished runs are published, PRESET/..."""
-    return os.environ.get("CHUNK_GRPO_PUBLISH") or str(_home() / "published")
+    return os.environ.get(environment.PUBLISH) or str(_home() / "published")
 
 
 @contextmanager
 def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace]:
     """Make a workspace for this flow run; its errors are those of `make_workspace`."""
-    if worker := os.environ.get("CHUNK_GRPO_WORKER_PID"):
+    if worker := os.environ.get(environment.WORKER_PID):
         end_with(int(worker))  # a run without its worker would hold the GPU, and nobody could cancel it
         weigh_session()
     name = f"{flow_run.name}-{spec.preset or 'params'}-{flow_run.id}-{flow_run.run_count}"

@@ -12,6 +12,7 @@ from prefect.states import Completed
 
 from chunk_grpo.artifacts.storage import join
 from chunk_grpo.config import Overrides, with_image_seed
+from chunk_grpo.environment import SCORE_MOVED
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels
@@ -22,8 +23,6 @@ from chunk_grpo.reporting.history_store import record
 from flows._stages import run_stages
 from flows._ui import show
 from flows._workspace import REPOSITORY, published, workspace
-
-MOVED = "chunk-grpo.score.moved"
 
 
 @flow(name="chunk-grpo", persist_result=False)
@@ -54,8 +53,8 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
     if text := alert(recorded.history, recorded.newest):
         get_run_logger().warning(text)
         emit_event(
-            MOVED,
-            resource={"prefect.resource.id": f"{MOVED}.{preset}", "prefect.resource.name": preset},
+            SCORE_MOVED,
+            resource={"prefect.resource.id": f"{SCORE_MOVED}.{preset}", "prefect.resource.name": preset},
             payload={"text": text},
         )
     state = "Nothing" if recorded.repeats else "Completed"

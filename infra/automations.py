@@ -18,6 +18,8 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.types import SecretDict
 from pydantic import SecretStr
 
+from chunk_grpo.environment import SCORE_MOVED
+
 HEARTBEAT_SECONDS = 30
 """A flow run says so often that it lives; the shortest time that Prefect allows."""
 LOST_AFTER_SECONDS = 120
@@ -32,7 +34,6 @@ image is not there waits for ever."""
 WATCH_RUNNING = "chunk-grpo.watch.running"
 WATCH_PENDING = "chunk-grpo.watch.pending"
 """Events that set-up sends for flow runs that nobody may have watched: from now on the time counts."""
-MOVED = "chunk-grpo.score.moved"
 """The event of flows/reevaluate.py: a score has left its confidence interval."""
 
 TAG = "chunk-grpo"
@@ -213,7 +214,7 @@ def _tell_ended(block: UUID) -> list[AutomationCore]:
 
 def _tell_moved(block: UUID) -> AutomationCore:
     message = '"A score has moved. " ~ event.payload.text'
-    return _tell("moved scores", f"At the event {MOVED}.", {MOVED}, {}, message, block)
+    return _tell("moved scores", f"At the event {SCORE_MOVED}.", {SCORE_MOVED}, {}, message, block)
 
 
 def _tell(

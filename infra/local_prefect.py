@@ -29,6 +29,7 @@ from prefect.settings import (
 from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
+from chunk_grpo.environment import PUBLISH, REPORTS_URL
 from chunk_grpo.orchestration.guard import tied
 from chunk_grpo.stopping import stop_seconds
 from infra import worker
@@ -38,8 +39,6 @@ from infra.setup import SetUp, SetUpError
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """With its password: for the server alone, not for the workers and what they run."""
-PUBLISH = "CHUNK_GRPO_PUBLISH"
-REPORTS_URL = "CHUNK_GRPO_REPORTS_URL"
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 120.0

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from infra.local_prefect import DATABASE, PUBLISH, REPORTS_URL, LocalPrefect, stop_on_signals
+from chunk_grpo.environment import PUBLISH, REPORTS_URL
+from infra.local_prefect import DATABASE, LocalPrefect, stop_on_signals
 from infra.setup import SetUpError, webhook
 from infra.worker import of_the_server
 

@@ -36,11 +36,11 @@ from pydantic import SecretStr
 from rich.console import Console
 from websockets.exceptions import WebSocketException
 
+from chunk_grpo.environment import NOTIFY_WEBHOOK
 from infra import automations
 from infra.runs import runs_in
 
 ROOT = Path(__file__).resolve().parents[1]
-WEBHOOK_VARIABLE = "CHUNK_GRPO_NOTIFY_WEBHOOK"
 PREFECT_FILE = Path("infra/prefect.yaml")
 POOL_TYPES = ("process", "kubernetes", "ecs")
 
@@ -51,7 +51,7 @@ class SetUpError(Exception):
 
 def webhook() -> SecretStr | None:
     """The URL to notify, from the environment."""
-    url = os.environ.get(WEBHOOK_VARIABLE)
+    url = os.environ.get(NOTIFY_WEBHOOK)
     return SecretStr(url) if url else None
 
 

@@ -20,12 +20,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from rich.console import Console
 
+from chunk_grpo.environment import NOTIFY_WEBHOOK, REPOSITORY, WORKER_PID
 from infra.automations import HEARTBEAT_SECONDS
-from infra.setup import ROOT, WEBHOOK_VARIABLE, SetUpError, connected
-
-REPOSITORY = "CHUNK_GRPO_REPOSITORY"
-WORKER_PID = "CHUNK_GRPO_WORKER_PID"
-"""A flow run that finds another parent process than this one knows that its worker has ended already."""
+from infra.setup import ROOT, SetUpError, connected
 
 _OF_THE_SERVER = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
 _ALSO_OF_CLIENTS = (
@@ -128,7 +125,7 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
     return {
         # Prefect does not let the heartbeat out of prefect.toml into a flow run of another folder.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        **{name: base[name] for name in base if not of_the_server(name) and name != WEBHOOK_VARIABLE},
+        **{name: base[name] for name in base if not of_the_server(name) and name != NOTIFY_WEBHOOK},
         "PATH": os.pathsep.join(path),
         "PREFECT_API_URL": api_url,
         "PREFECT_HOME": str(home),

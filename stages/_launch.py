@@ -18,13 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from chunk_grpo import environment
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
-from chunk_grpo.stopping import PARENT, SAVING, STOP_SIGNALS, STOP_VARIABLE, mute_lost_outputs, stop_seconds
+from chunk_grpo.stopping import STOP_SIGNALS, mute_lost_outputs, stop_seconds
 from stages._stage import Arguments, mark_as_run, params_path, report_error, run_stage
-
-PROCESSES = "CHUNK_GRPO_PROCESSES"
-"""Environment variable: the number of processes, in the place of the number of GPUs."""
 
 FAIL_SECONDS = 5.0
 """For the others to leave when one has failed and none is saving a checkpoint: time to tell the same error."""
@@ -82,11 +80,11 @@ def launch(command: Sequence[str], count: int, seconds: float, *, on_cpu: bool) 
         "LOCAL_WORLD_SIZE": count,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": _free_port(),
-        PARENT: os.getpid(),
+        environment.PARENT: os.getpid(),
     }
     shared |= {"ACCELERATE_USE_CPU": "true"} if on_cpu else {}
     with tempfile.TemporaryDirectory(prefix="processes-") as folder:
-        shared[SAVING] = Path(folder, "saving")
+        shared[environment.SAVING] = Path(folder, "saving")
         messages = [Path(folder, str(rank)) for rank in range(count)]
         group = _Group(Path(folder, "saving"), seconds)
         with group.stopped_by_signals():
@@ -180,7 +178,7 @@ class _Group:
         if self._is_stopped and code == self.exit_code(0) == TransientError.exit_code:
             return ""
         if self._is_stopped and failed in self._late:
-            late = f"{self._seconds:.0f} s after the stop ({STOP_VARIABLE})"
+            late = f"{self._seconds:.0f} s after the stop ({environment.STOP_SECONDS})"
             return f"{who} was killed {late}: what it was saving is lost\n"
         if code - _SIGNALLED in set(signal.Signals):
             return f"{who} was ended by {signal.Signals(code - _SIGNALLED).name}\n"
@@ -211,13 +209,13 @@ def _asked(gpus: int) -> int | None:
     Raises:
         ConfigError: It is not a number of processes, or there are fewer GPUs.
     """
-    value = os.environ.get(PROCESSES)
+    value = os.environ.get(environment.PROCESSES)
     if value is None:
         return None
     if not value.isdecimal() or int(value) < 1:
-        raise ConfigError(f"{PROCESSES}: must be a number of at least 1, got {value!r}")
+        raise ConfigError(f"{environment.PROCESSES}: must be a number of at least 1, got {value!r}")
     if 0 < gpus < int(value):
-        raise ConfigError(f"{PROCESSES}: must be at most the number of GPUs {gpus}, got {value}")
+        raise ConfigError(f"{environment.PROCESSES}: must be at most the number of GPUs {gpus}, got {value}")
     return int(value)
 
 

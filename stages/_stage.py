@@ -24,11 +24,9 @@ from rich.console import Console
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
 from chunk_grpo.config import Params, load_params
+from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 from chunk_grpo.stopping import STOP
-
-RUN_MARKER = "STAGE_RUN_MARKER"
-"""Environment variable: a file that a stage touches to say that it really ran."""
 
 _PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 

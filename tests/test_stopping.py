@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chunk_grpo import environment
 from chunk_grpo.errors import ConfigError, Stopped
-from chunk_grpo.stopping import STOP_SECONDS, STOP_VARIABLE, StopSignal, stop_seconds
+from chunk_grpo.stopping import STOP_SECONDS, StopSignal, stop_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -256,12 +257,14 @@ def test_a_stop_raises_or_waits_as_it_is_asked_to() -> None:
 
 def test_the_time_of_a_stop_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stop_seconds() == STOP_SECONDS
-    monkeypatch.setenv(STOP_VARIABLE, "90")
+    monkeypatch.setenv(environment.STOP_SECONDS, "90")
     assert stop_seconds() == 90
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "1.5", ""])
 def test_a_time_of_a_stop_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STOP_VARIABLE, value)
-    with pytest.raises(ConfigError, match=f"{STOP_VARIABLE}: must be a number of seconds, at least 1, got "):
+    monkeypatch.setenv(environment.STOP_SECONDS, value)
+    with pytest.raises(
+        ConfigError, match=f"{environment.STOP_SECONDS}: must be a number of seconds, at least 1, got "
+    ):
         stop_seconds()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
 
+from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.orchestration.commands import Log
 
 Outcome: TypeAlias = Literal["ran", "restored", "pulled", "unchanged"]
@@ -202,7 +203,7 @@ class DvcLog:
         if outcome is None or (outcome == "ran") != says_so:
             raise OutcomeUnclearError(
                 f"stage {stage}: DVC's log says {outcome or 'nothing'}, but the stage "
-                f"{'touched' if says_so else 'did not touch'} $STAGE_RUN_MARKER, which is to be its first act"
+                f"{'touched' if says_so else 'did not touch'} ${RUN_MARKER}, which is to be its first act"
             )
         return StageOutcome(stage, outcome, time.monotonic() - self._start, sizes.get(stage, 0))
 

@@ -23,11 +23,11 @@ from dvc.stage.exceptions import StageNotFound
 from dvc.stage.serialize import to_single_stage_lockfile
 from dvc.utils.serialize import dump_yaml, load_yaml
 
+from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.outcomes import DvcLog, StageFailed, StageOutcome
 
-MARKER_VARIABLE = "STAGE_RUN_MARKER"
 """Every stage touches the file that this variable names as its first act: proof that it really ran."""
 
 # As `python -m dvc`, but a damaged object is told: with `verify` DVC drops it with a debugging message alone.
@@ -136,7 +136,7 @@ class Pipeline:
         with tempfile.TemporaryDirectory(prefix="stage-run-") as folder:
             marker = Path(folder, "marker")
             options = ["--single-item", *(["--force"] if force else []), name]
-            code = self._dvc(["repro", *options], said.add, **{MARKER_VARIABLE: str(marker)})
+            code = self._dvc(["repro", *options], said.add, **{RUN_MARKER: str(marker)})
             return said.ran(name, code, self._sizes(), marker.exists())
 
     def has_remote(self) -> bool:

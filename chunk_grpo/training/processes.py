@@ -16,9 +16,9 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from chunk_grpo.environment import SAVING
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
 from chunk_grpo.families.sharding import shard
-from chunk_grpo.stopping import SAVING
 
 _PATIENCE = timedelta(days=7)
 """For the others while the main process writes. They hear at once when it ends, for its connections close."""

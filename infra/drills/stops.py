@@ -30,6 +30,7 @@ import psutil
 from dvc.utils.hydra import compose_and_dump
 from rich.console import Console
 
+from chunk_grpo.environment import PROCESSES
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.training.journal import FILE, Record, read_journal
@@ -94,7 +95,7 @@ class Repository:
         """`dvc repro` in a session of its own."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "CHUNK_GRPO_PROCESSES": str(self.processes),
+            PROCESSES: str(self.processes),
             "DVC_NO_ANALYTICS": "1",
             "OMP_NUM_THREADS": "1",
         }

@@ -3,11 +3,14 @@
 That the presets of conf/ compose is tested in tests/test_presets.py, the import directions by lint-imports.
 """
 
+import ast
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from chunk_grpo import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 400
@@ -38,6 +41,19 @@ def test_no_path_of_one_machine() -> None:
         for hit in OF_ONE_MACHINE.finditer(path.read_text(encoding="utf-8"))
     ]
     assert found == []
+
+
+def test_shared_names_stand_in_one_module() -> None:
+    """Programs meet by them: a name that one of them spells otherwise would be lost without a word."""
+    shared = {value for name, value in vars(environment).items() if name.isupper()}
+    assert len(shared) > 8
+    spelt = []
+    for folder in ("chunk_grpo", "stages", "flows", "infra", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if any(isinstance(node, ast.Constant) and node.value in shared for node in nodes):
+                spelt.append(path.relative_to(ROOT).as_posix())
+    assert spelt == ["chunk_grpo/environment.py"]
 
 
 @pytest.mark.parametrize("line", ["cd /{}/ann", "'/{}/.cache'", "=/{}/ann", "`/{}/main`"])

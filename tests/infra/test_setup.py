@@ -17,8 +17,7 @@ import yaml
 from prefect.events.schemas.events import Event, Resource
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import reevaluate
-from infra import automations, serve, worker
+from infra import serve, worker
 from infra.local_prefect import LocalPrefect, free_port, shares, visible_gpus
 from infra.setup import SetUp, SetUpError, _watch, read_template
 
@@ -82,10 +81,6 @@ def test_a_proxy_that_hands_no_websockets_on_is_told_and_not_fatal(
             _watch([event])
         proxy.shutdown()
     assert "takes no WebSockets (Invalid" in capsys.readouterr().err
-
-
-def test_the_event_of_a_moved_score_is_the_one_that_is_told() -> None:
-    assert automations.MOVED == reevaluate.MOVED
 
 
 def test_gpus_are_shared_out() -> None:

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from chunk_grpo.artifacts import read_manifest, read_table
+from chunk_grpo.environment import PROCESSES
 from stages import _launch
-from stages._launch import PROCESSES, run_processes
+from stages._launch import run_processes
 from tests.conftest import ROOT, VARIANT, Workspace
 
 STAGE = '''"""A stage for tests, in two processes."""
