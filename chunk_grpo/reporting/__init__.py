@@ -1,1 +1,1 @@
-"""The report: intervals, tables, plots and the page. Tables and plain values in, the bytes of files out."""
+"""The report: intervals, tables, plots and pages. Input: tables and plain values; output: the bytes of files."""

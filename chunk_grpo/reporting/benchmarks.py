@@ -1,4 +1,4 @@
-"""Scores by category, and those of other prompts than the eval split: benchmarks with prompts of their own."""
+"""Scores by category, and scores on splits other than eval, such as benchmarks with their own prompts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, Cell, Row, Table, ca
 EVAL = "eval"
 
 Overall = Literal["categories", "prompts"]
-"""The unweighted mean of categories (GenEval), or that of prompts (WISE: its weights are its categories' sizes, if all
-its prompts are there)."""
+"""Unweighted mean over categories (GenEval), or mean over prompts (WISE, whose weights are its category sizes if all
+its prompts are scored)."""
 
 OVERALL: dict[str, Overall] = {"shapes-exact": "categories", "geneval": "categories", "wise": "prompts"}
-"""Kind of scorer that is reported by category to how its overall is made."""
+"""Kinds of scorers that are reported by category, with the definition of the overall score."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ class CategoryTable:
     """One scorer on one split by category, with an overall.
 
     Attributes:
-        scorer: Its name in params.yaml.
-        scale: What its numbers are, in words.
-        split: Of the prompts.
-        table: A column for each category, and the overall with its difference to the base.
-        what: What it is of, where its scorer has the rules of a published benchmark; else empty.
-        note: How the overall is made.
-        is_overall: Whether the last column is the overall that the scorer's rules define, not the mean of a part.
-        overall: (variant, mode) to the overall's difference to the base.
+        scorer: Name of the scorer in params.yaml.
+        scale: Value range of the scorer, as text.
+        split: Split of the prompts.
+        table: A column for each category, and the overall with its difference from the base.
+        what: Description of prompts, rules and judge for scorers of a published benchmark; else empty.
+        note: Definition of the overall.
+        is_overall: Whether the last column is the overall that the benchmark defines; False for the mean of a part of
+            its prompts.
+        overall: (variant, mode) to the difference of the overall from the base.
     """
 
     scorer: str
@@ -59,14 +60,14 @@ class CategoryTable:
 
 @dataclass(frozen=True)
 class SplitTable:
-    """The scorers that judge a split other than eval and have no table by category there, a column each."""
+    """Scores on a split other than eval by the scorers without a category table there, one column each."""
 
     split: str
     table: Table
 
 
 def category_tables(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[CategoryTable]:
-    """Every scorer that counts what is right, on each of its splits that has several categories."""
+    """One table for each scorer in `OVERALL` and each of its splits that has several categories."""
     found = []
     for use in settings.measured:
         for split in use.splits if use.kind in OVERALL else ():
@@ -79,7 +80,7 @@ def category_tables(book: ScoreBook, evidence: Evidence, settings: ReportSetting
 
 
 def benchmarks_run(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[Benchmark]:
-    """What was scored by the rules of published benchmarks."""
+    """All splits scored by the rules of a published benchmark."""
     found = []
     for use in settings.measured:
         for split in use.splits:
@@ -90,7 +91,7 @@ def benchmarks_run(book: ScoreBook, evidence: Evidence, settings: ReportSettings
 
 
 def left_out_sentences(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[str]:
-    """For each scorer and split, how many images it refused, and what is left out for that."""
+    """One sentence per scorer and split with refused images: their number, and the number of pairs left out."""
     found = []
     for use in settings.measured:
         for split in use.splits:
@@ -98,8 +99,8 @@ def left_out_sentences(book: ScoreBook, evidence: Evidence, settings: ReportSett
             left_out = None if prompts is None else book.left_out(use.name, prompts.ids)
             if left_out is not None and left_out.refused:
                 found.append(
-                    f"Images of the split {split} that {use.name} refused: {left_out.refused:,}. Pairs of prompt and "
-                    "sample that its numbers leave out for that, for every policy and training seed alike: "
+                    f"Images of the split {split} that {use.name} refused: {left_out.refused:,}. (Prompt, sample) "
+                    "pairs left out of its numbers as a result, for every policy and training seed: "
                     f"{left_out.samples:,}."
                 )
     return found
@@ -108,7 +109,7 @@ def left_out_sentences(book: ScoreBook, evidence: Evidence, settings: ReportSett
 def split_tables(
     book: ScoreBook, evidence: Evidence, settings: ReportSettings, by_category: Sequence[CategoryTable]
 ) -> list[SplitTable]:
-    """For each split but eval, the scorers that judge it and are not among those by category."""
+    """One table for each split other than eval, with the scorers that have no category table for it."""
     shown = {(table.scorer, table.split) for table in by_category}
     judged = [(use.name, split) for use in settings.measured for split in use.splits if split != EVAL]
     rest = [pair for pair in judged if pair not in shown]
@@ -123,7 +124,7 @@ def split_tables(
 
 
 def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
-    """What each scorer is: scale, and model, version and identity as its scores carry them."""
+    """Describe each scorer: scale, and metric, version and identity from the metadata of its scores."""
     rows = []
     for use in settings.measured:
         spec = json.loads(
@@ -150,7 +151,7 @@ def _benchmark(
     evidence: Evidence,
     settings: ReportSettings,
 ) -> Benchmark | None:
-    """What a scorer's scores of a split are; with images left out, not the whole benchmark."""
+    """Benchmark behind the scores of a split; incomplete if the scorer refused images."""
     benchmark = benchmark_of(use, split, evidence.prompts, settings)
     refused = book.left_out(use.name, prompts.ids).refused
     if benchmark is None or not refused:
@@ -196,9 +197,9 @@ def _overalls(
 
 def _note(kind: Overall, categories: Sequence[str], is_overall: bool) -> str:
     if kind == "prompts" and is_overall:
-        return "Overall: by WISE’s weights of the categories, which is the mean of all its prompts"
+        return "Overall: mean of all prompts, which equals WISE’s weighted mean of the categories"
     if kind == "prompts":
-        return "Mean of these prompts alone, not WISE’s Overall"
+        return "Mean of these prompts only, not WISE’s Overall"
     if set(categories) == set(GENEVAL_CATEGORIES):
         return "Overall: unweighted mean of the six categories"
     return "Overall: unweighted mean of the categories present, not GenEval’s six"

@@ -1,4 +1,4 @@
-"""Tuned policies against the base, and against each other: numbers first, then the sentences they allow."""
+"""Comparisons of tuned policies with the base and with each other: numbers, and sentences about them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from chunk_grpo.reporting.palette import MANY
 from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+FROM_BASE = "difference from the base model"
+EXTRA_DIGITS = 3
 _WORDS = {"above": "higher", "below": "lower", "none": "no difference shown", "unknown": "undecided"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One policy in one mode on one measure, against the base.
+    """One policy in one mode on one measure, compared with the base.
 
     Attributes:
-        variant: Name.
+        variant: Name of the variant.
         mode: tuned or hybrid.
         measure: Scorer, or `REWARD`.
-        mean: Of the policy, over prompts and training seeds.
-        difference: Policy less base, paired.
-        per_seed: The mean difference of each training seed.
+        mean: Mean of the policy over prompts and training seeds.
+        difference: Paired difference, policy minus base.
+        per_seed: Mean difference of each training seed.
     """
 
     variant: str
@@ -41,7 +43,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PairComparison:
-    """Two tuned variants on the training reward: `first` less `second`, paired by seed and prompt."""
+    """Two tuned variants on the training reward: `first` minus `second`, paired by seed and prompt."""
 
     first: str
     second: str
@@ -49,12 +51,12 @@ class PairComparison:
 
 
 class Comparisons:
-    """All comparisons on one set of prompts, each interval from the same resamples.
+    """Comparisons on one set of prompts; all intervals use the same resamples.
 
     Args:
         book: The scores.
-        prompts: Which prompts.
-        settings: Variants, draws and seed.
+        prompts: Prompts to compare on.
+        settings: Variants, number of bootstrap draws, and seed.
     """
 
     def __init__(self, book: ScoreBook, prompts: PromptSet, settings: ReportSettings) -> None:
@@ -63,16 +65,16 @@ class Comparisons:
         self.prompts = prompts
 
     def prompts_of(self, measure: str) -> PromptSet:
-        """The prompts of which a measure has images to compare."""
+        """The prompts that have images to compare on a measure."""
         return self._book.answered(measure, self.prompts)
 
     def base_mean(self, measure: str) -> Interval:
-        """Mean of the base over the prompts."""
+        """Mean of the base over the prompts, with its interval."""
         prompts = self.prompts_of(measure)
         return self._interval(self._book.values(BASE, BASE, measure, prompts.ids), prompts)
 
     def against_base(self, variant: str, mode: str, measure: str) -> Comparison:
-        """One variant in one mode."""
+        """Compare one variant in one mode with the base."""
         prompts = self.prompts_of(measure)
         base = self._book.values(BASE, BASE, measure, prompts.ids)
         values = self._book.values(variant, mode, measure, prompts.ids)
@@ -89,21 +91,21 @@ class Comparisons:
     def by_category(
         self, policy: str, mode: str, measure: str, categories: Sequence[str]
     ) -> dict[str, float]:
-        """Mean per category, over prompts and training seeds."""
+        """Category to mean over its prompts and the training seeds."""
         prompts = self.prompts_of(measure)
         values = self._book.values(policy, mode, measure, prompts.ids)
         of = np.asarray(prompts.categories)
         return {category: float(values[:, of == category].mean()) for category in categories}
 
     def overall_against_base(self, variant: str, mode: str, measure: str) -> Interval:
-        """Difference of the unweighted means over categories (GenEval's overall)."""
+        """Difference from the base of the unweighted mean over categories (GenEval's overall)."""
         prompts = self.prompts_of(measure)
         base = self._book.values(BASE, BASE, measure, prompts.ids)
         values = self._book.values(variant, mode, measure, prompts.ids)
         return self._interval(values - base, prompts, prompts.categories)
 
     def between_variants(self) -> list[PairComparison]:
-        """Every pair of tuned variants on the training reward.
+        """Compare every pair of tuned variants on the training reward.
 
         Raises:
             DataError: two variants have different training seeds, so they cannot be paired.
@@ -114,8 +116,8 @@ class Comparisons:
         for second, first in combinations(self._settings.variants, 2):
             if seeds[first] != seeds[second]:
                 raise DataError(
-                    f"scores of {first!r} hold the training seeds {list(seeds[first])}, those of {second!r} "
-                    f"{list(seeds[second])}; pairs need the same `train.seeds`: train both again"
+                    f"scores of {first!r} have the training seeds {list(seeds[first])}, scores of {second!r} have "
+                    f"{list(seeds[second])}; variants are compared on the same `train.seeds`: train both again"
                 )
             difference = self._book.values(first, "tuned", REWARD, prompts.ids) - self._book.values(
                 second, "tuned", REWARD, prompts.ids
@@ -132,33 +134,44 @@ class Comparisons:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A value with a proper minus sign, and no negative zero."""
+    """Format a value with a typographic minus sign and without negative zero."""
     text = f"{value:.{digits}f}"
     return text.lstrip("-") if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """A difference with its sign; zero takes none."""
+    """Format a difference with its sign; zero has none."""
     text = number(value, digits)
     return text if float(f"{value:.{digits}f}") <= 0 else f"+{text}"
 
 
 def interval_text(interval: Interval, digits: int = 3) -> str:
-    """The two ends, or why there are none."""
+    """Format the two ends of an interval, or the reason why it has none or no width.
+
+    An end that would round to zero gets up to `EXTRA_DIGITS` more digits, so that the text shows its side of zero.
+    """
     if interval.verdict == "unknown":
         return "no interval: too few prompts"
+    if interval.low == interval.high:
+        return "the same on every prompt"
+    digits = next((d for d in range(digits, digits + EXTRA_DIGITS + 1) if _shows_signs(interval, d)), digits)
     return f"{signed(interval.low, digits)}{NO_BREAK}to{NO_BREAK}{signed(interval.high, digits)}"
 
 
+def _shows_signs(interval: Interval, digits: int) -> bool:
+    """Whether no end of the interval other than 0 rounds to 0."""
+    return all(end == 0 or round(end, digits) != 0 for end in (interval.low, interval.high))
+
+
 def prompts_text(interval: Interval) -> str:
-    """How many prompts an interval rests on, and how many captions where some repeat."""
+    """Number of prompts behind an interval, and of distinct captions if some repeat."""
     repeats = interval.num_captions < interval.num_prompts
     distinct = f" ({interval.num_captions} distinct captions)" if repeats else ""
     return f"{interval.num_prompts} held-out prompts{distinct}"
 
 
 def effects_text(found: Sequence[Comparison]) -> str:
-    """What the intervals allow to say of policies against the base: variant by variant, many of them summed up."""
+    """Describe differences from the base: variant by variant, or as a summary if there are many."""
     if len(found) > MANY:
         return _summed_up([(c.variant, c.difference) for c in found])
     return "; ".join(f"{c.variant} {_effect(c.difference)}" for c in found)
@@ -169,7 +182,7 @@ def _effect(interval: Interval) -> str:
 
 
 def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
-    """How many are higher and lower, with the least and the largest difference, and how many are neither."""
+    """Number of variants that are higher, lower or neither, with the smallest and the largest difference."""
     parts = []
     for verdict in ("above", "below", "none", "unknown"):
         those = sorted(
@@ -190,7 +203,7 @@ def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
 
 
 def headline(tuned: Sequence[Comparison]) -> tuple[str, str]:
-    """Does it help? A short answer and one sentence, from the intervals on the training reward."""
+    """Answer "Does it help?" from the intervals on the training reward: a short answer, and one sentence."""
     reach = tuned[0].difference
     seeds = f"{reach.num_seeds} training seed{'s' if reach.num_seeds > 1 else ''} per variant"
     return _answer(tuned), (
@@ -214,15 +227,15 @@ def _answer(tuned: Sequence[Comparison]) -> str:
 
 
 def _named(names: Sequence[str], tuned: Sequence[Comparison]) -> str:
-    """The names, or how many of many variants they are."""
+    """The names, or their number if there are many variants."""
     return f"{len(names)} of {len(tuned)} variants" if len(tuned) > MANY else _listed(names)
 
 
 def order_sentence(pairs: Sequence[PairComparison]) -> str:
-    """Which variants the intervals tell apart; no order is claimed where they do not.
+    """Describe which variants differ according to the intervals.
 
-    Of many variants only the first is compared with the others. It was chosen before there were numbers; a best
-    one, chosen for its numbers, would look better than it is.
+    With many variants, only the first is compared with the others. Its place does not depend on the scores; comparing
+    with the best variant would be biased, since it is selected by its scores.
     """
     if len(pairs) > len(list(combinations(range(MANY), 2))):
         return _order_of_many(pairs)
@@ -230,18 +243,18 @@ def order_sentence(pairs: Sequence[PairComparison]) -> str:
     if not pairs:
         return ""
     if not shown:
-        return "Between the tuned variants no difference of the training reward is shown."
+        return "No difference in training reward is shown between the tuned variants."
     parts = []
     for p in shown:
         high, low = (p.first, p.second) if p.difference.verdict == "above" else (p.second, p.first)
         numbers = f"{signed(p.difference.mean)}, {interval_text(p.difference)}"
         parts.append(f"{high} above {low} ({p.first} − {p.second}: {numbers})")
     rest = "" if len(shown) == len(pairs) else " For the other pairs no difference is shown."
-    return f"Between the variants, tuned, on the training reward: {'; '.join(parts)}.{rest}"
+    return f"Differences in training reward between tuned variants: {'; '.join(parts)}.{rest}"
 
 
 def with_first(pairs: Sequence[PairComparison]) -> list[PairComparison]:
-    """The pairs that have the first variant."""
+    """The pairs that contain the first variant."""
     return [p for p in pairs if p.second == pairs[0].second]
 
 
@@ -250,9 +263,9 @@ def _order_of_many(pairs: Sequence[PairComparison]) -> str:
     apart = sum(p.difference.verdict in ("above", "below") for p in pairs)
     by_chance = round((1 - LEVEL) * len(pairs))
     return (
-        f"Against {pairs[0].second}, the first variant, tuned, on the training reward: {_summed_up(against)}. "
-        f"Of all {len(pairs)} pairs of variants {apart} have an interval on one side of zero; if no two differed, "
-        f"about {by_chance} still would."
+        f"Training reward of the tuned variants compared with {pairs[0].second}, the first one: {_summed_up(against)}. "
+        f"Of all {len(pairs)} pairs of variants, {apart} have an interval on one side of zero; about {by_chance} would "
+        "by chance if no two variants differed."
     )
 
 

@@ -1,4 +1,4 @@
-"""Everything the report says, before any mark-up: sentences, tables, curves and images."""
+"""Content of the report without mark-up: sentences, tables, curves and images."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from chunk_grpo.reporting.watching import Ending
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
 FEW_SCORERS = 2
-"""Outside the reward; of more of them those on which no difference is shown share a sentence."""
+"""With more scorers outside the reward than this, those without a shown difference share one sentence."""
 
 REWARD_METRICS = {
-    "heldout_reward": "training reward, held-out prompts, fixed noise",
-    "reward_mean": "training reward, prompts of the iteration",
+    "heldout_reward": "training reward on held-out prompts, fixed noise",
+    "reward_mean": "training reward on the iteration’s prompts",
 }
 
 
@@ -74,14 +74,14 @@ class Profile:
 
 @dataclass(frozen=True)
 class TrainingStory:
-    """What the metrics tell of training beside the curves that every run has.
+    """Training metrics other than the curves that every run has.
 
     Attributes:
-        watched: Metric to variant to curve, for what tells whether the reward is hacked; may lack any.
-        trained: How the variants trained, in numbers.
-        uses: Variant to its chunks' draws; empty where they were not recorded.
-        moments: Variant to its plan over the run, for plans that follow the policy.
-        endings: Where runs ended, if not all at the last iteration.
+        watched: Metric to variant to curve, for the metrics that can reveal reward hacking; may be empty.
+        trained: Training statistics of each variant.
+        uses: Variant to the draws of its chunks; empty if they were not recorded.
+        moments: Variant to its plan at some iterations, for plans that are recomputed during training.
+        endings: Last and best iterations of the runs; see `watching.endings`.
     """
 
     watched: dict[str, dict[str, Curve]]
@@ -93,32 +93,32 @@ class TrainingStory:
 
 @dataclass(frozen=True)
 class Content:
-    """What templates and plots take.
+    """Input of the templates and plots.
 
     Attributes:
         settings: The values of params.yaml.
-        answer: Does it help? In a few words.
-        sentence: The same with the numbers.
-        remarks: Further sentences: hybrid, scorers outside the reward, variants against each other.
-        method: How the intervals were made.
-        comparisons: Every variant, mode and measure, in the tables' order.
-        base: Mean of the base on every measure.
-        grids: The image grid, in parts where there are many variants.
+        answer: Short answer to "Does it help?".
+        sentence: The answer with its numbers.
+        remarks: Further sentences: hybrid inference, scorers outside the reward, pairs of variants.
+        method: Description of the intervals.
+        comparisons: Comparison with the base of every variant, mode and measure, in the order of the tables.
+        base: Measure to the mean of the base.
+        grids: Parts of the image grid; one part unless there are many variants.
         profile: The L1 profile.
         rewards: Metric to variant to curve, for `REWARD_METRICS`.
         training: Metric to variant to curve, for ratios, clipping and gradients.
-        story: What else is known of training.
-        preference: Our table in the form of the paper's Table 1.
-        pairs: Variants against each other.
-        categories: Scorers by category.
-        others: Scores of other prompts than those of the eval split that are not among `categories`.
-        scorers: What each scorer is.
+        story: Further training metrics.
+        preference: Table of means and differences in the layout of the paper's Table 1.
+        pairs: Comparisons between variants.
+        categories: Tables of scores by category.
+        others: Scores on splits other than eval that are not in `categories`.
+        scorers: Table that describes each scorer.
         shown_chunks: Chunks of the plan in use.
         guided_chunks: Chunks of the guided plan.
-        runs: What ran.
-        total_seconds: Sum over the stages.
+        runs: Table of the stages that ran.
+        total_seconds: Wall time, summed over the stages.
         machine: Facts of the environment, (name, value).
-        not_run: What the report does not hold.
+        not_run: Experiments of the paper that this run lacks, one sentence each.
     """
 
     settings: ReportSettings
@@ -147,7 +147,7 @@ class Content:
 
 
 def collect(evidence: Evidence, settings: ReportSettings) -> Content:
-    """Work out everything that the report says.
+    """Compute the content of the report.
 
     Raises:
         DataError: a table, a policy, a prompt, a seed, a metric or an image is missing; the message names
@@ -253,28 +253,28 @@ def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) 
     def sentence(start: str, mode: str, measure: str) -> str:
         return f"{start}: {effects_text([c for c in found if (c.mode, c.measure) == (mode, measure)])}."
 
-    hybrid = f"Hybrid inference (the last {settings.base_steps} of {settings.num_steps} steps by the base)"
+    hybrid = f"Hybrid inference (the base model takes the last {settings.base_steps} of {settings.num_steps} steps)"
     outside = [scorer for scorer in settings.scorers if scorer not in settings.rewards]
     quiet = _quiet(found, outside) if len(outside) > FEW_SCORERS else []
     told = [
-        sentence(f"{scorer}, which the reward does not hold, tuned against base", "tuned", scorer)
+        sentence(f"{scorer}, which is not part of the reward, tuned against base", "tuned", scorer)
         for scorer in outside
         if scorer not in quiet
     ]
     if quiet:
-        start = "Scorers that the reward does not hold and on which no variant, tuned, is shown to differ from the base"
+        start = "Scorers that are not part of the reward and show no difference between any tuned variant and the base"
         told.append(f"{start}: {', '.join(quiet)}.")
     return (sentence(f"{hybrid}, training reward", "hybrid", REWARD), *told, *([order] if order else []))
 
 
 def _quiet(found: Sequence[Comparison], scorers: Sequence[str]) -> list[str]:
-    """The scorers that show no difference for any tuned variant."""
+    """Scorers that show no difference for any tuned variant."""
     moved = {c.measure for c in found if c.mode == "tuned" and c.difference.verdict != "none"}
     return [scorer for scorer in scorers if scorer not in moved]
 
 
 def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
-    """Facts that the runs agree on, or each value once."""
+    """Environment of the runs: each distinct value once."""
 
     def values(found: Sequence[str | None]) -> str:
         return ", ".join(dict.fromkeys(value for value in found if value)) or "not recorded"
@@ -305,9 +305,11 @@ def _not_run(
         found.append(f"The paper’s reward models: {', '.join(missing)}.")
     found.extend(filter(None, [benchmarks_not_run(benchmarks)]))
     if not categories:
-        found.append("A score by category: no scorer that counts right prompts, or one category only.")
+        found.append(
+            "Scores by category: no scorer judges images as right or wrong, or all prompts are of one category."
+        )
     if not others and all(table.split == EVAL for table in categories):
-        found.append("Prompts of other splits than eval: none was scored.")
+        found.append("Splits other than eval: none was scored.")
     if settings.other_plans:
         found.append(f"Training with the chunk plans {', '.join(settings.other_plans)}.")
     found.extend(not_trained(settings.training))
@@ -315,7 +317,7 @@ def _not_run(
 
 
 def not_trained(training: TrainingSettings) -> list[str]:
-    """What of the paper's studies no variant trains."""
+    """The paper's training experiments that no variant repeats."""
     single, other = "single chunks (the paper’s Fig. 6)", "other rewards ({} Table 4)"
     if not training.single_chunks and not training.chunk_rewards:
         return [f"Training {single} and {other.format('its')}."]

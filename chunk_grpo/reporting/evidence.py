@@ -1,4 +1,4 @@
-"""What the report is made from, and the scores as matrices of training seeds by prompts.
+"""Input of the report, and scores as matrices of training seeds by prompts.
 
 Shape letters: R training seeds, P prompts.
 """
@@ -29,17 +29,17 @@ Sample = tuple[str, int]
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What the report needs to know of training.
+    """Training settings that the report uses.
 
     Attributes:
-        iterations: Of a whole run.
-        images: Variant to images drawn in an iteration.
+        iterations: Number of iterations of a complete run.
+        images: Variant to images drawn per iteration.
         clip_ranges: Variant to epsilon of Eq. (13): one, or one for each chunk.
-        unseen: Scorers that held-out images are watched with and that the training reward does not hold.
-        decisive: The metric that tells which policy of a run is the best.
-        keeps_best: Whether that policy is kept beside the last one.
-        single_chunks: Whether a variant trains some of its chunks only.
-        chunk_rewards: Whether a variant has a reward for each chunk.
+        unseen: Scorers of held-out images that are not part of the training reward.
+        decisive: Metric that selects the best policy of a run.
+        keeps_best: Whether the best policy is saved in addition to the last one.
+        single_chunks: Whether any variant trains only some of its chunks.
+        chunk_rewards: Whether any variant has a reward per chunk.
     """
 
     iterations: int
@@ -53,19 +53,19 @@ class TrainingSettings:
 
     @property
     def clip_range(self) -> float | None:
-        """The clip range that all variants train with, or None where they differ."""
+        """The clip range of all variants, or None if they differ."""
         found = {value for values in self.clip_ranges.values() for value in values}
         return found.pop() if len(found) == 1 else None
 
 
 @dataclass(frozen=True)
 class WiseJudge:
-    """Of a scorer that asks a judge by WISE's rules.
+    """Judge of a scorer that follows WISE's rules.
 
     Attributes:
         protocol: legacy or verified.
-        model: The judge's id at its endpoint.
-        original_words: Whether it is asked in the words of WISE's evaluator, not in this package's own.
+        model: Id of the judge model at its endpoint.
+        original_words: Whether the prompt to the judge is that of WISE's evaluator instead of this package's.
     """
 
     protocol: ProtocolName
@@ -78,11 +78,11 @@ class ScorerUse:
     """A scorer of params.yaml.
 
     Attributes:
-        name: Its name there.
-        kind: Its kind.
-        splits: Of prompts whose images it judged.
-        scale: What its numbers are, in words.
-        judge: Of kind wise alone.
+        name: Name of the scorer.
+        kind: Kind of the scorer.
+        splits: Splits of prompts whose images it judges.
+        scale: Value range, as text.
+        judge: Judge of a scorer of kind wise; else None.
     """
 
     name: str
@@ -94,7 +94,7 @@ class ScorerUse:
 
 @dataclass(frozen=True)
 class PromptKind:
-    """Where a split's prompts come from: shapes, coco, geneval, wise or file; of WISE, whether they are rewritten."""
+    """Source of a split's prompts: shapes, coco, geneval, wise or file; for WISE, whether they are rewritten."""
 
     kind: str
     rewritten: bool = False
@@ -102,29 +102,29 @@ class PromptKind:
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """The values of params.yaml that the report needs, and the file's text to show.
+    """The values of params.yaml that the report uses, and all parameters as text.
 
     Attributes:
         title: Heading of the page.
-        preset: Name of the preset, for the reader.
+        preset: Name of the preset.
         model: Checkpoint of the base, with its revision.
-        variants: Names in the order of params.yaml; colours follow it.
-        recipes: What each variant trains with, in words.
+        variants: Names in the order of params.yaml, which also sets the colours.
+        recipes: Variant to a description of its settings.
         other_plans: Plans of params.yaml that no variant trains with.
         rewards: Weight of each scorer in the training reward.
         measured: The scorers in the order of params.yaml.
-        prompt_kinds: Split to where its prompts come from.
-        training: How the variants were trained.
+        prompt_kinds: Split to the source of its prompts.
+        training: Training settings.
         num_steps: ODE steps of the evaluation images.
-        base_steps: Of these, the last taken by the base model in the mode "hybrid".
-        shown_plan: Plan whose chunks the profile is shaded with.
-        guided_plan: Plan from the profile, shown beside it, if there is one.
-        bootstrap_samples: Draws behind each interval.
-        grid_prompts: Prompts of the image grid.
-        seed: Of the bootstrap and of the grid's choice.
+        base_steps: Number of last steps that the base model takes in the mode "hybrid".
+        shown_plan: Plan whose chunks shade the profile.
+        guided_plan: Guided plan to show for comparison, if there is one.
+        bootstrap_samples: Bootstrap draws per interval.
+        grid_prompts: Number of prompts in the image grid.
+        seed: Seed of the bootstrap and of the choice of grid prompts.
         train_seeds: Seeds of the training runs.
-        image_seed: Of the evaluation images' noise.
-        parameters: All parameters as YAML, to show.
+        image_seed: Seed of the noise of the evaluation images.
+        parameters: All parameters as YAML.
     """
 
     title: str
@@ -150,13 +150,13 @@ class ReportSettings:
 
     @property
     def scorers(self) -> tuple[str, ...]:
-        """Those that judged the eval split, on which policies are compared."""
+        """Scorers of the eval split, on which policies are compared."""
         return tuple(use.name for use in self.measured if "eval" in use.splits)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table and the path it was read from, for messages."""
+    """A table and the path it was read from, for error messages."""
 
     path: str
     table: pa.Table
@@ -171,9 +171,9 @@ class Evidence:
         profile: Schema l1_profile.
         plans: Plan name to schema chunk_plan.
         metrics: Variant to schema train_metrics.
-        images: Policy (base, then the variants) to schema images; may hold the grid's prompts alone.
+        images: Policy (base, then the variants) to schema images; may contain the grid's prompts only.
         scores: (policy, scorer) to schema scores.
-        runs: Manifests of the stages that ran, in the order they are shown.
+        runs: Manifests of the stages that ran, in display order.
     """
 
     prompts: Source
@@ -187,7 +187,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts of one split that were scored, in the order of the prompts table; a caption may repeat."""
+    """The scored prompts of one split, in the order of the prompts table; captions may repeat."""
 
     ids: tuple[str, ...]
     categories: tuple[str, ...]
@@ -199,8 +199,8 @@ class LeftOut:
     """Images without a score.
 
     Attributes:
-        refused: Images that the scorer refused.
-        samples: Samples of prompts, of which one image or more are refused: left out for every policy.
+        refused: Number of images that the scorer refused.
+        samples: Number of (prompt, sample) pairs with a refused image; these are left out for every policy.
     """
 
     refused: int
@@ -208,10 +208,10 @@ class LeftOut:
 
 
 class ScoreBook:
-    """Scores by policy, mode, measure and training seed; complete for what is asked, or a DataError.
+    """Scores by policy, mode, measure and training seed; missing scores raise DataError.
 
-    An image that a scorer refused is left out together with the images of the same prompt and sample of all policies,
-    modes and training seeds: so all means of a measure are over the same images, and differences are paired.
+    If a scorer refused an image, the images with the same prompt and sample are left out for all policies, modes and
+    training seeds. All means of a measure are then over the same (prompt, sample) pairs, and differences are paired.
 
     Args:
         scores: (policy, scorer) to a table of schema scores.
@@ -253,10 +253,10 @@ class ScoreBook:
             policy: "base" or a variant.
             mode: base, tuned or hybrid.
             measure: A scorer, or `REWARD`.
-            prompt_ids: P prompts, of which at least one image is left.
+            prompt_ids: P prompts, each with at least one image that was not left out.
 
         Raises:
-            DataError: a scorer, a mode, a training seed, or a prompt or sample that the base has is missing.
+            DataError: A scorer, a mode, a training seed, or a prompt or sample of the base is missing.
         """
         scorers = self._scorers(measure)
         seeds = self.train_seeds(policy, mode, measure)
@@ -276,16 +276,16 @@ class ScoreBook:
         return total
 
     def samples(self, measure: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
-        """The samples of each prompt that the base has, without those left out: what every policy is paired with."""
+        """Prompt to the samples that every policy is paired on: those of the base without those left out."""
         refused = set().union(*(self._refused.get(scorer, {}) for scorer in self._scorers(measure)))
         found = self._samples(self._scorers(measure)[0], prompt_ids)
         return {name: [s for s in found[name] if (name, s) not in refused] for name in prompt_ids}
 
     def answered(self, measure: str, prompts: PromptSet) -> PromptSet:
-        """The prompts of which at least one image is left.
+        """The prompts with at least one image that was not left out.
 
         Raises:
-            DataError: There are none.
+            DataError: There are no such prompts.
         """
         left = self.samples(measure, prompts.ids)
         rows = [row for row, prompt_id in enumerate(prompts.ids) if left[prompt_id]]
@@ -298,7 +298,7 @@ class ScoreBook:
         return PromptSet(*(tuple(values[row] for row in rows) for values in of))
 
     def left_out(self, scorer: str, prompt_ids: Sequence[str]) -> LeftOut:
-        """What the scorer refused of these prompts."""
+        """Numbers of refused images and left-out pairs among these prompts."""
         found, known = self._refused.get(scorer, Counter()), set(prompt_ids)
         counts = [count for (prompt_id, _), count in found.items() if prompt_id in known]
         return LeftOut(sum(counts), len(counts))
@@ -309,10 +309,10 @@ class ScoreBook:
         return self._one(found, (policy, mode, scorer, seed), sample)
 
     def prompt_set(self, prompts: Source, split: str, scorer: str) -> PromptSet | None:
-        """The prompts of a split, or None where the scorer judged no image of the base for any of them.
+        """The prompts of a split, or None if the scorer judged none of the base's images for them.
 
         Raises:
-            DataError: the split has prompts and only some were scored for the base (named in the message).
+            DataError: Only some prompts of the split were scored for the base; the message names a missing one.
         """
         table = prompts.table
         columns = (table.column(name).to_pylist() for name in ("prompt_id", "category", "prompt", "split"))
@@ -354,7 +354,7 @@ class ScoreBook:
         return found[sample]
 
     def _samples(self, scorer: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
-        """The samples that the base has of each prompt: what every policy is paired with."""
+        """Prompt to all samples of the base."""
         samples: dict[str, list[int]] = {}
         for found in self._seeds(BASE, BASE, scorer).values():
             for prompt_id, sample in sorted(found):

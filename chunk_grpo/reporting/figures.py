@@ -1,6 +1,7 @@
-"""Figures as bytes: one drawing gives an SVG for the page and a PNG for the Markdown.
+"""Figures as bytes: the same drawing gives an SVG for the page and a PNG for the Markdown.
 
-The SVG's colours are CSS variables. Equal drawings give equal bytes: a fixed salt for the ids, no date.
+The colours of the SVG are CSS variables. Equal drawings give equal bytes: the ids have a fixed salt, and dates are
+omitted.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from matplotlib.figure import Figure
 from chunk_grpo.reporting.palette import GRID, INK, MUTED, ROLES
 
 Draw = Callable[[Axes], None]
-"""Draws one panel."""
+"""Function that draws one panel."""
 
 PNG_DPI = 200
-# matplotlib types the keys as a Literal of all its parameters, which differs between its versions.
+# Any: matplotlib types the keys as a Literal of all its parameters, which differs between versions.
 STYLE: dict[Any, object] = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same everywhere
+    "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib, so output is the same on all machines
     "font.size": 9.0,
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
@@ -37,7 +38,7 @@ STYLE: dict[Any, object] = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "axes.formatter.limits": (-5, 6),  # 0.0001 rather than 1e-4 set above the axis
+    "axes.formatter.limits": (-5, 6),  # 0.0001 at the tick instead of 1e-4 above the axis
     "axes.formatter.useoffset": False,
     "axes.unicode_minus": True,
     "grid.color": GRID,
@@ -62,8 +63,8 @@ def svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
 
     Args:
         draw: Draws the panel.
-        name: Unique in the page; prefixes all ids.
-        label: What the figure shows, for those who cannot see it.
+        name: Name, unique in the page; prefixes all ids.
+        label: Alternative text.
         size: Width and height in inches, 72 CSS pixels each.
     """
     out = io.StringIO()
@@ -81,14 +82,14 @@ def png(
     strip: float = 0.35,
     columns: int | None = None,
 ) -> bytes:
-    """A PNG of panels side by side, at twice the size of the screen.
+    """A PNG of panels side by side, at twice the display size.
 
     Args:
         draws: Draws each panel.
         panel_size: Width and height of a panel in inches.
         legend: Draws the legend into a strip above the panels.
         strip: Height of that strip in inches.
-        columns: Panels in a row; None puts all into one.
+        columns: Panels per row; None puts all panels into one row.
     """
     out = io.BytesIO()
     width, height = panel_size
@@ -110,7 +111,7 @@ def png(
 
 
 def _for_the_page(text: str, name: str, label: str) -> str:
-    """Drop the XML head, make ids unique, set the label, and let CSS choose colours and fonts."""
+    """Drop the XML head, make ids unique, set the label, and replace colours and fonts for CSS."""
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)

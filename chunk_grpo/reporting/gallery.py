@@ -1,6 +1,6 @@
-"""The image grid: the same prompts and seeds for the base and every variant.
+"""Image grid: the base and every variant on the same prompts and seeds.
 
-Prompts are drawn without looking at any score, the same number from each category as far as they go.
+Prompts are drawn without using any score, in equal numbers from each category as long as it has prompts left.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from chunk_grpo.reporting.evidence import BASE, MODES, PromptSet, ScoreBook, Sou
 from chunk_grpo.reporting.palette import is_crowded
 
 TINY = 128
-"""Pixels; images up to this size are shown enlarged with sharp pixels, larger ones as thumbnails."""
+"""Pixels. Images up to this size are enlarged with sharp pixels; larger ones are shown as thumbnails."""
 
 GRID_VARIANTS = 4
-"""Variants of one grid where they do not all fit: base and four in two modes are as wide as the page."""
+"""Variants per grid if they do not all fit: the base and four variants in two modes fill the page width."""
 
 THUMBNAIL = 384
 TILE = 144
@@ -44,10 +44,10 @@ class Picture:
     """One image of the grid.
 
     Attributes:
-        image: Decoded, RGB, a thumbnail where the original is large.
-        uri: The same as a data: URI.
-        pixelated: Whether it is so small that its pixels are shown as they are.
-        alt: What it is, for those who cannot see it.
+        image: Decoded RGB image; a thumbnail if the original is large.
+        uri: The image as a data: URI.
+        pixelated: Whether the image is enlarged with sharp pixels.
+        alt: Alternative text.
         scores: (label, value) of each scorer.
     """
 
@@ -60,16 +60,24 @@ class Picture:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One prompt with its images, one for each column."""
+    """One prompt with its images, one for each column.
+
+    Attributes:
+        prompt: Text of the prompt.
+        seed: Seed of the image noise.
+        sample: Sample number of the images.
+        pictures: One image per column.
+    """
 
     prompt: str
     seed: int
+    sample: int
     pictures: tuple[Picture, ...]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The base and some variants beside each other."""
+    """The base and some variants side by side."""
 
     variants: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -77,23 +85,23 @@ class Grid:
 
 
 def grid_variants(variants: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The variants of each grid: all in one, or of many as many as fit the page's width."""
+    """The variants of each grid: all in one grid, or if there are many, as many as fit the page width."""
     size = GRID_VARIANTS if is_crowded(variants) else len(variants)
     return tuple(tuple(variants[first : first + size]) for first in range(0, len(variants), size))
 
 
 def grid_columns(variants: Sequence[str]) -> tuple[Column, ...]:
-    """base, then each variant tuned and hybrid."""
+    """Columns of a grid: base, then each variant tuned and hybrid."""
     return (Column(BASE, BASE), *(Column(v, mode) for v in variants for mode in MODES))
 
 
 def choose_prompts(prompts: PromptSet, count: int, seed: int) -> tuple[str, ...]:
-    """Prompts of the grid, each with another caption: categories take turns, in an order drawn from the seed.
+    """Choose prompts with distinct captions; categories alternate, and the order within each is random.
 
     Args:
-        prompts: What to choose from.
-        count: How many at the most.
-        seed: Of the draw.
+        prompts: Prompts to choose from.
+        count: Largest number of prompts.
+        seed: Seed of the random order.
     """
     generator = np.random.default_rng(seed)
     of_caption = {prompts.captions[i]: i for i in generator.permutation(len(prompts.ids))}
@@ -114,7 +122,7 @@ def grid_rows(
     book: ScoreBook,
     scorers: Sequence[str],
 ) -> list[GridRow]:
-    """The grid's images with their scores: of each policy the lowest training seed, of each prompt sample 0.
+    """The grid's images with their scores: lowest training seed of each policy, lowest sample of each prompt.
 
     Raises:
         DataError: an image is missing, cannot be decoded, or was made from another seed than the base's.
@@ -136,12 +144,12 @@ def grid_rows(
             scores = tuple(zip(labels, (_score_text(value) for value in values), strict=True))
             mode = "" if column.mode == BASE else f", {column.mode}"
             pictures.append(_picture(record.data, path, f"{texts[prompt_id]}: {column.policy}{mode}", scores))
-        rows.append(GridRow(texts[prompt_id], found[0][1].seed, tuple(pictures)))
+        rows.append(GridRow(texts[prompt_id], found[0][1].seed, found[0][1].sample, tuple(pictures)))
     return rows
 
 
 def short_labels(scorers: Sequence[str]) -> tuple[str, ...]:
-    """Scorer names without the word before the first hyphen where all share it (shapes-exact: exact)."""
+    """Scorer names without the part before the first hyphen if all share it (shapes-exact: exact)."""
     heads = {name.split("-", 1)[0] for name in scorers}
     if len(heads) == 1 and all("-" in name for name in scorers):
         return tuple(name.split("-", 1)[1] for name in scorers)
@@ -149,7 +157,7 @@ def short_labels(scorers: Sequence[str]) -> tuple[str, ...]:
 
 
 def grid_png(rows: Sequence[GridRow], columns: Sequence[Column]) -> bytes:
-    """The grid as one picture for the Markdown, at twice the size of the screen."""
+    """The grid as one PNG for the Markdown, at twice the display size."""
     width = GAP + len(columns) * (TILE + GAP)
     height = HEADER + len(rows) * (LABEL + TILE + GAP)
     canvas = Image.new("RGB", (2 * width, 2 * height), "white")
@@ -173,7 +181,7 @@ def grid_png(rows: Sequence[GridRow], columns: Sequence[Column]) -> bytes:
 
 @dataclass(frozen=True)
 class _Record:
-    """One row of schema images, as far as it is needed."""
+    """The columns of one row of schema images that the grid uses."""
 
     train_seed: int
     sample: int
@@ -199,7 +207,7 @@ def _first_image(source: Source, column: Column, prompt_id: str) -> _Record:
 
 
 def _score_text(value: float) -> str:
-    """A score, or that there is none."""
+    """A score, or "refused" if the scorer gave none."""
     return "refused" if math.isnan(value) else number(value, 2)
 
 

@@ -1,4 +1,4 @@
-"""One thing that is shown of a run: Markdown with its pictures, for a page that can hold no files beside it."""
+"""A highlight of a run: Markdown with its pictures, for pages that cannot link to files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PICTURE = re.compile(r"(!\[(?:[^\]\\]|\\.)*\])\(([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Highlight:
-    """Something to show of a run.
+    """A part of a run's results.
 
     Attributes:
-        key: Names it within a run: lower-case letters, digits and dashes.
-        title: What it is, in a few words.
-        markdown: The text, with a heading; a picture stands in it as ![what it shows](NAME).
-        images: The pictures by NAME, whose suffix is .png or .jpg.
+        key: Name, unique within a run: lower-case letters, digits and dashes.
+        title: Short title.
+        markdown: Text with a heading; refers to pictures as ![alternative text](NAME).
+        images: NAME to picture; its suffix is .png or .jpg.
     """
 
     key: str
@@ -33,22 +33,22 @@ class Highlight:
     images: Mapping[str, bytes] = field(default_factory=dict)
 
     def inline(self) -> str:
-        """The Markdown with its pictures inside, as data: URIs."""
+        """The Markdown with its pictures embedded as data: URIs."""
         return _PICTURE.sub(lambda found: f"{found[1]}({self._uri(found[2])})", self.markdown)
 
     def _uri(self, name: str) -> str:
-        if name not in self.images:  # an address of its own
+        if name not in self.images:  # an external address
             return name
         content = base64.b64encode(self.images[name]).decode("ascii")
         return f"data:{_MEDIA_TYPES[PurePath(name).suffix]};base64,{content}"
 
 
 def report(folder: Path, page: str | None) -> list[Highlight]:
-    """The report with its pictures; nothing when there is none.
+    """The report with its pictures; empty if it does not exist.
 
     Args:
-        folder: Of report.md.
-        page: Address of the report as a page.
+        folder: Folder of report.md.
+        page: URL of the report's HTML page, if any.
     """
     file = folder / "report.md"
     if not file.is_file():
@@ -59,7 +59,7 @@ def report(folder: Path, page: str | None) -> list[Highlight]:
 
 
 def smaller(plot: bytes) -> bytes:
-    """The PNG of a plot in a few colours: a quarter of the bytes, for a text that is kept in many versions."""
+    """Reduce the colours of a plot's PNG to a quarter of its bytes: many versions of a highlight are stored."""
     out = io.BytesIO()
     image = Image.open(io.BytesIO(plot)).convert("RGB")
     few = image.quantize(_COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
@@ -68,11 +68,11 @@ def smaller(plot: bytes) -> bytes:
 
 
 def slug(text: str) -> str:
-    """Text as a key may hold it."""
+    """Convert text to the characters allowed in a key."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def escaped(text: str) -> str:
-    """Text that shall stand in Markdown, also in a cell of a table, as it is."""
+    """Escape text for Markdown, including table cells."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text)

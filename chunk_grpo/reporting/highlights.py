@@ -1,6 +1,6 @@
-"""What a person wants to see of a run before there is a report: each as soon as its inputs exist.
+"""Highlights of an unfinished run: each is available as soon as its inputs exist.
 
-The numbers and the pictures are the report's own, made by the same functions.
+Numbers and pictures come from the same functions as those of the report.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _State = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True)
 class _Part:
-    """A highlight that can be made.
+    """A highlight whose inputs exist.
 
     Attributes:
-        key: Its key.
-        inputs: The files it is made from.
-        make: Makes it.
+        key: Key of the highlight.
+        inputs: Input files.
+        make: Creates the highlight.
     """
 
     key: str
@@ -44,10 +44,10 @@ class _Part:
 
 
 class Highlights:
-    """The highlights of a workspace, whose stages may not have run or may not run at all."""
+    """Highlights of a workspace in which any number of stages has run."""
 
     def __init__(self, workspace: Path) -> None:
-        """Read nothing yet.
+        """Set the folders; reads no files.
 
         Args:
             workspace: Folder with params.yaml and artifacts/.
@@ -57,13 +57,13 @@ class Highlights:
         self._images: dict[str, tuple[_State, Source]] = {}
 
     def new(self) -> list[Highlight]:
-        """Those whose inputs have appeared or changed since the last call; at the first call all that there are.
+        """Highlights whose inputs are new or changed since the last call; all available ones at the first call.
 
-        A stage may be writing meanwhile: every table appears as a whole.
+        Stages may run meanwhile: they write each table in one step.
 
         Raises:
-            ConfigError: params.yaml is missing or wrong, though there are artifacts.
-            DataError: A file is damaged, or does not fit the others.
+            ConfigError: There are artifacts, but params.yaml is missing or invalid.
+            DataError: A file is damaged or inconsistent with the others.
         """
         made = []
         for part in self._parts():
@@ -74,11 +74,11 @@ class Highlights:
         return made
 
     def _parts(self) -> Iterator[_Part]:
-        """What there are the inputs of."""
+        """All highlights whose inputs exist."""
         profile = self._artifacts / "profile" / "l1_profile.parquet"
         prompts = self._artifacts / "prompts" / "evaluation.parquet"
         if not profile.is_file() and not prompts.is_file():
-            return  # also where params.yaml is not one of ours
+            return  # params.yaml may belong to another pipeline
         params = load_params(self._root / "params.yaml")
         settings = settings_from(params)
         if profile.is_file():
@@ -144,7 +144,7 @@ class Highlights:
             )
 
     def _few(self, policy: str, file: Path, chosen: tuple[str, ...]) -> Source:
-        """Of a policy's images those of the grid, read once: the file may be large."""
+        """The grid's images of a policy; cached, since the file may be large."""
         state = _state((file,))
         kept = self._images.get(policy)
         if kept is None or kept[0] != state:
@@ -160,6 +160,6 @@ def _read(file: Path, schema: SchemaName) -> Source:
 
 
 def _state(files: tuple[Path, ...]) -> _State:
-    """What tells that a file is another one, also where DVC has put a link in its place."""
+    """Values that change when a file is replaced, including by a link from DVC."""
     found = ((file, file.stat()) for file in files)
     return tuple((str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in found)

@@ -1,4 +1,4 @@
-"""To be shown of a run: the L1 profile with the boundaries of all plans, and the chunks in a table."""
+"""Highlights of a run: the L1 profile with the boundaries of all plans, and a table of chunks."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from chunk_grpo.reporting.series import Chunk
 from chunk_grpo.reporting.tables import Cell, Row, Table
 
 PANEL = (10.4, 3.3)
-"""Inches: the page's width, and the height of each of the two panels."""
+"""Width of the page and height of each of the two panels, in inches."""
 
 SHORT = 32
-"""Steps; the means of a longer trajectory fill no table."""
+"""Largest number of steps for which the means are also shown in a table."""
 
 FEW = 9
-"""Chunks of a plan whose numbers and sizes are written out."""
+"""Largest number of chunks for which their numbers and sizes are written out."""
 
 
 def profile_highlight(params: Params, profile: Source, plans: Mapping[str, Source]) -> Highlight:
-    """The relative L1 profile; with the plans, once they are there.
+    """The relative L1 profile, with the plans if they exist.
 
     Args:
-        params: Of the run.
+        params: Parameters of the run.
         profile: Schema l1_profile.
-        plans: Plan name to schema chunk_plan; empty until the chunks are made.
+        plans: Plan name to schema chunk_plan; empty until the chunk_boundaries stage has run.
 
     Raises:
-        DataError: A sampler is missing.
+        DataError: A sampler is missing from the profile.
     """
     sde, ode = series.profile_curve(profile, "sde"), series.profile_curve(profile, "ode")
     chunks = {name: series.chunks_of(source) for name, source in plans.items()}
@@ -47,8 +47,8 @@ def profile_highlight(params: Params, profile: Source, plans: Mapping[str, Sourc
     lines = [
         "## Relative L1 distance between steps",
         "",
-        "Mean over prompts (Eq. 15); the band holds nine of ten prompts. SDE is the sampler that trains."
-        + (f" Shaded: the chunks of {escaped(shown)}; below, those of every plan." if chunks else ""),
+        "Mean over prompts (Eq. 15); band: 5th to 95th percentile. The SDE is the sampler used in training."
+        + (f" Shaded: the chunks of {escaped(shown)}; below: the chunks of every plan." if chunks else ""),
         "",
         "![Relative L1 distance per step, and the chunks of every plan](l1-profile.png)",
     ]
@@ -63,10 +63,10 @@ def profile_highlight(params: Params, profile: Source, plans: Mapping[str, Sourc
 
 
 def chunks_highlight(params: Params, plans: Mapping[str, Source]) -> Highlight:
-    """Every plan: who trains with it, and its chunks.
+    """Every plan with the variants that train with it and its chunks.
 
     Args:
-        params: Of the run.
+        params: Parameters of the run.
         plans: Plan name to schema chunk_plan.
     """
     users = {name: [v for v, variant in params.variants.items() if variant.plan == name] for name in plans}
@@ -87,8 +87,8 @@ def chunks_highlight(params: Params, plans: Mapping[str, Source]) -> Highlight:
     lines = [
         "## Chunks",
         "",
-        "Steps count from 0, noise to image. The first draw is a chunk's chance to be drawn first when chunks are "
-        "drawn by their weights.",
+        "Steps count from 0, from noise to image. First draw: probability that a draw by weight takes this chunk "
+        "first.",
         "",
         tables.to_markdown(summary),
         "",
@@ -98,12 +98,12 @@ def chunks_highlight(params: Params, plans: Mapping[str, Source]) -> Highlight:
 
 
 def draw_plans(axes: Axes, plans: Mapping[str, Sequence[Chunk]], last_step: int) -> None:
-    """The plans over each other, on the profile's axis of steps: one row a plan, one box a chunk.
+    """Draw the plans above each other along the steps: one row per plan, one box per chunk.
 
     Args:
-        axes: Where to draw.
-        plans: Name to chunks.
-        last_step: Where the profile's axis ends.
+        axes: Axes to draw into.
+        plans: Plan name to chunks.
+        last_step: Last step of the profile, which sets the end of the axis.
     """
     for place, chunks in enumerate(plans.values()):
         for index, chunk in enumerate(chunks):
@@ -127,7 +127,7 @@ def draw_plans(axes: Axes, plans: Mapping[str, Sequence[Chunk]], last_step: int)
 
 
 def sizes_text(chunks: Sequence[Chunk]) -> str:
-    """A plan's sizes, from noise to image; of many chunks in short."""
+    """Sizes of a plan, from noise to image; only their range if there are many chunks."""
     sizes = [chunk.num_steps for chunk in chunks]
     if len(sizes) > FEW:
         least, most = min(sizes), max(sizes)
@@ -136,7 +136,7 @@ def sizes_text(chunks: Sequence[Chunk]) -> str:
 
 
 def _means(profile: Source, sde: series.Curve, ode: series.Curve) -> Table:
-    """The two curves in numbers."""
+    """Table of the two curves."""
     levels = series.noise_levels(profile)
     other = dict(zip(ode.x.tolist(), ode.mean.tolist(), strict=True))
     rows = tuple(

@@ -1,6 +1,6 @@
-"""To be shown of a run: how the variants trained, their images beside the base's, and their scores against it.
+"""Highlights of a run: reward curves, images of base and variants, and scores compared with the base.
 
-All of it is what the report shows, for the variants that are there so far.
+The content is that of the report, for the variants that are finished so far.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PIL import Image
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting import gallery, plots, series, tables
 from chunk_grpo.reporting.benchmarks import EVAL
-from chunk_grpo.reporting.comparisons import Comparisons, headline
+from chunk_grpo.reporting.comparisons import FROM_BASE, Comparisons, headline
 from chunk_grpo.reporting.content import REWARD_METRICS
 from chunk_grpo.reporting.evidence import BASE, MODES, REWARD, PromptSet, ReportSettings, ScoreBook, Source
 from chunk_grpo.reporting.figures import png
@@ -26,20 +26,20 @@ from chunk_grpo.reporting.statistics import METHOD
 from chunk_grpo.reporting.tables import Cell, Row, Table
 
 IMAGES_LIMIT = 1_000_000
-"""Bytes of all pictures of a grid; as text in a page they take a third more."""
+"""Largest size of all pictures of a grid in bytes; base64 adds a third."""
 
 WIDTH, SMALL, LARGE = 560, 112, 256
-"""Pixels that a row's images share out, and about the least and the largest side of one: a page cannot scale them."""
+"""Pixels: total width of a row's images, and approximate smallest and largest side of one. Pages cannot scale them."""
 
 QUALITY = 84
-"""Of JPEG."""
+"""JPEG quality."""
 
 
 def rewards_highlight(settings: ReportSettings, metrics: Mapping[str, Source]) -> Highlight:
     """Reward by iteration of the variants that have trained.
 
     Args:
-        settings: Of the report.
+        settings: Settings of the report.
         metrics: Variant to schema train_metrics.
     """
     draws = [
@@ -56,19 +56,19 @@ def rewards_highlight(settings: ReportSettings, metrics: Mapping[str, Source]) -
     lines = [
         "## Reward by iteration",
         "",
-        "Mean over training seeds, with a band from the lowest to the highest of them where there is room. "
-        "Iteration 0 is the base." + _missing("trained", settings.variants, metrics),
+        "Mean over training seeds; with few variants, bands show the lowest and highest seed. "
+        "Iteration 0 is the base model." + _missing("trained", settings.variants, metrics),
         "",
-        "![Training reward by iteration, one line a variant](rewards.png)",
+        "![Training reward by iteration, one line per variant](rewards.png)",
     ]
     return Highlight("rewards", "Reward curves", "\n".join(lines), {"rewards.png": picture})
 
 
 def chosen_prompts(settings: ReportSettings, prompts: Source) -> tuple[PromptSet, tuple[str, ...]]:
-    """The held-out prompts, and those of them that the grid shows: the same as in the report.
+    """The held-out prompts, and the ids of those in the image grid; both as in the report.
 
     Raises:
-        DataError: There is no held-out prompt.
+        DataError: There are no held-out prompts.
     """
     columns = (
         prompts.table.column(name).to_pylist() for name in ("prompt_id", "category", "prompt", "split")
@@ -83,12 +83,12 @@ def chosen_prompts(settings: ReportSettings, prompts: Source) -> tuple[PromptSet
 
 
 def images_highlight(settings: ReportSettings, prompts: Source, images: Mapping[str, Source]) -> Highlight:
-    """Base and tuned variants on the same prompts and the same noise; prompts are left out where they take too much.
+    """Images of base and tuned variants for the same prompts and noise; prompts beyond `IMAGES_LIMIT` are omitted.
 
     Args:
-        settings: Of the report.
+        settings: Settings of the report.
         prompts: Schema prompts.
-        images: Policy, the base among them, to schema images; may hold the grid's prompts alone.
+        images: Policy, including the base, to schema images; may contain the grid's prompts only.
 
     Raises:
         DataError: An image is missing, cannot be decoded, or was made from another seed than the base's.
@@ -112,8 +112,8 @@ def images_highlight(settings: ReportSettings, prompts: Source, images: Mapping[
     lines = [
         "## The same prompts and seeds",
         "",
-        "In a row all images have the same prompt and the same noise (sample 0, training seed "
-        f"{min(settings.train_seeds)} of tuned policies). Prompts were drawn without looking at any score."
+        "All images of a row have the same prompt and the same noise (sample 0; tuned policies: training seed "
+        f"{min(settings.train_seeds)}). Prompts were drawn without using any score."
         + _missing("drawn", settings.variants, images),
         "",
         tables.to_markdown(table).replace("---:", ":---:"),
@@ -124,12 +124,12 @@ def images_highlight(settings: ReportSettings, prompts: Source, images: Mapping[
 def scores_highlight(
     settings: ReportSettings, prompts: Source, scores: Mapping[tuple[str, str], Source]
 ) -> Highlight:
-    """The report's comparison with the base, for the variants of which all scores are there.
+    """The report's comparison with the base, for the variants that are fully scored.
 
     Args:
-        settings: Of the report.
+        settings: Settings of the report.
         prompts: Schema prompts.
-        scores: (policy, scorer) to schema scores: of the base, and of a variant by all scorers or none.
+        scores: (policy, scorer) to schema scores; includes the base, and each variant by all scorers or none.
 
     Raises:
         DataError: A prompt, a sample, a mode or a training seed is missing.
@@ -148,7 +148,7 @@ def scores_highlight(
     found = {m: [against.against_base(v, mode, m) for v in scored for mode in MODES] for m in measures}
     answer, sentence = headline([c for c in found[REWARD] if c.mode == "tuned"])
     draws = [
-        partial(plots.draw_differences, rows=found[m], variants=settings.variants, title=f"{m}, less base")
+        partial(plots.draw_differences, rows=found[m], variants=settings.variants, title=f"{m}, {FROM_BASE}")
         for m in measures[:2]
     ]
     size = (HALF[0], max(HALF[1], MARGINS + ROW * len(found[REWARD])))
@@ -157,12 +157,12 @@ def scores_highlight(
         "",
         sentence + _missing("scored", settings.variants, scored),
         "",
-        f"![Differences to the base with 95 % intervals: {' and '.join(measures[:2])}](scores.png)",
+        f"![Differences from the base model with 95 % intervals: {' and '.join(measures[:2])}](scores.png)",
         "",
-        "Below each mean: the difference to the base with its 95 % interval. Filled dots: tuned; hollow: hybrid.",
+        "Below each mean: the difference from the base and its 95 % interval. Filled dots: tuned; hollow: hybrid.",
     ]
     for table in tables.in_parts(tables.policy_table(against, scored, measures)):
-        # Three short lines in a cell: a page that scrolls tables sideways hides the last of their columns.
+        # Three short lines per cell keep the table narrow: pages that scroll tables sideways hide the last columns.
         lines += ["", tables.to_markdown(table).replace(" (", "<br>(")]
     lines += ["", METHOD.format(draws=settings.bootstrap_samples)]
     picture = smaller(png(draws, size))
@@ -170,7 +170,7 @@ def scores_highlight(
 
 
 def _missing(done: str, variants: Sequence[str], there: Mapping[str, object] | Sequence[str]) -> str:
-    """What is not there yet, as a further sentence."""
+    """A sentence that names the variants still missing; empty if there are none."""
     left = [variant for variant in variants if variant not in there]
     return f" Not {done} yet: {escaped(', '.join(left))}." if left else ""
 
@@ -179,7 +179,7 @@ _Named = tuple[GridRow, list[tuple[str, Picture]]]
 
 
 def _fitting(rows: Sequence[GridRow]) -> tuple[list[_Named], dict[str, bytes]]:
-    """The rows that the limit has room for, at least one, with names for their pictures; and the pictures."""
+    """The rows that fit `IMAGES_LIMIT`, at least one, with the names of their pictures; and the pictures by name."""
     shown: list[_Named] = []
     pictures: dict[str, bytes] = {}
     side = min(max(WIDTH // len(rows[0].pictures), SMALL), LARGE)
@@ -198,7 +198,7 @@ def _kind(picture: Picture) -> str:
 
 
 def _encoded(picture: Picture, side: int) -> bytes:
-    """A tiny image enlarged with sharp pixels, a large one reduced."""
+    """Encode a tiny image enlarged with sharp pixels, or a large one reduced."""
     image, out = picture.image, io.BytesIO()
     if picture.pixelated:
         factor = max(round(side / max(image.size)), 1)

@@ -1,6 +1,6 @@
-"""One evaluation of a preset's policies: a mean with its interval for each score, and what later ones compare with.
+"""One evaluation of a preset's policies: the mean and interval of each score, and prompt means for later comparisons.
 
-A score is what one scorer gives one policy in one mode on one split of prompts.
+A score belongs to one scorer, one policy, one mode and one split of prompts.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from chunk_grpo.reporting.inputs import settings_from
 from chunk_grpo.reporting.statistics import crossed_interval
 
 Change = Literal["first", "scorer", "prompts", "same", "unknown", "none", "moved"]
-"""What became of a score since its reference; docs/artifacts.md has what each word means."""
+"""Result of comparing a score with its reference; docs/artifacts.md explains each value."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Which evaluation it is.
+    """Identification of an evaluation.
 
     Attributes:
-        name: Unique among the evaluations of the preset, such as the flow run's; names a file.
-        evaluated_at: When, with its time zone.
-        preset: Of the policies.
-        model_commit: The commit whose run trained them.
-        code_commit: The commit that drew and scored the images.
+        name: Name, unique among the evaluations of the preset, such as that of the flow run; used as a file name.
+        evaluated_at: Time in UTC, with its time zone.
+        preset: Preset of the policies.
+        model_commit: Commit whose run trained the policies.
+        code_commit: Commit whose code generated and scored the images.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Evaluation:
 
 
 class Score(NamedTuple):
-    """Which number it is."""
+    """Key of a score."""
 
     policy: str
     mode: str
@@ -90,12 +90,12 @@ class HistoryRow:
 
     @property
     def score(self) -> Score:
-        """Which number it is."""
+        """Key of the score."""
         return Score(self.policy, self.mode, self.split, self.scorer)
 
     @property
     def next_reference(self) -> str:
-        """The evaluation that the next one is compared with: the last one that set this score's level."""
+        """Reference for the next evaluation: the last evaluation that set the level of this score."""
         begins = self.change in ("first", "scorer", "prompts", "moved")
         return self.evaluation if begins else self.reference
 
@@ -105,8 +105,8 @@ class Measured:
     """One evaluation's scores.
 
     Attributes:
-        evaluation: Which one.
-        rows: One for each score, in the order of params.yaml.
+        evaluation: Identification of the evaluation.
+        rows: One row per score, in the order of params.yaml.
         prompts: Schema evaluation_prompts: the mean of each prompt, for paired comparisons.
     """
 
@@ -116,12 +116,12 @@ class Measured:
 
 
 def known(history: Sequence[HistoryRow], rows: Sequence[HistoryRow]) -> str:
-    """Name of the last earlier evaluation that measured exactly this: nothing was new; else the empty string.
+    """Name of the last earlier evaluation with exactly the same results, or the empty string.
 
-    Equal are the models' commit, the seed of the images and, of every score, the scorer and the numbers.
+    Results are the same if model commit, image seed and, for every score, scorer and numbers are equal.
 
     Args:
-        history: Rows in the order of time. Without rows of this evaluation all of them are earlier ones.
+        history: Rows in order of time. Rows from this evaluation on are ignored.
         rows: The rows of one evaluation.
     """
     this = rows[0]
@@ -136,20 +136,20 @@ def known(history: Sequence[HistoryRow], rows: Sequence[HistoryRow]) -> str:
 
 
 def _numbers(row: HistoryRow) -> str:
-    """What differs when any image or scorer does; as text, in which NaN is equal to itself."""
+    """Values that change with any image or scorer, as text, so that NaN equals NaN."""
     return repr((*row.score, row.scorer_hash, row.num_images, row.mean, row.standard_error, row.low))
 
 
 def measure(workspace: Path, evaluation: Evaluation) -> Measured:
-    """The scores of a workspace in which the score stages have run, not compared with anything yet.
+    """Measure the scores of a workspace in which the score stages have run, without comparing them.
 
     Args:
         workspace: The folder of params.yaml.
-        evaluation: Which evaluation it is.
+        evaluation: Identification of the evaluation.
 
     Raises:
-        ConfigError: params.yaml breaks a rule, or a name or the time cannot be used.
-        DataError: a table is missing, corrupt, of another schema, or lacks scores; the message names it.
+        ConfigError: params.yaml is invalid, or the name, preset or time of the evaluation is.
+        DataError: A table is missing, corrupt, has another schema, or lacks scores; the message names it.
     """
     _check(evaluation)
     params = load_params(workspace / "params.yaml")
@@ -202,7 +202,7 @@ def _source(path: str) -> Source:
 
 
 def _scores(book: ScoreBook, prompts: Source, settings: ReportSettings) -> Iterator[tuple[Score, PromptSet]]:
-    """Every score that the workspace holds, with its prompts."""
+    """Every score of the workspace with its prompts."""
     drawn = [(BASE, BASE), *((variant, mode) for variant in settings.variants for mode in MODES)]
     for use in settings.measured:
         for split in use.splits:

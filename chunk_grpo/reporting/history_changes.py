@@ -1,21 +1,20 @@
-"""Which scores moved since their reference, when many are looked at and images were drawn with new noise.
+"""Joint test of which scores moved since their reference, for evaluations with new image noise.
 
-Two evaluations of the same policies by the same scorer on the same prompts differ by the noise that the images began
-with. If nothing changed, a prompt's mean is as likely above as below its earlier one by any amount: its difference
-changes its sign at random, together in all scores, since they judge images of the same noise. So the signs of all
-prompts are drawn again many times, and a score has moved if its mean difference is larger, in units of the root of the
-summed squares, than that of ANY score in all but a share `ALPHA` of the draws (the "max T" of P. Westfall and S. Young,
-Resampling-Based Multiple Testing, 1993). That takes no model of the scores, holds for few prompts and for scores that
-are 0 or 1, and uses how scores go together, which Holm's correction cannot. Own code, since
-`scipy.stats.permutation_test` tests one statistic at a time.
+Two evaluations of the same policies by the same scorer on the same prompts differ by the image noise. If nothing else
+changed, the sign of each prompt's difference is random, and shared by all scores, since they judge the same images. The
+test draws the signs of all prompts many times. A score has moved if its mean difference, in units of the root of the
+summed squares, is larger than that of ANY score in all but a share `ALPHA` of the draws (the "max T" of P. Westfall and
+S. Young, Resampling-Based Multiple Testing, 1993). The test needs no model of the scores, is valid for few prompts and
+for scores of 0 or 1, and uses the correlation between scores, which Holm's correction does not.
+`scipy.stats.permutation_test` tests one statistic at a time, so it is not used.
 
-Prompts with the same caption change their sign together: they hold no more than one prompt would if the policies are
-other ones than those of the reference.
+Prompts with the same caption change their sign together: if the policies differ from those of the reference, they carry
+no more information than one prompt.
 
-The reference of a score is the evaluation that set its level: the first one, and from then on the last one in which it
-moved or its scorer changed. The previous evaluation would hide a slow drift; the first one for ever would hide
-everything after the first true change. Scores that have different references are tested apart, and their p-values
-multiplied by the number of such groups: one draw of signs fits one pair of evaluations.
+The reference of a score is the evaluation that set its level: the last one in which it moved or its scorer changed, or
+the first one. Comparing with the previous evaluation would miss a slow drift; always comparing with the first would
+miss every change after the first one. A draw of signs is valid for one pair of evaluations, so scores with different
+references are tested separately, and their p-values are multiplied by the number of such groups.
 """
 
 from __future__ import annotations
@@ -31,35 +30,36 @@ from numpy.typing import NDArray
 from chunk_grpo.reporting.history import Change, HistoryRow, Measured, Score
 
 ALPHA = 0.01
-"""Chance that an evaluation in which nothing changed has any score that "moved"."""
+"""Probability that any score counts as moved in an evaluation in which nothing changed."""
 DRAWS = 9_999
 BLOCK = 500
-"""Draws at once: bounds the memory."""
+"""Number of draws computed at once; limits memory."""
 ROUNDING = 1e-9
-"""Two statistics that differ by no more are equal."""
+"""Statistics that differ by at most this are equal."""
 
 METHOD = (
     "A score is compared with its reference: the evaluation in which it last moved or its scorer changed, or the first "
-    "one. Its difference is paired by prompt. Without a change all differences of an evaluation lie within their bands "
-    f"in at least {1 - ALPHA:.0%} of evaluations: the signs of the prompts’ differences are drawn {DRAWS:,} times "
-    "(captions that repeat together, all scores at once), and the bands hold the largest standardised difference of "
-    "any score. Intervals of the means are those of the report, each for itself."
+    "one. Differences are paired by prompt. If nothing changed, all differences of an evaluation lie within their "
+    f"bands in at least {1 - ALPHA:.0%} of evaluations: the signs of the prompts’ differences are drawn {DRAWS:,} "
+    "times (jointly for repeated captions and for all scores), and the bands contain the largest standardised "
+    "difference of any score. The intervals of the means are those of the report, not corrected for multiple "
+    "comparisons."
 )
 
 Prompt = tuple[str, str]
 """(prompt_id, caption)."""
 Means = Mapping[Score, Mapping[Prompt, float]]
 ReadMeans = Callable[[str], pa.Table]
-"""The table evaluation_prompts of an evaluation by its name."""
+"""Evaluation name to its table evaluation_prompts."""
 
 
 @dataclass(frozen=True)
 class JointTest:
-    """The tests of M scores.
+    """Joint test of M scores.
 
     Attributes:
-        p_values: [M] adjusted for looking at all of them.
-        bands: [M] what each difference of means stays within, together, with the chance 1 - `ALPHA`.
+        p_values: [M] p-values, adjusted for multiple comparisons.
+        bands: [M] bounds within which all differences of means stay with probability 1 - `ALPHA` if nothing changed.
     """
 
     p_values: NDArray[np.float64]
@@ -69,14 +69,14 @@ class JointTest:
 def joint_test(
     parts: NDArray[np.float64], generator: np.random.Generator, groups: int = 1, draws: int = DRAWS
 ) -> JointTest:
-    """Which sums over captions are larger than chance makes the largest of them.
+    """Test which sums over captions are larger than the largest sum expected by chance.
 
     Args:
-        parts: [K, M] what each of K captions adds to each of M differences of means; 0 where it has no prompt. No
-            column is all 0.
+        parts: [K, M] contribution of each of K captions to each of M differences of means; 0 if the caption has no
+            prompt. No column is all 0.
         generator: Source of the signs.
-        groups: Number of such tests that are looked at together.
-        draws: Of signs.
+        groups: Number of such tests that are evaluated together.
+        draws: Number of draws of the signs.
     """
     K = parts.shape[0]
     norms = np.sqrt((parts**2).sum(axis=0))
@@ -95,15 +95,15 @@ def joint_test(
 
 
 def compare(measured: Measured, earlier: Sequence[HistoryRow], read_means: ReadMeans) -> Measured:
-    """Fill in what became of each score since its reference.
+    """Compare each score with its reference.
 
     Args:
         measured: The newest evaluation.
-        earlier: The history before it, in the order of time; no row of the same evaluation.
-        read_means: Reads the prompts' means of an earlier evaluation; only references are asked for.
+        earlier: Earlier rows of the history, in order of time; no row of the same evaluation.
+        read_means: Reads the prompt means of an earlier evaluation; called for references only.
 
     Returns:
-        The same with change, reference, difference, band and p_value of each row.
+        `measured` with change, reference, difference, band and p_value filled in for each row.
     """
     before: dict[Score, HistoryRow] = {row.score: row for row in earlier}
     found: dict[Score, HistoryRow] = {}
@@ -115,7 +115,7 @@ def compare(measured: Measured, earlier: Sequence[HistoryRow], read_means: ReadM
         elif last.scorer_hash != row.scorer_hash:
             found[row.score] = replace(row, change="scorer", reference=last.evaluation)
         else:
-            # An evaluation that is recorded again was perhaps the reference itself.
+            # An evaluation that is recorded again may have been the reference itself.
             own = last.next_reference == row.evaluation
             groups[last.evaluation if own else last.next_reference].append(row)
     now = _means(measured.prompts)
@@ -139,7 +139,7 @@ def _means(table: pa.Table) -> Means:
 
 
 def _differences(rows: Iterable[HistoryRow], now: Means, then: Means) -> list[dict[Prompt, float]]:
-    """Of each row's score, the newer mean less the older one of each prompt that both have."""
+    """For each row: prompt to the newer mean minus the older one, for prompts that both evaluations have."""
     return [
         {
             prompt: mean - then[row.score][prompt]
@@ -151,7 +151,7 @@ def _differences(rows: Iterable[HistoryRow], now: Means, then: Means) -> list[di
 
 
 def _can_tell(differences: Mapping[Prompt, float]) -> bool:
-    """Whether there are captions enough: the rarest outcome, all of one sign, must be rarer than `ALPHA`."""
+    """Whether there is a difference and enough captions for significance: 2^(1 - n) <= ALPHA."""
     captions = len({caption for _, caption in differences})
     return any(differences.values()) and 2.0 ** (1 - captions) <= ALPHA
 
@@ -159,7 +159,7 @@ def _can_tell(differences: Mapping[Prompt, float]) -> bool:
 def _compared(
     reference: str, rows: Sequence[HistoryRow], differences: Sequence[Mapping[Prompt, float]], groups: int
 ) -> list[HistoryRow]:
-    """The rows of one reference, with what became of them."""
+    """The rows of one reference, with the results of their comparison."""
     told = [place for place, one in enumerate(differences) if _can_tell(one)]
     captions = sorted({caption for place in told for _, caption in differences[place]})
     row_of = {caption: row for row, caption in enumerate(captions)}

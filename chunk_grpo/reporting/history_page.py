@@ -1,4 +1,4 @@
-"""The history of evaluations in words: what moved, and a page with tables."""
+"""Text of the evaluation history: a summary, an alert, and a Markdown page with tables."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _OTHERS: dict[Change, str] = {
 
 
 def summary(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str:
-    """One sentence on an evaluation: whether anything is new, moved, or could not be compared.
+    """One sentence on an evaluation: what is new, moved, or could not be compared.
 
     Args:
-        history: All rows in the order of time.
-        newest: Those of the evaluation, which may be left out of `history`.
+        history: All rows in order of time.
+        newest: Rows of the evaluation, which `history` may lack.
     """
     found, repeated = Counter(row.change for row in newest), known(history, newest)
     if repeated:
@@ -51,11 +51,11 @@ def summary(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str:
 
 
 def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | None:
-    """What to notify people of, as Markdown: the scores that moved; None where none did.
+    """Notification in Markdown that lists the scores that moved; None if none did.
 
     Args:
-        history: All rows, for what is known of the references.
-        newest: Those of the evaluation.
+        history: All rows, including those of the references.
+        newest: Rows of the evaluation.
     """
     moved = [row for row in newest if row.change == "moved"]
     if not moved:
@@ -77,12 +77,12 @@ def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | 
 
 
 def history_markdown(history: Sequence[HistoryRow], evaluation: str, plot: str) -> str:
-    """A page: the trend, the evaluation's scores against their references, and the evaluations.
+    """Markdown page with the trend, the scores of an evaluation with their references, and the evaluations.
 
     Args:
-        history: Rows in the order of time.
-        evaluation: The one whose scores are shown.
-        plot: File of the trend, beside the page.
+        history: Rows in order of time.
+        evaluation: Name of the evaluation whose scores are shown.
+        plot: File name of the trend plot, in the folder of the page.
     """
     newest = [row for row in history if row.evaluation == evaluation]
     first = newest[0]
@@ -101,8 +101,8 @@ def history_markdown(history: Sequence[HistoryRow], evaluation: str, plot: str) 
 
 
 def scores_table(newest: Sequence[HistoryRow]) -> Table:
-    """The scores of an evaluation: mean, interval, and what became of them since their reference."""
-    heads = ("score", "policy", "mean", "95 % interval", "difference", "band", "p", "since", "what")
+    """Scores of an evaluation: mean, interval, and change since their reference."""
+    heads = ("score", "policy", "mean", "95 % interval", "difference", "band", "p", "since", "change")
     rows = []
     for row in newest:
         compared = not math.isnan(row.band)

@@ -1,4 +1,4 @@
-"""The trend of the evaluations: a panel for each scorer, split and mode, a line for each policy."""
+"""Trend plot of the evaluations: one panel per scorer, split and mode, one line per policy."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from chunk_grpo.reporting.palette import BASE_COLOUR, INK, MUTED, is_crowded, li
 from chunk_grpo.reporting.plots import BAND_ALPHA
 
 PANEL = (4.8, 2.5)
-"""Inches."""
+"""Width and height of a panel, in inches."""
 HANDLE, LETTER = 0.75, 0.08
-"""Inches that an entry of the legend takes: its line with the space around it, and a letter at most."""
+"""Width of a legend entry in inches: its line with the space around it, and an upper bound per letter."""
 MANY_EVALUATIONS = 40
-"""With more of them bars would touch and dots hide the line: intervals are bands then."""
+"""With more evaluations than this, intervals are bands without dots; bars would touch and dots hide the line."""
 LABELS = 4
 APART = 0.09
-"""Between the intervals of two policies, in evaluations."""
+"""Distance between the intervals of two policies, in evaluations."""
 
 Panel = tuple[str, str, str]
-"""(scorer, split, mode); the base is in every one."""
+"""(scorer, split, mode); every panel also shows the base."""
 
 
 def trend_png(history: Sequence[HistoryRow]) -> bytes:
     """Means with their intervals over the evaluations, as a PNG.
 
-    A point that moved is a triangle that points where to; a dashed line tells that a scorer is another one, and there
-    the curve is cut; a dotted one that the policies were trained at another commit.
+    A score that moved is marked by a triangle in the direction of the change. A dashed line marks a changed scorer; the
+    curve is cut there; a dotted line marks policies trained at another commit.
 
     Args:
-        history: Rows in the order of time, at least one.
+        history: Rows in order of time, at least one.
     """
     evaluations = list(dict.fromkeys(row.evaluation for row in history))
     place = {name: index for index, name in enumerate(evaluations)}
@@ -65,7 +65,7 @@ def trend_png(history: Sequence[HistoryRow]) -> bytes:
 
 
 def _panels(history: Sequence[HistoryRow]) -> dict[Panel, list[HistoryRow]]:
-    """Scorers in the order of the newest evaluation, one row of panels for each split, a column for each mode."""
+    """Panel to its rows: scorers and splits in the order of the newest evaluation, with one panel per mode."""
     modes = [mode for mode in MODES if any(row.mode == mode for row in history)] or [BASE]
     newest = [row for row in history if row.evaluation == history[-1].evaluation]
     measured = dict.fromkeys((row.scorer, row.split) for row in (*newest, *history))
@@ -79,7 +79,7 @@ def _panels(history: Sequence[HistoryRow]) -> dict[Panel, list[HistoryRow]]:
 
 
 def _variants(history: Sequence[HistoryRow]) -> list[str]:
-    """In the order of the newest evaluation, which colours follow; those of earlier ones alone come last."""
+    """Variants in the order of the newest evaluation, for the colours; variants of earlier ones only come last."""
     newest = [row for row in history if row.evaluation == history[-1].evaluation]
     return [name for name in dict.fromkeys(row.policy for row in (*newest, *history)) if name != BASE]
 
@@ -96,7 +96,7 @@ def _draw(
     variants: Sequence[str],
     times: Sequence[datetime],
 ) -> None:
-    """One panel."""
+    """Draw one panel."""
     _draw_events(axes, rows, place)
     drawn = [name for name in (BASE, *variants) if any(row.policy == name for row in rows)]
     for index, policy in enumerate(drawn):
@@ -108,7 +108,7 @@ def _draw(
     axes.set_title(f"{scorer}, {split}" if mode == BASE else f"{scorer}, {split}: {mode}")
     axes.set_xlim(-0.6, len(place) - 0.4)
     axes.margins(y=0.12)
-    shown = range(len(times) - 1, -1, -math.ceil(len(times) / LABELS))  # the newest has one always
+    shown = range(len(times) - 1, -1, -math.ceil(len(times) / LABELS))  # the newest is always labelled
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xticks(shown, [_time_label(times[index], times) for index in shown])
 
@@ -116,7 +116,7 @@ def _draw(
 def _draw_policy(
     axes: Axes, rows: Sequence[HistoryRow], x: Sequence[float], variants: Sequence[str], many: bool
 ) -> None:
-    """A policy's line, cut where the scorer is another one, with intervals unless there are too many."""
+    """Draw a policy's line, cut where the scorer changed, with intervals unless there are many variants."""
     is_base = rows[0].policy == BASE
     colour = BASE_COLOUR if is_base else variant_colour(variants, rows[0].policy)
     style = "-" if is_base else line_style(variants, rows[0].policy)
@@ -140,7 +140,7 @@ def _draw_policy(
 
 
 def _draw_events(axes: Axes, rows: Sequence[HistoryRow], place: Mapping[str, int]) -> None:
-    """Lines before the evaluations that another scorer made, or of policies trained at another commit."""
+    """Draw lines before evaluations with a changed scorer or with policies trained at another commit."""
     for at in sorted({place[row.evaluation] for row in rows if row.change == "scorer"}):
         axes.axvline(at - 0.5, color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)))
     models = {place[row.evaluation]: row.model_commit for row in rows}
@@ -151,13 +151,13 @@ def _draw_events(axes: Axes, rows: Sequence[HistoryRow], place: Mapping[str, int
 
 
 def _time_label(time: datetime, times: Sequence[datetime]) -> str:
-    """The day, and the time of day where there are several evaluations in one."""
+    """The day, with the time of day if any day has several evaluations."""
     several = len({one.date() for one in times}) < len(times)
     return time.strftime("%Y-%m-%d\n%H:%M UTC" if several else "%Y-%m-%d")
 
 
 def _handles(history: Sequence[HistoryRow], variants: Sequence[str]) -> list[Line2D]:
-    """The legend: the policies, and those marks that are in the plot."""
+    """Legend entries: the policies, and the marks that occur in the plot."""
     width = 1.8 if is_crowded(variants) else 3
     handles = [Line2D([], [], color=BASE_COLOUR, linewidth=width, label=BASE)]
     for name in variants:

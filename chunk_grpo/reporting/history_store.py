@@ -1,7 +1,7 @@
-"""The history of a preset's evaluations, DEST/PRESET/history.parquet, with its plot, its page and the means of prompts.
+"""History of a preset's evaluations, DEST/PRESET/history.parquet, with its plot, its page and prompt means.
 
-`evaluations/NAME.parquet` beside it has the prompts' means of one evaluation, so that the next one can be compared with
-it prompt by prompt while history.parquet stays small.
+`evaluations/NAME.parquet` in the same folder has the prompt means of one evaluation. Later evaluations are compared
+with them prompt by prompt; history.parquet stays small.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ KEEP_IT = "Restore it from a copy, or move it away to begin a new history."
 
 @dataclass(frozen=True)
 class Recorded:
-    """What `record` did.
+    """Result of `record`.
 
     Attributes:
-        repeats: The earlier evaluation that measured exactly the same; empty when something is new.
-        newest: The rows of the evaluation; compared with their references, unless it was not added.
-        history: All rows in the order of time.
-        trend: The page with its plot, as they are in the preset's folder.
+        repeats: Earlier evaluation with exactly the same results; empty if there is none.
+        newest: Rows of the evaluation, compared with their references unless the evaluation was not added.
+        history: All rows in order of time.
+        trend: The page with its plot, as written to the preset's folder.
     """
 
     repeats: str
@@ -53,20 +53,20 @@ class Recorded:
 
 
 def record(destination: Location, measured: Measured) -> Recorded:
-    """Compare an evaluation with the history at `destination`/PRESET, add it there, and draw the trend.
+    """Compare an evaluation with the history in `destination`/PRESET, add it to the history, and draw the trend.
 
-    An evaluation of that name that is there already is replaced. One that measured exactly what another one there has
-    is not added. Each file is replaced in one step; in a local folder two processes wait for each other. In an object
-    store two that record for one preset at once lose one of the two in history.parquet: record that one again.
+    An existing evaluation with the same name is replaced. An evaluation with exactly the results of an existing one is
+    not added. Each file is replaced in one step. In a local folder, processes wait for each other; in an object store,
+    one of two simultaneous evaluations of a preset is lost from history.parquet and must be recorded again.
 
     Args:
         destination: Folder or URL.
         measured: The evaluation.
 
     Raises:
-        DataError: the history is unreadable or another table (it stays as it is), means of a reference are missing, or
-            a file cannot be written.
-        TransientError: the object store does not answer.
+        DataError: The history is unreadable or has another schema (it is not changed), prompt means of a reference are
+            missing, or a file cannot be written.
+        TransientError: The object store does not answer.
     """
     name = measured.evaluation.name
     folder = join(destination, measured.evaluation.preset)
@@ -77,7 +77,9 @@ def record(destination: Location, measured: Measured) -> Recorded:
         others = tuple(row for row in history if row.evaluation != name)
         newest, shown = measured.rows, name
         if len(others) == len(history) and known(others, newest):
-            shown = history[-1].evaluation  # written again: who added it may have been killed before that
+            shown = history[
+                -1
+            ].evaluation  # draw the trend again: the process that added it may have been killed before
         else:
             newest = _compared(folder, measured, others, there)
             history = tuple(sorted([*others, *newest], key=lambda row: row.evaluated_at))
@@ -93,7 +95,7 @@ def record(destination: Location, measured: Measured) -> Recorded:
 def _compared(
     folder: str, measured: Measured, others: Sequence[HistoryRow], there: Collection[str]
 ) -> tuple[HistoryRow, ...]:
-    """The rows of an evaluation, compared with what the others had before it."""
+    """The rows of an evaluation, compared with earlier evaluations."""
 
     def read_means(name: str) -> pa.Table:
         path = f"{MEANS}/{name}.parquet"
@@ -114,22 +116,22 @@ def _trend(history: Sequence[HistoryRow], evaluation: str) -> Highlight:
 
 
 def read_history(location: Location) -> tuple[HistoryRow, ...]:
-    """The rows of a history.parquet, in the order of time.
+    """Read the rows of a history.parquet, in order of time.
 
     Raises:
-        DataError: the file is missing, unreadable, or another table.
-        TransientError: the object store does not answer.
+        DataError: The file is missing, unreadable, or has another schema.
+        TransientError: The object store does not answer.
     """
     return tuple(HistoryRow(**row) for row in _read(location, "evaluation_history").to_pylist())
 
 
 def read_means_of(location: Location) -> pa.Table:
-    """The prompts' means of one evaluation, schema evaluation_prompts; errors as `read_history`."""
+    """Read the prompt means of one evaluation, schema evaluation_prompts; raises as `read_history`."""
     return _read(location, "evaluation_prompts")
 
 
 def _read(location: Location, schema: Literal["evaluation_history", "evaluation_prompts"]) -> pa.Table:
     try:
         return read_table(location, schema)
-    except DataError as error:  # `dvc repro` writes no history
+    except DataError as error:  # the usual advice to run `dvc repro` does not restore a history
         raise DataError(str(error).replace(REWRITE_IT, KEEP_IT)) from error

@@ -1,4 +1,4 @@
-"""From params.yaml and the artifacts on disk to what the report is made from."""
+"""Settings and input tables of the report, from params.yaml and the artifacts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from chunk_grpo.reporting.scales import scale
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the artifacts lie; local paths or URLs.
+    """Locations of the artifacts: local paths or URLs.
 
     Attributes:
         prompts: The prompts table.
@@ -50,7 +50,7 @@ class Folders:
 
 
 def settings_from(params: Params) -> ReportSettings:
-    """The report's settings: the plan shown is that of the first variant that trains by chunks."""
+    """Settings of the report; the plan shown is that of the first variant with a chunk objective, if any."""
     variants = params.variants
     trained = [variant.plan for variant in variants.values()]
     shown = next((v.plan for v in variants.values() if v.objective == "chunk"), trained[0])
@@ -112,11 +112,11 @@ def _training_settings(params: Params) -> TrainingSettings:
 
 
 def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
-    """Read everything that the report is made from; of the images those of sample 0 alone are kept.
+    """Read all input of the report; only the images of sample 0 are kept.
 
     Raises:
-        DataError: a file is missing, corrupt or of another schema; the message names it.
-        TransientError: the object store does not answer.
+        DataError: A file is missing, corrupt or has another schema; the message names it.
+        TransientError: The object store does not answer.
     """
     policies = (BASE, *settings.variants)
     plans = [settings.shown_plan, *([settings.guided_plan] if settings.guided_plan else [])]
@@ -147,7 +147,7 @@ def _first_images(path: str) -> Source:
 
 
 def _manifests(folder: str, settings: ReportSettings) -> Iterator[RunManifest]:
-    """Manifests of the present variants and scorers; those of others may be left from earlier parameters."""
+    """Manifests of the current variants and scorers; other manifests may remain from earlier parameters."""
     scorers = [use.name for use in settings.measured]
     pairs = {f"{variant}-{scorer}" for variant in settings.variants for scorer in scorers}
     items = {"", *settings.variants, *scorers, *pairs}

@@ -1,6 +1,6 @@
-"""Reward curves of a training that goes on, and how far it has come: from the journals that it writes.
+"""Live reward curves and progress of a running training, read from its journals.
 
-Equal journals give an equal picture and an equal text, whatever the time is when one looks.
+Equal journals give equal pictures and texts, independent of the current time.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from chunk_grpo.training.journal import FILE, Record, read_journal
 REWARD, HELDOUT = "reward_mean", "heldout_reward"
 
 RECENT = 20
-"""Iterations whose mean time stands for those to come."""
+"""Number of recent iterations whose mean time predicts the remaining ones."""
 
 NONE_YET = "–"
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast training goes.
+    """Speed of a training run and the time it still needs.
 
     Attributes:
-        seconds: Of an iteration, with what is done between two of them.
-        left: Seconds that training still takes, all its seeds.
-        end: When it is over, seconds since 1970.
+        seconds: Time per iteration, including the work between iterations.
+        left: Seconds left for all training seeds.
+        end: Expected end, in seconds since 1970.
     """
 
     seconds: float
@@ -49,14 +49,14 @@ class Pace:
 
 
 def live_curves(logs: Path, variant: str) -> Highlight | None:
-    """What a variant's training has come to; None when it has not begun.
+    """Progress and reward curves of a variant's training; None if it has not started.
 
     Args:
         logs: Folder of the journals, VARIANT/seed-N/progress.jsonl.
-        variant: Name.
+        variant: Name of the variant.
 
     Raises:
-        DataError: A journal is of another version, or cannot be read.
+        DataError: A journal has another version or cannot be read.
     """
     records = runs_so_far([read_journal(path) for path in (logs / variant).glob(f"seed-*/{FILE}")])
     if not records:
@@ -66,16 +66,16 @@ def live_curves(logs: Path, variant: str) -> Highlight | None:
     picture = _picture(source, records)
     lines = [f"## {escaped(variant)}: {_where(records)}", "", *_sentences(records, source)]
     if picture:
-        lines += ["", f"![Training reward by iteration, one line a training seed]({key}.png)"]
+        lines += ["", f"![Training reward by iteration, one line per training seed]({key}.png)"]
     lines += ["", tables.to_markdown(_table(records, source))]
     images = {f"{key}.png": picture} if picture else {}
-    return Highlight(key, f"Reward of {variant} while it trains", "\n".join(lines), images)
+    return Highlight(key, f"Reward of {variant} during training", "\n".join(lines), images)
 
 
 def runs_so_far(found: Sequence[Record | None]) -> list[Record]:
-    """The runs of the training that began last, in its order of seeds.
+    """The runs of the training that started last, in its order of seeds.
 
-    Seeds train one after the other. So what lies there of later seeds, or of another computation, is older.
+    Seeds train one after the other, so journals of later seeds or with another identity are from older trainings.
     """
     records = [record for record in found if record is not None]
     if not records:
@@ -89,17 +89,17 @@ def runs_so_far(found: Sequence[Record | None]) -> list[Record]:
 
 
 def pace(record: Record) -> Pace | None:
-    """How fast the run goes; None until this process has ended an iteration, and when all is done.
+    """Speed of a run; None before the first iteration of this process ends, and after the last seed has ended.
 
     Args:
-        record: The run that goes on.
+        record: The current run.
     """
     heading = record.heading
     done = sorted(record.times)
     after = heading.seeds[heading.seeds.index(heading.seed) + 1 :]
     if not done or (record.ended is not None and not after):
         return None
-    # Before its first iteration a process measures held-out images: not counted once there are two iterations.
+    # The first iteration includes the held-out measurement before it; skip it once a second one has ended.
     first = max(len(done) - 1 - RECENT, 0)
     since = record.times[done[first]] if len(done) > 1 else record.started
     seconds = (record.times[done[-1]] - since) / max(len(done) - 1 - first, 1)
@@ -109,17 +109,17 @@ def pace(record: Record) -> Pace | None:
 
 
 def clock(seconds: float) -> str:
-    """A time as 2001-01-31 10:20:30 UTC."""
+    """Format seconds since 1970 as 2001-01-31 10:20:30 UTC."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _last(record: Record) -> int:
-    """The last iteration of a run."""
+    """The last iteration of a run; 0 before the first has ended."""
     return max((i for i, metrics in record.metrics.items() if REWARD in metrics), default=0)
 
 
 def _where(records: Sequence[Record]) -> str:
-    """The iteration and the seed."""
+    """Describe the current iteration and training seed."""
     current = records[-1]
     heading = current.heading
     text = f"iteration {_last(current)} of {heading.iterations}"
@@ -130,7 +130,7 @@ def _where(records: Sequence[Record]) -> str:
 
 
 def _sentences(records: Sequence[Record], source: Source) -> list[str]:
-    """The reward over the seeds, and the time."""
+    """Describe the reward over the seeds, and the time left."""
     current = records[-1]
     iteration, told = _last(current), []
     values = [v for (_, at), v in metric_values(source).get(REWARD, {}).items() if at == iteration]
@@ -142,12 +142,12 @@ def _sentences(records: Sequence[Record], source: Source) -> list[str]:
             spread = f" ± {deviation} (mean and standard deviation of {len(values)} training seeds)"
         told.append(f"Training reward at iteration {iteration}: {mean}{spread}.")
     else:
-        told.append(f"The first iteration is under way since {clock(current.started)}.")
+        told.append(f"The first iteration started at {clock(current.started)}.")
     expected = pace(current)
     if expected:
         last = clock(current.times[max(current.times)])
         told.append(
-            f"{tables.duration(expected.seconds)} an iteration; the last one ended at {last}. "
+            f"{tables.duration(expected.seconds)} per iteration; the last one ended at {last}. "
             f"{tables.duration(expected.left)} left after that, expected end {clock(expected.end)}."
         )
     elif current.ended is not None:
@@ -173,7 +173,7 @@ def _source(folder: Path, variant: str, records: Sequence[Record]) -> Source:
 
 
 def _picture(source: Source, records: Sequence[Record]) -> bytes | None:
-    """A line for each seed: a mean over seeds would jump where those that are on their way end."""
+    """Plot one line per seed: a mean over seeds would jump at the current iteration of an unfinished seed."""
     names = [_name(record.heading.seed) for record in records]
     by_seed = {_name(record.heading.seed): _source(Path(source.path), "", [record]) for record in records}
     curves: Mapping[str, Mapping[str, Curve]] = {m: optional_curves(by_seed, m) for m in REWARD_METRICS}
@@ -193,12 +193,12 @@ def _name(seed: int) -> str:
 
 
 def _table(records: Sequence[Record], source: Source) -> Table:
-    """How far each seed has come, and its rewards at both ends."""
+    """Progress of each seed, with its first and last rewards."""
     values = metric_values(source)
     rows = []
     for record in records:
         seed, iterations = record.heading.seed, record.heading.iterations
-        state = "ended" if record.ended is not None else "goes on"
+        state = "ended" if record.ended is not None else "running"
         cells = [f"{_last(record)} of {iterations}", state]
         for metric in (REWARD, HELDOUT):
             of_seed = {at: v for (of, at), v in values.get(metric, {}).items() if of == seed}

@@ -1,4 +1,4 @@
-"""The files of the report: page, Markdown with pictures, summary for `dvc metrics`, CSVs for `dvc plots`."""
+"""Files of the report: HTML page, Markdown with pictures, summary for `dvc metrics`, CSVs for `dvc plots`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jinja2
 
 from chunk_grpo.reporting import figures, palette, paper, plots, tables, training_tables
 from chunk_grpo.reporting.benchmarks import EVAL
-from chunk_grpo.reporting.comparisons import prompts_text, with_first
+from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
@@ -26,7 +26,7 @@ WIDE, NARROW = (10.4, 3.7), (5.0, 3.5)
 HALF, THIRD = (4.8, 2.9), (3.7, 2.6)
 CROWDED_STRETCH = 1.4
 MARGINS, ROW = 0.7, 0.17
-"""Of the differences' panels, in inches: title and axis, and a row."""
+"""Height in inches of a difference panel: title and axis, and each row."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Panel:
     """A panel of the page.
 
     Attributes:
-        name: Unique in the page.
-        draw: Draws it.
-        label: What it shows, in words.
+        name: Name, unique in the page.
+        draw: Draws the panel.
+        label: Alternative text.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class PanelSizes:
-    """Width and height of panels in inches: half and a third of the page wide, and those of the differences."""
+    """Width and height in inches of panels that take half or a third of the page, and of the difference panels."""
 
     half: tuple[float, float]
     third: tuple[float, float]
@@ -54,7 +54,7 @@ class PanelSizes:
 
 
 def panel_sizes(content: Content) -> PanelSizes:
-    """Curves of many variants get more height, and each row of the differences its own."""
+    """Panel sizes; curves are taller with many variants, and difference panels grow with their rows."""
     stretch = CROWDED_STRETCH if palette.is_crowded(content.settings.variants) else 1.0
     rows = len(content.settings.variants) * len(MODES)
     return PanelSizes(
@@ -65,10 +65,10 @@ def panel_sizes(content: Content) -> PanelSizes:
 
 
 def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:
-    """All files of the report, by path below its folder; equal inputs give equal bytes.
+    """All files of the report by path below its folder; equal inputs give equal bytes.
 
     Raises:
-        DataError: something that the report needs is missing; the message names file and key.
+        DataError: required input is missing; the message names file and key.
     """
     content = collect(evidence, settings)
     differences, rewards = difference_panels(content), reward_panels(content)
@@ -110,7 +110,7 @@ PROFILE_LABEL = (
 
 
 def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
-    """One of the templates in templates/, which ship with the package."""
+    """Render one of the templates in templates/."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("chunk_grpo.reporting"),
         autoescape=jinja2.select_autoescape(["html.j2"], default=False),
@@ -123,7 +123,7 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
     environment.filters["markdown"] = tables.to_markdown
     environment.filters["in_parts"] = tables.in_parts
     environment.filters["paper"] = tables.paper_table
-    environment.filters["duration"] = tables.duration
+    environment.filters["duration"] = _duration
     environment.filters["prompts_text"] = prompts_text
     environment.filters["pairs"] = tables.pairs_table
     environment.filters["with_first"] = with_first
@@ -146,12 +146,12 @@ def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
 
 
 def grid_pictures(content: Content) -> dict[str, bytes]:
-    """The image grid for the Markdown; of many variants one picture a part."""
+    """PNG files of the image grid for the Markdown, one per part."""
     return {name: grid_png(grid.rows, grid.columns) for name, grid in named_grids(content)}
 
 
 def named_grids(content: Content) -> list[tuple[str, Grid]]:
-    """The parts of the image grid with their files."""
+    """File name and content of each part of the image grid."""
     return [
         ("grid.png" if number == 1 else f"grid-{number}.png", grid)
         for number, grid in enumerate(content.grids, start=1)
@@ -159,7 +159,7 @@ def named_grids(content: Content) -> list[tuple[str, Grid]]:
 
 
 def training_story(content: Content) -> dict[str, tables.Table | None]:
-    """The tables about training; None for what the artifacts do not tell."""
+    """Tables about training; None for those that the artifacts have no data for."""
     return {
         "trained": training_tables.trained_table(content.story.trained),
         "draws": training_tables.draws_table(content.story.uses),
@@ -170,38 +170,38 @@ def training_story(content: Content) -> dict[str, tables.Table | None]:
 
 
 def profile_draw(content: Content) -> Draw:
-    """The profile with its chunks."""
+    """Drawing of the profile with its chunks."""
     p = content.profile
     return partial(plots.draw_profile, sde=p.sde, ode=p.ode, shown=p.shown, guided=p.guided)
 
 
 def difference_panels(content: Content) -> list[Panel]:
-    """Differences to the base: the training reward first, then each scorer."""
+    """Panels of the differences from the base: the training reward first, then each scorer."""
     variants = content.settings.variants
     panels = []
     for index, measure in enumerate((REWARD, *content.settings.scorers)):
         rows = [c for c in content.comparisons if c.measure == measure]
-        draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{measure}, less base")
-        label = f"Differences to the base on {measure}, with 95 % intervals; the table below has the numbers."
+        draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{measure}, {FROM_BASE}")
+        label = f"Differences from the base model on {measure}, with 95 % intervals; the table below has the numbers."
         panels.append(Panel(f"difference-{index}", draw, label))
     return panels
 
 
 def reward_panels(content: Content) -> list[Panel]:
-    """Reward by iteration."""
+    """Panels of the reward by iteration."""
     variants = content.settings.variants
     return [
         Panel(
             metric,
             partial(plots.draw_curves, curves=content.rewards[metric], variants=variants, title=title),
-            f"Line chart by iteration: {title}; one line a variant.",
+            f"Line chart by iteration: {title}; one line per variant.",
         )
         for metric, title in REWARD_METRICS.items()
     ]
 
 
 def training_panels(content: Content) -> list[Panel]:
-    """Small multiples: ratios, clipping, gradient."""
+    """Panels of ratios, clipping and gradient norm by iteration."""
     variants, clip = content.settings.variants, content.settings.training.clip_range
     wanted = (
         ("max_ratio_distance", "largest |ratio − 1|", clip),
@@ -214,27 +214,27 @@ def training_panels(content: Content) -> list[Panel]:
             partial(
                 plots.draw_curves, curves=content.training[name], variants=variants, title=title, limit=limit
             ),
-            f"Line chart by iteration: {title}; one line a variant.",
+            f"Line chart by iteration: {title}; one line per variant.",
         )
         for name, title, limit in wanted
     ]
 
 
 def watched_panels(content: Content) -> list[Panel]:
-    """Small multiples of held-out images: scorers that are not trained on, and what the images look like."""
+    """Panels of held-out images by iteration: scorers that are not part of the reward, and image statistics."""
     variants, titles = content.settings.variants, watched(content.settings.training)
     return [
         Panel(
             f"watched-{index}",
             partial(plots.draw_curves, curves=curves, variants=variants, title=titles[metric]),
-            f"Line chart by iteration, held-out images: {titles[metric]}; one line a variant.",
+            f"Line chart by iteration, held-out images: {titles[metric]}; one line per variant.",
         )
         for index, (metric, curves) in enumerate(content.story.watched.items())
     ]
 
 
 def summary(content: Content) -> dict[str, object]:
-    """Nested numbers for `dvc metrics`: base, then variant, mode, measure."""
+    """Nested numbers for `dvc metrics`: base means, then variant, mode, measure."""
     reach = content.comparisons[0].difference
     found: dict[str, object] = {
         "prompts": reach.num_prompts,
@@ -258,7 +258,7 @@ def summary(content: Content) -> dict[str, object]:
 
 
 def plot_files(content: Content) -> dict[str, str]:
-    """CSVs below plots/."""
+    """CSV files below plots/."""
     band = ("mean", "low", "high")
     profile = content.profile
     levels = profile.noise_levels
@@ -304,10 +304,15 @@ def _svgs(panels: Sequence[Panel], size: tuple[float, float]) -> list[str]:
 
 
 def _chip_class(variants: Sequence[str], variant: str) -> str:
-    """A square of the variant's colour, or where colours repeat a piece of its line."""
+    """CSS class of a variant's mark: a coloured square, or a piece of its line if colours repeat."""
     if not palette.is_crowded(variants):
         return "chip"
     return f"chip line dash-{palette.variant_dash(variants, variant)}"
+
+
+def _duration(seconds: float) -> str:
+    """A duration that no line break can split."""
+    return tables.duration(seconds).replace(" ", NO_BREAK)
 
 
 def _key(measure: str) -> str:

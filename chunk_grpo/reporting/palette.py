@@ -1,10 +1,9 @@
-"""Colours: one for each variant by its place in params.yaml, from Okabe and Ito's colour-blind-safe set.
+"""Colours of the variants, by their order in params.yaml, from Okabe and Ito's colour-blind-safe set.
 
-More variants than colours are told apart by the dashes of their lines as well: each round through the colours has
-a pattern of its own.
+If there are more variants than colours, the colours repeat with another dash pattern in each round.
 
-Plots are drawn in the light colours. In the page they become CSS variables of the same role, so that one SVG
-serves the light and the dark scheme.
+Plots are drawn in the light colours. In the page these become CSS variables with the same role, so that one SVG fits
+the light and the dark scheme.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Literal
 
 INK = "#1b1f24"
 MUTED = "#69707a"
-PAPER = "#fffffe"  # white, but told apart from any other
+PAPER = "#fffffe"  # distinct from other white elements, so that it can be replaced
 GRID = "#e1e3e6"
 SHADE_ODD = "#f1f0ec"
 SHADE_EVEN = "#e7e5de"
@@ -31,10 +30,10 @@ DASHES: tuple[tuple[float, ...], ...] = (
     (6, 1.5, 1.1, 1.5, 1.1, 1.5),
     (2.6, 1.2),
 )
-"""Dash and gap in widths of the line, for each round through the colours; the first is solid."""
+"""Dash pattern of each round through the colours: dashes and gaps in line widths; the first is solid."""
 
 MANY = len(VARIANT_COLOURS)
-"""With more variants than this, colours repeat and the page sums up where it would list each of them."""
+"""With more variants than this, colours repeat and the page shows summaries instead of lists."""
 
 ROLES = {
     INK: "--ink",
@@ -46,11 +45,11 @@ ROLES = {
     BASE_COLOUR: "--base",
     **{colour: f"--variant-{index}" for index, colour in enumerate(VARIANT_COLOURS)},
 }
-"""Light colour to the CSS variable that takes its place."""
+"""Light colour to the CSS variable that replaces it."""
 
 
 def variant_index(variants: Sequence[str], variant: str) -> int:
-    """Which of the palette's colours a variant has; after the last they start again."""
+    """Index of a variant's colour; colours repeat after the last one."""
     return list(variants).index(variant) % len(VARIANT_COLOURS)
 
 
@@ -60,21 +59,21 @@ def variant_colour(variants: Sequence[str], variant: str) -> str:
 
 
 def variant_dash(variants: Sequence[str], variant: str) -> int:
-    """Which of `DASHES` a variant's line has; after the last they start again."""
+    """Index of a variant's pattern in `DASHES`; patterns repeat after the last one."""
     return list(variants).index(variant) // len(VARIANT_COLOURS) % len(DASHES)
 
 
 def line_style(variants: Sequence[str], variant: str) -> Literal["-"] | tuple[float, tuple[float, ...]]:
-    """The same as matplotlib takes it."""
+    """Line style of a variant for matplotlib."""
     dash = DASHES[variant_dash(variants, variant)]
     return (0.0, dash) if dash else "-"
 
 
 def dash_gradient(dash: Sequence[float], unit: float) -> str:
-    """Colour stops of a repeating CSS gradient that looks like the line, in the colour --c.
+    """Colour stops of a repeating CSS gradient that looks like the dashed line, in the colour --c.
 
     Args:
-        dash: One of `DASHES`, not the solid one.
+        dash: One of `DASHES` other than the solid one.
         unit: Width of the line in ems.
     """
     stops, at = [], 0.0
@@ -87,5 +86,5 @@ def dash_gradient(dash: Sequence[float], unit: float) -> str:
 
 
 def is_crowded(variants: Sequence[str]) -> bool:
-    """Whether there are more variants than the page can show one by one."""
+    """Whether there are more than `MANY` variants."""
     return len(variants) > MANY

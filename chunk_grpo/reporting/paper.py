@@ -1,4 +1,4 @@
-"""The paper's own numbers, to print beside ours. They are of the authors' own run and do not compare with ours.
+"""Numbers printed in the paper. They come from the authors' run and are not comparable with those of the report.
 
 Source: "Chunk-GRPO", arXiv:2510.21583v1. FLUX.1-dev, 50 steps, hybrid inference (30 tuned, 20 base).
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ANOTHER_RUN = (
-    "From the paper (arXiv:2510.21583v1), the authors’ own run: FLUX.1-dev with hybrid inference. Other prompts, other "
-    "images and other code of the scorers, if not other models: not comparable with the numbers of this report."
+    "Numbers of the authors’ run (arXiv:2510.21583v1): FLUX.1-dev with hybrid inference. Prompts, images, scorer code "
+    "and possibly models differ, so these numbers are not comparable with those of this report."
 )
 
 
@@ -18,11 +18,11 @@ class PaperTable:
     """A table as printed.
 
     Attributes:
-        name: Its number and title in the paper.
+        name: Number and title of the table in the paper.
         columns: Heads of the value columns.
         rows: (model, values); None where the paper prints a dash.
-        digits: Decimals as printed.
-        note: What to know about it.
+        digits: Number of decimals printed.
+        note: Remark on the table.
     """
 
     name: str
@@ -33,7 +33,7 @@ class PaperTable:
 
 
 PREFERENCE = PaperTable(
-    name="Table 1: preference alignment",
+    name="Table 1, preference alignment",
     columns=("HPSv3", "ImageReward"),
     rows=(
         ("FLUX.1-dev", (13.804, 1.086)),
@@ -47,7 +47,7 @@ PREFERENCE = PaperTable(
 )
 
 WISE = PaperTable(
-    name="Table 2: WISE, rewritten prompts",
+    name="Table 2, WISE, rewritten prompts",
     columns=("Cultural", "Time", "Space", "Biology", "Physics", "Chemistry", "Overall"),
     rows=(
         ("FLUX.1-dev", (0.75, 0.70, 0.76, 0.69, 0.71, 0.68, 0.73)),
@@ -59,7 +59,7 @@ WISE = PaperTable(
 )
 
 CHUNK_SETTINGS = PaperTable(
-    name="Table 3: chunk settings, without weighted sampling",
+    name="Table 3, chunk settings, without weighted sampling",
     columns=("Steps", "Chunks", "HPSv3"),
     rows=(
         ("FLUX.1-dev", (None, None, 13.804)),
@@ -79,21 +79,21 @@ CHUNK_SETTINGS = PaperTable(
 )
 
 DEVIATIONS = (
-    "The last step carries no noise and is not trained, so the chunks cover T − 1 steps: [2, 3, 4, 7] "
-    "sums to 16 for T = 17, where Eq. (12) says T.",
+    "The last step has no noise and is not trained, so the chunks cover T − 1 steps: [2, 3, 4, 7] "
+    "sums to 16 for T = 17. Eq. (12) says T.",
     "A transition’s log-probability is the mean over latent dimensions, as in the released code; Eq. "
-    "(6) read literally is the sum. Clip ranges such as 5e-5 belong to the mean.",
-    "Chunks are drawn without replacement, as in the released code: the chance that a chunk is trained "
-    "is then not proportional to its weight of Eq. (16).",
-    "The profile is measured under the SDE that trains. Under the ODE it has another form and would "
-    "turn the weights around; both curves are shown.",
-    "KL is the closed form against the base model; the released code estimates it against the old "
-    "policy with coefficient 0.",
+    "(6) read literally is the sum. Clip ranges such as 5e-5 only fit the mean.",
+    "Chunks are drawn without replacement, as in the released code. The probability that a chunk is "
+    "trained is therefore not proportional to its weight of Eq. (16).",
+    "The profile is measured under the SDE used in training. The profile under the ODE has another shape "
+    "and would reverse the order of the weights; both curves are shown.",
+    "KL is computed in closed form against the base model; the released code estimates it against the "
+    "old policy, with coefficient 0.",
 )
-"""The differences that matter for reading the page; docs/deviations.md has all of them."""
+"""Differences that matter for reading the report; docs/deviations.md has the full list."""
 
 GENEVAL = PaperTable(
-    name="Table 5: GenEval, trained on CLIP",
+    name="Table 5, GenEval, trained on CLIP",
     columns=(
         "Single object",
         "Two objects",

@@ -1,4 +1,4 @@
-"""The report's panels: each function draws one idea into one pair of axes."""
+"""Panels of the report: each function draws one plot into the given axes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ BAND_ALPHA = 0.16
 def draw_profile(
     axes: Axes, sde: Curve, ode: Curve, shown: Sequence[Chunk], guided: Sequence[Chunk] | None
 ) -> None:
-    """The relative L1 distance per step (the paper's Fig. 3) over the shaded chunks of the plan in use.
+    """Draw the relative L1 distance per step (the paper's Fig. 3) over the shaded chunks of the plan in use.
 
     Args:
-        axes: Where to draw.
-        sde: Curve of the sampler that trains.
+        axes: Axes to draw into.
+        sde: Curve of the sampler used in training.
         ode: Curve of the deterministic sampler.
         shown: Chunks of the plan in use.
-        guided: Chunks of the plan from the profile, as ticks under the curves.
+        guided: Chunks of the guided plan, drawn as ticks under the curves.
     """
     top = 1.16 * max(sde.high.max(), ode.high.max())
     bottom = -0.09 * top if guided else 0.0
@@ -66,7 +66,7 @@ def draw_profile(
 
 
 def _draw_ticks(axes: Axes, guided: Sequence[Chunk], bottom: float) -> None:
-    """Boundaries of the guided plan on a line under the curves."""
+    """Draw the boundaries of the guided plan on a line under the curves."""
     last = guided[-1]
     edges = [chunk.first_step - 0.5 for chunk in guided] + [last.first_step + last.num_steps - 0.5]
     axes.hlines(bottom / 2, edges[0], edges[-1], color=MUTED, linewidth=1)
@@ -85,18 +85,18 @@ def _draw_ticks(axes: Axes, guided: Sequence[Chunk], bottom: float) -> None:
 def draw_curves(
     axes: Axes, curves: Mapping[str, Curve], variants: Sequence[str], title: str, limit: float | None = None
 ) -> None:
-    """A training metric by iteration: one line a variant with its band over the training seeds, if there is room.
+    """Draw a metric by iteration: one line per variant, with a band over the training seeds unless there are many.
 
     Args:
-        axes: Where to draw.
+        axes: Axes to draw into.
         curves: Variant to curve.
-        variants: All variants in their order, for the colours.
-        title: What is drawn.
-        limit: A horizontal line to compare with.
+        variants: All variants in order, for the colours.
+        title: Title of the panel.
+        limit: Value of a horizontal reference line.
     """
     for variant, curve in curves.items():
         colour, style = variant_colour(variants, variant), line_style(variants, variant)
-        if is_crowded(variants):  # bands and dots over each other would hide the lines
+        if is_crowded(variants):  # overlapping bands and dots would hide the lines
             dot = "." if len(curve.x) == 1 else ""
             axes.plot(curve.x, curve.mean, color=colour, linestyle=style, linewidth=1.4, marker=dot)
             continue
@@ -113,7 +113,7 @@ def draw_curves(
 
 
 def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[str], title: str) -> None:
-    """Differences to the base with their intervals: filled for tuned, hollow for hybrid; dots are seeds."""
+    """Draw differences from the base with intervals: filled for tuned, hollow for hybrid; dots are seeds."""
     for place, row in enumerate(rows):
         colour = variant_colour(variants, row.variant)
         interval = row.difference
@@ -151,13 +151,13 @@ def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[
 
 
 LEGEND_COLUMNS = 4
-"""Of many variants: what two panels side by side have room for."""
+"""Columns of the legend with many variants: as many as fit above two panels side by side."""
 
 
 def draw_legend(axes: Axes, variants: Sequence[str]) -> None:
-    """The variants' lines, for the figures of the Markdown; the page has its own."""
+    """Draw the legend of the variants for the Markdown figures; the HTML page has its own legend."""
     crowded = is_crowded(variants)
-    width = 1.8 if crowded else 3  # dashes grow with the line's width
+    width = 1.8 if crowded else 3  # dashes scale with the line width
     handles = [
         Line2D(
             [],
@@ -179,5 +179,5 @@ def draw_legend(axes: Axes, variants: Sequence[str]) -> None:
 
 
 def legend_height(variants: Sequence[str]) -> float:
-    """Inches that the legend takes."""
+    """Height of the legend in inches."""
     return 0.15 + 0.2 * math.ceil(len(variants) / LEGEND_COLUMNS) if is_crowded(variants) else 0.35

@@ -1,6 +1,6 @@
-"""Whether scores are those of a published benchmark: its prompts, all of them, by its rules; and if not, what differs.
+"""Whether scores follow a published benchmark, with all its prompts and its rules, and the differences if not.
 
-A scorer's kind does not tell: GenEval's rules also judge prompts of this package, and WISE's judge a part of its own.
+The kind of scorer does not decide this: GenEval's rules can judge other prompts, and WISE's rules a part of WISE.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, ProtocolName
 
 PAPER_BENCHMARKS = {"geneval": "GenEval", "wise": "WISE"}
-"""Kind of scorer to the benchmark that the paper reports."""
+"""Kind of scorer to the name of the benchmark that the paper reports."""
 
 PUBLISHED_JUDGES: dict[ProtocolName, str] = {"legacy": "gpt-4o-2024-05-13", "verified": "Qwen3.5-35B-A3B"}
-"""Whose judgements WISE's repository lists, by protocol."""
+"""Protocol to the judge model whose results WISE's repository lists."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What the scores of a split by GenEval's or WISE's rules are.
+    """Description of a split's scores by GenEval's or WISE's rules.
 
     Attributes:
-        kind: Of the scorer, a key of `PAPER_BENCHMARKS`.
-        split: Of the prompts.
-        complete: Whether the prompts are the benchmark's, and all of them.
-        what: Prompts, rules and judge, in a sentence.
-        differs: What the paper's table has otherwise, in a few words each; empty where nothing is known.
+        kind: Kind of the scorer, a key of `PAPER_BENCHMARKS`.
+        split: Split of the prompts.
+        complete: Whether the prompts are all prompts of the benchmark.
+        what: Prompts, rules and judge, in one sentence.
+        differs: Known differences from the benchmark as the paper runs it, a few words each.
     """
 
     kind: str
@@ -41,13 +41,13 @@ class Benchmark:
 
 
 def benchmark_of(use: ScorerUse, split: str, prompts: Source, settings: ReportSettings) -> Benchmark | None:
-    """What a scorer's scores of a split are; None for a scorer whose rules are of no published benchmark.
+    """Describe a scorer's scores of a split; None if its rules are not those of a published benchmark.
 
     Args:
         use: The scorer.
         split: One of its splits.
         prompts: Schema prompts.
-        settings: Where the split's prompts come from.
+        settings: Settings of the report, with the sources of the prompts.
     """
     columns = (prompts.table.column(name).to_pylist() for name in ("split", "category", "metadata"))
     rows = [row for row_split, *row in zip(*columns, strict=True) if row_split == split]
@@ -61,14 +61,14 @@ def benchmark_of(use: ScorerUse, split: str, prompts: Source, settings: ReportSe
 
 
 def benchmarks_not_run(found: Sequence[Benchmark]) -> str:
-    """The paper's benchmarks that were not run as it runs them, with what was run in their place; empty if all were."""
+    """The paper's benchmarks that were not run as in the paper, with what was run instead; empty if all were."""
     parts = []
     for kind, name in PAPER_BENCHMARKS.items():
         near = [one for one in found if one.kind == kind]
         if all(one.differs for one in near):
             told = "; ".join(f"{one.split}: {', '.join(one.differs)}" for one in near)
             parts.append(f"{name} ({told})" if told else name)
-    return f"The paper’s benchmarks: {', '.join(parts)}. Tables here may have their form." if parts else ""
+    return f"The paper’s benchmarks: {', '.join(parts)}. Tables here may have their layout." if parts else ""
 
 
 def _geneval(split: str, source: PromptKind, categories: Sequence[str]) -> Benchmark:

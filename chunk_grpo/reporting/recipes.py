@@ -1,4 +1,4 @@
-"""Variants in words: what each one trains with, as far as it differs from the rest."""
+"""Description of variants: the settings by which they differ."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
 
 
 def recipe(variant: VariantParams) -> str:
-    """Objective and plan, and what else the variant sets itself."""
+    """Objective, plan, and every other setting of the variant that differs from its default."""
     own = variant.model_dump(mode="json", exclude={"objective", "plan"}, exclude_defaults=True)
     told = [OBJECTIVES[variant.objective].label, f"plan {variant.plan}"]
     return ", ".join(told + [_told(key, value) for key, value in own.items()])
 
 
 def clip_ranges_of(params: Params, variant: str) -> tuple[float, ...]:
-    """The clip ranges that a variant trains with: one, or one for each chunk."""
+    """Clip ranges of a variant: one, or one for each chunk."""
     own = params.variants[variant]
     if own.clip_ranges is not None:
         return own.clip_ranges
@@ -43,31 +43,31 @@ def clip_ranges_of(params: Params, variant: str) -> tuple[float, ...]:
 
 
 def images_of(params: Params, variant: str) -> int:
-    """Images that a variant draws in an iteration; with branches a group at each branch point."""
+    """Images that a variant draws per iteration; with branches, one group per branch point."""
     branching = params.variants[variant].branching
     of_prompt = params.train.group_size * (branching.points if branching else 1)
     return params.train.prompts_per_iteration * of_prompt
 
 
 def mix_text(mix: Mapping[str, float]) -> str:
-    """A weighted sum of scorers."""
+    """Format a weighted sum of scorers."""
     return " + ".join(f"{weight:g} × {scorer}" for scorer, weight in mix.items())
 
 
 def short(value: float) -> str:
-    """A setting's number as one would write it: 0.3, 5e-5."""
+    """Format a number without padding: 0.3, 5e-5."""
     return f"{value:g}".replace("e-0", "e-")
 
 
 def _told(key: str, value: Any) -> str:
-    """One setting in words; one without a wording of its own by its name."""
+    """Describe one setting; settings without a wording here appear with their name and value."""
     if key in _CHOICES:
         return _CHOICES[key][value].label
     match key:
         case "train_chunks":
             return f"only {_chunks(value)} trained"
         case "replan_every":
-            return f"plan made anew {_every(value)}"
+            return f"plan recomputed {_every(value)}"
         case "clip_ranges":
             return f"clip ranges {_words(value)} by chunk"
         case "kl_coef":
@@ -84,7 +84,7 @@ def _told(key: str, value: Any) -> str:
 
 
 def _words(value: object) -> str:
-    """A setting's value without quotes, as far as they are not needed."""
+    """Format a setting's value without quotes."""
     if isinstance(value, list):
         return "[" + ", ".join(_words(inner) for inner in value) + "]"
     return short(value) if isinstance(value, float) else str(value)

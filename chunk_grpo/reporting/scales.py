@@ -1,4 +1,4 @@
-"""What a scorer's numbers are, in words. Of all of them higher is better."""
+"""Value range of each scorer, as text. Higher is always better."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RIGHT_OR_NOT = "1: right, 0: not"
 
 
 def scale(scorer: AnyScorer) -> str:
-    """The range of a scorer's values, and what they are of."""
+    """Kind and range of a scorer's values."""
     match scorer:
         case ClipScorer():
             return f"similarity, {scorer.scale}"
@@ -32,5 +32,5 @@ def scale(scorer: AnyScorer) -> str:
         case WiseScorer():
             return "WiScore, 0 to 1" if scorer.protocol == "legacy" else RIGHT_OR_NOT
         case ExternalScorer():
-            return "its own"
+            return "defined by the scorer"
     return RIGHT_OR_NOT if scorer.kind == "shapes-exact" else "0 to 1"

@@ -1,4 +1,4 @@
-"""Curves of the report: what the plots draw and what plots/*.csv hold."""
+"""Curves of the report, for the plots and for plots/*.csv."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import Source
 
 SPREAD = (5.0, 95.0)
-"""Percentiles over prompts that the profile's band shows."""
+"""Percentiles over prompts that bound the band of the profile."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Curve:
     """A line with a band.
 
     Attributes:
-        x: [N], ascending: steps or iterations.
-        mean: [N].
-        low: [N], lower edge of the band.
-        high: [N], upper edge.
+        x: [N] steps or iterations, ascending.
+        mean: [N] values of the line.
+        low: [N] lower edge of the band.
+        high: [N] upper edge of the band.
     """
 
     x: NDArray[np.int64]
@@ -52,7 +52,7 @@ def profile_curve(source: Source, sampler: str) -> Curve:
         sampler: sde or ode.
 
     Raises:
-        DataError: the sampler is missing.
+        DataError: The sampler is missing.
     """
     columns = (source.table.column(name).to_pylist() for name in ("sampler", "prompt_id", "step", "l1_rel"))
     by_step: dict[int, dict[str, list[float]]] = {}
@@ -68,7 +68,7 @@ def profile_curve(source: Source, sampler: str) -> Curve:
 
 
 def noise_levels(source: Source) -> dict[int, float]:
-    """Noise level t before each step, by step."""
+    """Step to the noise level t before it."""
     columns = (source.table.column(name).to_pylist() for name in ("step", "t"))
     return dict(sorted(zip(*columns, strict=True)))
 
@@ -85,10 +85,10 @@ def metric_curve(source: Source, metric: str) -> Curve:
 
     Args:
         source: Schema train_metrics of one variant.
-        metric: Its name.
+        metric: Name of the metric.
 
     Raises:
-        DataError: the metric is missing.
+        DataError: The metric is missing.
     """
     columns = (source.table.column(name).to_pylist() for name in ("iteration", "metric", "value"))
     by_iteration: dict[int, list[float]] = {}
@@ -123,7 +123,7 @@ def metric_values(source: Source) -> MetricValues:
 
 
 def optional_curves(sources: Mapping[str, Source], metric: str) -> dict[str, Curve]:
-    """`metric_curve` of each variant that has the metric: artifacts of earlier versions lack some."""
+    """Variant to `metric_curve`, for variants with the metric; artifacts of earlier versions lack some metrics."""
     return {
         variant: metric_curve(source, metric)
         for variant, source in sources.items()
@@ -143,7 +143,7 @@ def ratio_curve(source: Source) -> Curve:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A small CSV for `dvc plots`; floats with 6 significant digits."""
+    """CSV text for `dvc plots`; floats have 6 significant digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)

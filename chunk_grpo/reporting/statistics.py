@@ -1,17 +1,15 @@
 """Paired intervals over training seeds and prompts.
 
-The pairing is by (prompt, sample seed). Both the captions and the training seeds are drawn again, crossed: a
-training seed is drawn with all its captions and a caption with all its training seeds (the "pigeonhole"
-bootstrap of A. Owen, Annals of Applied Statistics 1, 2007). Prompts with the same caption are drawn together,
-since they tell less than as many captions would. Own code, since `scipy.stats.bootstrap` draws along one axis
-of each sample: two crossed axes need index arrays as data, strata and clusters are not offered, and a single
-training seed is refused.
+Pairs share prompt and sample seed. The bootstrap resamples captions and training seeds, crossed: a training seed is
+drawn with all its captions and a caption with all its training seeds (the "pigeonhole" bootstrap of A. Owen, Annals of
+Applied Statistics 1, 2007). Prompts with the same caption are drawn together, since they carry less information than
+as many distinct captions. `scipy.stats.bootstrap` is not used because it resamples one axis of each sample: two crossed
+axes need index arrays as data, it has no strata and clusters, and it rejects a single training seed.
 
-Percentiles of such a bootstrap are too narrow with the two to five training seeds one can afford: three seeds
-whose own scatter dominates cover 77 % at a nominal 95 %. So the bootstrap gives the standard error (drawing
-n - 1 of n, which makes its square unbiased) and Student's t the factor, with Satterthwaite's degrees of
-freedom. Coverage is then 93 to 99 % in the same simulations (tests/reporting/test_statistics.py repeats
-two).
+Percentile intervals of this bootstrap are too narrow for two to five training seeds: with three seeds whose scatter
+dominates, they cover 77 % at a nominal 95 %. So the bootstrap only gives the standard error (drawing n - 1 of n makes
+its square unbiased), and the interval uses Student's t with Satterthwaite's degrees of freedom. Its coverage is 93 to
+99 % in the same simulations (tests/reporting/test_statistics.py repeats two of them).
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ METHOD = (
     "same sample seed; differences are averaged over the samples of a prompt. The mean is over prompts and "
     "training seeds. Its standard error comes from {draws:,} bootstrap draws that resample distinct captions, "
     "each with all its prompts, and training seeds at once (crossed, n − 1 of n each, with replacement; "
-    "within categories where categories are averaged; captions alone when there is one training seed). The "
-    "95 % interval is the mean ± t × standard error, t from Student’s distribution with Satterthwaite’s "
-    "degrees of freedom, so that few training seeds give a wide interval. Each interval stands for "
-    "itself: no correction for looking at several."
+    "within categories where categories are averaged; captions only if there is one training seed). The "
+    "95 % interval is the mean ± t × standard error, with t from Student’s distribution with Satterthwaite’s "
+    "degrees of freedom; few training seeds therefore give a wide interval. The intervals are not corrected "
+    "for multiple comparisons."
 )
 
 
@@ -46,13 +44,13 @@ class Interval:
 
     Attributes:
         mean: The estimate.
-        low: Lower end; NaN where the data cannot tell (fewer than two captions in a stratum).
-        high: Upper end, likewise.
-        standard_error: Of the mean, by the bootstrap.
-        degrees_of_freedom: Of Student's t; infinite where nothing varies.
-        num_seeds: Training seeds.
-        num_prompts: Prompts.
-        num_captions: Distinct captions among them, the unit that is drawn.
+        low: Lower end; NaN if a stratum has fewer than two captions.
+        high: Upper end; NaN in the same case.
+        standard_error: Standard error of the mean, by the bootstrap.
+        degrees_of_freedom: Degrees of freedom of Student's t; infinite if nothing varies.
+        num_seeds: Number of training seeds.
+        num_prompts: Number of prompts.
+        num_captions: Number of distinct captions, the unit of resampling.
     """
 
     mean: float
@@ -66,7 +64,7 @@ class Interval:
 
     @property
     def verdict(self) -> Verdict:
-        """Which side of zero the whole interval lies on; "none" where it includes zero."""
+        """Side of zero on which the whole interval lies; "none" if it includes zero, "unknown" if it has no ends."""
         if math.isnan(self.low):
             return "unknown"
         if self.low > 0:
@@ -79,7 +77,7 @@ class _Stratum:
     """Columns that are averaged together.
 
     Attributes:
-        columns: [P_c] their indices.
+        columns: [P_c] column indices.
         cluster: [P_c] number of each column's caption, 0..K_c - 1.
     """
 
@@ -101,15 +99,15 @@ def crossed_interval(
     """Mean over training seeds and prompts, with its 95 % interval.
 
     Args:
-        values: [R, P], one row a training seed, one column a prompt; finite. R = 1 where nothing was trained.
+        values: [R, P], one row per training seed, one column per prompt; finite. R = 1 for the base model.
         num_draws: Bootstrap draws, at least 2.
         generator: Source of the draws; equal states give equal intervals.
         strata: [P] names; the mean is then the unweighted mean of the strata's means (GenEval's overall), and
             prompts are drawn within their stratum. None: one stratum.
-        captions: [P] texts; columns of one text are drawn together. None: all differ.
+        captions: [P] texts; columns with the same text are drawn together. None: all differ.
 
     Raises:
-        ValueError: the shape, a value that is not finite, too few draws, strata or captions of another length.
+        ValueError: Wrong shape, a value that is not finite, too few draws, or strata or captions of another length.
     """
     R, P = _check(values, num_draws, strata, captions)
     parts = _strata(P, strata, captions)
@@ -126,14 +124,14 @@ def crossed_interval(
     standard_error = float(draws.std(ddof=1))
     freedom = _degrees_of_freedom(values, parts)
     scale = float(np.abs(values).max())
-    if standard_error <= 1e-12 * scale:  # nothing varies but the last digits of the sums
+    if standard_error <= 1e-12 * scale:  # only rounding of the sums varies
         return Interval(mean, mean, mean, 0.0, freedom, R, P, num_captions)
     half_width = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * standard_error
     return Interval(mean, mean - half_width, mean + half_width, standard_error, freedom, R, P, num_captions)
 
 
 def _degrees_of_freedom(values: NDArray[np.float64], parts: Sequence[_Stratum]) -> float:
-    """Satterthwaite's degrees of freedom of the mean over seeds and prompts; infinite where nothing varies.
+    """Satterthwaite's degrees of freedom of the mean over seeds and prompts; infinite if nothing varies.
 
     The variance of the mean has one part from the seeds, s^2(seed means) / R with R - 1 degrees of freedom,
     and one from the captions of each stratum (weighted by its share squared) with K_c - 1: of P_c prompts in
@@ -153,7 +151,7 @@ def _degrees_of_freedom(values: NDArray[np.float64], parts: Sequence[_Stratum]) 
 
 
 def _draw_weights(size: int, num_draws: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """[num_draws, size] weights that sum to 1: size - 1 drawn with replacement, or the single one."""
+    """[num_draws, size] weights that sum to 1 per draw: size - 1 items drawn with replacement, or the only one."""
     drawn = max(size - 1, 1)
     return generator.multinomial(drawn, np.full(size, 1 / size), size=num_draws) / drawn
 

@@ -1,4 +1,4 @@
-"""The report's tables, free of any mark-up; templates turn them into HTML, `to_markdown` into Markdown."""
+"""Tables of the report without mark-up; templates render them as HTML, `to_markdown` as Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chunk_grpo.reporting.series import Chunk
 from chunk_grpo.reporting.statistics import Interval
 
 PAGE_COLUMNS = 6
-"""Means with their differences and intervals that fit beside each other on the page."""
+"""Number of columns with means, differences and intervals that fit the page width."""
 
 GENEVAL_CATEGORIES = {
     "single_object": "Single object",
@@ -41,7 +41,7 @@ WISE_CATEGORIES = {
     "chemistry": "Chemistry",
 }
 _CATEGORY_HEADS = GENEVAL_CATEGORIES | WISE_CATEGORIES
-"""In the order of the benchmarks' tables; other categories follow by their names."""
+"""Heads in the order of the benchmarks' tables; other categories follow in alphabetical order."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Cell:
 
     Attributes:
         text: The value.
-        difference: A difference to the base, on a second line.
-        interval: Its interval, on a third.
-        verdict: Which side of zero the interval lies on, or "warn"; colours the cell. Empty where there is none.
-        note: A second line that is no difference.
-        heat: Strength of the cell's background, in [0, 1].
+        difference: Difference from the base, on a second line.
+        interval: Interval of the difference, on a third line.
+        verdict: Side of zero on which the interval lies, or "warn"; sets the colour of the cell. May be empty.
+        note: Second line with other text than a difference.
+        heat: Strength of the background colour, in [0, 1].
     """
 
     text: str
@@ -70,10 +70,10 @@ class Row:
     """One row.
 
     Attributes:
-        head: Its name.
-        cells: One for each value column.
-        variant: Whose colour the row carries, if any.
-        mode: base, tuned or hybrid, or what else tells rows of a variant apart.
+        head: Name of the row.
+        cells: One cell for each value column.
+        variant: Variant whose colour marks the row; may be empty.
+        mode: base, tuned, hybrid, or another text that distinguishes the rows of a variant.
     """
 
     head: str
@@ -84,19 +84,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: heads of all columns (the first is the rows'), and rows."""
+    """A table: heads of all columns, including that of the row names, and rows."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
 
 
 def difference_cell(mean: float, difference: Interval) -> Cell:
-    """A mean, its difference to the base and the interval."""
+    """Cell with a mean, its difference from the base and the interval."""
     return Cell(number(mean), signed(difference.mean), interval_text(difference), difference.verdict)
 
 
 def policy_table(comparisons: Comparisons, variants: Sequence[str], measures: Sequence[str]) -> Table:
-    """The form of the paper's Table 1: rows base and variants, a column for each measure."""
+    """Table in the layout of the paper's Table 1: rows are base and variants, columns are measures."""
     base = tuple(Cell(number(comparisons.base_mean(m).mean)) for m in measures)
     rows = [Row("base", base, mode=BASE)]
     for variant in variants:
@@ -108,7 +108,7 @@ def policy_table(comparisons: Comparisons, variants: Sequence[str], measures: Se
 
 
 def in_parts(table: Table) -> list[Table]:
-    """A table in parts that fit the page's width: the same rows, each with an equal share of the value columns."""
+    """Split a table into parts that fit the page width: the same rows, each part with an equal share of the columns."""
     count = len(table.columns) - 1
     parts = max(1, math.ceil(count / PAGE_COLUMNS))
     edges = [count * part // parts for part in range(parts + 1)]
@@ -122,7 +122,7 @@ def in_parts(table: Table) -> list[Table]:
 
 
 def pairs_table(pairs: Sequence[PairComparison]) -> Table:
-    """Variants against each other, tuned, on the training reward."""
+    """Differences in training reward between tuned variants."""
     rows = tuple(
         Row(
             f"{p.first} − {p.second}",
@@ -144,15 +144,15 @@ def category_table(
     by_prompts: bool,
     overall_head: str,
 ) -> Table:
-    """GenEval's form: a column for each category, and an overall with its difference to the base.
+    """Table in GenEval's layout: one column per category, and an overall with its difference from the base.
 
     Args:
-        comparisons: On the prompts of one split.
-        variants: Rows, in two modes each.
-        scorer: What counts.
-        overall: (variant, mode) to the overall's difference to the base.
-        by_prompts: Whether the overall is the mean of the prompts, not of the categories.
-        overall_head: Head of its column.
+        comparisons: Comparisons on the prompts of one split.
+        variants: Variants, two rows each.
+        scorer: Scorer whose values are shown.
+        overall: (variant, mode) to the difference of the overall from the base.
+        by_prompts: Whether the overall is the mean over prompts instead of categories.
+        overall_head: Head of the column of the overall.
     """
     prompts = comparisons.prompts_of(scorer)
     present = dict.fromkeys(prompts.categories)
@@ -189,7 +189,7 @@ def _category_row(
 
 
 def chunk_table(chunks: Sequence[Chunk]) -> Table:
-    """A plan's chunks with their weights of Eq. (16)."""
+    """Chunks of a plan with their weights of Eq. (16)."""
     total = sum(chunk.weight for chunk in chunks)
     rows = []
     for index, chunk in enumerate(chunks):
@@ -216,7 +216,7 @@ def paper_table(table: PaperTable) -> Table:
 
 
 def runs_table(runs: Sequence[RunManifest]) -> Table:
-    """Which stage ran when, how long and where."""
+    """Stages with time, start, commit, peak memory and machine."""
     rows = []
     for run in runs:
         machine = run.accelerator or f"{run.cpu} ({run.cpu_count} cores)"
@@ -233,7 +233,7 @@ def runs_table(runs: Sequence[RunManifest]) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 4.2 s, 3 min 05 s, 1 h 20 min."""
+    """Format seconds as 4.2 s, 3 min 05 s or 1 h 20 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -243,7 +243,7 @@ def duration(seconds: float) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A GitHub-style table; a cell's difference and interval follow its value."""
+    """Render a GitHub-style table; differences and intervals follow the value in the same cell."""
     heads = (head.replace("|", "\\|") for head in table.columns)
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
     for row in table.rows:

@@ -1,7 +1,7 @@
-"""How the variants trained, in numbers: sizes, clipping, ratios, time; which chunks were drawn; where plans moved.
+"""Training statistics of the variants: sizes, clipping, ratios, time, chunks drawn, and recomputed plans.
 
-Only what every version of the trainer has written is required of the metrics. These are optional, and what needs
-them is left out where they are missing: trained_steps, kl, degenerate_groups, fidelity_p99, chunk_draws/J,
+Required are only the metrics that every version of the trainer has written. The following are optional, and values that
+depend on missing ones are left out: trained_steps, kl, degenerate_groups, fidelity_p99, chunk_draws/J,
 chunk_clip_fraction/J, profile_drift, boundary_shift and chunk_size/J.
 """
 
@@ -15,25 +15,25 @@ from chunk_grpo.reporting.evidence import Source, TrainingSettings
 from chunk_grpo.reporting.series import MetricValues, metric_values
 
 FIDELITY_LIMIT = 0.1
-"""Share of the clip range from which on rounding is worth a warning, as in the trainer."""
+"""Share of the clip range above which rounding causes a warning, as in the trainer."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A variant's training in numbers: means over training seeds and iterations; None where not recorded.
+    """Training statistics of a variant: means over training seeds and iterations; None if not recorded.
 
     Attributes:
-        variant: Name.
-        images: Drawn in an iteration.
+        variant: Name of the variant.
+        images: Images drawn per iteration.
         clip_ranges: epsilon of Eq. (13): one, or one for each chunk.
-        items: (sample, step) items back-propagated in an iteration.
+        items: (sample, step) items back-propagated per iteration.
         clip_fraction: Share of the terms whose gradient is clipped.
         ratio_distance: Largest |ratio - 1| of an iteration.
-        kl: To the base, per step.
-        grad_norm: Before clipping.
-        degenerate_groups: Groups of equal rewards in an iteration.
-        fidelity: The 99th percentile of the log-probabilities' rounding over the smallest clip range.
-        seconds: Wall time of the train stage over its iterations.
+        kl: KL divergence from the base, per step.
+        grad_norm: Gradient norm before clipping.
+        degenerate_groups: Groups with equal rewards per iteration.
+        fidelity: 99th percentile of the rounding error of log-probabilities, divided by the smallest clip range.
+        seconds: Wall time of the train stage divided by its iterations.
     """
 
     variant: str
@@ -51,13 +51,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class ChunkUse:
-    """How often a chunk was trained, over all training seeds and iterations.
+    """Draws of a chunk over all training seeds and iterations.
 
     Attributes:
-        chunk: From 0, noise to image; with a window or branches the number of a trajectory's noisy step.
-        draws: Times it was selected.
-        share: Of all draws of the variant.
-        clip_fraction: Share of these draws that were clipped; None where it was never drawn.
+        chunk: Number of the chunk, from 0, noise to image; with a window or branches, number of a noisy step.
+        draws: Number of times that the chunk was selected.
+        share: Share of all draws of the variant.
+        clip_fraction: Share of these draws that were clipped; None if the chunk was never drawn.
     """
 
     chunk: int
@@ -68,13 +68,13 @@ class ChunkUse:
 
 @dataclass(frozen=True)
 class PlanMoment:
-    """Where a plan that follows the policy stands after some iterations.
+    """State of a plan that is recomputed during training, at one iteration.
 
     Attributes:
-        iteration: From 1.
-        plans: Chunk sizes, each plan that a training seed has once.
-        profile_drift: Mean over the training seeds.
-        boundary_shift: Mean over the training seeds, in steps.
+        iteration: Iteration, from 1.
+        plans: Chunk sizes of the distinct plans over the training seeds.
+        profile_drift: Profile drift, mean over the training seeds.
+        boundary_shift: Boundary shift in steps, mean over the training seeds; None if not recorded.
     """
 
     iteration: int
@@ -86,12 +86,12 @@ class PlanMoment:
 def trained_in_numbers(
     sources: Mapping[str, Source], training: TrainingSettings, runs: Sequence[RunManifest]
 ) -> tuple[Trained, ...]:
-    """A line for each variant.
+    """Training statistics of each variant.
 
     Args:
         sources: Variant to schema train_metrics.
-        training: Their settings.
-        runs: Manifests, among them those of the stages train@VARIANT.
+        training: Training settings.
+        runs: Manifests, including those of the stages train@VARIANT.
     """
     seconds = {run.stage: run.seconds for run in runs}
     return tuple(
@@ -124,7 +124,7 @@ def _trained(
 
 
 def chunk_uses(source: Source) -> tuple[ChunkUse, ...]:
-    """Draws of each chunk of one variant; empty where they were not recorded."""
+    """Draws of each chunk of one variant; empty if they were not recorded."""
     values = metric_values(source)
     found = []
     total = sum(sum(v.values()) for metric, v in values.items() if metric.startswith("chunk_draws/"))
@@ -140,7 +140,7 @@ def chunk_uses(source: Source) -> tuple[ChunkUse, ...]:
 
 
 def plan_moments(source: Source) -> tuple[PlanMoment, ...]:
-    """First, middle and last iteration of a plan that follows the policy; empty for one that stays."""
+    """A recomputed plan at its first, middle and last iteration; empty for a fixed plan."""
     values = metric_values(source)
     drift = values.get("profile_drift", {})
     iterations = sorted({iteration for _, iteration in drift})
@@ -171,7 +171,7 @@ def _moment(values: MetricValues, iteration: int) -> PlanMoment:
 
 
 def _trained_keys(values: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
-    """(training seed, iteration) without iteration 0, the base."""
+    """Keys (training seed, iteration) without iteration 0, which is the base."""
     return [key for key in values if key[1] > 0]
 
 
@@ -185,5 +185,5 @@ def _mean_of(values: Collection[float]) -> float | None:
 
 
 def _numbers(values: MetricValues, start: str) -> list[int]:
-    """The numbers J of the metrics `start`J, ascending."""
+    """The numbers J of all metrics named `start`J, ascending."""
     return sorted(int(metric.removeprefix(start)) for metric in values if metric.startswith(start))

@@ -1,4 +1,4 @@
-"""Tables about training: how each variant trained, the chunks it drew, where plans moved and where runs ended."""
+"""Tables about training: statistics of each variant, chunks drawn, plans recomputed, and last iterations."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from chunk_grpo.reporting.trained import FIDELITY_LIMIT, ChunkUse, PlanMoment, T
 from chunk_grpo.reporting.watching import Ending
 
 FEW_CHUNKS = 8
-"""Up to so many chunks a cell has room for draws and clipping."""
+"""Largest number of chunks for which a cell shows draws and clipping."""
 
 MANY_CHUNKS = 24
-"""Up to so many the clipping alone fits; more are left to the CSV."""
+"""Largest number of chunks for which a cell shows clipping; larger plans are in the CSV only."""
 
 NOTHING = Cell("–")
 
 TRAINED_COLUMNS: tuple[tuple[str, Callable[[Trained], Cell]], ...] = (
-    ("images an iteration", lambda t: Cell(f"{t.images:,}")),
-    ("trained items an iteration", lambda t: _cell(t.items, lambda v: f"{v:,.0f}")),
+    ("images per iteration", lambda t: Cell(f"{t.images:,}")),
+    ("(sample, step) pairs trained per iteration", lambda t: _cell(t.items, lambda v: f"{v:,.0f}")),
     ("clip range", lambda t: Cell(_range(t.clip_ranges))),
     ("clipped terms", lambda t: _cell(t.clip_fraction, lambda v: f"{v:.1%}")),
     (f"largest |ratio{NO_BREAK}−{NO_BREAK}1|", lambda t: _cell(t.ratio_distance, small)),
     ("KL", lambda t: _cell(t.kl, small)),
     ("gradient norm", lambda t: _cell(t.grad_norm, lambda v: f"{v:.3g}")),
-    ("degenerate groups", lambda t: _cell(t.degenerate_groups, lambda v: number(v, 1))),
+    ("degenerate groups per iteration", lambda t: _cell(t.degenerate_groups, lambda v: number(v, 1))),
     ("ratio fidelity", lambda t: _fidelity(t.fidelity)),
-    ("time an iteration", lambda t: _cell(t.seconds, lambda v: f"{v:.1f} s")),
+    ("time per iteration", lambda t: _cell(t.seconds, lambda v: f"{v:.1f} s")),
 )
 
 
 def trained_table(found: Sequence[Trained]) -> Table:
-    """One row a variant; a column that nobody has is left out."""
+    """One row per variant, without the columns that are empty for all."""
     columns = [(head, [cell(line) for line in found]) for head, cell in TRAINED_COLUMNS]
     kept = [(head, cells) for head, cells in columns if any(cell != NOTHING for cell in cells)]
     rows = (
@@ -45,13 +45,13 @@ def trained_table(found: Sequence[Trained]) -> Table:
 
 
 def draws_table(uses: Mapping[str, Sequence[ChunkUse]]) -> Table | None:
-    """Share of the draws and clipping of each chunk, of variants with few chunks; None where there is none."""
+    """Share of draws and clipping by chunk, for variants with few chunks; None if there are none."""
     few = {variant: found for variant, found in uses.items() if 0 < _size(found) <= FEW_CHUNKS}
     return _by_chunk(few, "chunk {}", _draws_cell)
 
 
 def clipping_table(uses: Mapping[str, Sequence[ChunkUse]]) -> Table | None:
-    """Clipping of each chunk, of variants with more chunks; None where there is none."""
+    """Clipping by chunk, for variants with more chunks; None if there are none."""
     more = {variant: found for variant, found in uses.items() if FEW_CHUNKS < _size(found) <= MANY_CHUNKS}
     fractions = [use.clip_fraction or 0.0 for found in more.values() for use in found]
     largest = max(fractions, default=0.0) or 1.0
@@ -65,7 +65,7 @@ def clipping_table(uses: Mapping[str, Sequence[ChunkUse]]) -> Table | None:
 
 
 def plan_table(moments: Mapping[str, Sequence[PlanMoment]]) -> Table | None:
-    """Plans that follow the policy, at the first, the middle and the last iteration."""
+    """Plans recomputed during training, at the first, the middle and the last iteration; None if there are none."""
     rows = [
         Row(
             f"{variant}, iteration {moment.iteration}",
@@ -84,7 +84,7 @@ def plan_table(moments: Mapping[str, Sequence[PlanMoment]]) -> Table | None:
 
 
 def endings_table(found: Sequence[Ending], training: TrainingSettings) -> Table | None:
-    """Where training ended, one number for each training seed."""
+    """Last and best iterations, one number per training seed; None without endings."""
     rows = [Row(e.variant, (Cell(_numbers(e.last)), Cell(_numbers(e.best))), e.variant) for e in found]
     best = f"best by {training.decisive}{', kept' if training.keeps_best else ''}"
     return (
@@ -93,12 +93,12 @@ def endings_table(found: Sequence[Ending], training: TrainingSettings) -> Table 
 
 
 def small(value: float) -> str:
-    """A small number with two digits: 0.00031, 5.2e-5; 0 as it is."""
+    """Format a small number with two significant digits: 0.00031, 5.2e-5, 0."""
     return "0" if value == 0 else short(float(f"{value:.1e}"))
 
 
 def flat_trained(found: Sequence[Trained]) -> list[tuple[object, ...]]:
-    """Rows of plots/how_trained.csv; what was not recorded is empty."""
+    """Rows of plots/how_trained.csv; values that were not recorded are empty."""
     return [
         (
             t.variant, t.images, t.items, min(t.clip_ranges), max(t.clip_ranges), t.clip_fraction,
@@ -152,7 +152,7 @@ def _draws_cell(use: ChunkUse) -> Cell:
 def _by_chunk(
     uses: Mapping[str, Sequence[ChunkUse]], head: str, cell: Callable[[ChunkUse], Cell]
 ) -> Table | None:
-    """A column for each chunk, blank where a variant has fewer."""
+    """One column per chunk, blank for variants with fewer chunks; None without variants."""
     if not uses:
         return None
     chunks = range(max(_size(found) for found in uses.values()))

@@ -1,6 +1,6 @@
-"""Is the reward being hacked? What held-out images say that the reward does not, and where training ended.
+"""Signs of reward hacking on held-out images, and the iterations at which training ended.
 
-All metrics here are optional: artifacts of earlier versions lack them, and what needs them is then left out.
+All metrics here are optional: artifacts of earlier versions lack them, and the report then omits the related parts.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from chunk_grpo.reporting.series import Curve, metric_values, optional_curves
 
 IMAGE_STATISTICS = {
     "saturation": "saturation",
-    "edge_density": "density of edges",
-    "colour_entropy": "entropy of colours, bits",
+    "edge_density": "edge density",
+    "colour_entropy": "colour entropy, bits",
     "diversity": "diversity of a prompt’s images",
 }
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Where a variant's runs ended, one number for each training seed.
+    """Last and best iterations of a variant's runs, one number per training seed.
 
     Attributes:
-        variant: Name.
-        last: Last iteration.
-        best: Iteration of the best held-out score, the earliest of equal ones; None where it was not measured.
+        variant: Name of the variant.
+        last: Last iteration of each run.
+        best: Iteration of the best held-out score of each run, the earliest on a tie; None if not measured.
     """
 
     variant: str
@@ -35,19 +35,19 @@ class Ending:
 
 
 def watched(training: TrainingSettings) -> dict[str, str]:
-    """Metrics that are watched for hacking, with their titles."""
-    unseen = {f"heldout/{name}": f"{name}, not trained on" for name in training.unseen}
+    """Metric to title, for the metrics that can reveal reward hacking."""
+    unseen = {f"heldout/{name}": f"{name}, not part of the reward" for name in training.unseen}
     return unseen | {f"heldout_images/{name}": title for name, title in IMAGE_STATISTICS.items()}
 
 
 def watched_curves(sources: Mapping[str, Source], training: TrainingSettings) -> dict[str, dict[str, Curve]]:
-    """Metric to variant to curve, for those metrics that a variant has."""
+    """Metric to variant to curve, for the metrics of `watched` that at least one variant has."""
     found = {metric: optional_curves(sources, metric) for metric in watched(training)}
     return {metric: curves for metric, curves in found.items() if curves}
 
 
 def endings(sources: Mapping[str, Source], training: TrainingSettings) -> tuple[Ending, ...]:
-    """Where runs ended; empty where all went to the last iteration and none keeps its best policy."""
+    """Endings of all variants; empty if every run reached the last iteration and the best policy is not kept."""
     found = [_ending(variant, source, training) for variant, source in sources.items()]
     early = any(last < training.iterations for ending in found for last in ending.last)
     return tuple(found) if early or training.keeps_best else ()

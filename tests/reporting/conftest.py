@@ -1,4 +1,4 @@
-"""A small, clearly synthetic run on disk, in the schemas of the artifacts. No number here was measured."""
+"""A small synthetic run on disk, in the schemas of the artifacts. No number here was measured."""
 
 import io
 import json
@@ -24,7 +24,7 @@ SHAPES = ("circle", "square", "triangle", "cross")
 
 @dataclass(frozen=True)
 class Run:
-    """Where the synthetic run lies."""
+    """Location of the synthetic run."""
 
     root: Path
 
@@ -82,7 +82,7 @@ def prompt_rows(per_category: int) -> list[dict[str, object]]:
 def score_rows(
     policy: str, place: int, scorer: str, prompts: list[dict[str, object]], samples: int
 ) -> list[dict[str, object]]:
-    """An effect of each variant, a scatter of seeds, and one of prompts that the base shares."""
+    """Scores with an effect per variant, noise per seed, and noise per prompt that the base shares."""
     rows = []
     for mode, seed in images_of(policy):
         lift = LIFT.get(policy, 0.0) * (0.6 if mode == "hybrid" else 1.0)
@@ -263,5 +263,5 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Run]:
-    """Writes a small run of the variants given."""
+    """Function that writes a small run with the given variants."""
     return lambda variants: write_run(tmp_path_factory.mktemp("crowd"), 2, 1, 16, variants)

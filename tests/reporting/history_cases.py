@@ -1,4 +1,4 @@
-"""Workspaces with synthetic scores, of which is known what changed between them. No number here was measured."""
+"""Workspaces with synthetic scores and known changes between them. No number here was measured."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Scores of prompts that a benchmark brings along: by category, with each benchmark's own overall."""
+"""Scores on benchmark prompts: by category, with each benchmark's definition of the overall."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def value(policy: str, category: str, number: int) -> float:
 
 
 def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: str | None) -> None:
-    """A split of GenEval's form and one of WISE's, with scores."""
+    """A split in GenEval's format and one in WISE's, with scores."""
     prompts = read_table(run.root / "prompts.parquet", "prompts").to_pylist()
     more = [
         {"prompt_id": f"{split}-{category}-{n}", "split": split, "prompt": f"{category} {n}"}
@@ -111,7 +111,7 @@ def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: s
 
 @pytest.fixture
 def with_benchmarks(run: Run) -> Run:
-    """Prompts of this package in GenEval's form, and six of WISE's."""
+    """Prompts of this package in GenEval's format, and six of WISE's."""
     add_benchmarks(run, A_FEW, {"kind": "coco", "count": 12, "seed": 0}, None)
     return run
 
@@ -151,7 +151,7 @@ def test_a_part_of_wise_has_no_overall_but_a_mean_of_its_prompts(with_benchmarks
     assert (
         "6 of WISE’s 1,000 prompts, rewritten; protocol legacy, judged by a-judge, asked in this" in markdown
     )
-    assert "Mean of these prompts alone, not WISE’s Overall. Mean score (WiScore, 0 to 1);" in markdown
+    assert "Mean of these prompts only, not WISE’s Overall. Mean score (WiScore, 0 to 1);" in markdown
     assert summary["chunk"]["tuned"]["wise_knowledge_mean"]["difference"] == pytest.approx(0.25)
     assert "wise_knowledge_overall" not in summary["chunk"]["tuned"]
 
@@ -181,14 +181,14 @@ def test_the_whole_of_the_benchmarks_is_called_so(run: Run, monkeypatch: pytest.
     ]
     assert row_of(markdown, title, "policy") == [*heads, "Overall"]
     assert row_of(markdown, title, "base") == ["0.20", "0.50", *["0.00"] * 4, "0.164"]
-    assert "Overall: by WISE’s weights of the categories, which is the mean of all its prompts." in markdown
+    assert "Overall: mean of all prompts, which equals WISE’s weighted mean of the categories." in markdown
     assert "\nGenEval’s official 553 prompts, judged by GenEval’s rules with a detector" in markdown
     assert summary["chunk"]["tuned"]["wise_knowledge_overall"]["difference"] == pytest.approx(0.25)
     assert "The paper’s benchmarks" not in markdown
 
 
 def refuse(run: Run, policy: str, prompt_id: str) -> None:
-    """Have no score of an image of WISE, of one training seed in one mode."""
+    """Remove the score of one WISE image for one training seed and mode."""
     path = run.root / "scores" / policy / "wise.parquet"
     rows = read_table(path, "scores").to_pylist()
     row = next(row for row in rows if row["prompt_id"] == prompt_id)
@@ -206,17 +206,17 @@ def test_wise_without_a_refused_image_is_no_overall(run: Run, monkeypatch: pytes
     heads = row_of(markdown, title, "policy")
     assert (heads[0], heads[-1]) == ("Cultural (399)", "Mean of 999 prompts")
     assert row_of(markdown, title, "base")[-1] == "0.163"
-    assert "Mean of these prompts alone, not WISE’s Overall" in markdown
+    assert "Mean of these prompts only, not WISE’s Overall" in markdown
     assert "wise_knowledge_overall" not in summary["chunk"]["tuned"]
     assert "- The paper’s benchmarks: WISE (knowledge: images refused and left out: 1)." in markdown
     assert (
-        "Images of the split knowledge that wise refused: 1. Pairs of prompt and sample that its numbers leave out for "
-        "that, for every policy and training seed alike: 1." in markdown
+        "Images of the split knowledge that wise refused: 1. (Prompt, sample) pairs left out of its numbers as a "
+        "result, for every policy and training seed: 1." in markdown
     )
 
 
 def test_a_benchmark_of_other_prompts_stays_out_of_the_comparison(with_benchmarks: Run) -> None:
-    """Scores by category are not told a second time: their plain mean would have another interval."""
+    """Scores by category appear once: their plain mean would have another interval."""
     markdown, summary = build(with_benchmarks)
     assert not {"geneval", "wise"} & set(summary["base"])
     others = markdown[markdown.index("## Other prompts") :]

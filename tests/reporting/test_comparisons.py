@@ -10,6 +10,7 @@ from chunk_grpo.reporting.comparisons import (
     PairComparison,
     effects_text,
     headline,
+    interval_text,
     number,
     order_sentence,
     signed,
@@ -110,8 +111,7 @@ def test_the_sentence_gives_the_numbers() -> None:
 def test_no_order_beyond_the_intervals() -> None:
     unclear = PairComparison("chunk", "dance", interval(-0.1, 0.2))
     assert (
-        order_sentence([unclear])
-        == "Between the tuned variants no difference of the training reward is shown."
+        order_sentence([unclear]) == "No difference in training reward is shown between the tuned variants."
     )
     found = order_sentence([unclear, PairComparison("ws", "dance", interval(-0.3, -0.1))])
     assert "dance above ws" in found
@@ -126,6 +126,22 @@ def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
     assert signed(0.25, 2) == "+0.25"
     assert signed(-0.0001) == "0.000"
     assert "undecided" in effects_text([comparison("a", math.nan, math.nan)])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.1, 0.2, "+0.100 to +0.200"),
+        (0.0003, 0.036, "+0.0003 to +0.0360"),
+        (-0.2, -0.00004, "−0.20000 to −0.00004"),
+        (-1e-9, 0.5, "0.000 to +0.500"),
+        (0.0, 0.5, "0.000 to +0.500"),
+        (0.25, 0.25, "the same on every prompt"),
+        (math.nan, math.nan, "no interval: too few prompts"),
+    ],
+)
+def test_an_interval_shows_its_side_of_zero(low: float, high: float, text: str) -> None:
+    assert interval_text(interval(low, high)).replace("\xa0", " ") == text
 
 
 PROMPTS = PromptSet(("p", "q"), ("shape", "shape"), ("a circle", "a square"))

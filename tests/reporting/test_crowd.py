@@ -1,4 +1,4 @@
-"""More variants than colours: told apart by dashes, summed up in sentences, shown in parts."""
+"""More variants than colours: dashed lines, summaries instead of lists, tables and grids in parts."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def comparisons(means: Sequence[float]) -> list[Comparison]:
 
 
 def pairs(count: int) -> list[PairComparison]:
-    """Of `count` variants: number i is 0.05 x (i - j) above number j, give or take 0.1."""
+    """Pairs of `count` variants: number i is 0.05 x (i - j) above number j, with intervals of +-0.1."""
     names = NAMES[:count]
     return [
         PairComparison(names[i], names[j], interval(0.05 * (i - j), 0.1))
@@ -118,12 +118,12 @@ def test_of_many_pairs_those_with_the_first_variant_are_told() -> None:
     assert [p.first for p in with_first(found)] == list(NAMES[1:7])
     # Above zero from a distance of 3 on: 4 + 3 + 2 + 1 pairs; 5 % of 21 is 1.
     assert order_sentence(found) == (
-        "Against v0, the first variant, tuned, on the training reward: higher for 4 of 6, by +0.150 (v3) to "
-        "+0.300 (v6); no difference shown for 2 of 6. Of all 21 pairs of variants 10 have an interval on one side "
-        "of zero; if no two differed, about 1 still would."
+        "Training reward of the tuned variants compared with v0, the first one: higher for 4 of 6, by +0.150 (v3) to "
+        "+0.300 (v6); no difference shown for 2 of 6. Of all 21 pairs of variants, 10 have an interval on one side "
+        "of zero; about 1 would by chance if no two variants differed."
     )
     assert order_sentence(pairs(6)).startswith(
-        "Between the variants, tuned, on the training reward: v3 above v0"
+        "Differences in training reward between tuned variants: v3 above v0"
     )
 
 

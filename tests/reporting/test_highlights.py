@@ -1,4 +1,4 @@
-"""What is shown of a run before its report: when, from what, and that it is what the report says."""
+"""Highlights of an unfinished run: when they appear, their inputs, and their agreement with the report."""
 
 import base64
 import io
@@ -25,7 +25,7 @@ from .conftest import SCORERS, VARIANTS, Run, image_rows, plan_rows, prompt_rows
 from .unfinished import INPUTS, PLANS, Workspace, planned_run
 
 LIMIT = 1_500_000
-"""Characters of an artifact's text that a browser shows without a pause."""
+"""Number of characters in an artifact that a browser shows without delay."""
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_rewards_of_some_variants_say_which_are_missing(workspace: Workspace) ->
 
 
 def colour(policy: str, mode: str, train_seed: int, prompt: int, sample: int) -> tuple[int, int, int]:
-    """Tells an image from every other one."""
+    """A colour that is unique to each image."""
     return 40 * ("base", *VARIANTS).index(policy) + 5 * len(mode), 20 * (train_seed + 2), 2 * prompt + sample
 
 
@@ -246,7 +246,7 @@ def test_images_of_other_seeds_are_not_set_side_by_side(workspace: Workspace) ->
 
 
 def noise(side: int) -> Iterator[bytes]:
-    """Pictures that hardly compress."""
+    """Images that hardly compress."""
     generator = np.random.default_rng(0)
     while True:
         out = io.BytesIO()

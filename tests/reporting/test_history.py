@@ -1,4 +1,4 @@
-"""One evaluation's scores, from what the score stages have written."""
+"""Scores of one evaluation, from the output of the score stages."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How often a score is said to have moved when none did, and what became of each score."""
+"""False positive rate of moved scores, and the result for each score."""
 
 import math
 from collections.abc import Mapping
@@ -145,7 +145,7 @@ def test_a_score_that_moves_is_the_reference_from_then_on(nights: Nights) -> Non
 
 
 def test_a_slow_drift_is_found(nights: Nights) -> None:
-    """Each step is smaller than what chance does; the reference stays until the sum is not."""
+    """Each step is within chance; the reference stays until the sum of the steps is not."""
     found = [
         nights.next(Case(step, {("chunk", "shapes-graded"): -0.03 * step}))[TUNED].change for step in range(7)
     ]
@@ -239,7 +239,7 @@ def test_false_alarms_of_many_nights() -> None:
 
 
 def test_differences_are_paired_by_prompt() -> None:
-    """How far apart the prompts' own levels are does not count."""
+    """The spread between the levels of prompts does not matter."""
     found = []
     for levels in (0.0, 100.0):
         generator = np.random.default_rng(4)

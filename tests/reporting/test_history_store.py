@@ -21,7 +21,7 @@ LOWER = {("chunk", "shapes-graded"): -0.2}
 
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
-    """Four evaluations: one, the same again, new noise, and a policy that was trained again and is worse."""
+    """Four evaluations: the first, the same again, one with new noise, and one with a retrained, worse policy."""
     cases = [(Case(0), "a" * 16), (Case(0), "a" * 16), (Case(1), "a" * 16), (Case(2, LOWER), "b" * 16)]
     return [
         measure(write_workspace(tmp_path_factory.mktemp("night"), case), evaluation(number, model))
@@ -227,7 +227,7 @@ def test_the_plot_has_a_panel_for_each_scorer_split_and_mode(history: tuple[Hist
 
 
 def test_what_happened_is_drawn_where_it_did(history: tuple[HistoryRow, ...]) -> None:
-    """Legends are equal, so that pictures differ by the marks of a moved score, another scorer and another model."""
+    """Equal legends, so that the plots differ only by the marks of moved scores, changed scorers and new models."""
 
     def drawn(name: str, word: Change, difference: float = 1.0) -> bytes:
         one = {"change": word, "difference": difference}

@@ -1,4 +1,4 @@
-"""What is shown of a training that goes on, from journals written by hand with a clock of the test's own."""
+"""Progress of a running training, from journals written by hand with a simulated clock."""
 
 import io
 import shutil
@@ -47,7 +47,7 @@ def write(
     seconds: float = 30.0,
     ends: bool = False,
 ) -> Path:
-    """The journal of a run: an iteration takes so many seconds, held-out images come before the first and third."""
+    """The journal of a run with a given time per iteration; held-out images come before the first and third."""
     folder = logs / "chunk" / f"seed-{head.seed}"
     made = Journal(folder, head, [(i, "reward_mean", 0.0) for i in range(1, head.done + 1)])
     if head.done == 0:
@@ -81,8 +81,8 @@ def test_before_the_first_iteration_there_is_a_text_alone(tmp_path: Path, clocke
     found = live_curves(tmp_path, "chunk")
     assert found is not None and found.images == {} and "![" not in found.markdown
     assert "## chunk: iteration 0 of 10\n" in found.markdown
-    assert "The first iteration is under way since 2001-01-01 12:00:00 UTC." in found.markdown
-    assert "| 0 | 0 of 10 | goes on | – | – | – | – |" in found.markdown
+    assert "The first iteration started at 2001-01-01 12:00:00 UTC." in found.markdown
+    assert "| 0 | 0 of 10 | running | – | – | – | – |" in found.markdown
 
 
 def test_where_it_is_and_when_it_ends(tmp_path: Path, clocked: Clock) -> None:
@@ -94,10 +94,10 @@ def test_where_it_is_and_when_it_ends(tmp_path: Path, clocked: Clock) -> None:
     assert found.markdown.splitlines()[0] == "## chunk: iteration 3 of 10, training seed 0 (1 of 2)"
     assert "Training reward at iteration 3: 0.750. " in found.markdown
     assert (
-        "30.0 s an iteration; the last one ended at 2001-01-01 12:03:10 UTC. "
+        "30.0 s per iteration; the last one ended at 2001-01-01 12:03:10 UTC. "
         "8 min 30 s left after that, expected end 2001-01-01 12:11:40 UTC."
     ) in found.markdown
-    assert "| 0 | 3 of 10 | goes on | 0.250 | 0.750 | 0.500 | 0.625 |" in found.markdown
+    assert "| 0 | 3 of 10 | running | 0.250 | 0.750 | 0.500 | 0.625 |" in found.markdown
     picture = Image.open(io.BytesIO(found.images["reward-chunk.png"]))
     assert picture.width > 1500 and len(found.images["reward-chunk.png"]) < 60_000
 
@@ -120,14 +120,14 @@ def test_the_pace_is_that_of_the_last_iterations(tmp_path: Path, clocked: Clock)
 
 def test_one_iteration_is_timed_from_the_start(tmp_path: Path, clocked: Clock) -> None:
     write(tmp_path, clocked, [0.25], heading())
-    assert "2 min 10 s an iteration" in shown(tmp_path)
+    assert "2 min 10 s per iteration" in shown(tmp_path)
 
 
 def test_after_a_resume_the_time_of_other_processes_does_not_count(tmp_path: Path, clocked: Clock) -> None:
     write(tmp_path, clocked, [0.75], heading(done=6), seconds=40)
     text = shown(tmp_path)
     assert "iteration 7 of 10" in text
-    assert "40.0 s an iteration" in text and "2 min 00 s left" in text
+    assert "40.0 s per iteration" in text and "2 min 00 s left" in text
 
 
 def test_seeds_are_compared_at_the_iteration_of_the_last_one(tmp_path: Path, clocked: Clock) -> None:
@@ -140,7 +140,7 @@ def test_seeds_are_compared_at_the_iteration_of_the_last_one(tmp_path: Path, clo
     assert "at iteration 2: 0.625 ± 0.177 (mean and standard deviation of 2 training seeds)." in text
     assert "4 min 00 s left" in text  # of seed 5 alone
     assert "| 3 | 10 of 10 | ended | 0.000 | 0.900 | 0.500 | 0.625 |" in text
-    assert "| 5 | 2 of 10 | goes on | 0.100 | 0.750 | 0.500 | 0.625 |" in text
+    assert "| 5 | 2 of 10 | running | 0.100 | 0.750 | 0.500 | 0.625 |" in text
 
 
 def test_between_two_seeds_the_next_one_is_still_to_come(tmp_path: Path, clocked: Clock) -> None:

@@ -1,4 +1,4 @@
-"""A run with more scorers than one reads one by one: what each one's numbers are, and remarks that stay short."""
+"""A run with many scorers: scales, short remarks, and tables in parts."""
 
 import json
 from pathlib import Path
@@ -45,17 +45,17 @@ def add_scorers(run: Run, lifts: dict[str, float]) -> None:
 def remarks(run: Run) -> list[str]:
     assert run_stage(report.main, report.Arguments, run.options) == 0
     lines = Path(run.root, "report", "report.md").read_text().splitlines()
-    return [line for line in lines if line.startswith("- ") and "the reward does not hold" in line]
+    return [line for line in lines if line.startswith("- ") and "not part of the reward" in line]
 
 
 def test_scorers_without_a_difference_share_a_sentence(run: Run) -> None:
     add_scorers(run, {"still": 0.0, "calm": 0.0, "moved": 0.25})
     found = remarks(run)
     assert found[-1] == (
-        "- Scorers that the reward does not hold and on which no variant, tuned, is shown to differ from the base: "
+        "- Scorers that are not part of the reward and show no difference between any tuned variant and the base: "
         "still, calm."
     )
-    moved = next(line for line in found if line.startswith("- moved, which the reward does not hold"))
+    moved = next(line for line in found if line.startswith("- moved, which is not part of the reward"))
     assert "dance higher, +0.250" in moved
     assert not any(line.startswith(("- still", "- calm")) for line in found)
 
@@ -108,7 +108,7 @@ def test_parts_of_a_table_hold_every_cell_once(count: int) -> None:
         (HPSv3Scorer.model_construct(), "preference, unbounded"),
         (WiseScorer.model_construct(protocol="legacy"), "WiScore, 0 to 1"),
         (WiseScorer.model_construct(protocol="verified"), "1: right, 0: not"),
-        (ExternalScorer.model_construct(), "its own"),
+        (ExternalScorer.model_construct(), "defined by the scorer"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -23,7 +23,7 @@ class Run(Protocol):
 
 
 def optional_rows(variant: str, seed: int) -> list[dict[str, object]]:
-    """Eight chunks for most variants, sixteen for one; a plan that moves for another."""
+    """Metrics with eight chunks for most variants, sixteen for one, and a recomputed plan for another."""
     rows: list[tuple[int, str, float]] = []
     for iteration in (1, 2, 3):
         values = {"trained_steps": 256.0, "kl": 0.001, "degenerate_groups": 1.0, "fidelity_p99": 2e-5}
@@ -88,8 +88,8 @@ def test_training_in_numbers_and_pictures(files: dict[str, bytes]) -> None:
         "Is the reward being hacked?",
         "Where training ended",
         "How they trained",
-        "What was drawn and clipped",
-        "Plans that follow the policy",
+        "Chunks drawn and clipped",
+        "Plans recomputed during training",
     ]
     assert html.count('aria-label="Line chart by iteration, held-out images') == 5
     assert "⚠ 20%" in html  # 2e-5 of the clip range 1e-4

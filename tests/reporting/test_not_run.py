@@ -1,4 +1,4 @@
-"""What the page says was not run is true of the variants at hand."""
+"""Sentences about training experiments that were not run."""
 
 import dataclasses
 

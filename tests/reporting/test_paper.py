@@ -1,4 +1,4 @@
-"""The paper's numbers add up where it says how they come about."""
+"""The paper's numbers agree with its own definitions of overall scores and gains."""
 
 import pytest
 

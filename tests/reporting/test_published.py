@@ -1,4 +1,4 @@
-"""Scores are called a benchmark's only where prompts, rules and judge are the benchmark's."""
+"""Scores count as a benchmark's only if prompts, rules and judge are the benchmark's."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ def test_genevals_own_prompts_are_geneval() -> None:
     assert found.what == (
         "GenEval’s official 553 prompts, judged by GenEval’s rules with a detector whose weights are not the original’s"
     )
-    assert benchmarks_not_run([found]) == "The paper’s benchmarks: WISE. Tables here may have their form."
+    assert benchmarks_not_run([found]) == "The paper’s benchmarks: WISE. Tables here may have their layout."
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_genevals_rules_on_other_prompts_are_not(kind: str, counts: Mapping[str,
     assert found.what.startswith(what) and found.what.endswith("; no published number compares")
     assert benchmarks_not_run([found]) == (
         f"The paper’s benchmarks: GenEval (more: its rules on {sum(counts.values())} other prompts), WISE. "
-        "Tables here may have their form."
+        "Tables here may have their layout."
     )
 
 
@@ -100,7 +100,9 @@ def test_wise_as_in_the_paper() -> None:
     assert found.what == (
         f"WISE’s 1,000 prompts, rewritten; protocol legacy, judged by {GPT}, asked in the original evaluator’s words"
     )
-    assert benchmarks_not_run([found]) == "The paper’s benchmarks: GenEval. Tables here may have their form."
+    assert (
+        benchmarks_not_run([found]) == "The paper’s benchmarks: GenEval. Tables here may have their layout."
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the page says of the variants: their recipes, and what no variant trains."""
+"""Descriptions of variants, and settings of training derived from them."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ WORDS = {
     "chunk-ws": "chunk objective, plan listed, selection weighted",
     "chunk-first": "chunk objective, plan listed, fraction 1, only chunk 0 trained",
     "control": "step objective, plan listed, step weights chunk-size",
-    "chunk-dynamic": "chunk objective, plan guided-3, plan made anew every 2 iterations",
+    "chunk-dynamic": "chunk objective, plan guided-3, plan recomputed every 2 iterations",
     "chunk-clip": "chunk objective, plan listed, clip ranges [5e-5, 0.0001, 0.0002, 0.0004] by chunk",
     "chunk-rewards": "chunk objective, plan listed, rewards by chunk (chunk 0: 1 × shapes-graded; chunk 1: "
     "1 × shapes-graded; chunk 2: 1 × shapes-graded + 0.6 × shapes-vivid; chunk 3: 1 × shapes-vivid)",
@@ -63,7 +63,7 @@ def test_methods_are_told_apart() -> None:
 def test_several_chunks_and_rarer_moves() -> None:
     settings = {"objective": "chunk", "plan": "listed", "train_chunks": [0, 1, 3], "replan_every": 1}
     assert recipe(variant(settings)).endswith(
-        "only chunks 0, 1 and 3 trained, plan made anew every iteration"
+        "only chunks 0, 1 and 3 trained, plan recomputed every iteration"
     )
     window = {"objective": "step", "plan": "step", "window": {"num_steps": 1, "stride": 1, "every": 3}}
     assert recipe(variant(window)).endswith("noise in a window of 1 step that moves by 1 every 3 iterations")

@@ -1,4 +1,4 @@
-"""The stage on a synthetic run: files, page, determinism, and what it says about missing input."""
+"""The report stage on a synthetic run: files, page, determinism, and errors about missing input."""
 
 import json
 import re
@@ -9,9 +9,11 @@ from typing import Protocol
 import pyarrow.compute as pc
 import pytest
 
-from chunk_grpo.artifacts import read_table, write_table
+from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from stages import report
 from stages._stage import run_stage
+
+from .conftest import plan_rows
 
 FILES = {
     *("index.html", "report.md", "summary.json"),
@@ -84,14 +86,33 @@ def test_the_page_is_self_contained_and_well_formed(run: Run) -> None:
         "Training",
         "Scores on held-out prompts",
         "Scores by category",
-        "What was run",
         "Deviations and limits",
+        "What was run",
     ]
     assert "<script" not in html
     assert not re.search(r'(src|href)="(?!data:|#)', html.replace('xlink:href="#', 'href="#'))
     assert "url(http" not in html
     assert "train@of-earlier-parameters" not in html
     assert html.count("<img") == 4 * 7
+
+
+def test_the_page_names_variants_samples_and_durations(run: Run) -> None:
+    files = build(run)
+    html, markdown = files["index.html"].decode(), files["report.md"].decode()
+    assert html.index("chunk objective, plan listed, selection weighted") < html.index("<nav")
+    assert markdown.index("- chunk-ws: chunk objective, plan listed") < markdown.index("## Does it help?")
+    assert re.search(r'<small title="seed 20\d\d">sample 0</small>', html)
+    assert "12\xa0min\xa047\xa0s" in html.split("<nav")[0]  # five stages: 5 x 3.2 s + 41.7 s x 18
+    assert "3 training seeds each" in html and "3 training seeds per variant" in markdown
+    assert html.index('<section id="limits">') < html.index('<section id="run">')
+
+
+def test_equal_plans_are_shown_once(run: Run) -> None:
+    table = table_from_rows(plan_rows("guided", (2, 3, 4, 7)), "chunk_plan")
+    write_table(table, run.root / "chunks" / "guided.parquet", "chunk_plan")
+    files = build(run)
+    assert "The plan “guided”, computed from the profile, is the same." in files["index.html"].decode()
+    assert files["report.md"].decode().count("| chunk | size |") == 1
 
 
 def test_markdown_links_its_pictures(run: Run) -> None:
@@ -190,7 +211,5 @@ def test_artifacts_of_earlier_versions_lack_what_is_optional(run: Run) -> None:
     files = build(run)  # these metrics are what the first version wrote
     html = files["index.html"].decode()
     assert "How they trained" in html
-    assert not any(
-        text in html for text in ("being hacked", "drawn and clipped", "Plans that follow", ">KL<")
-    )
+    assert not any(text in html for text in ("being hacked", "drawn and clipped", "Plans recomputed", ">KL<"))
     assert files["plots/chunk_draws.csv"].decode() == "variant,chunk,draws,share,clip_fraction\n"

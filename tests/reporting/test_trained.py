@@ -1,4 +1,4 @@
-"""How the variants trained: numbers by hand from a few metrics, and what is left out where metrics are missing."""
+"""Training statistics: values computed by hand from a few metrics, and omissions if metrics are missing."""
 
 import dataclasses
 
@@ -91,7 +91,12 @@ def test_what_was_not_recorded_is_none_and_its_column_is_left_out() -> None:
     (found,) = trained_in_numbers({"v": source((0, 1, "grad_norm", 2.0))}, SETTINGS, [])
     nothing = ("items", "clip_fraction", "ratio_distance", "kl", "degenerate_groups", "fidelity", "seconds")
     assert all(getattr(found, name) is None for name in nothing)
-    assert trained_table([found]).columns == ("variant", "images an iteration", "clip range", "gradient norm")
+    assert trained_table([found]).columns == (
+        "variant",
+        "images per iteration",
+        "clip range",
+        "gradient norm",
+    )
     beside = trained_table([found, dataclasses.replace(LINE, variant="w")])
     assert len(beside.columns) == 11
     assert texts(beside)[0] == ["v", "32", "–", "0.0001 to 0.0004", "–", "–", "–", "2", "–", "–", "–"]

@@ -1,4 +1,4 @@
-"""Watching for a hacked reward: which curves there are, and where runs ended and were best."""
+"""Curves that can reveal reward hacking, and last and best iterations of runs."""
 
 import dataclasses
 

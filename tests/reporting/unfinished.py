@@ -1,4 +1,4 @@
-"""A workspace into which one stage after the other puts what a synthetic run has."""
+"""A workspace that receives the output of a synthetic run stage by stage."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ INPUTS = {
         for s in SCORERS
     },
 }
-"""Stage to what it writes: where it lies in a synthetic run, and where below artifacts/."""
+"""Stage to its outputs: path in a synthetic run, and path below artifacts/."""
 
 
 def planned_run(root: Path) -> Run:
@@ -40,7 +40,7 @@ def planned_run(root: Path) -> Run:
 
 
 class Workspace:
-    """Has params.yaml at first, and nothing else."""
+    """A workspace that contains only params.yaml at first."""
 
     def __init__(self, root: Path, done: Run) -> None:
         self.root, self._done = root, done.root
@@ -48,7 +48,7 @@ class Workspace:
         shutil.copy(done.root / "params.yaml", root)
 
     def finish(self, *stages: str) -> None:
-        """Put there what these stages write."""
+        """Copy the outputs of these stages into the workspace."""
         for stage in stages:
             source, target = INPUTS[stage]
             place = self.root / "artifacts" / target
