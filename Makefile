@@ -7,10 +7,10 @@ EXTRAS := pipeline,training,scoring,serving,dev
 STAMP := $(VENV)/.installed
 PRESET ?= tiny
 POOL ?= gpu
-# The first of these that is there and runs; 3.11 first, because the lock was made and tested with it.
+# The first of these that works is used; 3.11 first, because constraints.txt was made and tested with it.
 PYTHON ?= python3.11 python3.12 python3.13 python3.10 python3
 
-# dvc.yaml says `python`: the one of .venv.
+# `python` in dvc.yaml is the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # No usage statistics: Prefect's client and Hugging Face's hub, Prefect's server, DVC.
 export DO_NOT_TRACK := 1
@@ -23,47 +23,47 @@ export DVC_NO_ANALYTICS := 1
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
 
-run: $(STAMP) ## run the pipeline of params.yaml and print where the report is
+run: $(STAMP) ## run the pipeline of params.yaml and print the report's path
 	$(BIN)/python -m infra.params check
 	@exec $(BIN)/python -I -S chunk_grpo/orchestration/guard.py $$PPID become $(BIN)/dvc repro
 	@printf '\nReport: %s\n' '$(CURDIR)/artifacts/report/index.html'
 
-params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …; FORCE=1 replaces edits)
+params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …; FORCE=1 overwrites edits)
 	$(BIN)/python -m infra.params compose $(PRESET) $(if $(FORCE),--force)
 
-serve: $(STAMP) ## Prefect server, workers and deployments in this terminal, until Ctrl-C (GPU_WORKERS=1)
+serve: $(STAMP) ## start Prefect server, workers and deployments; stop with Ctrl-C (GPU_WORKERS=1)
 	$(BIN)/python -m infra.serve
 
-worker: $(STAMP) ## a worker for the server of PREFECT_API_URL, until Ctrl-C (POOL=gpu)
+worker: $(STAMP) ## start a worker for the server of PREFECT_API_URL; stop with Ctrl-C (POOL=gpu)
 	$(BIN)/python -m infra.worker --pool $(POOL)
 
-smoke: $(STAMP) ## the smallest preset from end to end through a Prefect server of its own
+smoke: $(STAMP) ## run the smallest preset end to end through a temporary Prefect server
 	$(BIN)/python -m infra.smoke
 
-lint: $(STAMP) ## format, lint and import directions
+lint: $(STAMP) ## check format, lint and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-types: $(STAMP) ## mypy --strict
+types: $(STAMP) ## run mypy --strict
 	$(BIN)/mypy
 
-test: $(STAMP) ## the tests, but for the slow ones and those that need a GPU or the internet
+test: $(STAMP) ## run the tests, except slow ones and those that need a GPU or the internet
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-test-slow: $(STAMP) ## the slow tests
+test-slow: $(STAMP) ## run the slow tests
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not network'
 
-docs: $(STAMP) ## check that the documents fit the code, and run their code blocks
+docs: $(STAMP) ## check the documents against the code, and run their code blocks
 	$(BIN)/python -m pytest -q tests/architecture tests/docs
 
-bench: $(STAMP) ## what a call of the policy costs on this machine
+bench: $(STAMP) ## time a call of the policy on this machine
 	$(BIN)/python -m infra.bench
 
-bench-train: $(STAMP) ## what an iteration costs against a plain trainer (half an hour)
+bench-train: $(STAMP) ## time a training iteration against a plain trainer (half an hour)
 	$(BIN)/python -m benchmarks.train
 
-clean: ## remove what the tools keep; artifacts, the DVC cache and .venv stay
+clean: ## remove caches of the tools; keeps artifacts, the DVC cache and .venv
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache build dist
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

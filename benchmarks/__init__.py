@@ -1,1 +1,1 @@
-"""What training costs: a plain reference trainer, ours, and each optimisation switched off. Not part of the tests."""
+"""Benchmarks: a plain reference trainer, ours, and ours with each optimisation off, and others. Not run as tests."""

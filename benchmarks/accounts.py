@@ -1,4 +1,4 @@
-"""What the model, the reward and the backward passes of some work cost: clocks and counters around them."""
+"""Clocks and counters of the model's, the reward's and the backward passes' calls."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from chunk_grpo.scorers.reward import Reward
 
 @dataclass
 class Account:
-    """Seconds of the main thread, and how often the model ran.
+    """Seconds on the main thread, and counts of the model's evaluations.
 
     Attributes:
-        seconds: By "velocity", "backward" and "reward", which is decoding and scoring. What a background thread
-            does costs the main one nothing but the waiting, which the trainer counts.
-        forward_states: States whose velocity was computed, with gradient or without.
-        forward_calls: In how many calls.
-        backward_states: Of these states, those whose velocity was computed with a graph, to go back through.
-        backward_calls: Calls of backward.
+        seconds: Seconds by "velocity", "backward" and "reward" (decoding and scoring). Work on a background thread is
+            not counted; the trainer itself counts the time that the main thread waits for it.
+        forward_states: Number of states whose velocity was computed, with or without gradient.
+        forward_calls: Number of velocity calls.
+        backward_states: Number of states whose velocity was computed with a graph, for a backward pass.
+        backward_calls: Number of calls of backward.
     """
 
     seconds: dict[str, float] = field(
@@ -42,7 +42,7 @@ class Account:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Add the time inside, on the main thread, to `what`."""
+        """Add the time spent inside the context, on the main thread, to `what`."""
         start = time.perf_counter()
         try:
             yield
@@ -53,15 +53,15 @@ class Account:
 
 @contextmanager
 def accounting() -> Iterator[Account]:
-    """Inside, every family and reward and each backward pass is counted and timed.
+    """Count and time the calls of every family, reward and backward pass inside the context.
 
-    The classes' functions are replaced for that time, so trainer and reference run as they are shipped. Make them
-    inside: what holds a function of the family from before is not counted.
+    The classes' methods are patched, so trainer and reference run unchanged. Create them inside the context: a method
+    of the family bound before is not counted.
     """
     account = Account()
     velocity, decode = FluxFamily.velocity, FluxFamily.decode
     scores = Reward.scores
-    backward: Callable[..., None] = Tensor.backward  # which carries no annotations
+    backward: Callable[..., None] = Tensor.backward  # has no annotations
 
     def counted_velocity(family: FluxFamily, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         account.forward_calls += 1

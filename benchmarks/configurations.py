@@ -1,4 +1,4 @@
-"""What is measured: the shipped checkpoint at the toy preset's sizes, and a model whose time is arithmetic."""
+"""Benchmark configurations: the shipped checkpoint at the toy preset's sizes, and a compute-bound model."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ PROFILE = (
     0.378,
     0.383,
 )
-"""Relative L1 distance of the shipped checkpoint's 16 noisy steps, for the weights of Eq. (16)."""
+"""Relative L1 distances of the shipped checkpoint's 16 noisy steps, for the weights of Eq. (16)."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One thing to measure.
+    """One benchmark configuration.
 
     Attributes:
-        name: For the tables.
+        name: Name in the tables.
         checkpoint: Folder of a FluxPipeline.
-        side: Pixels of an image's side.
-        prompts: P of an iteration.
+        side: Image side in pixels.
+        prompts: P, prompts of an iteration.
         group: G, images of a prompt.
         micro_batch: Trajectories or items in one pass of our trainer.
-        repetitions: How often each row is measured.
-        sizes: The chunk plan.
+        repetitions: Number of measurements of each row.
+        sizes: Chunk sizes of the plan.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Configuration:
 
     @property
     def num_sde_steps(self) -> int:
-        """N, the steps that the plan covers."""
+        """N, number of steps of the plan."""
         return sum(self.sizes)
 
     @property
@@ -87,11 +87,11 @@ class Configuration:
         return self.prompts * self.group
 
     def family(self) -> FluxFamily:
-        """The policy, loaded anew."""
+        """A newly loaded policy."""
         return FluxFamily.load(self._options(), ("transformer", "vae"))
 
     def params(self) -> Params:
-        """params.yaml with this configuration's sizes and the method "Chunk-GRPO w/ ws" alone."""
+        """params.yaml with this configuration's sizes and "Chunk-GRPO w/ ws" as the only variant."""
         raw: dict[str, Any] = load_params(ROOT / "params.yaml").model_dump()
         raw["sampling"] |= {"num_steps": self.num_sde_steps + 1, "shift": 3.0, "sde": "flow", "eta": 0.7}
         raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
@@ -125,7 +125,7 @@ class Configuration:
         return method_from(self.params(), VARIANT, plan, weights)
 
     def task(self) -> Task:
-        """As many prompts as an iteration takes, spread over the categories, and the toy reward."""
+        """The prompts of one iteration, spread over the categories, and the toy reward."""
         specs = all_prompts()[:: len(all_prompts()) // self.prompts][: self.prompts]
         encoded = FluxFamily.load(self._options(), ("text",)).encode([spec.prompt for spec in specs])
         prompts = PromptSet(
@@ -142,7 +142,7 @@ class Configuration:
         )
 
     def quick(self) -> Configuration:
-        """A small one with the same model and one repetition, to see that it works."""
+        """A smaller configuration with the same model and one repetition, for a quick check."""
         return replace(self, side=min(self.side, 64), prompts=2, group=2, sizes=(1, 3), repetitions=1)
 
     def _options(self) -> LoadOptions:
@@ -152,14 +152,14 @@ class Configuration:
 
 
 def quiet() -> None:
-    """Keep the bars of loading checkpoints off the terminal, where this benchmark's own is."""
+    """Disable the libraries' progress bars, which would disturb the benchmark's own."""
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
 
 
 @contextmanager
 def configurations() -> Iterator[dict[str, Configuration]]:
-    """The two configurations by name; the second one's checkpoint is there as long as the context."""
+    """The two configurations by name; the second one's checkpoint exists only inside the context."""
     with TemporaryDirectory(prefix="compute-bound-") as scratch:
         yield {
             "shipped": Configuration("shipped", TINY, 32, 8, 8, 64, 5),
@@ -170,7 +170,7 @@ def configurations() -> Iterator[dict[str, Configuration]]:
 
 
 def _wide_checkpoint(folder: Path) -> Path:
-    """The shipped checkpoint with a random velocity network of width 512; 128 x 128 pixels are 256 tokens."""
+    """Copy the shipped checkpoint with a random velocity network of width 512; 128 x 128 pixels are 256 tokens."""
     shutil.copytree(TINY, folder)
     torch.manual_seed(0)
     FluxTransformer2DModel(

@@ -1,14 +1,14 @@
 """Floating-point operations of a FLUX transformer, counted by formula.
 
-A multiplication with an addition is two operations. With T = image + text tokens and width d:
+A multiply-add counts as two operations. With T = image + text tokens and width d:
 
-    linear maps of a double block    24 d^2 a token: 2 (3 d^2 queries, keys, values + d^2 out + 8 d^2 MLP)
-    linear maps of a single block    24 d^2 a token: 2 (3 d^2 queries, keys, values + 4 d^2 MLP in + 5 d^2 out)
+    linear maps of a double block    24 d^2 per token: 2 (3 d^2 queries, keys, values + d^2 out + 8 d^2 MLP)
+    linear maps of a single block    24 d^2 per token: 2 (3 d^2 queries, keys, values + 4 d^2 MLP in + 5 d^2 out)
     attention of either block        4 T^2 d: queries with keys, and weights with values
 
-and, small, the embeddings, the modulations (an image, not a token) and the output. Norms, gates and activations are not
-counted. The width of an attention head does not matter. tests/benchmarks/test_flops.py compares this with torch's own
-count on a small network, and with the 37.3 TFLOP that FLUX.1-dev needs for a forward pass at 720 x 720.
+plus small terms: embeddings, modulations (per image, not per token) and output. Norms, gates and activations are not
+counted. The width of an attention head does not matter. tests/benchmarks/test_flops.py compares this with
+torch's count on a small network, and with the 37.3 TFLOP of a forward pass of FLUX.1-dev at 720 x 720.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Work = Literal["forward", "full, checkpointing", "LoRA, checkpointing", "LoRA"]
-"""The rollout's forward pass; or an update's forward and backward pass with what is trained, and whether activations
-are computed again."""
+"""The rollout's forward pass, or an update's forward and backward pass, by trained weights and by whether activations
+are recomputed."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a FluxTransformer2DModel's configuration counts.
+    """Dimensions of a FluxTransformer2DModel that determine its operations.
 
     Attributes:
         double_blocks: `num_layers`.
@@ -34,7 +34,7 @@ class Shape:
         text_width: `joint_attention_dim` of a text token.
         pooled_width: `pooled_projection_dim`.
         image_tokens: L.
-        text_tokens: Of the longer text encoder.
+        text_tokens: Tokens of the longer text encoder.
     """
 
     double_blocks: int
@@ -55,14 +55,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of a forward pass of one image: of linear maps, and of attention between tokens."""
+    """Operations of a forward pass of one image, for linear maps and for attention."""
 
     linear: int
     attention: int
 
     @property
     def forward(self) -> int:
-        """Both."""
+        """Operations of the forward pass."""
         return self.linear + self.attention
 
 
@@ -73,7 +73,7 @@ def forward_flops(shape: Shape) -> Flops:
     on_tokens = 24 * d**2 * tokens * blocks
     embedding = 2 * d * (shape.channels * shape.image_tokens + shape.text_width * shape.text_tokens)
     output = 2 * d * shape.channels * shape.image_tokens
-    # Time and guidance enter through 256 waves and two maps each, the pooled text through two maps.
+    # Time and guidance: 256 sinusoids and two maps each; pooled text: two maps.
     conditions = 2 * (2 * (256 * d + d * d) + shape.pooled_width * d + d * d)
     modulations = 2 * d**2 * (2 * 6 * shape.double_blocks + 3 * shape.single_blocks + 2)
     linear = on_tokens + embedding + output + conditions + modulations
@@ -81,11 +81,11 @@ def forward_flops(shape: Shape) -> Flops:
 
 
 def work_flops(shape: Shape, work: Work) -> int:
-    """Operations that a pass over one image carries out, those of recomputed activations with them.
+    """Operations of a pass over one image, including recomputed activations.
 
-    A backward pass through a linear map costs as much as its forward pass for the gradient of its input, and as much
-    again for that of its weights, which frozen weights (LoRA) do not need. Attention has no weights: its backward pass
-    costs two forward passes, always. The adapters' own operations are left out: about a hundredth.
+    The backward pass of a linear map costs one forward pass for the gradient of its input, and one more for the
+    gradient of its weights, which frozen weights (LoRA) do not need. Attention has no weights: its backward pass always
+    costs two forward passes. The adapters' operations, about one percent, are not counted.
     """
     flops = forward_flops(shape)
     if work == "forward":

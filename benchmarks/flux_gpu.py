@@ -1,12 +1,12 @@
-"""What FLUX.1-dev's transformer costs on a GPU: forward pass of the rollout, forward and backward pass of the update.
+"""Time of FLUX.1-dev's transformer on a GPU: forward pass of the rollout, forward and backward pass of the update.
 
-A randomly initialised network of FLUX.1-dev's configuration (12 billion weights, bfloat16) on latents of 720 x 720
-pixels (2,025 image and 512 text tokens), run through the same adapter as in training: all weights with activation
-checkpointing, as float32 weights under autocast; and LoRA, with checkpointing and without. For each batch size the
-median seconds, TFLOP/s by the counted operations (benchmarks/flops.py), and the peak memory. A batch that does not fit
-is a row of its own. The optimiser is not part of it: an iteration makes two of its steps and hundreds of passes.
+It runs a randomly initialised network of FLUX.1-dev's configuration (12 billion weights, bfloat16) on latents of
+720 x 720 pixels (2,025 image and 512 text tokens), through the same adapter as training: all weights with activation
+checkpointing, as float32 weights under autocast; and LoRA, with and without checkpointing. For each batch size it
+prints median seconds, TFLOP/s by counted operations (benchmarks/flops.py), and peak memory; a batch that does not fit
+is shown as "out of memory". The optimiser is not measured: an iteration has two optimiser steps and hundreds of passes.
 
-`--small` runs a small network on whatever device there is, to see that the script works.
+`--small` runs a small network on any device, to check the script.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from chunk_grpo.progress import Meter
 FLUX_DEV = Shape(19, 38, 24, 128, 64, 4096, 768, image_tokens=45 * 45, text_tokens=512)
 SMALL = Shape(1, 2, 4, 32, 64, 64, 64, image_tokens=3 * 3, text_tokens=8)
 AXES = {128: (16, 56, 56), 32: (8, 12, 12)}
-"""`axes_dims_rope` by width of a head; FLUX.1-dev's for 128."""
+"""`axes_dims_rope` by width of a head; 128 is FLUX.1-dev's."""
 
 PIXELS_OF_A_TOKEN = 16
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 WORKS: tuple[Work, ...] = ("forward", "full, checkpointing", "LoRA, checkpointing", "LoRA")
 NO_DEVICE = 2
-"""Exit status where there is no GPU and a small network was not asked for."""
+"""Exit status if there is no GPU and `--small` was not given."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Cell:
     """One measurement.
 
     Attributes:
-        work: Which passes.
-        batch_size: Images at once.
-        seconds: Median of a pass of the whole batch; None when it did not fit.
-        peak_bytes: Most device memory that tensors took, weights and gradients with it; None on a CPU.
-        tflop: Counted operations of the whole batch.
+        work: Kind of passes.
+        batch_size: Images per pass.
+        seconds: Median seconds per pass of the batch; None if it did not fit into memory.
+        peak_bytes: Peak device memory of tensors, including weights and gradients; None on a CPU.
+        tflop: Counted operations of the batch, in TFLOP.
     """
 
     work: Work
@@ -65,7 +65,7 @@ class Cell:
 
 
 def main(options: Sequence[str] | None = None) -> int:
-    """Measure, print, write; the exit status."""
+    """Measure, print, write; return the exit status."""
     arguments = _parser().parse_args(options)
     console = Console()
     if not torch.cuda.is_available():
@@ -101,7 +101,7 @@ def measure(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[Cell]:
-    """One kind of work at every batch size, with a network of its own."""
+    """Measure one kind of work at every batch size, with a new network."""
     family: FluxFamily | None = None
     with out_of_memory_is_none():
         family = make_family(shape, work, dtype, device)
@@ -118,10 +118,10 @@ def measure(
 
 
 def make_family(shape: Shape, work: Work, dtype: torch.dtype, device: torch.device) -> FluxFamily:
-    """The adapter around a random network, made ready for the work; there is no text encoder and no VAE."""
+    """A random network in its adapter, prepared for the work, without text encoders and VAE."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # so that no copy in float32 is made on the way
+    torch.set_default_dtype(dtype)  # avoids a temporary float32 copy
     try:
         with device:
             network = FluxTransformer2DModel(
@@ -151,7 +151,7 @@ def make_family(shape: Shape, work: Work, dtype: torch.dtype, device: torch.devi
 def one_pass(
     family: FluxFamily, shape: Shape, work: Work, size: int, device: torch.device
 ) -> Callable[[], None]:
-    """A call of the velocity for `size` images, with a backward pass where the work is an update's."""
+    """A call of the velocity for `size` images, with a backward pass unless the work is "forward"."""
     stream = torch.Generator().manual_seed(size)
     x = torch.randn(size, shape.image_tokens, shape.channels, generator=stream).to(device)
     t = torch.full((size,), 0.5, device=device)
@@ -163,14 +163,14 @@ def one_pass(
             family.velocity(x, t, conditioning)
 
     def update() -> None:
-        # The gradients' buffers stay: an update adds up the items of many passes.
+        # Gradients are not reset: an update accumulates many passes.
         torch.autograd.backward(family.velocity(x, t, conditioning).float().square().mean())
 
     return forward if work == "forward" else update
 
 
 def median_seconds(call: Callable[[], None], repeats: int, device: torch.device) -> tuple[float, int | None]:
-    """Median seconds of a call after one that is not counted, and the peak of the device's memory."""
+    """Median seconds of a call, after one warm-up call, and peak device memory in bytes."""
     seconds = []
     for number in range(repeats + 1):
         if number == 1 and device.type == "cuda":
@@ -186,7 +186,7 @@ def median_seconds(call: Callable[[], None], repeats: int, device: torch.device)
 
 @contextmanager
 def out_of_memory_is_none() -> Iterator[None]:
-    """Inside, running out of device memory ends the block and nothing else."""
+    """End the block silently if device memory runs out."""
     with suppress(torch.OutOfMemoryError):
         yield
 
@@ -232,12 +232,12 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--small", action="store_true", help="a small network, on a CPU where there is no GPU"
+        "--small", action="store_true", help="run a small network, on the CPU if there is no GPU"
     )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 12])
     parser.add_argument("--repeats", type=int, default=5, help="passes per median")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--json", type=Path, help="file to write")
+    parser.add_argument("--json", type=Path, help="JSON file to write")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     return parser
 

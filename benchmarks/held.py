@@ -1,4 +1,4 @@
-"""The chunk update with all activations of a chunk held: what our update is without its two passes."""
+"""The chunk update with all activations of a chunk held, for comparison with our two-pass update."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from chunk_grpo.training.update import Update, UpdateStats
 
 
 def held_gradient(update: Update, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
-    """Stands in for `Update.accumulate_gradient`: plain autograd, a micro-batch of trajectories and a chunk at a time.
+    """Replacement of `Update.accumulate_gradient`: plain autograd, one micro-batch of trajectories and chunk at a time.
 
-    It takes one forward and one backward pass an item, also off policy, and the memory of all steps of a chunk. For
-    one plan for all trajectories, without divergence; the statistics that it returns are those of ratios 1.
+    It needs one forward and one backward pass per item, also off policy, and the memory of all steps of a chunk. It
+    supports only one plan for all trajectories, without divergence, and returns statistics as if all ratios were 1.
     """
     batch, chunks = update._batch, update._batch.chunks
     plan = ChunkPlan(tuple(chunks.assignment.sizes[0].tolist()))

@@ -1,10 +1,10 @@
-"""The untouched package hpsv3, one image at a time: run by its own interpreter, started by hpsv3_package.py.
+"""Score images one at a time with the unmodified package hpsv3; started by hpsv3_package.py in its own interpreter.
 
 python hpsv3_alone.py JOB.json
 
-The job has settings (of the scorer, in params.yaml), device, images (files) and prompts. Answers with a line when the
-model is loaded and the images are read, and then each line of standard input with one line, of scores and of seconds an
-image. So neither loading nor the way between the processes counts for the package.
+JOB.json has settings (of the scorer, as in params.yaml), device, images (files) and prompts. The program prints one
+line when model and images are loaded, and then, for each line of standard input, one line with scores and seconds per
+image. The measured seconds therefore exclude loading and the communication between processes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from PIL import Image
 
 
 def main() -> None:
-    """Load, say so, and score all images for each line."""
+    """Load, report it, and score all images for each input line."""
     protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries print
+    os.dup2(2, 1)  # libraries print to standard output
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     original = hpsv3_original.Original("hpsv3", job["settings"], job["device"]).load()
     images = [Image.open(name).convert("RGB") for name in job["images"]]

@@ -1,4 +1,4 @@
-"""The untouched package hpsv3 in its own interpreter, as the benchmarks ask it."""
+"""Client of the unmodified package hpsv3, which runs in its own interpreter."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from chunk_grpo.scorers.base import FloatArray
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("hpsv3_alone.py")
 WORKERS = Path(*workers.__path__)
-"""Has the module that makes the package's scorer of a section of params.yaml."""
+"""Folder of the module that builds the package's scorer from a section of params.yaml."""
 
 WITH_TORCHVISION = ROOT / "tests" / "scorers" / "originals" / "with_torchvision.py"
-"""Lets PyPI's torchvision be imported beside a torch for the CPU; elsewhere it changes nothing."""
+"""Script that makes PyPI's torchvision importable with a CPU build of torch; otherwise it changes nothing."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the package made of the images.
+    """Scores of the package.
 
     Attributes:
-        values: Means, one an image.
-        seconds: Of all calls, one an image; loading and the way between the processes left out.
+        values: Mean score of each image.
+        seconds: Total seconds of all calls (one per image), without loading and communication between processes.
     """
 
     values: FloatArray
@@ -43,19 +43,19 @@ class HPSv3Package:
     """A running process of the package, with its images."""
 
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
-        """Wait until it has loaded.
+        """Wait until the process has loaded the model.
 
         Raises:
-            DataError: It ended; with the last lines of its standard error.
+            DataError: The process ended; with the last lines of its standard error.
         """
         self._process, self._errors = process, errors
         self._line()
 
     def score(self) -> Scored:
-        """All images, one at a time."""
+        """Score all images, one at a time."""
         if self._process.stdin is None:
             raise ValueError("the process was started without a standard input")
-        with suppress(BrokenPipeError):  # it ended: there is no answer either
+        with suppress(BrokenPipeError):  # the process ended: `_line` raises the error
             self._process.stdin.write("again\n")
             self._process.stdin.flush()
         found = json.loads(self._line())
@@ -80,19 +80,19 @@ def hpsv3_package(
     dtype: str,
     device: str,
 ) -> Iterator[HPSv3Package]:
-    """Start the package, and end it in the end.
+    """Start the package's process; end it with the context.
 
     Args:
-        python: Interpreter that has hpsv3 1.0.0.
+        python: Interpreter with hpsv3 1.0.0.
         model: Folder with HPSv3.safetensors.
-        backbone: Folder with Qwen2-VL-7B-Instruct's files; its weights are not needed.
-        images: Files.
-        prompts: One an image.
-        dtype: Of the backbone: float32 or bfloat16, which the package cannot on a CPU.
-        device: Such as cpu or cuda:0.
+        backbone: Folder with the files of Qwen2-VL-7B-Instruct; its weights are not needed.
+        images: Image files.
+        prompts: Prompt of each image.
+        dtype: Data type of the backbone: float32, or bfloat16, which the package supports only on GPUs.
+        device: Device, for example cpu or cuda:0.
 
     Raises:
-        DataError: There is no such interpreter, or the package ended.
+        DataError: The interpreter does not exist, or the process ended.
     """
     if not python.is_file():
         raise DataError(f"there is no interpreter {python}")

@@ -1,4 +1,4 @@
-"""What a benchmark ran on; needs no package but torch."""
+"""Description of the machine of a benchmark; needs no package except torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def machine() -> dict[str, str | int]:
-    """What the numbers were taken on and from."""
+    """Hardware, software versions and commit of a measurement."""
     return {
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
@@ -31,7 +31,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """The commit, marked when there are changes; "unknown" outside a repository."""
+    """Commit hash, with a mark if there are uncommitted changes; "unknown" outside a repository."""
     root = Path(__file__).parent
     told = [
         subprocess.run(

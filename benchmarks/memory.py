@@ -1,10 +1,10 @@
 """Peak memory of the update of one 7-step chunk: ours, and autograd with all activations held.
 
-Measured by torch's own records: the profiler logs each tensor storage as it is made and freed, with the running sum.
-The size of the process (`ru_maxrss`) would not do: it contains imports and weights, the allocator keeps what was freed,
-and a peak before the update hides one in it. Only the extra counts: weights, and the gradient's buffers, which
-any method needs, are there before. What MKL and oneDNN take inside one operation is not seen; both ways call the same
-operations. Each way runs in a process of its own, so that none finds the other's caches warm.
+Memory is read from torch's profiler, which logs the allocation and release of each tensor storage with the running sum.
+The size of the process (`ru_maxrss`) is unsuitable: it includes imports and weights, the allocator keeps freed memory,
+and an earlier peak hides the update's. Only additional memory counts: weights and gradient buffers, which any method
+needs, are allocated before. Memory of MKL and oneDNN inside one operation is not visible; both ways call the same
+operations. Each way runs in a new process, so that caches are cold.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch
 
 SIZES = (2, 3, 4, 7)
-"""The plan whose last chunk is updated."""
+"""Chunk sizes of the plan; its last chunk is updated."""
 
 Way = Literal["autograd", "ours"]
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peak extra bytes of one chunk's update.
+    """Peak additional bytes of one chunk's update.
 
     Attributes:
-        trajectories: How many at once: in each pass of autograd, and as items in each of ours.
-        autograd: With the activations of all steps of the chunk held.
-        ours: One (sample, step) item of each trajectory at a time.
+        trajectories: Trajectories per pass of autograd, and items per pass of ours.
+        autograd: Bytes with the activations of all steps of the chunk held.
+        ours: Bytes with one (sample, step) item of each trajectory at a time.
     """
 
     trajectories: int
@@ -52,19 +52,19 @@ class Peaks:
 
 
 def chunk_peaks(configuration: Configuration, trajectories: int) -> Peaks:
-    """Both ways, each in a fresh process."""
+    """Measure both ways, each in a new process."""
     whole = replace(configuration, sizes=SIZES)
     found = {}
     ways: tuple[Way, ...] = ("autograd", "ours")
     for way in ways:
-        # Not forked: torch's threads do not survive that.
+        # Not forked: torch's threads do not survive a fork.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=quiet) as process:
             found[way] = process.submit(update_peak, whole, trajectories, way).result()
     return Peaks(trajectories, found["autograd"], found["ours"])
 
 
 def update_peak(configuration: Configuration, trajectories: int, way: Way) -> int:
-    """Peak extra bytes of the update of the plan's last chunk, on policy, of made-up trajectories."""
+    """Peak additional bytes of an on-policy update of the plan's last chunk, for random trajectories."""
     family = configuration.family()
     family.prepare_training(TuningOptions(None, 1.0, (), False, None), 0)
     for parameter in family.trainable_parameters():
@@ -75,12 +75,12 @@ def update_peak(configuration: Configuration, trajectories: int, way: Way) -> in
     def work() -> None:
         gradient(update, processes, on_policy=True, check=lambda: None)
 
-    work()  # what is made at the first call and kept does not count
+    work()  # warm-up: memory allocated once and kept does not count
     return peak_bytes(work)
 
 
 def peak_bytes(work: Callable[[], None]) -> int:
-    """Most bytes of tensors that `work` had at one time, beyond what was there before it."""
+    """Peak bytes of tensors during `work`, beyond those allocated before."""
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -91,7 +91,7 @@ def peak_bytes(work: Callable[[], None]) -> int:
 
 
 def _update(family: FluxFamily, configuration: Configuration, trajectories: int) -> Update:
-    """The update of the last chunk; the states are noise, which costs what a rollout's would."""
+    """An update of the last chunk; its states are noise, which costs the same as states of a rollout."""
     method, tokens = configuration.method(), family.latent_shape
     stream, steps = torch.Generator().manual_seed(0), method.grid.num_sde_steps
     assignment = ChunkAssignment.shared(method.plan, trajectories)

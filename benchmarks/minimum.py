@@ -1,14 +1,14 @@
-"""How often the model must run in an iteration, counted by hand.
+"""Minimum number of evaluations of the model in an iteration, by formula.
 
 With B images of P prompts, S sampling steps and n_u items, the (sample, step) pairs of the chunks that update u
 trains:
 
-    rollout     B S forwards; one start noise a group makes the G first ones of a prompt the same: B - P fewer
+    rollout     B S forwards; B - P fewer with one start noise per group, since a prompt's G first ones are equal
     update u    n_u forwards and n_u backwards
 
-Off policy, a coefficient needs the ratio of the whole chunk before the first backward pass. Who holds all activations
-of a chunk has it then, and who has the memory of a part of it needs a forward more for each of its items; that is not
-counted. Clipped chunks are: whether one is clipped is known only after its ratio.
+Off policy, a coefficient needs the ratio of the whole chunk before the first backward pass. A trainer that holds all
+activations of a chunk has the ratio then; one that holds only a part needs one more forward per item, which is not
+counted. Clipped chunks are counted: clipping is known only after the ratio.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from chunk_grpo.training.rollouts import Drawn
 
 @dataclass(frozen=True)
 class Minimum:
-    """Evaluations of an iteration.
+    """Minimum evaluations of an iteration.
 
     Attributes:
-        rollout: Forwards of the rollout.
-        items: Items of each update, n_u.
+        rollout: Number of forwards of the rollout.
+        items: Number of items of each update, n_u.
     """
 
     rollout: int
@@ -37,17 +37,17 @@ class Minimum:
 
     @property
     def forwards(self) -> int:
-        """States whose velocity must be computed."""
+        """Number of states whose velocity must be computed."""
         return self.rollout + sum(self.items)
 
     @property
     def backwards(self) -> int:
-        """States that must be gone back through."""
+        """Number of states that need a backward pass."""
         return sum(self.items)
 
 
 def counted_minimum(configuration: Configuration, same_noise: bool) -> Minimum:
-    """The counts above for one configuration; which chunks are trained follows from the seed alone."""
+    """Minimum evaluations of a configuration; the trained chunks depend only on the seed."""
     params, method = configuration.params(), configuration.method()
     B, S, N = configuration.images, params.sampling.num_steps, method.grid.num_sde_steps
     shared = B - configuration.prompts if same_noise else 0

@@ -1,10 +1,10 @@
-"""What Prefect and DVC cost over running the same stages bare: `python -m benchmarks.orchestration`.
+"""Overhead of Prefect and DVC over the bare stage commands: `python -m benchmarks.orchestration`.
 
-Clones of this repository's commit, each with an empty DVC cache of its own, run one preset in turn: every stage's
-command by itself, `dvc repro`, a flow run with all stages where the flow runs, one after the other as before, and a
-flow run with training on the gpu pool beside other stages, which then runs again with all of it cached. Every second
-round has them in the other order, since machines become slower and faster by themselves; after each one the tables of
-all rounds so far are printed. Nothing else should run on the machine. Clones and caches go into a temporary folder.
+Clones of this repository's commit, each with its own empty DVC cache, run one preset in turn: every stage's command
+alone; `dvc repro`; a flow run with all stages in sequence on the flow's worker; and a flow run with work pools, where
+training runs on the gpu pool in parallel with other stages, followed by a second one with everything cached. Every
+second round uses the reverse order, to balance drifts of the machine's speed. The tables of all rounds so far are
+printed after each round. No other work should run on the machine. Clones and caches go into a temporary folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ POOLS = ("encode", "profile", "train", "generate", "score")
 
 @dataclass(frozen=True)
 class FlowTimes:
-    """Seconds of a flow run: in all, and of each stage with DVC's part, as its task says."""
+    """Seconds of a flow run: in total, and of each stage including DVC, from its task's state."""
 
     wall: float
     stages: Mapping[str, float]
@@ -48,14 +48,14 @@ class FlowTimes:
 
 @dataclass(frozen=True)
 class Round:
-    """Each way once.
+    """Results of one round.
 
     Attributes:
-        bare: Seconds of each stage's command by itself.
+        bare: Seconds of each stage's command alone.
         repro: Seconds of `dvc repro`.
-        here: The flow run with all stages where the flow runs.
-        pools: The flow run with training on the gpu pool.
-        cached: The same again.
+        here: Times of the flow run with all stages on the flow's worker.
+        pools: Times of the flow run with work pools.
+        cached: Times of the same flow run with everything cached.
     """
 
     bare: Mapping[str, float]
@@ -71,7 +71,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--preset", default="smoke")
-    parser.add_argument("--rounds", type=int, default=1, help="each way so many times (default: 1)")
+    parser.add_argument("--rounds", type=int, default=1, help="number of rounds (default: 1)")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds: at least 1, got {arguments.rounds}")
@@ -79,13 +79,13 @@ def main() -> None:
     rounds: list[Round] = []
     while len(rounds) < arguments.rounds:
         rounds.append(measure(arguments.preset, len(rounds)))
-        # A round takes up to an hour; what is known by then should not be lost with the next one.
+        # A round takes up to an hour: print results after each, in case a later one fails.
         console.print(summary(arguments.preset, rounds).for_terminal())
         console.print(by_stage(rounds).for_terminal())
 
 
 def measure(preset: str, number: int) -> Round:
-    """One round; those with an odd number are backwards."""
+    """Measure one round; odd numbers use the reverse order."""
     say = Console(stderr=True, highlight=False).print
     with tempfile.TemporaryDirectory(prefix="orchestration-") as scratch:
 
@@ -113,7 +113,7 @@ def measure(preset: str, number: int) -> Round:
 
 
 def clone(folder: Path, preset: str) -> Path:
-    """A clone of this commit with the parameters of a preset, and with an empty cache."""
+    """Clone this commit, with the parameters of a preset and an empty cache."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
     config = str(folder / "conf")
     compose_and_dump(folder / "params.yaml", config, None, "config", str(folder), [f"preset={preset}"])
@@ -141,13 +141,13 @@ def run_bare(folder: Path) -> dict[str, float]:
 
 @contextmanager
 def served(folder: Path, home: Path) -> Iterator[LocalPrefect]:
-    """The clone behind a server and workers."""
+    """Run a server and workers for the clone."""
     with LocalPrefect(root=folder, home=home, port=free_port()).running() as prefect:
         yield prefect
 
 
 def run_flow(prefect: LocalPrefect, preset: str, **overrides: object) -> FlowTimes:
-    """Run `chunk-grpo/full`, and ask the server how long it took."""
+    """Run `chunk-grpo/full`; return the wall time and the stage times that the server has."""
     command = [sys.executable, "-m", "prefect", "deployment", "run", "chunk-grpo/full", "--watch"]
     start = time.perf_counter()
     subprocess.run(
@@ -179,7 +179,7 @@ def newest(prefect: LocalPrefect) -> str:
 
 
 def summary(preset: str, rounds: Sequence[Round]) -> Sheet:
-    """Seconds of each way, and what they are over bare in the same round, a stage."""
+    """Seconds of each way, and overhead per stage over the bare commands of the same round."""
     count = len(rounds[0].bare)
     bare = [sum(done.bare.values()) for done in rounds]
     rows = [("every stage bare, one after the other", spread(bare, 1), "")]
@@ -196,7 +196,7 @@ def summary(preset: str, rounds: Sequence[Round]) -> Sheet:
 
 
 def by_stage(rounds: Sequence[Round]) -> Sheet:
-    """Seconds of each stage: bare, and as the flow runs without and with pools tell, DVC's part with it."""
+    """Seconds of each stage: bare, and in the flow runs without and with pools, including DVC."""
     rows = [
         (
             name,

@@ -1,15 +1,15 @@
-"""The one-off check on real weights: scores that the authors publish, or their package gives, beside ours.
+"""Manual check on real weights: compare our scores with those that the authors publish or their package computes.
 
     python -m benchmarks.published imagereward --model FOLDER --tokenizer FOLDER --images FOLDER
     python -m benchmarks.published hpsv3 --model FOLDER --backbone FOLDER --images FOLDER --hpsv3-python PYTHON
 
-The first scores the four images of ImageReward's README, whose values stand there; the folder is assets/images of
+The first scores the four images of ImageReward's README, which gives their values; the folder is assets/images of
 github.com/THUDM/ImageReward. The second scores the two images of HPSv3's README; the folder is assets of
-github.com/MizzenAI/HPSv3. No values of these are published, so the untouched package hpsv3 1.0.0 scores them in its own
-interpreter; without one, ours stand alone. Nothing is downloaded.
+github.com/MizzenAI/HPSv3. Their values are not published, so the unmodified package hpsv3 1.0.0 scores them in its own
+interpreter; without --hpsv3-python only our scores are printed. Nothing is downloaded.
 
-Ends with 0 when all differences are small, and with 1 when one is not; with 2 when a package is missing and with 3 when
-a file is missing or broken, as the pipeline's stages do.
+Exit code: 0 all differences are small, 1 a difference is too large, 2 a package is missing, 3 a file is missing or
+broken.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from chunk_grpo.scorers.registry import make_scorer
 
 IMAGEREWARD_PROMPT = "a painting of an ocean with clouds and birds, day time, low depth field effect"
 IMAGEREWARD = {"1.webp": 0.5812, "2.webp": 0.2745, "3.webp": -1.4132, "4.webp": -2.0296}
-"""README.md of THUDM/ImageReward, to four digits; it says that devices change the last ones."""
+"""Values in README.md of THUDM/ImageReward, to four digits; according to it the last digits depend on the device."""
 
 HPSV3_PROMPT = "cute chibi anime cartoon fox, smiling wagging tail with a small cartoon heart above sticker"
 HPSV3 = ("example1.png", "example2.png")
-"""README.md of MizzenAI/HPSv3."""
+"""Images in README.md of MizzenAI/HPSv3."""
 
 IMAGEREWARD_TOLERANCE = 0.01
 HPSV3_TOLERANCES: Mapping[str, float] = {"bfloat16": 0.1, "float32": 0.01}
-"""By dtype; scores of HPSv3 are about 10, of which bfloat16 has two digits."""
+"""Tolerance by dtype; HPSv3's scores are about 10, which bfloat16 represents to two digits."""
 
 DIFFERS = 1
-"""Exit code; those of errors are in chunk_grpo.errors."""
+"""Exit code for scores that differ; exit codes of errors are in chunk_grpo.errors."""
 
 
 def main(options: Sequence[str] | None = None) -> int:
-    """Score, print, and tell whether the scores agree."""
+    """Score and print; return the exit code."""
     arguments = _parser().parse_args(options)
     console = Console(soft_wrap=True, highlight=False)
     try:
@@ -64,7 +64,7 @@ def main(options: Sequence[str] | None = None) -> int:
 def scorer_of(
     kind: type[ImageRewardScorer] | type[HPSv3Scorer], arguments: argparse.Namespace, *parts: str
 ) -> Scorer:
-    """Ours, of the folders that the options named like `parts` name; one image at a time.
+    """Our scorer, one image at a time, with the model folders from the options named in `parts`.
 
     Raises:
         ConfigError: A package is missing.
@@ -75,7 +75,7 @@ def scorer_of(
 
 
 def imagereward(arguments: argparse.Namespace, console: Console) -> int:
-    """ImageReward beside its README."""
+    """Compare our ImageReward with the values of its README."""
     files = find_images(arguments.images, list(IMAGEREWARD), "assets/images of github.com/THUDM/ImageReward")
     ours = scored(scorer_of(ImageRewardScorer, arguments, "model", "tokenizer"), files, IMAGEREWARD_PROMPT)
     return compare(
@@ -89,9 +89,9 @@ def imagereward(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def hpsv3(arguments: argparse.Namespace, console: Console) -> int:
-    """HPSv3 beside its package."""
+    """Compare our HPSv3 with its package."""
     files = find_images(arguments.images, HPSV3, "assets of github.com/MizzenAI/HPSv3")
-    # Ours has given its memory back when the package starts: 16 GB each.
+    # Ours runs first and frees its memory before the package starts: 16 GB each.
     ours = scored(scorer_of(HPSv3Scorer, arguments, "model", "backbone"), files, HPSV3_PROMPT)
     if arguments.hpsv3_python is None:
         compare(console, "HPSv3", files, ours, None, 0)
@@ -111,10 +111,10 @@ def hpsv3(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
-    """The images' paths.
+    """Paths of the images.
 
     Raises:
-        DataError: One is not there; names all of them, and where they are from.
+        DataError: Images are missing; the message lists them and their source.
     """
     files = [folder / name for name in names]
     missing = [path.name for path in files if not path.is_file()]
@@ -124,10 +124,10 @@ def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
 
 
 def scored(scorer: Scorer, files: Sequence[Path], prompt: str) -> FloatArray:
-    """Ours, one image after the other, as their sizes may differ.
+    """Score images with our scorer one at a time, since their sizes may differ.
 
     Raises:
-        DataError: A file is missing, broken, or another model's.
+        DataError: A file is missing, broken, or of another model.
     """
     scorer.check()
     values = []
@@ -150,15 +150,15 @@ def compare(
     expected: tuple[str, FloatArray] | None,
     tolerance: float,
 ) -> int:
-    """Print the table and, of what is compared, the verdict.
+    """Print the table and, if there are expected values, the verdict.
 
     Args:
-        console: To print to.
-        name: Of the scorer.
-        files: The images.
-        ours: One value an image.
-        expected: Where the others' values are from, and the values; None: there are none.
-        tolerance: The largest difference that is none.
+        console: Console to print to.
+        name: Name of the scorer.
+        files: Image files.
+        ours: Our value of each image.
+        expected: Source and values of the expected scores; None: no comparison.
+        tolerance: Largest allowed difference.
 
     Returns:
         0, or DIFFERS.
@@ -193,16 +193,18 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = parser.add_subparsers(dest="scorer", required=True)
-    first = kinds.add_parser("imagereward", help="beside the values of its README")
+    first = kinds.add_parser("imagereward", help="compare with the values of its README")
     first.add_argument(
         "--model", type=Path, required=True, help="folder with ImageReward.pt and med_config.json"
     )
     first.add_argument("--tokenizer", type=Path, required=True, help="folder of bert-base-uncased")
-    second = kinds.add_parser("hpsv3", help="beside the package hpsv3 1.0.0")
+    second = kinds.add_parser("hpsv3", help="compare with the package hpsv3 1.0.0")
     second.add_argument("--model", type=Path, required=True, help="folder with HPSv3.safetensors")
     second.add_argument("--backbone", type=Path, required=True, help="folder of Qwen2-VL-7B-Instruct")
     second.add_argument(
-        "--hpsv3-python", type=Path, help="interpreter that has the package; it also needs a GPU in bfloat16"
+        "--hpsv3-python",
+        type=Path,
+        help="interpreter with the package hpsv3 1.0.0, which needs a GPU for bfloat16",
     )
     for part, dtype in ((first, "float32"), (second, "bfloat16")):
         part.add_argument("--images", type=Path, required=True, help="folder with the README's images")

@@ -1,9 +1,9 @@
-"""What bounds the compute-bound configuration: operations a second of the network, and of a matrix product alone.
+"""Upper bound of the speed-up in the compute-bound configuration: operations per second of network and matrix product.
 
-`python -m benchmarks.rates` takes the time of one matrix product, that of a block's MLP; of a forward pass without
-gradient, as in the rollout; and of a forward and backward pass, as in the update. Each with one state, which is the
-reference's way, and with a micro-batch of them, which is ours. No way of calling the network can be faster than its
-matrix products, so their rate over that of one state's passes is the most that could be gained.
+`python -m benchmarks.rates` times one matrix product (a block's MLP), a forward pass without gradient (rollout), and a
+forward and backward pass (update), each with one state, as the reference, and with a micro-batch, as our trainer. The
+network cannot be faster than its matrix products, so the ratio of the matrix product's rate to the rate of one state's
+passes bounds the possible gain.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Rate:
     """One measurement.
 
     Attributes:
-        work: What was run.
-        states: How many at once.
-        seconds: Of all of them, one number a repetition.
-        flop: Operations of all of them, by torch's count.
+        work: Name of the measured work.
+        states: Number of states per call.
+        seconds: Seconds of each repetition, for all states.
+        flop: Operations for all states, by torch's count.
     """
 
     work: str
@@ -47,7 +47,7 @@ class Rate:
     flop: int
 
     def cells(self) -> list[str]:
-        """A row of the table."""
+        """Row of the table."""
         return [
             self.work,
             str(self.states),
@@ -75,7 +75,7 @@ def main(options: Sequence[str] | None = None) -> None:
 
 
 def measured(configuration: Configuration, repetitions: int) -> list[Rate]:
-    """All rates, in rounds, so that a change of the machine meets all of them."""
+    """Measure all rates in rounds, so that drifts of the machine affect all of them."""
     family = configuration.family()
     family.prepare_training(TuningOptions(None, 1.0, (), False, None), 0)
     works = {
@@ -84,7 +84,7 @@ def measured(configuration: Configuration, repetitions: int) -> list[Rate]:
         for name, work in _works(family, states).items()
     }
     seconds: dict[tuple[str, int], list[float]] = {place: [] for place in works}
-    flops = {place: _flop(work) for place, work in works.items()}  # a first call, too
+    flops = {place: _flop(work) for place, work in works.items()}  # also serves as a warm-up call
     with Meter("rates", repetitions * len(works)) as meter:
         for _ in range(repetitions):
             for place, work in works.items():
@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--threads", type=int, help="of torch, in place of its own choice")
+    parser.add_argument("--threads", type=int, help="number of torch threads (default: torch's)")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     return parser
 

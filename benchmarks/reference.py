@@ -1,12 +1,12 @@
-"""A plain trainer for Chunk-GRPO, built as released code is, to compare ours with.
+"""A plain trainer for Chunk-GRPO, structured like released code, as the baseline of the benchmark.
 
-The same method on the same model, prompts, reward and random streams, and so the same update but for rounding
-(tests/benchmarks/test_reference.py). What it does as the released code of DanceGRPO and of this paper does: it draws
-trajectories one at a time; it decodes and scores each image at once and waits; it updates sample by sample and chunk
-by chunk, with the graph of all steps of a chunk held until its backward pass; its old log-probabilities are the
-rollout's. The formulas are written out in plain floats, without the library's, so that it carries none of their checks.
+It uses the same method, model, prompts, reward and random streams as ours, so its updates equal ours up to rounding
+(tests/benchmarks/test_reference.py). Like the released code of DanceGRPO and of this paper, it draws trajectories one
+at a time; decodes and scores each image immediately; updates sample by sample and chunk by chunk, holding the graph of
+all steps of a chunk until its backward pass; and takes old log-probabilities from the rollout. Its formulas use plain
+floats instead of the library's functions, so that it has none of their checks.
 
-Only the listed or guided plans of one size for all are known here, with a clip range for all chunks and no divergence.
+It supports only one plan for all trajectories, one clip range for all chunks, and no divergence.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from chunk_grpo.training.schedule import prompts_of_iteration
 
 @dataclass(frozen=True)
 class Sample:
-    """One image's trajectory and what it earned.
+    """Trajectory and reward of one image.
 
     Attributes:
-        prompt: One row.
-        states: [S + 1, L, D].
-        log_probs: [S - 1] under the policy that drew it.
-        reward: The weighted sum of the scorers.
+        prompt: Prompt, one row.
+        states: States, [S + 1, L, D].
+        log_probs: Log-probabilities under the sampling policy, [S - 1].
+        reward: Weighted sum of the scorers.
     """
 
     prompt: PromptSet
@@ -51,7 +51,7 @@ class Sample:
 
 
 class ReferenceTrainer:
-    """Trains all weights of the family's transformer in place."""
+    """Trainer of all weights of the family's transformer, in place."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ReferenceTrainer:
         settings: TrainParams,
         seed: int,
     ) -> None:
-        """Prepare; the arguments are those of `chunk_grpo.training.trainer.Trainer`."""
+        """Prepare training; arguments as in `chunk_grpo.training.trainer.Trainer`."""
         self._family, self._prompts, self._reward = family, prompts, reward
         self._method, self._settings, self._seed = method, settings, seed
         family.prepare_training(TuningOptions(None, 1.0, (), settings.gradient_checkpointing, None), seed)
@@ -73,7 +73,7 @@ class ReferenceTrainer:
         )
 
     def iterate(self, iteration: int) -> dict[str, float]:
-        """One iteration; seconds of "rollout", with decoding and reward, and of "update"."""
+        """Run one iteration; return the seconds of "rollout" (with decoding and reward) and "update"."""
         start = time.perf_counter()
         samples = self.roll_out(iteration)
         sampled = time.perf_counter()
@@ -84,7 +84,7 @@ class ReferenceTrainer:
         return {"rollout": sampled - start, "update": time.perf_counter() - sampled}
 
     def roll_out(self, iteration: int) -> list[Sample]:
-        """The groups of each prompt, image by image."""
+        """Draw the group of each prompt, image by image."""
         settings = self._settings
         count = settings.prompts_per_iteration
         picked = prompts_of_iteration(iteration - 1, count, len(self._prompts), self._seed)
@@ -107,7 +107,7 @@ class ReferenceTrainer:
     def accumulate_gradient(
         self, iteration: int, number: int, samples: Sequence[Sample], advantages: Tensor
     ) -> None:
-        """Set the gradient of update `number`, sample by sample and chunk by chunk."""
+        """Compute the gradient of update `number`, sample by sample and chunk by chunk."""
         size = len(samples) // self._settings.updates_per_iteration
         rows = range(number * size, (number + 1) * size)
         chosen = [samples[row] for row in rows]
@@ -132,13 +132,13 @@ class ReferenceTrainer:
                 (-surrogate.sum() / (size * int(chunks.sum()))).backward()
 
     def step(self) -> None:
-        """Clip the gradient and move the weights."""
+        """Clip the gradient and step the optimiser."""
         torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
         self._optimizer.step()
 
     @torch.no_grad()
     def _sample(self, iteration: int, prompt: PromptSet, row: int, start: int) -> Sample:
-        """One trajectory, its image and its reward."""
+        """Draw one trajectory and score its image."""
         grid, stream = self._method.grid, ("rollout", self._seed, iteration)
         times = grid.times.tolist()
         noise = generator(*stream, "steps", row)
@@ -166,7 +166,7 @@ class ReferenceTrainer:
         )
 
     def _select(self, iteration: int, number: int, samples: Sequence[Sample]) -> Tensor:
-        """The drawn chunks, bool [n, K]: our trainer's draw, so that both train the same."""
+        """Selected chunks, bool [n, K]; our trainer's draw, so that both trainers train the same chunks."""
         states = torch.stack([sample.states for sample in samples])
         log_probs = torch.stack([sample.log_probs for sample in samples])
         zeros = torch.zeros(len(samples), dtype=torch.int64)
@@ -185,13 +185,13 @@ class ReferenceTrainer:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """What n trajectories are learnt from.
+    """Training data of n trajectories.
 
     Attributes:
-        states: [n, S + 1, L, D].
-        old_log_probs: [n, S - 1].
-        conditioning: n prompts.
-        advantages: [n].
+        states: States, [n, S + 1, L, D].
+        old_log_probs: Log-probabilities under the sampling policy, [n, S - 1].
+        conditioning: Conditioning of n prompts.
+        advantages: Advantages, [n].
     """
 
     states: Tensor
@@ -207,12 +207,12 @@ def chunk_surrogate(
     rows: Trajectories,
     steps: range,
 ) -> Tensor:
-    """The clipped surrogate of one chunk, [n], with the graph of all its steps held.
+    """Clipped surrogate of one chunk, [n], with the graph of all its steps.
 
     Paper: the inner term of Eq. (13) with the ratio of Eq. (14).
     """
     if isinstance(clip_range, Tensor):
-        raise ValueError("the reference knows one clip range for all chunks")
+        raise ValueError("the reference supports only one clip range for all chunks")
     log_ratio = torch.zeros(len(rows.states), device=rows.states.device)
     for step in steps:
         x = rows.states[:, step]

@@ -1,4 +1,4 @@
-"""The tables of `python -m benchmarks.train`."""
+"""Tables of `python -m benchmarks.train`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def sheets(results: Results) -> list[Sheet]:
         made += [_times(name, part), _counts(name, part)]
     made.append(_memory(results))
     if results["quick"]:
-        return made  # a few images say nothing on the targets
+        return made  # too few images to judge the targets
     met = [[target.text, target.found, "yes" if target.met else "NO"] for target in targets(results)]
     return [*made, Sheet("Targets", ("target", "found", "met"), met)]
 
 
 def about(results: Results) -> str:
-    """A line on where the numbers are from."""
+    """One line about the machine of the results."""
     return ", ".join(f"{name} {value}" for name, value in results["machine"].items())
 
 

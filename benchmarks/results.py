@@ -1,4 +1,4 @@
-"""What a run of the benchmark found: kept as JSON, summed up in medians, held against the targets."""
+"""Results of a benchmark run: JSON format, medians, and comparison with the targets."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ MEMORY_TARGET = 1 / 4
 OUTSIDE_TARGET = 0.10
 
 Results = Mapping[str, Any]
-"""What `python -m benchmarks.train` writes: "machine", "quick", and "configurations" by name.
+"""Output of `python -m benchmarks.train`: "machine", "quick", and "configurations" by name.
 
-Each of these has "about", "rows" (name to one record of `rows.Measurement` a repetition), "minimum" by row, and
+Each configuration has "about", "rows" (by name, one record of `rows.Measurement` per repetition), "minimum" by row, and
 "memory" (records of `memory.Peaks`).
 """
 
 
 @dataclass(frozen=True)
 class Target:
-    """One of the targets of the benchmark.
+    """A target of the benchmark.
 
     Attributes:
-        text: What is asked for.
-        found: What was measured.
-        met: Whether that is enough.
+        text: Description of the target.
+        found: Measured value.
+        met: Whether the target is met.
     """
 
     text: str
@@ -37,7 +37,7 @@ class Target:
 
 
 def medians(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Median of each column over the repetitions, and the least and the largest seconds."""
+    """Median of each column over the repetitions, least and largest seconds, and the share outside the model."""
     found = {name: statistics.median(record[name] for record in records) for name in records[0]}
     seconds = [record["seconds"] for record in records]
     outside = statistics.median(
@@ -47,7 +47,7 @@ def medians(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def targets(results: Results) -> list[Target]:
-    """The targets, for what was measured."""
+    """Compare the results with the targets; targets without a measurement are left out."""
     found = []
     for name, part in results["configurations"].items():
         rows = part["rows"]

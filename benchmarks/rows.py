@@ -1,7 +1,7 @@
-"""The rows of the table: the reference, ours, and ours with one optimisation switched off.
+"""Rows of the benchmark's table: the reference, ours, and ours with one optimisation off.
 
-Most are switched off by a setting that users have. For the others a function of the library is replaced while the
-row runs: nobody but a benchmark wants them off.
+Some optimisations are switched off by a setting. Those without a setting are switched off by patching the library while
+the row runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REFERENCE, OURS = "reference", "ours"
 
 @contextmanager
 def first_pass_for_all_chunks() -> Iterator[None]:
-    """Inside, the ratios are found in a pass of their own also where a chunk fits into a micro-batch."""
+    """Always compute ratios in a separate pass, even if a chunk fits into a micro-batch."""
 
     def divided(chunks: TrainedChunks, size: int) -> Packing:
         return Packing(pack(chunks, size).all, ())
@@ -48,7 +48,7 @@ def first_pass_for_all_chunks() -> Iterator[None]:
 
 @contextmanager
 def first_pass_always() -> Iterator[None]:
-    """Inside, that pass is made also on policy, where every ratio is known to be 1."""
+    """Run the pass for ratios even on policy, where every ratio is 1."""
     shipped = Update.accumulate_gradient
 
     def gradient(update: Update, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
@@ -60,28 +60,28 @@ def first_pass_always() -> Iterator[None]:
 
 @contextmanager
 def activations_held() -> Iterator[None]:
-    """Inside, the update is plain autograd over chunks."""
+    """Replace the update by plain autograd over chunks."""
     with patch.object(Update, "accumulate_gradient", held_gradient):
         yield
 
 
 @contextmanager
 def first_evaluations_apart() -> Iterator[None]:
-    """Inside, rows that start from one noise are evaluated one by one also at the first step."""
+    """Evaluate rows with equal start noise separately at the first step too."""
     with patch.object(rollouts._Sampling, "_starts_alike", False):
         yield
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
+    """A row of the table.
 
     Attributes:
-        name: What is switched off.
-        rollout_batch: Trajectories in one pass of the rollout; None is the configuration's.
-        update_batch: Items in one pass of the update; None is the configuration's.
-        settings: Keys of `train` that differ.
-        replaced: What of the library is replaced.
+        name: Name of the row: the optimisation that is off.
+        rollout_batch: Trajectories per pass of the rollout; None: the configuration's micro-batch.
+        update_batch: Items per pass of the update; None: the configuration's micro-batch.
+        settings: Changed keys of `train`.
+        replaced: Context manager that patches the library.
     """
 
     name: str
@@ -111,18 +111,18 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one iteration cost.
+    """Cost of one iteration.
 
     Attributes:
-        seconds: Of the iteration.
-        rollout: Of these, drawing trajectories.
-        reward: Decoding and scoring on the main thread, and waiting for those in the background.
-        update: The updates.
-        model: In forward and backward passes of the velocity network; part of rollout and update.
-        forward_states: States whose velocity was computed, and in how many calls.
-        forward_calls: See there.
-        backward_states: Of these states, those gone back through.
-        backward_calls: Calls of backward.
+        seconds: Seconds of the iteration.
+        rollout: Seconds of drawing trajectories.
+        reward: Seconds of decoding and scoring on the main thread, and of waiting for the background thread.
+        update: Seconds of the updates.
+        model: Seconds in forward and backward passes of the velocity network; part of `rollout` and `update`.
+        forward_states: Number of states whose velocity was computed.
+        forward_calls: Number of velocity calls.
+        backward_states: Number of states with a backward pass.
+        backward_calls: Number of calls of backward.
     """
 
     seconds: float
@@ -137,12 +137,12 @@ class Measurement:
 
     @property
     def outside(self) -> float:
-        """Share of the time that is neither the model's nor decoding's nor the reward's."""
+        """Share of the time outside model, decoding and reward."""
         return (self.seconds - self.model - self.reward) / self.seconds
 
 
 class OneIteration(Trainer):
-    """Our trainer, an iteration at a time, without held-out measurements and checkpoints between them."""
+    """Our trainer, one iteration at a time, without held-out measurements and checkpoints."""
 
     def __init__(
         self,
@@ -153,23 +153,23 @@ class OneIteration(Trainer):
         folder: Path,
         rollout_batch: int,
     ) -> None:
-        """Prepare; `settings.micro_batch_size` is that of the update."""
+        """Prepare training; `settings.micro_batch_size` applies to the update, `rollout_batch` to the rollout."""
         super().__init__(
             family, task, method, settings, SEED, Places(folder, "benchmark", folder, "benchmark")
         )
-        # The learner has its settings by now; what is left to read the size is the rollout.
+        # The learner has read its settings already; only the rollout reads this size.
         self._settings = settings.model_copy(update={"micro_batch_size": rollout_batch})
         self._should_stop = lambda: False
 
     def iterate(self, iteration: int) -> dict[str, float]:
-        """Seconds of "rollout", "waiting_for_reward" and "update", by the trainer's own clocks."""
+        """Run one iteration; return the trainer's seconds of "rollout", "waiting_for_reward" and "update"."""
         self._iterate(iteration)
         prefix = "seconds_"
         return {name[len(prefix) :]: value for _, name, value in self._rows if name.startswith(prefix)}
 
 
 def measure(row: Row, configuration: Configuration, task: Task) -> Measurement:
-    """One iteration of the row, from the base policy and always the same one: times differ by the machine alone."""
+    """Measure the row's first iteration from the base policy; it is always the same, so only the machine varies."""
     with TemporaryDirectory() as folder, accounting() as account, row.replaced():
         trainer = make_trainer(row, configuration, task, Path(folder))
         gc.collect()
@@ -181,7 +181,7 @@ def measure(row: Row, configuration: Configuration, task: Task) -> Measurement:
 def make_trainer(
     row: Row, configuration: Configuration, task: Task, folder: Path
 ) -> ReferenceTrainer | OneIteration:
-    """The row's trainer with a policy of its own."""
+    """The row's trainer with a newly loaded policy."""
     family, method = configuration.family(), configuration.method()
     settings = configuration.params().train.model_copy(update=dict(row.settings))
     if row.name == REFERENCE:

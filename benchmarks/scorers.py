@@ -1,11 +1,11 @@
-"""Images a second of batched scoring, beside the originals' one image at a time, in one run.
+"""Images per second of our batched scoring and of the originals, which score one image at a time.
 
-`python -m benchmarks.scorers --hpsv3-python PYTHON` measures both ways of PickScore and of HPSv3 in turn, round after
-round, so that a change of the machine meets both; refuses to go on where their scores differ; and prints a table.
-PickScore's original is its model card's use, in plain transformers. HPSv3's is the untouched package hpsv3 1.0.0 in an
-interpreter of its own, whose loading does not count, and neither does sending it images; without the option the row
-says so. Checkpoints are small and random. Ours is divided into preprocessing (pictures to pixels, prompts to tokens)
-and the rest, the network, by a further call of each part in every round.
+`python -m benchmarks.scorers --hpsv3-python PYTHON` measures both ways of PickScore and HPSv3 in turn, in rounds, so
+that drifts of the machine affect both; it stops if their scores differ, and prints a table. PickScore's original is the
+code of its model card, in plain transformers. HPSv3's original is the unmodified package hpsv3 1.0.0 in its own
+interpreter; loading it and sending it images are not counted; without the option it is shown as not measured.
+Checkpoints are small, with random weights. The time of ours is split into preprocessing (images to pixels, prompts to
+tokens) and the network, by a further call of each part in every round.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from tests.scorers.hpsv3_cases import scorer as hpsv3_scorer
 from tests.scorers.samples import batch_of
 
 CLIP_SIZES = checkpoints_clip.Sizes(width=128, layers=12, heads=2, patch=32, image=224)
-"""CLIP ViT-B/32 at a quarter of its widths."""
+"""CLIP ViT-B/32 with a quarter of its widths."""
 
 HPSV3_SIZES = checkpoints_hpsv3.Sizes(width=128, layers=4, heads=4)
 PROMPTS = ("a photo of a red circle", "a cat", "two blue squares in the snow, oil on canvas", "the red cat")
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
-"""How much scores may differ: sums in another order."""
+"""Tolerances of the scores, for different orders of summation."""
 
 GROUP = 8
-"""Images of a prompt, which PickScore reads once for them all; the original reads it with each."""
+"""Images per prompt. Our PickScore encodes a prompt once for all its images, the original once per image."""
 
 NOT_MEASURED = "not measured"
 COLUMNS = (
@@ -65,13 +65,13 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Contest:
-    """One scorer, both ways.
+    """Our implementation and the original of one scorer.
 
     Attributes:
-        name: Of the scorer.
-        ours: Scores all images.
-        original: Scores all images one at a time, and the seconds that took; None: it is not here.
-        parts: Ours' preprocessing, and its network on what came out.
+        name: Name of the row.
+        ours: Function that scores all images.
+        original: Function that scores all images one at a time, and returns scores and seconds; None: not available.
+        parts: Function that returns the seconds of our preprocessing and of our network.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Contest:
 
 @dataclass
 class Times:
-    """Seconds for all images, one number a round."""
+    """Seconds for all images, one number per round."""
 
     images: int
     ours: list[float] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Times:
     network: list[float] = field(default_factory=list)
 
     def cells(self) -> list[str]:
-        """A row of the table, but for the name."""
+        """Row of the table without the name."""
         before, network = (
             1e3 * statistics.median(part) / self.images for part in (self.preprocessing, self.network)
         )
@@ -115,7 +115,7 @@ def main(options: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(options)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # of the package's process
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # for the package's process
     quiet()
     grouped, apart = (make_batch(arguments.images, arguments.side, group) for group in (GROUP, 1))
     with ExitStack() as stack:
@@ -150,7 +150,7 @@ def main(options: Sequence[str] | None = None) -> None:
 
 
 def make_batch(images: int, side: int, group: int) -> ScoreBatch:
-    """Pictures of which `group` have the same prompt, one group after the other."""
+    """A batch of images with `group` consecutive images per prompt."""
     numbers = [row // group for row in range(images)]
     return batch_of(
         pictures(images, side, side), [f"{PROMPTS[number % len(PROMPTS)]}, {number}" for number in numbers]
@@ -158,10 +158,10 @@ def make_batch(images: int, side: int, group: int) -> ScoreBatch:
 
 
 def measured(contests: Sequence[Contest], images: int, rounds: int) -> dict[str, Times]:
-    """Both ways of every scorer in turn, round after round; a first round is not counted.
+    """Measure both implementations of every scorer in turn, in rounds; the first round is a warm-up.
 
     Raises:
-        DataError: The two ways' scores differ.
+        DataError: The scores of both differ.
     """
     found = {contest.name: Times(images) for contest in contests}
     with Meter("scorers", (rounds + 1) * len(contests)) as meter:
@@ -183,7 +183,7 @@ def measured(contests: Sequence[Contest], images: int, rounds: int) -> dict[str,
 
 
 def check_same(name: str, ours: FloatArray, original: FloatArray) -> None:
-    """Refuse to compare the speed of two that do not compute the same.
+    """Check that both implementations compute the same scores.
 
     Raises:
         DataError: The scores differ.
@@ -194,7 +194,7 @@ def check_same(name: str, ours: FloatArray, original: FloatArray) -> None:
 
 @contextmanager
 def pickscore(folder: Path, name: str, batch: ScoreBatch) -> Iterator[Contest]:
-    """Ours and the model card's."""
+    """PickScore: ours, and the code of the model card."""
     checkpoint = str(checkpoints_clip.make_clip(folder / "clip", sizes=CLIP_SIZES))
     weights = Weights(checkpoint=checkpoint, revision=None)
     settings = PickScoreScorer(
@@ -223,7 +223,7 @@ def pickscore(folder: Path, name: str, batch: ScoreBatch) -> Iterator[Contest]:
 
 
 def published_pickscore(checkpoint: str, batch: ScoreBatch) -> Callable[[], tuple[FloatArray, float]]:
-    """One image and its prompt at a time, as the model card of yuvalkirstain/PickScore_v1 scores."""
+    """Function that scores one image at a time like the model card of yuvalkirstain/PickScore_v1."""
     model = CLIPModel.from_pretrained(checkpoint).eval()
     processor = CLIPImageProcessorPil.from_pretrained(checkpoint)
     tokenizer = CLIPTokenizer.from_pretrained(checkpoint)
@@ -248,7 +248,7 @@ def published_pickscore(checkpoint: str, batch: ScoreBatch) -> Callable[[], tupl
 
 @contextmanager
 def hpsv3(folder: Path, name: str, batch: ScoreBatch, arguments: argparse.Namespace) -> Iterator[Contest]:
-    """Ours, and the package where its interpreter is given."""
+    """HPSv3: ours, and the package if its interpreter is given."""
     python, batch_size = arguments.hpsv3_python, arguments.batch_size
     home = checkpoints_hpsv3.make_hpsv3(folder / "hpsv3", sizes=HPSV3_SIZES)
     scorer = hpsv3_scorer(home, batch_size=batch_size)
@@ -298,9 +298,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=32)
-    parser.add_argument("--side", type=int, default=512, help="of an image, in pixels")
-    parser.add_argument("--batch-size", type=int, default=8, help="of HPSv3; PickScore takes all at once")
-    parser.add_argument("--threads", type=int, help="of torch, in place of its own choice")
+    parser.add_argument("--side", type=int, default=512, help="image side in pixels")
+    parser.add_argument(
+        "--batch-size", type=int, default=8, help="batch size of HPSv3; PickScore scores all images at once"
+    )
+    parser.add_argument("--threads", type=int, help="number of torch threads (default: torch's)")
     parser.add_argument("--hpsv3-python", type=Path, help="interpreter with hpsv3 1.0.0")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     return parser

@@ -1,4 +1,4 @@
-"""A small table, for the terminal and for Markdown."""
+"""Tables for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Sheet:
     """A table.
 
     Attributes:
-        title: Above it.
-        columns: Headings; the first column is text, the others are numbers.
-        rows: Cells, as many in each row as there are columns.
+        title: Title above the table.
+        columns: Column headings; the first column is text, the others are numbers.
+        rows: Cells of each row, one per column.
     """
 
     title: str
@@ -24,7 +24,7 @@ class Sheet:
     rows: Sequence[Sequence[str]]
 
     def for_terminal(self) -> Table:
-        """The table for rich."""
+        """The table as a rich table."""
         table = Table(title=self.title)
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left")
@@ -40,10 +40,10 @@ class Sheet:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The median with the range, or the only value.
+    """Median and range as text; for a single value, the value.
 
     Raises:
-        statistics.StatisticsError: There is none.
+        statistics.StatisticsError: There are no values.
     """
     median = f"{statistics.median(values):.{digits}f}"
     return median if len(values) == 1 else f"{median} ({min(values):.{digits}f} to {max(values):.{digits}f})"

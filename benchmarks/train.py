@@ -1,8 +1,8 @@
-"""What an iteration of training costs: a plain reference trainer, ours, and ours with each optimisation off.
+"""Cost of a training iteration: a plain reference trainer, ours, and ours with each optimisation off.
 
-`python -m benchmarks.train` measures all rows of both configurations in turn, round after round, so that a change
-of the machine meets all of them; prints tables; and writes every repetition to a JSON file. docs/performance.md says
-what the columns mean. `--from` prints the tables of such a file again.
+`python -m benchmarks.train` measures all rows of both configurations in rounds, so that drifts of the machine affect
+all of them; prints tables; and writes every repetition to a JSON file. docs/performance.md explains the columns.
+`--from` prints the tables of such a file again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chunk_grpo.progress import Meter
 from chunk_grpo.training.trainer import Task
 
 TRAJECTORIES_AT_ONCE = (1, 4)
-"""Of the memory's measurement."""
+"""Trajectories per pass in the memory measurement."""
 
 
 def main(options: Sequence[str] | None = None) -> None:
@@ -50,13 +50,13 @@ def main(options: Sequence[str] | None = None) -> None:
             results["configurations"][name] = run(
                 configuration, rows, TRAJECTORIES_AT_ONCE[: 1 if arguments.quick else None]
             )
-            # After each configuration: whoever stops the second one keeps the first.
+            # After each configuration, so that a stop keeps the finished ones.
             arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     show(results, markdown=arguments.markdown)
 
 
 def run(configuration: Configuration, rows: Sequence[Row], at_once: Sequence[int]) -> dict[str, Any]:
-    """All measurements of one configuration."""
+    """Run all measurements of one configuration."""
     task = configuration.task()
     found: dict[str, list[dict[str, float]]] = {row.name: [] for row in rows}
     total = configuration.repetitions * len(rows) + len(at_once)
@@ -78,7 +78,7 @@ def run(configuration: Configuration, rows: Sequence[Row], at_once: Sequence[int
 
 
 def describe(configuration: Configuration) -> str:
-    """The configuration in a few words."""
+    """Short description of a configuration."""
     c = configuration
     return (
         f"{c.prompts} prompts x {c.group} images of {c.side} x {c.side} pixels, {c.num_sde_steps + 1} steps, "
@@ -99,7 +99,7 @@ def show(results: Results, *, markdown: bool) -> None:
 
 
 def _warm_up(configuration: Configuration, task: Task) -> None:
-    """Run both trainers on a few images: a first call of an operation plans it, and imports are made late."""
+    """Run both trainers on a few images: first calls include planning of operations and late imports."""
     few = replace(configuration, prompts=2, group=2, sizes=(1, 3))
     for row in ROWS:
         if row.name in (REFERENCE, OURS):
@@ -112,18 +112,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     names = ("shipped", "compute-bound")
     parser.add_argument(
-        "--quick", action="store_true", help="few images and steps, once: to see that it works"
+        "--quick", action="store_true", help="few images and steps, one repetition: a quick check"
     )
     parser.add_argument("--configurations", nargs="+", choices=names, default=names)
-    parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS], help="only these rows")
     parser.add_argument(
-        "--repetitions", type=int, help="of each row, in place of the configuration's own number"
+        "--rows", nargs="+", choices=[row.name for row in ROWS], help="rows to measure (default: all)"
     )
-    parser.add_argument("--threads", type=int, help="of torch, in place of its own choice")
-    parser.add_argument("--json", type=Path, default=Path("benchmark.json"), help="file to write")
+    parser.add_argument(
+        "--repetitions", type=int, help="repetitions of each row (default: the configuration's)"
+    )
+    parser.add_argument("--threads", type=int, help="number of torch threads (default: torch's)")
+    parser.add_argument("--json", type=Path, default=Path("benchmark.json"), help="JSON file to write")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.add_argument(
-        "--from", dest="stored", type=Path, metavar="JSON", help="print this file's tables only"
+        "--from", dest="stored", type=Path, metavar="JSON", help="only print the tables of this file"
     )
     return parser
 

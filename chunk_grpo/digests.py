@@ -1,4 +1,4 @@
-"""Content of files and folders as SHA-256; a file is read again only after its size, times or place have changed."""
+"""SHA-256 of files and folders. A file is read again only after its size, times or inode have changed."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.progress import Meter
 
 MEMORY = Path(".inputs/digests.json")
-"""What is known of files that were read before; deleting it costs time only."""
+"""Cache of digests. Deleting it costs only time."""
 
-_SETTLED_SECONDS = 2.0  # a file changed twice within a tick of the file system's clock would look unchanged
+_SETTLED_SECONDS = 2.0  # a file changed twice within one tick of the file system's clock looks unchanged
 _METER_BYTES = 2**30
 
 
 class Digests:
-    """SHA-256 of files, with a memory on disk."""
+    """SHA-256 of files, cached on disk."""
 
     def __init__(self, memory: Path = MEMORY) -> None:
-        """Read the memory, if it is there and whole.
+        """Read the cache. A missing or damaged one counts as empty.
 
         Args:
-            memory: Its file.
+            memory: File of the cache.
         """
         self._memory = memory
         self._known = _read(memory)
         self._learnt = False
 
     def of(self, path: str | Path, chosen: Callable[[Path], bool] = lambda path: True) -> str | None:
-        """The digest of a file's content, or of the names and contents in a folder; None: there is neither.
+        """Digest of a file's content, or of the names and contents of a folder's files; None if `path` does not exist.
 
         Args:
             path: File or folder; links are followed.
-            chosen: Whether a file of a folder counts, by its path there. Hidden ones never do.
+            chosen: Filter for the files of a folder, called with the path relative to it. Hidden files are skipped.
 
         Raises:
-            DataError: It cannot be read.
+            DataError: A file cannot be read.
         """
         path = Path(path)
         try:
@@ -53,10 +53,10 @@ class Digests:
             raise DataError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
 
     def save(self) -> None:
-        """Keep what was learnt, for the next process.
+        """Write new digests to the cache.
 
         Raises:
-            DataError: The memory cannot be written.
+            DataError: The cache cannot be written.
         """
         if not self._learnt:
             return
@@ -108,7 +108,7 @@ def _read(memory: Path) -> dict[str, list[Any]]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder but hidden ones, in the order of their paths."""
+    """All files below a folder, sorted by path, without hidden ones and __pycache__."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
@@ -119,7 +119,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _stat(path: Path) -> list[int]:
-    """Size, times and place; the time at which the inode changed cannot be set back."""
+    """Size, times and inode. Unlike the modification time, the inode's change time cannot be set by a program."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 

@@ -1,34 +1,34 @@
-"""Names that programs of the project share: environment variables, and the events of a Prefect server."""
+"""Names shared by the programs of the project: environment variables and Prefect events."""
 
 PROCESSES = "CHUNK_GRPO_PROCESSES"
-"""Processes that train together on this machine."""
+"""Number of training processes on this machine."""
 
 STOP_SECONDS = "CHUNK_GRPO_STOP_SECONDS"
-"""Seconds that a stopped training may take to save, at least 1."""
+"""Seconds in which a stopped training must save its checkpoint, at least 1."""
 
 PARENT = "CHUNK_GRPO_PARENT"
-"""Process id of the launcher, for the processes that it starts."""
+"""Process id of the launcher, set for the processes that it starts."""
 
 SAVING = "CHUNK_GRPO_SAVING"
-"""File that exists while one of several processes saves; the launcher waits for it."""
+"""File that exists while one of several processes saves; the launcher waits until it is gone."""
 
 RUN_MARKER = "STAGE_RUN_MARKER"
-"""File that a stage touches first: DVC ran it and did not restore it."""
+"""File that a stage touches at its start. It shows that DVC ran the stage instead of restoring its outputs."""
 
 REPOSITORY = "CHUNK_GRPO_REPOSITORY"
-"""Checkout of which flow runs clone a commit; by default that of the code."""
+"""Checkout from which flow runs clone a commit; by default the checkout of this code."""
 
 WORKER_PID = "CHUNK_GRPO_WORKER_PID"
-"""Process id of the worker; its flow runs end with it."""
+"""Process id of the worker. Its flow runs end when it ends."""
 
 PUBLISH = "CHUNK_GRPO_PUBLISH"
-"""Folder or URL that finished runs are published to."""
+"""Folder or URL to which finished runs are published."""
 
 REPORTS_URL = "CHUNK_GRPO_REPORTS_URL"
-"""Address at which the published reports are seen."""
+"""URL of the published reports."""
 
 NOTIFY_WEBHOOK = "CHUNK_GRPO_NOTIFY_WEBHOOK"
-"""Secret URL that alerts are sent to."""
+"""Secret URL to which alerts are sent."""
 
 SCORE_MOVED = "chunk-grpo.score.moved"
-"""Event: the score of a published model is no longer what it was."""
+"""Event: the score of a published model has changed."""

@@ -1,7 +1,7 @@
-"""The errors a user can mend, each with the exit code its process ends with.
+"""Errors that a user can fix, with the exit code of the process.
 
-A message names the file, key or row, the rule and the value, and says what to do next. Anything else that
-goes wrong is a bug: it ends with a traceback and exit code 1.
+A message names the file, key or row, the rule, the value and the next step. Any other exception is a bug: the process
+ends with a traceback and exit code 1.
 """
 
 
@@ -9,7 +9,7 @@ class ChunkGrpoError(Exception):
     """Base of the errors that are shown without a traceback.
 
     Attributes:
-        exit_code: what the process exits with.
+        exit_code: Exit code of the process.
     """
 
     exit_code: int = 1
@@ -22,29 +22,28 @@ class ConfigError(ChunkGrpoError):
 
 
 class DataError(ChunkGrpoError):
-    """An input or an output is missing, unreadable, of another kind, or cannot be written."""
+    """An input or output is missing, unreadable, of the wrong kind, or cannot be written."""
 
     exit_code = 3
 
 
 class RefusedError(DataError):
-    """A scorer will not judge an image: a scorer of one's own returns it in the place of the image's number."""
+    """A scorer refuses to judge an image. Custom scorers return it in place of the image's value."""
 
 
 class TransientError(ChunkGrpoError):
-    """Nothing is wrong with the configuration or the data: the same command may succeed later.
+    """A temporary failure: the same command may succeed later.
 
-    For example the object store did not answer. 75 is EX_TEMPFAIL of sysexits.h.
+    For example, the object store did not respond. 75 is EX_TEMPFAIL of sysexits.h.
     """
 
     exit_code = 75
 
 
 class Stopped(BaseException):
-    """The process was told to end (SIGTERM, SIGINT, SIGHUP); the same command goes on.
+    """A signal stopped the process (SIGTERM, SIGINT, SIGHUP). The same command resumes the work.
 
-    No Exception, as KeyboardInterrupt is none: where a library's errors are caught, to be told as those of a damaged
-    file or to try again, a stop is none of them.
+    Subclasses BaseException, like KeyboardInterrupt, so that `except Exception` cannot swallow a stop request.
     """
 
     exit_code = TransientError.exit_code

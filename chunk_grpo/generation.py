@@ -1,4 +1,4 @@
-"""Evaluation images: which model takes which step, the same noise for every policy, whatever the order of work."""
+"""Evaluation images by mode. The noise of an image is the same for every policy and any order of work."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _REMEDIES: dict[Mode, str] = {
     "tuned": _TRAIN_AGAIN,
     "hybrid": _TRAIN_AGAIN,
 }
-"""What to do when the latents of a mode are not finite."""
+"""Next step for the user when the latents of a mode are not finite."""
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How evaluation images are sampled.
+    """Settings of the evaluation images.
 
     Attributes:
-        num_steps: ODE steps.
-        shift: Of the time grid.
-        base_steps: In the mode hybrid, the last of them, taken by the base model (App. B.3).
-        images_per_prompt: Each from its own noise.
+        num_steps: Number of ODE steps.
+        shift: Shift of the time grid.
+        base_steps: Number of last steps that the base model takes in the mode hybrid (App. B.3).
+        images_per_prompt: Images per prompt, each with its own noise.
         batch_size: Images in one forward pass.
-        seed: Of the noise; with prompt id and sample number it determines an image's start.
+        seed: Seed of the image noise. With prompt id and sample number it determines the noise of an image.
     """
 
     num_steps: int
@@ -52,7 +52,15 @@ class GenerationSettings:
 
 @dataclass(frozen=True)
 class GeneratedImage:
-    """One image: picture uint8 [H, W, 3], of the prompt's `sample`-th noise, whose seed is `seed`."""
+    """One image.
+
+    Attributes:
+        mode: Mode of generation.
+        prompt_id: Id of the prompt.
+        sample: Number of the image within the prompt, from 0.
+        seed: Seed of this image's noise, from `image_seed`.
+        picture: uint8 [H, W, 3].
+    """
 
     mode: Mode
     prompt_id: str
@@ -62,23 +70,29 @@ class GeneratedImage:
 
 
 def image_seed(seed: int, prompt_id: str, sample: int) -> int:
-    """The seed of an image's noise: the same for every policy and mode."""
+    """Seed of an image's noise, the same for every policy and mode.
+
+    Args:
+        seed: Seed of all images.
+        prompt_id: Id of the prompt.
+        sample: Number of the image within the prompt, from 0.
+    """
     return derive_seed("image", seed, prompt_id, sample)
 
 
 def generate(
     base: Family, tuned: Family | None, prompts: PromptSet, settings: GenerationSettings
 ) -> Iterator[list[GeneratedImage]]:
-    """Sample every prompt's images, a batch at a time.
+    """Sample the images of all prompts, batch by batch.
 
     Args:
-        base: The base model.
-        tuned: The trained policy, or None for images of the base model alone.
-        prompts: What to draw.
-        settings: How.
+        base: Base model.
+        tuned: Trained policy; None: images of the base model alone.
+        prompts: P prompts.
+        settings: Sizes and seed.
 
     Yields:
-        The images of one batch: of the mode "base", or of the modes "tuned" and "hybrid".
+        Images of one batch: in the mode "base", or in the modes "tuned" and "hybrid".
 
     Raises:
         DataError: A latent is not finite; the message names the prompt.
@@ -109,7 +123,15 @@ def generate(
 def _final_latents(
     base: Family, tuned: Family | None, batch: PromptSet, noise: Tensor, settings: GenerationSettings
 ) -> Iterator[tuple[Mode, Tensor]]:
-    """Final latents by mode; hybrid goes on from the tuned run's state where the base model takes over."""
+    """Final latents [B, L, D] by mode. Hybrid continues from the tuned run's state at the switch to the base model.
+
+    Args:
+        base: Base model.
+        tuned: Trained policy, or None.
+        batch: Prompt of each image, B rows.
+        noise: Initial noise [B, L, D].
+        settings: Steps, shift and base steps.
+    """
     times = time_grid(settings.num_steps, settings.shift)
     by_base = velocity_function(base, batch.conditioning)
     if tuned is None:
@@ -125,6 +147,6 @@ def _final_latents(
 
 
 def _pictures(family: Family, latents: Tensor) -> NDArray[np.uint8]:
-    """[B, H, W, 3]."""
+    """Decode latents [B, L, D] to uint8 pictures [B, H, W, 3]."""
     images = family.decode(latents).mul(255).round().to(torch.uint8)
     return images.permute(0, 2, 3, 1).cpu().numpy()

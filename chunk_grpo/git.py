@@ -1,4 +1,4 @@
-"""What git knows of a folder's repository."""
+"""Queries of a git repository."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from pathlib import Path
 
 
 def resolved(repository: Path, commit: str) -> str:
-    """The full hash of anything that git resolves to a commit.
+    """Full hash of a commit.
+
+    Args:
+        repository: Folder inside the repository.
+        commit: Any name that git resolves to a commit.
 
     Raises:
-        RuntimeError: It is no git repository, or there is no such commit.
+        RuntimeError: The folder is not in a git repository, or the commit does not exist.
     """
     return git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").strip()
 
 
 def uncommitted(repository: Path) -> list[str]:
-    """Lines of `git status --short`: changes that no clone has.
+    """Lines of `git status --short`: changes that a clone would lack.
 
-    dvc.lock records results. Each run writes its own; the user's is not a change that a run would miss.
+    Ignores dvc.lock: it records results, and each run writes its own.
     """
     status = git(repository, "status", "--short", "--untracked-files=normal").splitlines()
     return [line for line in status if not line.endswith("dvc.lock")]
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder, whatever repository a surrounding git hook has set in the environment.
+    """Run git in a folder and return its output. Ignores GIT_* variables, which a surrounding git hook may set.
 
     Raises:
-        RuntimeError: It failed; with its message.
+        RuntimeError: git failed; the message is git's.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     result = subprocess.run(

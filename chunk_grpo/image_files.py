@@ -1,4 +1,4 @@
-"""Pictures as PNG bytes, and back; several pictures in one."""
+"""Pictures to PNG and back, and image grids."""
 
 from __future__ import annotations
 
@@ -13,34 +13,44 @@ from chunk_grpo.errors import DataError
 
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
-    """A picture [H, W, 3] as PNG."""
+    """Encode a picture [H, W, 3] as PNG."""
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def decode_image(content: bytes, name: str) -> NDArray[np.uint8]:
-    """An encoded image as a picture, RGB [H, W, 3].
+    """Decode an image file to RGB [H, W, 3].
+
+    Args:
+        content: Bytes of the file.
+        name: Name of the image, for the error message.
 
     Raises:
-        DataError: The bytes are no whole picture; the message has its `name`.
+        DataError: The bytes are not a complete image.
     """
     try:
         return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises these for damaged files
         raise DataError(
-            f"image {name}: not a readable picture ({error}). Run `dvc repro` to draw it again."
+            f"image {name}: not a readable picture ({error}). Run `dvc repro` to generate it again."
         ) from error
 
 
 def as_pictures(images: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """8-bit pictures [B, H, W, 3] of images [B, 3, H, W] in [0, 1]: what a PNG of them holds."""
+    """Convert images [B, 3, H, W] in [0, 1] to 8-bit pictures [B, H, W, 3]."""
     pictures: NDArray[np.uint8] = (images.transpose(0, 2, 3, 1) * 255).round().astype(np.uint8)
     return pictures
 
 
 def image_grid(pictures: Sequence[NDArray[np.uint8]], columns: int, gap: int = 2) -> NDArray[np.uint8]:
-    """Pictures of one size in rows of `columns`, on white."""
+    """Arrange pictures of one size in a grid on white.
+
+    Args:
+        pictures: Pictures [H, W, 3], at least 1.
+        columns: Pictures per row.
+        gap: Width of the white border and gaps, in pixels.
+    """
     height, width = pictures[0].shape[:2]
     rows = -(-len(pictures) // columns)
     grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, dtype=np.uint8)

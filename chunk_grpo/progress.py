@@ -1,4 +1,4 @@
-"""Progress of long work: a live bar on a terminal, a line now and then in a log."""
+"""Progress display: a live bar on a terminal, periodic lines in a log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_INTERVAL = 10.0
 
 
 class Meter:
-    """Counts finished units of `total`; use as a context manager and call `advance` after each unit."""
+    """Shows finished units of `total`. Use as a context manager and call `advance` after each unit."""
 
     def __init__(self, label: str, total: int, done: int = 0) -> None:
         """Start at `done` of `total` units, shown under `label`."""

@@ -1,7 +1,7 @@
-"""How the processes of a stage end early: when a signal asks them to, and with the process that started them.
+"""Early end of a stage's processes: on a signal, and when the parent process ends.
 
-It knows the standard library alone: `begin` is in force some milliseconds after a process starts, long before torch is
-imported.
+Imports only the standard library, so that `begin` takes effect milliseconds after the process starts, long before torch
+is imported.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from chunk_grpo import environment
 from chunk_grpo.errors import ConfigError, Stopped
 
 STOP_SECONDS = 600
-"""Default of the time from the request to SIGKILL, for a training to save its checkpoint; other stages end at once."""
+"""Default seconds from a stop request to SIGKILL, for a training to save its checkpoint. Other stages end at once."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a scheduler, and a terminal that closes."""
+"""Sent by Ctrl-C, by a scheduler, and by a closing terminal."""
 
 _STDERR = 2
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def stop_seconds() -> float:
-    """From the request to SIGKILL.
+    """Seconds from a stop request to SIGKILL.
 
     Raises:
-        ConfigError: The environment has no such number.
+        ConfigError: The environment variable is not a whole number of at least 1.
     """
     value = os.environ.get(environment.STOP_SECONDS, str(STOP_SECONDS))
     if not value.isdecimal() or int(value) < 1:
@@ -46,12 +46,12 @@ def stop_seconds() -> float:
 
 
 class StopSignal:
-    """A stop signal as a request: the end of the process, an exception, or a flag that long work looks at.
+    """Handler of the stop signals: ends the process, raises an exception, or sets a flag that long work polls.
 
-    The first signal counts. Later ones change nothing, but for a second Ctrl-C, which ends the process at once.
+    Only the first signal counts, except that a second Ctrl-C ends the process at once.
 
     Attributes:
-        requested: Whether one has come.
+        requested: Whether a stop signal has arrived.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class StopSignal:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Inside, a stop signal raises `Stopped`; on leaving, what handled them before does so again."""
+        """Inside the block a stop signal raises `Stopped`. Afterwards the previous handlers are restored."""
         before = self.listen()
         self._answer = "raise"
         try:
@@ -69,12 +69,12 @@ class StopSignal:
         finally:
             self._answer = "exit"
             for number, handler in before.items():
-                if signal.getsignal(number) is not signal.SIG_DFL:  # otherwise Ctrl-C came
+                if signal.getsignal(number) is not signal.SIG_DFL:  # SIG_DFL: `handle` received Ctrl-C
                     signal.signal(number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, a stop signal only sets `requested`; the work saves a checkpoint and returns when it can."""
+        """Inside the block a stop signal only sets `requested`. The work must poll it, save a checkpoint and return."""
         self._answer = "wait"
         try:
             yield
@@ -84,7 +84,7 @@ class StopSignal:
             self._leave()
 
     def listen(self) -> dict[signal.Signals, Any]:
-        """Handle the stop signals, but for those that are ignored, as nohup has it; what handled them before."""
+        """Install `handle` for the stop signals, except ignored ones (nohup); return the previous handlers."""
         return {
             number: signal.signal(number, self.handle)
             for number in STOP_SIGNALS
@@ -92,15 +92,15 @@ class StopSignal:
         }
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Handle a stop signal."""
         del frame
         mute_lost_outputs()
         if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # for the second one
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process
         if self.requested:
             return
         self.requested, self._name = True, signal.Signals(number).name
-        # At its end Python looks through all objects once more, which takes seconds with torch loaded.
+        # Python's final garbage collection takes seconds with torch loaded; freezing the objects skips it.
         atexit.register(gc.freeze)
         if self._answer == "raise":
             self._leave()
@@ -113,15 +113,15 @@ class StopSignal:
         raise Stopped(self._message())
 
     def _message(self) -> str:
-        return f"stopped by {self._name}. Run the same command again; a training goes on from its newest checkpoint."
+        return f"stopped by {self._name}. Run the same command again; a training resumes from its newest checkpoint."
 
 
 STOP = StopSignal()
-"""The process's stop request; training defers it."""
+"""Stop handler of this process. Training defers it."""
 
 
 def begin() -> None:
-    """The first act of a stage's process: it ends when a signal asks for that, or when its parent process ends."""
+    """Install the stop handlers, and end with the parent process. Every stage process calls this first."""
     STOP.listen()
     _tell_kernel_to_end_with_parent()
     if _parent_has_ended():
@@ -129,7 +129,7 @@ def begin() -> None:
 
 
 def mute_lost_outputs() -> None:
-    """Have what nobody can read any more go nowhere: a line to a closed terminal or pipe would be an error."""
+    """Redirect stdout and stderr to /dev/null if their terminal or pipe is closed: writing to it would raise."""
     for output in (1, _STDERR):
         poll = select.poll()
         poll.register(output, 0)
@@ -140,7 +140,7 @@ def mute_lost_outputs() -> None:
 
 
 def _tell_kernel_to_end_with_parent() -> None:
-    """On Linux, get SIGTERM when the process that started this one ends, however it ends."""
+    """On Linux, request SIGTERM when the parent process ends for any reason."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -150,10 +150,10 @@ def _tell_kernel_to_end_with_parent() -> None:
 
 
 def _parent_has_ended() -> bool:
-    """Whether the process that started this one ended before the kernel was told.
+    """Whether the parent process ended before `_tell_kernel_to_end_with_parent`.
 
-    Its orphans may be adopted by any process above it, not by process 1 alone. The launcher of a stage's processes says
-    who it is. DVC does not, but it starts a stage in its own process group, and who adopts the stage is in another one.
+    An orphan is adopted by process 1 or another ancestor. The launcher passes its process id in `environment.PARENT`.
+    DVC does not, but it starts a stage in its own process group, and the adopting process is in another one.
     """
     parent = os.getppid()
     if told := os.environ.get(environment.PARENT):

@@ -1,1 +1,1 @@
-"""The Prefect flows: they run the stages of dvc.yaml, in its order, and show what happened."""
+"""Prefect flows: run the stages of dvc.yaml in its order, and show results in the UI."""

@@ -1,4 +1,4 @@
-"""Run one stage as a flow run on another work pool, follow it, and take over what it has made."""
+"""Run one stage as a flow run on another work pool, follow it, and fetch its outputs."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.workspace import Workspace
 
-_ATTEMPTS = 2  # one more for a worker or a machine that was lost, none for a stage that failed
+_ATTEMPTS = 2  # one retry if the worker or its machine was lost; a failed stage is not retried
 _POLL_SECONDS = 1.0
 _SLOW_POLL_SECONDS = 5.0
 _OUTPUTS = "stage-outputs"
-_PAGE = 200  # the most log lines that Prefect's server hands out at once
+_PAGE = 200  # the server's limit of log lines per request
 
 
 def run_on_pool(
     spec: StageSpec, workspace: Workspace, log: Log, *, force: bool
 ) -> tuple[StageOutcome, list[dict[str, Any]]]:
-    """Run deployment FLOW/POOL of a stage and wait for it without a limit: training may take days.
+    """Run deployment FLOW/POOL of a stage and wait for it without a timeout: training may take days.
 
     Args:
         spec: The stage.
-        workspace: Of this run; the other one makes its own from the same specification.
+        workspace: Workspace of this run; the other run makes its own from the same specification.
         log: Receives the other run's log lines while it runs.
-        force: Run it even when DVC knows the result.
+        force: Whether to run the stage even if DVC has its result.
 
     Returns:
-        What became of it, and its outputs as dvc.lock has them there.
+        Outcome of the stage, and its outputs as listed in the other workspace's dvc.lock.
 
     Raises:
-        RuntimeError: There is no such deployment, or its run ended otherwise than completed.
+        RuntimeError: The deployment does not exist, or its run did not complete.
     """
     deployment = f"{spec.flow}/{spec.work_pool}"
     parameters = {"name": spec.name, "spec": workspace.spec.as_parameter(), "force": force}
-    # A run that is itself tried again finds the runs that it has started, unless the code is another one by then.
+    # A retried run finds the flow runs that it started before, unless the specification (commit) has changed.
     mine = f"{flow_run.id}/{workspace.spec.digest()}/{spec.name}"
     attempts = number = 0
     while attempts < _ATTEMPTS:
@@ -67,7 +67,7 @@ def run_on_pool(
         if state.is_completed():
             return StageOutcome.parse(spec.name, state.message or ""), _outputs(run)
         if found is not None and (found.is_final() or found.is_cancelling()):
-            continue  # that was what ended it the time before
+            continue  # found already ended from an earlier attempt of this run: does not count
         attempts += 1
         if not state.is_crashed():
             break
@@ -76,9 +76,9 @@ def run_on_pool(
 
 
 def tell_outputs(workspace: Workspace, stage: str) -> None:
-    """In the flow run of a stage: publish what its outputs are, for the run that waits for it."""
+    """Publish the list of a stage's outputs as an artifact of its flow run; the waiting run reads it."""
     table = workspace.pipeline.outputs(stage)
-    create_table_artifact(table, key=_OUTPUTS, description=f"Outputs of {stage}, as dvc.lock has them")
+    create_table_artifact(table, key=_OUTPUTS, description=f"Outputs of {stage}, as listed in dvc.lock")
 
 
 def _outputs(run: FlowRun) -> list[dict[str, Any]]:
@@ -86,15 +86,15 @@ def _outputs(run: FlowRun) -> list[dict[str, Any]]:
     of_run = filters.ArtifactFilterFlowRunId(any_=[run.id])
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=filters.ArtifactFilter(key=key, flow_run_id=of_run))
-    newest = max(found, key=lambda artifact: str(artifact.created))  # of several attempts
+    newest = max(found, key=lambda artifact: str(artifact.created))  # one artifact per attempt
     return cast("list[dict[str, Any]]", json.loads(str(newest.data)))
 
 
 def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
-    """How the flow run ended.
+    """Follow a flow run to its end; return its final state.
 
-    Cancelling this run cancels that one at once; Prefect's server would do it too, half a minute later. A server
-    that is away, or in trouble, is waited for: what it is asked about goes on without it.
+    Cancelling this run cancels the other one at once; Prefect's server would take half a minute. Server errors are
+    logged and retried without limit, because the other run continues without the server.
     """
     stopping, seen, start = workspace.commands.stopping, set[UUID](), time.monotonic()
     with get_client(sync_client=True) as client:
@@ -105,7 +105,7 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
             try:
                 found = client.read_flow_run(run.id)
                 if found.state is not None and found.state.is_final():
-                    stopping.wait(_POLL_SECONDS)  # the last lines may come after the state
+                    stopping.wait(_POLL_SECONDS)  # the last log lines may arrive after the final state
                 _forward_logs(client, run, log, seen)
                 run = found
             except httpx.HTTPError as error:
@@ -114,12 +114,12 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
 
 
 def pause_after(elapsed: float) -> float:
-    """Seconds between two questions about a stage; each second would be 2 % of a core for each stage that runs."""
+    """Seconds between two polls of a stage; polling every second costs 2 % of a core per running stage."""
     return min(max(_POLL_SECONDS, elapsed / 20), _SLOW_POLL_SECONDS)
 
 
 def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, seen: set[UUID]) -> None:
-    """Hand on the lines that were not seen yet; some come late, with an earlier time than others."""
+    """Log the lines not seen yet; late lines may have earlier timestamps than lines already seen."""
     mine = filters.LogFilter(flow_run_id=filters.LogFilterFlowRunId(any_=[run.id]))
     offset, page = max(0, len(seen) - _PAGE // 2), _PAGE
     while page == _PAGE:

@@ -1,4 +1,4 @@
-"""Bring the stages of workspaces up to date, each stage one Prefect task: restored, or run where dvc.yaml says."""
+"""Bring the stages of workspaces up to date, one Prefect task per stage: restore it, or run it on its work pool."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": 10, "retry_cond
 
 @task(task_run_name="restore", **_RETRIES, **_OPTIONS)
 def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutcome]:
-    """What of these stages, and of what they need, the cache has; the remote is asked for the rest."""
+    """Restore stages and their dependencies from the DVC cache, and the missing ones from the DVC remote."""
     log = get_run_logger().info
     with workspace.turn:
         done = workspace.pipeline.restore(targets, log)
@@ -44,20 +44,20 @@ def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutc
 
 @task(task_run_name="push", **_RETRIES, **_OPTIONS)
 def push(workspace: Workspace) -> None:
-    """Push outputs and run cache to the DVC remote, so that another machine recomputes nothing."""
+    """Push outputs and run cache to the DVC remote for other machines."""
     with workspace.turn:
         workspace.push(get_run_logger().info)
 
 
 @task(task_run_name="fetch {stage}", **_RETRIES, **_OPTIONS)
 def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]) -> None:
-    """Take from cache or remote what a stage has made in another workspace."""
+    """Fetch the outputs that a stage made in another workspace, from the DVC cache or remote."""
     with workspace.turn:
         workspace.pipeline.take(stage, outputs, get_run_logger().info)
 
 
 def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
-    """Run a stage in its workspace, unless another run of this machine has just computed the same."""
+    """Run a stage in its workspace. If another run on this machine is computing the same, wait for its result."""
     log = get_run_logger().info
     with workspace.turn:
         lock = workspace.root / ".ckpt" / "locks" / workspace.pipeline.fingerprint(spec.name)
@@ -76,16 +76,16 @@ def run_stages(
     force: bool = False,
     keep_going: bool = False,
 ) -> list[Progress]:
-    """Bring the stages of all workspaces up to date, those on pools side by side.
+    """Bring the stages of all workspaces up to date; stages on work pools run in parallel.
 
     Args:
-        workspaces: Of one flow run.
-        until: Stop after this stage or group of stages.
-        force: Run every stage, cached or not.
-        keep_going: After a failure go on with what does not depend on it, then fail.
+        workspaces: Workspaces of one flow run.
+        until: Last stage, or group of stages, to run.
+        force: Whether to run every stage, cached or not.
+        keep_going: Whether to finish the stages that do not depend on a failed one before failing.
 
     Raises:
-        StageFailed, RuntimeError: Of the first stage that failed.
+        StageFailed, RuntimeError: Error of the first stage that failed.
     """
     progress = [Progress(it, it.pipeline.stages(None if until is None else [until])) for it in workspaces]
     futures: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
@@ -102,7 +102,7 @@ def run_stages(
                 futures[mine[spec.name]] = each, spec
         for future in as_completed(list(futures)):
             each, spec = futures[future]
-            future.wait()  # otherwise the server is asked, and may not know yet
+            future.wait()  # otherwise `state` queries the server, which may not have the final state yet
             if future.state.is_completed():
                 each.done[spec.name] = future.result()
                 if len(each.done) == len(each.stages) or each.done[spec.name].outcome == "ran":
@@ -117,12 +117,12 @@ def run_stages(
             each.workspace.commands.stop()
             show_outcomes(each)
     try:
-        for each in progress:  # what there is, also after a failure
+        for each in progress:  # also after a failure
             if each.workspace.remote:
                 push(replace(each.workspace, commands=Commands()))
     finally:
         if error is not None:
-            raise error  # it came first, and may be why there is nothing to push or no way to
+            raise error  # rather than a push error, which it may have caused
     return progress
 
 
@@ -130,7 +130,7 @@ def run_stages(
 def _run(
     spec: StageSpec, workspace: Workspace, known: StageOutcome | None, force: bool
 ) -> State[StageOutcome]:
-    """A stage, unless it is known to be up to date, here or on the work pool that dvc.yaml names for it."""
+    """Run a stage here or on its work pool, unless it is known to be up to date."""
     if known is None:
         run = run_here if spec.work_pool is None else _run_there
         known = run(spec, workspace, force=force)
@@ -139,7 +139,7 @@ def _run(
 
 def _run_there(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
     if workspace.remote:
-        push(workspace)  # the worker may be on a machine with another cache
+        push(workspace)  # the worker may use another DVC cache
     outcome, outputs = run_on_pool(spec, workspace, get_run_logger().info, force=force)
     try:
         fetch(workspace, spec.name, outputs)

@@ -1,6 +1,6 @@
-"""What the Prefect UI shows of a run: the state of each stage and, as Markdown artifacts KEY-PRESET, what came out.
+"""What the Prefect UI shows of a run: the state of each stage, and results as Markdown artifacts KEY-PRESET.
 
-Plots stand inside Markdown, as `data:` URIs: Prefect's own image artifact prints the whole base64 text beside them.
+Plots are embedded in the Markdown as `data:` URIs: Prefect's image artifact also prints the whole base64 text.
 """
 
 from __future__ import annotations
@@ -38,50 +38,52 @@ def stage_state(outcome: StageOutcome) -> State[StageOutcome]:
 
 @contextmanager
 def _only_shown() -> Iterator[None]:
-    """Around everything that people look at and nothing depends on: no training ends because it cannot be shown."""
+    """Log exceptions instead of raising them: a failed display must not end a training run."""
     try:
         yield
     except Exception:
-        get_run_logger().warning("Something could not be shown in the UI; the run goes on.", exc_info=True)
+        get_run_logger().warning("Could not update the UI; the run continues.", exc_info=True)
 
 
 @_only_shown()
 def show(preset: str, highlights: Sequence[Highlight]) -> None:
-    """Publish each of them as an artifact."""
+    """Publish each highlight as an artifact."""
     for each in highlights:
         create_markdown_artifact(each.inline(), key=_key(each, preset), description=each.title)
 
 
 @_only_shown()
 def show_results(progress: Progress) -> None:
-    """Publish what there is to see by now."""
+    """Publish the highlights that are new since the last call."""
     show(progress.workspace.preset, progress.new_highlights())
 
 
 @_only_shown()
 def show_outcomes(progress: Progress) -> None:
-    """Publish what became of each stage."""
+    """Publish the outcome of each stage."""
     text = progress.markdown(uncommitted(REPOSITORY))
     show(progress.workspace.preset, [Highlight("outcomes", "What became of each stage", text)])
 
 
 @_only_shown()
 def show_report(workspace: Workspace, is_published: bool) -> None:
-    """Publish the report, if there is one, and where it is as a page."""
+    """Publish the report, if there is one, with a link to its page."""
     preset, url = workspace.preset, os.environ.get(REPORTS_URL)
     page = f"{url}/{preset}/report/index.html" if url and is_published else None
     show(preset, report(workspace.root / "artifacts" / "report", page))
 
 
 def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
-    """While a training stage runs, show its reward curves: one artifact, which changes."""
+    """Show the reward curves of a running training stage as one artifact, updated in place."""
     kind, _, variant = stage.partition("@")
     artifact: UUID | None = None
     shown = ""
 
     @_only_shown()
     def follow() -> None:
-        from chunk_grpo.reporting.live import live_curves  # here: with its plots it takes seconds
+        from chunk_grpo.reporting.live import (
+            live_curves,
+        )  # here: importing the plotting library takes seconds
 
         nonlocal artifact, shown
         if (curves := live_curves(workspace.root / "logs", variant)) is None or (

@@ -16,7 +16,7 @@ from chunk_grpo.orchestration.guard import end_with, weigh_session
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace, make_workspace
 
 REPOSITORY = Path(os.environ.get(environment.REPOSITORY) or Path(__file__).resolve().parents[1])
-"""Whose commits and whose DVC cache the runs of this worker use."""
+"""Repository whose commits and DVC cache this worker's runs use."""
 
 
 def published() -> str:
@@ -26,9 +26,9 @@ def published() -> str:
 
 @contextmanager
 def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace]:
-    """Make a workspace for this flow run; its errors are those of `make_workspace`."""
+    """Make a workspace for this flow run; raises as `make_workspace`."""
     if worker := os.environ.get(environment.WORKER_PID):
-        end_with(int(worker))  # a run without its worker would hold the GPU, and nobody could cancel it
+        end_with(int(worker))  # without its worker the run would hold the GPU and could not be cancelled
         weigh_session()
     name = f"{flow_run.name}-{spec.preset or 'params'}-{flow_run.id}-{flow_run.run_count}"
     with make_workspace(REPOSITORY, _home(), name, spec, commands, log) as made:

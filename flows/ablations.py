@@ -1,4 +1,4 @@
-"""Flow `chunk-grpo`, deployment `ablations`: presets, or some variants of them, in one run, side by side on pools."""
+"""Flow `chunk-grpo`, deployment `ablations`: several presets, or variants of them, in parallel in one run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def ablations(
     overrides: Overrides = {},
     force: bool = False,
 ) -> State[None]:
-    """Run presets together; what does not depend on a stage that fails goes on.
+    """Run several presets in one flow run. If a stage fails, the stages that do not depend on it still run.
 
     Args:
-        presets: Presets of conf/preset/.
-        variants: Of each preset only these; all when left out.
-        overrides: Other values for parameters of all presets.
-        force: Run every stage, cached or not.
+        presets: Names of presets in conf/preset/.
+        variants: Variants to run of each preset. Default: all.
+        overrides: Parameter values that replace those of every preset.
+        force: Run every stage, even if its result is cached.
     """
     commands, commit = Commands(), resolved(REPOSITORY, "HEAD")
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Flow `chunk-grpo`, deployment `full`: the whole DAG of dvc.yaml, each DVC stage one Prefect task."""
+"""Flow `chunk-grpo`, deployment `full`: the whole DAG of dvc.yaml, one Prefect task per DVC stage."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from flows._workspace import REPOSITORY, published, workspace
 def full(
     preset: str | None = None, overrides: Overrides = {}, until: str | None = None, force: bool = False
 ) -> State[None]:
-    """Run the pipeline: L1 profile, chunks, training, images, scores, report.
+    """Run the whole pipeline: L1 profile, chunks, training, images, scores, report.
 
     Args:
-        preset: A preset of conf/preset/; left out: params.yaml as it is at the current commit.
-        overrides: Other values for any of its parameters; in a mapping of names null takes one away.
-        until: Stop after this stage or group of stages (`profile_l1`, `train`, `train@chunk`).
-        force: Run every stage, cached or not.
+        preset: Name of a preset in conf/preset/. Default: params.yaml of the current commit.
+        overrides: Parameter values that replace those of the preset. In a mapping of names, null removes the entry.
+        until: Last stage, or group of stages, to run: for example `profile_l1`, `train` or `train@chunk`.
+        force: Run every stage, even if its result is cached.
     """
     commands = Commands()
     spec = RunSpec(commit=resolved(REPOSITORY, "HEAD"), preset=preset, overrides=overrides)
     with workspace(spec, commands, get_run_logger().info) as here:
         (progress,) = run_stages([here], until, force=force)
         if is_published := until is None and here.is_preset:
-            here.pipeline.sort_lock()  # equal results give equal bytes
+            here.pipeline.sort_lock()  # so that equal results have identical lock files
             publish(here.root, published(), RunFacts(here.preset, spec.commit, flow_run.name))
         show_report(here, is_published)
     return Completed(message=summary([progress]))

@@ -1,4 +1,4 @@
-"""Flow `chunk-grpo`, deployment `reevaluate`: are the models of a preset still as good as they were?"""
+"""Flow `chunk-grpo`, deployment `reevaluate`: evaluate published models again and compare with earlier scores."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from flows._workspace import REPOSITORY, published, workspace
 
 @flow(name="chunk-grpo", persist_result=False)
 def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Overrides = {}) -> State[None]:
-    """Evaluate the newest published models of a preset with the scorers of the day, and compare with the history.
+    """Evaluate the newest published models of a preset with its current scorers, and compare with earlier results.
 
     Args:
-        preset: Whose last run of deployment `full` trained the models.
-        new_seeds: Draw new images, from seeds of the scheduled time; otherwise score those that there are.
-        overrides: Other values for parameters, of scorers for example.
+        preset: Preset whose models were published by the last run of deployment `full`.
+        new_seeds: Draw new images, with seeds from the scheduled time. If off, score the existing images.
+        overrides: Parameter values that replace those of the preset, for example of scorers.
     """
     models = TrainedModels.published(join(published(), preset))
     if models is None:

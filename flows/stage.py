@@ -1,4 +1,4 @@
-"""Flows `encode`, `profile`, `train`, `generate`, `score`: one stage, on the work pool that they are deployed to."""
+"""Flows `encode`, `profile`, `train`, `generate`, `score`: run one stage on the work pool of the deployment."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from flows._workspace import workspace
 
 @flow(flow_run_name="{name}", persist_result=False)
 def stage(name: str, spec: RunSpec, force: bool = False) -> State[StageOutcome]:
-    """Run one stage in a workspace of this worker's own.
+    """Run one stage in a new workspace on this worker. The flows `full`, `ablations` and `reevaluate` start it.
 
     Args:
-        name: The stage as in dvc.yaml.
-        spec: What the parent flow's workspace was made from.
-        force: Run it even when DVC knows the result.
+        name: Name of the stage in dvc.yaml.
+        spec: Specification of the parent flow's workspace.
+        force: Run the stage even if its result is cached.
 
     Raises:
-        ValueError: It is a group of stages.
-        RuntimeError: What it needs is neither in this worker's DVC cache nor in the DVC remote.
+        ValueError: `name` is a group of stages.
+        RuntimeError: The inputs of the stage are neither in this worker's DVC cache nor in the DVC remote.
     """
     commands = Commands()
     try:
         with workspace(spec, commands, get_run_logger().info) as here:
             stages = {each.name: each for each in here.pipeline.stages([name])}
             if name not in stages:
-                raise ValueError(f"stage {name!r} stands for several, name one: {', '.join(stages)}")
+                raise ValueError(f"{name!r} is a group of stages; choose one: {', '.join(stages)}")
             this = stages[name]
             known = restore(here, [*this.needs] if force else [name])
             if missing := [needed for needed in this.needs if needed not in known]:

@@ -1,6 +1,6 @@
-"""What the Prefect server does by itself: end lost flow runs, run them once more, and tell somebody.
+"""Automations of the Prefect server: end lost flow runs, run them once more, and send notifications.
 
-Each automation is known by its name. Whether it is switched on is the user's choice, which is kept.
+Automations are identified by their name. Whether one is enabled is the user's choice and is kept.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ from pydantic import SecretStr
 from chunk_grpo.environment import SCORE_MOVED
 
 HEARTBEAT_SECONDS = 30
-"""A flow run says so often that it lives; the shortest time that Prefect allows."""
+"""Heartbeat interval of flow runs; the shortest that Prefect allows."""
 LOST_AFTER_SECONDS = 120
-"""A flow run without a heartbeat for so long is lost."""
+"""Time without a heartbeat after which a flow run counts as lost."""
 AGAIN_AFTER_SECONDS = 30
-"""A lost flow run is run once more so much later: a worker reports the end of one process twice, seconds apart."""
+"""Delay before a lost flow run is run once more: a worker reports the end of one process twice, seconds apart."""
 STARTED_WITHIN_SECONDS = 900
-"""A flow run that a process worker took, and that does not run after so long, is lost."""
+"""Time after which a flow run that a process worker took but that does not run counts as lost."""
 CONTAINER_STARTED_WITHIN_SECONDS = 6 * 3600
-"""The same for containers, which Kubernetes and ECS start: they may wait for a machine, and fetch 10 GB, but one whose
-image is not there waits for ever."""
+"""The same for containers on Kubernetes and ECS. They may have to wait for a machine and pull 10 GB; without this limit
+a container whose image is missing would wait for ever."""
 WATCH_RUNNING = "chunk-grpo.watch.running"
 WATCH_PENDING = "chunk-grpo.watch.pending"
-"""Events that set-up sends for flow runs that nobody may have watched: from now on the time counts."""
-"""The event of flows/reevaluate.py: a score has left its confidence interval."""
+"""Events that set-up sends for flow runs that may have been lost while the server was down: they start the timers."""
 
 TAG = "chunk-grpo"
 FLOW = "chunk-grpo"
 WEBHOOK_BLOCK = "chunk-grpo-notify"
 
 TAG_RESOURCE = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
-"""How an event says that it is about something of ours."""
+"""Related resource of the events of our flow runs."""
 
 
 _FLOW_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
@@ -50,24 +49,24 @@ _DEPLOYMENT = {"prefect.resource.role": "deployment"}
 _PROCESS_POOL = {"prefect.resource.role": "work-pool", "prefect.work-pool.type": "process"}
 _CONTAINER_POOL = _PROCESS_POOL | {"prefect.work-pool.type": "!process"}
 _TAKEN = {f"prefect.flow-run.{state}" for state in ("Pending", "Submitting", "InfrastructurePending")}
-"""The events of the states through which a worker leads a flow run before it runs; each begins the wait anew."""
+"""Events of the states between taking a flow run and running it; each restarts the timer."""
 
 
 def supervision(
     process_seconds: float = STARTED_WITHIN_SECONDS,
     container_seconds: float = CONTAINER_STARTED_WITHIN_SECONDS,
 ) -> list[AutomationCore]:
-    """The automations that every server gets.
+    """The automations for every server.
 
     Args:
-        process_seconds: how long the process of a flow run may take to start.
-        container_seconds: how long a container may.
+        process_seconds: Seconds within which the process of a flow run must start.
+        container_seconds: Seconds within which the container of a flow run must start.
     """
     return [_crash_silent(), *_crash_never_started(process_seconds, container_seconds), _run_once_more()]
 
 
 def notifications(url: SecretStr) -> list[AutomationCore]:
-    """The automations that call a webhook, which Prefect keeps encrypted in a block."""
+    """The automations that call a webhook; Prefect stores its URL encrypted in a block."""
     block = Webhook(url=url, headers=SecretDict({"Content-Type": "application/json"}))
     saved = block.save(WEBHOOK_BLOCK, overwrite=True)
     assert isinstance(saved, UUID)
@@ -75,9 +74,9 @@ def notifications(url: SecretStr) -> list[AutomationCore]:
 
 
 def apply(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
-    """Create what is not there, change what is different, leave the rest alone.
+    """Create missing automations and update changed ones.
 
-    An automation that is written again forgets the flow runs that it watches; so it is not done without need.
+    Unchanged automations are not written: writing one drops its running timers.
     """
     for automation in wanted:
         existing = client.read_automations_by_name(automation.name)
@@ -89,7 +88,7 @@ def apply(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
             client.delete_automation(double.id)
         new = automation.model_copy(update={"enabled": first.enabled})
         if AutomationCore.model_validate(first.model_dump()) != new:
-            # The server takes no owner in a change.
+            # The server rejects an owner in an update.
             changed = AutomationCore.model_validate(new.model_dump(exclude={"owner_resource"}))
             client.update_automation(first.id, changed)
 
@@ -99,9 +98,10 @@ def _labels(labels: Mapping[str, str]) -> ResourceSpecification:
 
 
 def _crash_silent() -> AutomationCore:
-    """Any event of the run but its heartbeat ends the wait: every state has one, with the name of the state.
+    """Crash a run without heartbeats.
 
-    The server refuses to mark a run as crashed that has ended.
+    Every event of the run stops the timer, and heartbeats start it again; each state change has an event. The server
+    refuses to mark an ended run as crashed.
     """
     return AutomationCore(
         name="chunk-grpo: end lost runs",
@@ -126,7 +126,7 @@ def _crash_silent() -> AutomationCore:
 
 
 def _crash_never_started(process_seconds: float, container_seconds: float) -> list[AutomationCore]:
-    """Nobody else ends these: the worker is gone, or has handed the run over and does not look after it."""
+    """Crash runs that never start: the worker is lost, or passed the run to a container and does not watch it."""
     return [
         _never_started(
             "chunk-grpo: end runs that never started",
@@ -166,10 +166,10 @@ def _never_started(name: str, pool: Mapping[str, str], seconds: float, reason: s
 
 
 def _run_once_more() -> AutomationCore:
-    """In place: the same flow run, whose second attempt has the run count 2.
+    """Schedule the same flow run again; its second attempt has run count 2.
 
-    When the run is still Crashed after a while, and nobody has done anything about it; whatever leads away from there
-    has an event with the run count 1. Not before it ran at all (run count 0): what can not start would be tried
+    This happens if the run is still Crashed after a delay: any other state change in between has an event with run
+    count 1, which stops the timer. Runs that never started (run count 0) are excluded, because they would be retried
     for ever.
     """
     return AutomationCore(
@@ -194,7 +194,7 @@ def _run_once_more() -> AutomationCore:
 
 
 def _tell_ended(block: UUID) -> list[AutomationCore]:
-    """A first crash is not told: the run starts once more."""
+    """Notifications of ended runs, except a first crash, after which the run starts once more."""
     message = (
         '"Flow run " ~ flow_run.name ~ ": " ~ flow_run.state.name ~ ". " ~ (flow_run.state.message or "")'
     )
@@ -220,17 +220,17 @@ def _tell_moved(block: UUID) -> AutomationCore:
 def _tell(
     what: str, when: str, events: set[str], labels: Mapping[str, str], message: str, block: UUID
 ) -> AutomationCore:
-    """Call the webhook with what Slack, Mattermost and others take: a JSON object with `text`.
+    """Call the webhook with a JSON object with the key `text`, as Slack, Mattermost and others accept.
 
-    Once in ten minutes for each flow run, since a worker reports a crash twice.
+    It is called at most once in ten minutes per flow run, since a worker reports a crash twice.
 
     Args:
-        what: the end of the automation's name.
-        when: its description.
-        events: that it waits for.
-        labels: of the resource that they are about.
-        message: a Jinja expression.
-        block: the webhook.
+        what: End of the automation's name.
+        when: Start of the automation's description.
+        events: Events that trigger the call.
+        labels: Labels of the events' resource.
+        message: Jinja expression for the text.
+        block: Id of the webhook block.
     """
     ours = [_labels(TAG_RESOURCE), _labels(_FLOW_OURS)]
     return AutomationCore(

@@ -1,7 +1,7 @@
-"""`make bench`: what one call of the policy costs on this machine, for the checkpoint of params.yaml.
+"""`make bench`: time of one call of the policy on this machine, for the checkpoint of params.yaml.
 
-The three calls a training iteration is made of: the velocity without gradient (rollout), the velocity with
-its backward pass (update), and the decoding of images (reward). Times are medians without the first call.
+It times the three calls of a training iteration: the velocity without gradient (rollout), the velocity with its
+backward pass (update), and the decoding of images (reward). Times are medians without the first call.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PROMPT = "a red circle"
 
 
 class Timing(NamedTuple):
-    """What one call costs.
+    """Time of one call.
 
     Attributes:
-        call: which one.
-        batch_size: images per call.
-        seconds: median per call.
+        call: Name of the call.
+        batch_size: Images per call.
+        seconds: Median seconds per call.
     """
 
     call: str
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def load(params: Params, device: str) -> FluxFamily:
-    """The checkpoint at its training size, its velocity network trainable."""
+    """Load the checkpoint at its training size, with a trainable velocity network."""
     model = params.model
     options = LoadOptions(
         checkpoint=model.checkpoint,
@@ -80,7 +80,7 @@ def load(params: Params, device: str) -> FluxFamily:
 
 
 def measure(family: FluxFamily, batch_size: int, repeats: int, device: str) -> list[Timing]:
-    """The three calls at one batch size."""
+    """Time the three calls at one batch size."""
     conditioning = family.encode([PROMPT] * batch_size).to(device)
     latents = torch.randn(batch_size, *family.latent_shape, device=device)
     t = torch.full((batch_size,), 0.5, device=device)
@@ -107,7 +107,7 @@ def measure(family: FluxFamily, batch_size: int, repeats: int, device: str) -> l
 
 
 def median_seconds(call: Callable[[], None], repeats: int, device: str) -> float:
-    """The median time of a call after one that is not counted."""
+    """Median seconds of a call, after one warm-up call."""
     seconds = []
     for _ in range(repeats + 1):
         start = time.perf_counter()

@@ -1,12 +1,12 @@
-r"""Images of the pipeline for GenEval's own evaluator, and its results beside ours.
+r"""Write images of the pipeline for GenEval's original evaluator, and compare its results with ours.
 
     python -m infra.geneval_folders write artifacts/images/chunk/images.parquet FOLDER --mode tuned --train-seed 0
     # then, where mmdet is installed: python evaluation/evaluate_images.py FOLDER --outfile results.jsonl
     python -m infra.geneval_folders read results.jsonl --scores artifacts/scores/chunk/geneval.parquet \
         --mode tuned --train-seed 0
 
-`read` prints the part of right images by tag, and, with the scores of the scorer `geneval`, ours and how many images
-both judge alike. Prompts are numbered in the order of the prompts table.
+`read` prints the share of correct images by tag. With the scores of the scorer `geneval` it also prints ours, and the
+number of images on which both agree. Prompts are numbered in the order of the prompts table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BASE, BASE_SEED = "base", -1
 
 
 def prompts_of(location: str, split: str) -> list[dict[str, Any]]:
-    """The split's prompts, in the table's order."""
+    """Prompts of a split, in the table's order."""
     rows = [row for row in read_table(location, "prompts").to_pylist() if row["split"] == split]
     if not rows:
         raise DataError(f"{location}: must hold prompts of the split {split!r}, got none")
@@ -42,18 +42,18 @@ def prompts_of(location: str, split: str) -> list[dict[str, Any]]:
 def chosen_rows(
     options: argparse.Namespace, location: str, kind: Literal["images", "scores"]
 ) -> list[dict[str, Any]]:
-    """The rows of the mode and the training seed that the options name.
+    """Rows of the mode and the training seed in `options`.
 
     Raises:
-        ConfigError: No seed is named, and the mode is not the base's.
-        DataError: There are no such rows; says which there are.
+        ConfigError: The mode is not `base` and no seed is given.
+        DataError: There are no such rows; the message lists the existing modes and seeds.
     """
     rows = read_table(location, kind).to_pylist()
     there = sorted({(row["mode"], row["train_seed"]) for row in rows})
     seeds = ", ".join(str(seed) for mode, seed in there if mode == options.mode) or "none"
     if options.train_seed is None and options.mode != BASE:
         raise ConfigError(
-            f"--train-seed: is needed with --mode {options.mode}; {location} has the seeds {seeds} in this mode"
+            f"--train-seed: required with --mode {options.mode}; {location} has the seeds {seeds} in this mode"
         )
     chosen = [row for row in rows if (row["mode"], row["train_seed"]) == (options.mode, seed_of(options))]
     if not chosen:
@@ -66,7 +66,7 @@ def chosen_rows(
 
 
 def seed_of(options: argparse.Namespace) -> int:
-    """The training seed in the tables; the base has none, and so the same in all of them."""
+    """Training seed in the tables; -1 for the base."""
     return BASE_SEED if options.train_seed is None else int(options.train_seed)
 
 
@@ -76,7 +76,7 @@ def named(options: argparse.Namespace) -> str:
 
 
 def write(options: argparse.Namespace) -> None:
-    """A folder for each prompt, with the pictures of one mode and training seed."""
+    """Write one folder per prompt, with the images of one mode and training seed."""
     prompts = prompts_of(options.prompts, options.split)
     pictures: dict[str, list[dict[str, Any]]] = {}
     for row in chosen_rows(options, options.images, "images"):
@@ -96,7 +96,7 @@ def write(options: argparse.Namespace) -> None:
 
 
 def read(options: argparse.Namespace) -> None:
-    """The original's numbers, and ours of the same images."""
+    """Print the original evaluator's results, and ours for the same images."""
     results = read_results(Path(options.results))
     tags = [result.tag for result in results]
     columns = {"original": np.array([float(result.correct) for result in results])}
@@ -116,7 +116,7 @@ def read(options: argparse.Namespace) -> None:
 
 
 def our_scores(options: argparse.Namespace, results: Sequence[OriginalResult]) -> np.ndarray[Any, Any]:
-    """The scorer's values of the evaluator's images, in its order."""
+    """Our scorer's values for the evaluator's images, in the evaluator's order."""
     ids = [prompt["prompt_id"] for prompt in prompts_of(options.prompts, options.split)]
     scores = {
         (row["prompt_id"], row["sample"]): row["value"]
@@ -136,7 +136,7 @@ def our_scores(options: argparse.Namespace, results: Sequence[OriginalResult]) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 2 for options and 3 for files that do not fit."""
+    """Run the command line; the exit code is 2 for invalid options and 3 for invalid files."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.geneval_folders",
         description=__doc__,
@@ -145,16 +145,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True)
     writing, reading = commands.add_parser("write"), commands.add_parser("read")
     writing.add_argument("images", help="images/1, Parquet")
-    writing.add_argument("out", help="folder; made if need be")
-    reading.add_argument("results", help="what the evaluator wrote")
-    reading.add_argument("--scores", help="scores/1 of the scorer geneval, Parquet, to compare with")
+    writing.add_argument("out", help="folder to write; created if missing")
+    reading.add_argument("results", help="results file of the evaluator")
+    reading.add_argument("--scores", help="scores/2 of the scorer geneval, Parquet, to compare with")
     for command, run in ((writing, write), (reading, read)):
         command.add_argument(
             "--prompts", default="artifacts/prompts/evaluation.parquet", help="prompts/1, Parquet"
         )
-        command.add_argument("--split", default="geneval", help="of the prompts (default: geneval)")
-        command.add_argument("--mode", default=BASE, help="base, tuned or hybrid (default: base)")
-        command.add_argument("--train-seed", type=int, help="of the variant; needed with every mode but base")
+        command.add_argument("--split", default="geneval", help="split of the prompts (default: geneval)")
+        command.add_argument(
+            "--mode", default=BASE, help="mode of the images: base, tuned or hybrid (default: base)"
+        )
+        command.add_argument(
+            "--train-seed",
+            type=int,
+            help="training seed of the variant; required with modes tuned and hybrid",
+        )
         command.set_defaults(run=run)
     options = parser.parse_args(argv)
     try:

@@ -1,10 +1,10 @@
-"""Run a command, and end after the last process that it leaves: the entry point of the images in which stages run.
+"""Run a command, and exit after the last process that it leaves: entry point of the images in which stages run.
 
     python -m infra.linger COMMAND ...
 
-Prefect ends a flow run 30 s after it asked it to, whatever it is set to, and some of its commands end at once. A
-container lives as long as its command: without this, the training that saves a checkpoint would be killed with it.
-The exit status is that of the command.
+Prefect kills a flow run 30 s after SIGTERM, regardless of settings, and some of its commands exit at once. A container
+ends with its command: without this module a training would be killed while it saves a checkpoint. The exit status is
+the command's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ from chunk_grpo.orchestration.guard import adopt_orphans
 from chunk_grpo.stopping import stop_seconds
 
 MARGIN = 20.0
-"""Seconds beyond those of a stage, as its guard has 10 more. The container's own time has to be longer still."""
+"""Seconds added to a stage's stop timeout; its guard adds 10 s. The container's stop timeout must be longer still."""
 
 _POLL_SECONDS = 0.1
 
 
 def run(command: Sequence[str]) -> int:
-    """Run the command, ask what it leaves to end, and wait for that; the exit status of the command."""
+    """Run the command, send SIGTERM to the processes that it leaves, and wait for them.
+
+    Returns:
+        Exit status of the command.
+    """
     limit = stop_seconds() + MARGIN
     adopt_orphans()
     process = subprocess.Popen(command)
@@ -52,7 +56,7 @@ def run(command: Sequence[str]) -> int:
 
 
 def _children() -> Iterator[int]:
-    """Ids of the live children of this process, those that it adopted among them."""
+    """Ids of the live children of this process, including adopted ones."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

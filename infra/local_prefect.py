@@ -38,32 +38,33 @@ from infra.setup import SetUp, SetUpError
 
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
-"""With its password: for the server alone, not for the workers and what they run."""
+"""Contains the password: passed to the server only, not to workers and flow runs."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 120.0
-STOP_MARGIN = 20.0  # beyond the time of a stage, for its flow run and the worker
-_HURRY_SECONDS = 20.0  # for one answer of the server, when everything is about to end
+STOP_MARGIN = 20.0  # added to a stage's stop timeout, for its flow run and the worker
+_HURRY_SECONDS = 20.0  # request timeout while stopping
 _LOWEST_PORT, _PORTS = 20_000, 12_000  # for drills and checks
 
 
 @dataclass
 class LocalPrefect:
-    """What `make serve` runs.
+    """Server, workers and deployments of `make serve`.
 
-    Nothing of it comes from the environment, for a check or a drill must not reach what `make serve` uses.
+    It reads no settings from the environment, so that checks and drills cannot touch the server of `make serve`.
 
     Attributes:
-        root: the repository; workers load the flows from there.
-        home: PREFECT_HOME: database, logs, clones of the flow runs, what they publish.
-        port: of server and UI, on the loopback interface alone; the next one shows what was published.
-        gpu_workers: how many workers share the GPUs out; each takes one flow run at a time. 0: they are elsewhere.
-        keep_gpu_limit: whether a pool `gpu` that is there keeps its limit; otherwise it becomes `gpu_workers`.
+        root: Repository from which workers load the flows.
+        home: PREFECT_HOME: database, logs, clones of flow runs, published results.
+        port: Port of server and UI, on the loopback interface only; `port + 1` serves published results.
+        gpu_workers: Number of workers that share the GPUs, each with one flow run at a time. 0: GPU workers are
+            elsewhere.
+        keep_gpu_limit: Whether an existing pool `gpu` keeps its limit; otherwise the limit is set to `gpu_workers`.
         database: URL of a PostgreSQL database; None for SQLite in `home`.
-        server: further environment variables of the server alone: its authentication, for example.
-        publish: folder (relative to `root`) or URL below which runs publish; None for `home`/published.
-        reports: URL below which a browser finds what is published; None for the next port, if it is a folder.
-        webhook: URL that is told of failed runs and moved scores; None leaves notifications as they are.
+        server: Further environment variables for the server only, for example its authentication.
+        publish: Folder (relative to `root`) or URL below which runs publish; None for `home`/published.
+        reports: URL at which browsers find published results; None for `port + 1` if results are in a local folder.
+        webhook: URL notified of failed runs and moved scores; None leaves notifications unchanged.
     """
 
     root: Path
@@ -80,30 +81,30 @@ class LocalPrefect:
 
     @property
     def url(self) -> str:
-        """The UI."""
+        """URL of the UI."""
         return f"http://{HOST}:{self.port}"
 
     @property
     def published(self) -> Path | None:
-        """Folder below which runs publish; None when that is not on this machine."""
+        """Folder below which runs publish; None if it is not on this machine."""
         place = self._place
         return None if "://" in place else Path(place)
 
     @property
     def _place(self) -> str:
-        """Folder or URL, as flow runs are told it."""
+        """Folder or URL below which runs publish, as passed to flow runs."""
         place = self.publish or str(self.home / "published")
         return place if "://" in place else str((self.root / place).resolve())
 
     @property
     def reports_url(self) -> str | None:
-        """Where a browser finds what was published; None when nothing is known of it."""
+        """URL at which browsers find published results; None if unknown."""
         served = None if self.published is None else f"http://{HOST}:{self.port + 1}"
         return self.reports or served
 
     @property
     def environment(self) -> dict[str, str]:
-        """For every `prefect` command that is to talk to this server; prefect.toml in `root` has the rest."""
+        """Environment of `prefect` commands that use this server; prefect.toml in `root` has the other settings."""
         base = dict(os.environ) | {PUBLISH: self._place}
         base.pop(REPORTS_URL, None)
         if self.reports_url is not None:
@@ -112,18 +113,18 @@ class LocalPrefect:
 
     @contextmanager
     def running(self) -> Iterator[LocalPrefect]:
-        """Start everything, wait until it is ready, and stop everything at the end, whatever that end is.
+        """Start everything and wait until it is ready; stop everything when the context ends for any reason.
 
         Raises:
-            SetUpError: the port is taken, or something did not start.
+            SetUpError: A port is in use, or a process did not start.
         """
         for port in (self.port, self.port + 1):
             if _listens(port):
                 raise SetUpError(f"port {port} is in use; choose another one, as in PREFECT_PORT=4300")
         devices = shares(visible_gpus(), self.gpu_workers)
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # So a shell starts what it runs in the background. A worker would inherit it, and it needs SIGINT to
-            # end itself.
+            # Shells start background commands with SIGINT ignored. Workers would inherit this, but a worker needs
+            # SIGINT to end itself.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.home.mkdir(parents=True, exist_ok=True)
         try:
@@ -151,10 +152,10 @@ class LocalPrefect:
         )
 
     def start_server(self) -> None:
-        """Start the server, and wait until it answers; also after it was ended.
+        """Start or restart the server, and wait until it answers.
 
         Raises:
-            SetUpError: it did not start in time.
+            SetUpError: The server did not start in time.
         """
         settings = dict(self.server)
         if self.database is not None:
@@ -164,14 +165,14 @@ class LocalPrefect:
         self._wait_for_server()
 
     def process(self, name: str) -> psutil.Process:
-        """One of `server`, `reports`, `worker-cpu`, `worker-gpu` (or `worker-gpu-0`, ...)."""
+        """The process named `server`, `reports`, `worker-cpu` or `worker-gpu` (`worker-gpu-0`, ... if several)."""
         return psutil.Process(dict(self._children)[name].pid)
 
     def check(self) -> None:
-        """Raise when the server or a worker has ended.
+        """Raise an error if the server or a worker has ended.
 
         Raises:
-            SetUpError: with its name, exit status and where its log is.
+            SetUpError: A process has ended; with its name, exit status and log file.
         """
         for name, process in self._children:
             if process.poll() is not None:
@@ -179,9 +180,9 @@ class LocalPrefect:
                 raise SetUpError(f"{name} ended with {process.returncode}; see {log}")
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start a command in a group of its own, so that Ctrl-C reaches only this process.
+        """Start a command in its own process group, so that Ctrl-C reaches only this process.
 
-        Should this process be killed, the kernel ends the command; flow runs and stages end with their worker.
+        If this process is killed, the kernel ends the command; flow runs and stages end with their worker.
         """
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -211,15 +212,15 @@ class LocalPrefect:
             yield
 
     def stop(self) -> None:
-        """Workers first, with their flow runs, while the server still takes the states that these report.
+        """Stop the workers and their flow runs, then the server, which until then accepts the runs' final states.
 
-        Everything is stopped, whatever the server answers.
+        All processes are stopped even if the server refuses the states.
 
-        What is going on becomes Cancelling before its process hears of it, because from there a run can only become
-        Cancelled: a run that its operator stops must not count as crashed, or the server would run it once more.
+        Unfinished runs are set to Cancelling before their processes get a signal, because a Cancelling run can only
+        become Cancelled. A run stopped here must not count as crashed, or the server would run it again.
 
         Raises:
-            SetUpError: the server did not take the states.
+            SetUpError: The server did not accept the states.
         """
         server = [process for name, process in self._children if name == "server"]
         serves = bool(server) and all(process.poll() is None for process in server) and _listens(self.port)
@@ -236,51 +237,51 @@ class LocalPrefect:
             self._children.clear()
 
     def _set_unfinished(self, state: State) -> None:
-        """Set the state of every run that a worker has, and of those that only such a run waits for.
+        """Set the state of every run that a worker has taken, and of the scheduled runs that such a run waits for.
 
         Raises:
-            SetUpError: the server did not take it.
+            SetUpError: The server did not accept the state.
         """
-        # With the retries of prefect.toml a server that is not well would hold this up for minutes, run by run.
+        # With the retries of prefect.toml an unhealthy server would delay this by minutes per run.
         hurry = temporary_settings(
             {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: _HURRY_SECONDS}
         )
         try:
             with self._settings(), hurry, get_client(sync_client=True) as client:
                 for run in _unfinished(client):
-                    # Forced: Prefect would make a run without a process Cancelled at once, which may still start.
+                    # Forced: Prefect would set a run without a process to Cancelled at once, and it may still start.
                     client.set_flow_run_state(run.id, state, force=True)
         except httpx.HTTPError as error:
             raise SetUpError(
-                f"runs may stay {state.name} or Running, for the server did not take it ({type(error).__name__}: "
-                f"{error}); see {self.home / 'server.log'}, and cancel them in the UI when it is well again"
+                f"the server did not accept state {state.name} ({type(error).__name__}: {error}): runs may stay "
+                f"Cancelling or Running; see {self.home / 'server.log'}, and cancel them in the UI after a restart"
             ) from error
 
 
 def _unfinished(client: SyncPrefectClient) -> list[FlowRun]:
-    """Flow runs that have not ended; without those that wait in the queue, which stay there."""
+    """Unfinished flow runs, except queued ones, which stay in the queue."""
     live = runs_in(client, [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
-    # Apart from these, for a schedule has up to a hundred runs of its own waiting.
+    # Only runs that another run waits for: a schedule has up to a hundred scheduled runs.
     return [*live, *runs_in(client, [StateType.SCHEDULED], waited_for=True)]
 
 
 def stop_on_signals() -> None:
-    """Make SIGTERM, and SIGHUP of a terminal that closes, do what Ctrl-C does: `running` then stops everything."""
+    """Make SIGTERM and SIGHUP (terminal closed) act like Ctrl-C, so that `running` stops everything."""
     for number in _STOP_SIGNALS:
-        # nohup ignores SIGHUP, and means it.
+        # Keep SIGHUP ignored under nohup.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Begin to stop, once: a second Ctrl-C would leave processes behind."""
+    """Raise KeyboardInterrupt once, and ignore further signals: a second Ctrl-C would leave processes behind."""
     for stop_signal in _STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES lists, or else every GPU that the driver lists."""
+    """GPUs in CUDA_VISIBLE_DEVICES; if it is not set, all GPUs that the driver lists."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [device.strip() for device in listed.split(",") if device.strip()]
@@ -293,10 +294,10 @@ def visible_gpus() -> list[str]:
 
 
 def shares(devices: Sequence[str], workers: int) -> list[dict[str, str]]:
-    """Share GPUs out to workers: the environment of each, which one worker, or none without GPUs, does not need.
+    """Environment variables that divide the GPUs among workers; empty for a single worker or without GPUs.
 
     Raises:
-        SetUpError: more workers than GPUs.
+        SetUpError: There are more workers than GPUs.
     """
     if workers == 1 or not devices:
         return [{} for _ in range(workers)]
@@ -314,9 +315,9 @@ def _stop_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def stop_trees(roots: Sequence[psutil.Process]) -> None:
-    """End processes and all their descendants: SIGTERM to all, SIGKILL to what is left.
+    """End processes and all their descendants: SIGTERM first, SIGKILL after a timeout.
 
-    Flow runs and stages have sessions of their own, which no signal to their worker's group would reach.
+    Flow runs and stages have their own sessions, which a signal to their worker's group does not reach.
     """
     tree = list(roots)
     for root in roots:
@@ -333,10 +334,10 @@ def stop_trees(roots: Sequence[psutil.Process]) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on, nor on the next one.
+    """A random port that is free together with the next one.
 
-    It is below those that Linux (from 32768 on) and macOS (from 49152 on) hand out: with one of those, an outgoing
-    connection of anybody may have the next port, or take it before the server starts.
+    It is below the ephemeral ports of Linux (from 32768) and macOS (from 49152), which any outgoing connection may
+    take before the server starts.
     """
     while True:
         port = _LOWEST_PORT + secrets.randbelow(_PORTS)

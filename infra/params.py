@@ -1,7 +1,7 @@
-"""params.yaml before a run: compose a preset into it, or check all of it.
+"""Prepare params.yaml: compose a preset into it, or validate it.
 
 python -m infra.params compose PRESET [--force]      (make params PRESET=...)
-python -m infra.params check                         (the first act of make run)
+python -m infra.params check                         (first step of make run)
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose or check; the exit code, 2 with a message for what is refused."""
+    """Compose or check; return the exit code: 2, with a message, for invalid input."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
     compose = commands.add_parser("compose", help="write params.yaml from conf/")
-    compose.add_argument("preset", metavar="PRESET", help="a file of conf/preset/")
-    compose.add_argument("--force", action="store_true", help="replace edits of params.yaml")
-    commands.add_parser("check", help="check all of params.yaml")
+    compose.add_argument("preset", metavar="PRESET", help="name of a file in conf/preset/, without .yaml")
+    compose.add_argument("--force", action="store_true", help="overwrite edits of params.yaml")
+    commands.add_parser("check", help="validate params.yaml")
     options = parser.parse_args(argv)
     try:
         if options.command == "check":
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             from chunk_grpo.orchestration.presets import (
                 replace_params,
-            )  # here: it imports DVC, which takes a second
+            )  # here: importing DVC takes a second
 
             replace_params(ROOT, options.preset, force=options.force)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Which flow runs of ours a Prefect server has in some states."""
+"""Query a Prefect server for the flow runs of our deployments."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from prefect.client.schemas.objects import FlowRun, StateType
 
 from infra.automations import TAG
 
-_PAGE = 200  # the most that a server hands out at once
+_PAGE = 200  # the server's limit per request
 
 
 def runs_in(
     client: SyncPrefectClient, states: Sequence[StateType], *, waited_for: bool = False
 ) -> list[FlowRun]:
-    """The flow runs of our deployments in one of these states, all of them.
+    """All flow runs of our deployments in the given states.
 
     Args:
-        client: of the server.
-        states: types of states.
-        waited_for: only those that another flow run has started and waits for.
+        client: Client of the server.
+        states: Types of states.
+        waited_for: Whether to return only runs that another flow run started and waits for.
     """
     wanted = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))),
@@ -35,7 +35,7 @@ def runs_in(
     )
     if waited_for:
         wanted.parent_task_run_id = FlowRunFilterParentTaskRunId(is_null_=False)
-    found: dict[object, FlowRun] = {}  # what changes meanwhile may stand on two pages
+    found: dict[object, FlowRun] = {}  # a run that changes during paging may be on two pages
     offset = 0
     while page := client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE, offset=offset):
         found.update({run.id: run for run in page})

@@ -1,8 +1,9 @@
 """`make serve`: Prefect server, work pools, deployments and workers in one terminal, until Ctrl-C.
 
-PREFECT_PORT chooses the port (4200), GPU_WORKERS how many workers share the GPUs out (1), CHUNK_GRPO_PUBLISH where runs
-publish, CHUNK_GRPO_REPORTS_URL where that is seen, CHUNK_GRPO_NOTIFY_WEBHOOK who is told, and
-PREFECT_SERVER_DATABASE_CONNECTION_URL the database (SQLite in .prefect).
+Environment variables (default): PREFECT_PORT, port of the server (4200); GPU_WORKERS, number of workers that share the
+GPUs (1); CHUNK_GRPO_PUBLISH, folder or URL for published results; CHUNK_GRPO_REPORTS_URL, URL at which browsers find
+them; CHUNK_GRPO_NOTIFY_WEBHOOK, webhook for notifications; PREFECT_SERVER_DATABASE_CONNECTION_URL, database (SQLite in
+.prefect).
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def main() -> int:
 
 
 def from_environment() -> LocalPrefect:
-    """What the variables of the environment ask for.
+    """Build the server from environment variables.
 
     Raises:
-        SetUpError: one of them makes no sense.
+        SetUpError: A variable is invalid.
     """
     return LocalPrefect(
         root=ROOT,
@@ -64,19 +65,19 @@ def from_environment() -> LocalPrefect:
 
 
 def _number(variable: str, default: int, least: int) -> int:
-    """A whole number from the environment.
+    """Read an integer from the environment.
 
     Raises:
-        SetUpError: it is not one, or too small.
+        SetUpError: The value is not an integer, or less than `least`.
     """
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal() or int(text) < least:
-        raise SetUpError(f"{variable} must be a whole number from {least} on, got {text!r}")
+        raise SetUpError(f"{variable} must be a whole number of at least {least}, got {text!r}")
     return int(text)
 
 
 def _welcome(prefect: LocalPrefect) -> str:
-    """What to open and what to type; the server's address only where `prefect.toml` would not give it."""
+    """URLs and commands to show; includes PREFECT_API_URL only if it differs from prefect.toml."""
     other_server = prefect.port != 4200 or "PREFECT_API_URL" in os.environ
     variable = f"PREFECT_API_URL={prefect.url}/api " if other_server else ""
     return (

@@ -1,10 +1,10 @@
-"""`prefect server start`, with Python's garbage collected in a thread of its own.
+"""`prefect server start`, with Python's garbage collection in a separate thread.
 
-With SQLite the server has an event loop and a thread for each connection. A statement that SQLite refuses (`database is
-locked`) leaves its cursor in a reference cycle. Freeing such a cursor takes the mutex of its connection, and while that
-connection waits for the database's lock, up to 60 s, its thread keeps the mutex. If the event loop's thread is the one
-that collects, nobody commits the transaction that has the lock: the whole server stands still for the minute. A thread
-that does nothing but collect may wait.
+With SQLite the server has an event loop and one thread per connection. A statement that SQLite refuses (`database is
+locked`) leaves its cursor in a reference cycle. Freeing the cursor takes the mutex of its connection, which the
+connection's thread holds while it waits for the database lock, up to 60 s. If the event loop's thread runs the garbage
+collection, the transaction that holds the lock cannot commit, and the server blocks for that minute. A thread that only
+collects garbage can wait without harm.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import threading
 import time
 
 _EVERY_SECONDS = 1.0
-_FULL = 300  # every so many times also what has lived longer, which takes a third of a second
+_FULL = 300  # every 300th collection includes the oldest generation, which takes a third of a second
 
 
 def collect_apart() -> None:
-    """From now on no thread of this process collects garbage but one."""
+    """Move the garbage collection of this process to one thread."""
     gc.disable()
     threading.Thread(target=_collect, name="garbage", daemon=True).start()
 

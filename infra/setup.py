@@ -1,8 +1,8 @@
 """Set up a Prefect server: work pools, automations and the deployments of infra/prefect.yaml.
 
-`python -m infra.setup` talks to the server of PREFECT_API_URL (by default the one in prefect.toml). It may be run
-as often as one likes: what is there already is kept or changed, never doubled. The URL of a webhook to notify is
-a secret, so it comes from the environment: CHUNK_GRPO_NOTIFY_WEBHOOK.
+`python -m infra.setup` uses the server of PREFECT_API_URL (default: prefect.toml). It can be run again at any time:
+existing objects are kept or updated, never duplicated. The webhook URL for notifications is a secret and therefore read
+from the environment: CHUNK_GRPO_NOTIFY_WEBHOOK.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ class SetUpError(Exception):
 
 
 def webhook() -> SecretStr | None:
-    """The URL to notify, from the environment."""
+    """The webhook URL for notifications, from the environment."""
     url = os.environ.get(NOTIFY_WEBHOOK)
     return SecretStr(url) if url else None
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A work pool as it is wanted.
+    """Wanted settings of a work pool.
 
     Attributes:
-        name: of the pool.
-        limit: how many flow runs it may have at once; None for no limit.
-        keep_limit: leave the limit of a pool that is there already as it is.
-        type: kind of its workers, one of POOL_TYPES.
-        template: base job template, with `variables` and `job_configuration`; None for Prefect's own, or the one
-            that the pool has already.
+        name: Name of the pool.
+        limit: Maximum number of concurrent flow runs; None for no limit.
+        keep_limit: Whether an existing pool keeps its limit.
+        type: Type of its workers, one of POOL_TYPES.
+        template: Base job template with `variables` and `job_configuration`; None for Prefect's default, or, for an
+            existing pool, its present template.
     """
 
     name: str
@@ -77,18 +77,18 @@ class Pool:
 
 @dataclass(frozen=True)
 class SetUp:
-    """What a server is to have.
+    """Wanted set-up of a server.
 
     Attributes:
-        root: the repository, with infra/prefect.yaml and the flows that it names.
-        gpu_workers: how many GPU workers there are, so how many flow runs the pool `gpu` may have at once; None
-            leaves the limit of a pool that is there.
-        new_gpu_limit: that limit of a new pool when `gpu_workers` is None.
-        pool_type: kind of the workers of each pool that has a template.
-        templates: base job template files by the name of the pool; a pool without one has process workers.
-        webhook: URL that is told of failed runs and moved scores; None leaves notifications as they are.
-        reset_schedules: give deployments that are there the schedules and default parameters of infra/prefect.yaml,
-            and switch them on.
+        root: Repository with infra/prefect.yaml and the flows.
+        gpu_workers: Number of GPU workers, used as the limit of the pool `gpu`; None keeps the limit of an existing
+            pool.
+        new_gpu_limit: Limit of a new pool `gpu` if `gpu_workers` is None.
+        pool_type: Worker type of the pools that have a template.
+        templates: Base job template files by pool name; a pool without one has process workers.
+        webhook: URL notified of failed runs and moved scores; None leaves notifications unchanged.
+        reset_schedules: Whether to reset existing deployments to the schedules and default parameters of
+            infra/prefect.yaml, and to enable them.
     """
 
     root: Path = ROOT
@@ -103,7 +103,7 @@ class SetUp:
         """The work pools `cpu` and `gpu`.
 
         Raises:
-            SetUpError: a number or a template is not what it is to be.
+            SetUpError: The number of workers or a template is invalid.
         """
         if self.gpu_workers is not None and self.gpu_workers < 1:
             raise SetUpError(f"the number of GPU workers must be at least 1, got {self.gpu_workers}")
@@ -122,13 +122,13 @@ class SetUp:
         ]
 
     def apply(self, environment: Mapping[str, str] = os.environ) -> None:
-        """Bring the server of PREFECT_API_URL to this state.
+        """Set up the server of PREFECT_API_URL.
 
         Args:
-            environment: of `prefect deploy`; PREFECT_API_URL is added.
+            environment: Environment of `prefect deploy`; PREFECT_API_URL is added.
 
         Raises:
-            SetUpError: with what to do, when the server is not there or refuses something.
+            SetUpError: The server does not answer or refuses a request; the message says what to do.
         """
         pools = self.pools()
         with connected() as client:
@@ -147,15 +147,15 @@ class SetUp:
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """A client of the server of PREFECT_API_URL; what goes wrong with it becomes a SetUpError.
+    """A client of the server of PREFECT_API_URL; its errors become SetUpErrors.
 
     Raises:
-        SetUpError: no such server, or it refused something.
+        SetUpError: The server does not answer or refuses a request.
     """
     url = PREFECT_API_URL.value()
     if not url:
         raise SetUpError(
-            "PREFECT_API_URL is not set: start this in the repository's root, where prefect.toml is"
+            "PREFECT_API_URL is not set: run this command in the repository's root, where prefect.toml is"
         )
     try:
         with get_client(sync_client=True) as client:
@@ -184,10 +184,10 @@ def _refusal(url: str, error: PrefectHTTPStatusError) -> str:
 
 
 def read_template(path: Path) -> Mapping[str, Any]:
-    """A base job template file.
+    """Read a base job template file.
 
     Raises:
-        SetUpError: not there, not JSON, or without the two parts that Prefect needs.
+        SetUpError: The file is missing, is not JSON, or lacks a part that Prefect needs.
     """
     try:
         template = json.loads(path.read_text(encoding="utf-8"))
@@ -199,7 +199,7 @@ def read_template(path: Path) -> Mapping[str, Any]:
 
 
 def _set_up_pool(client: SyncPrefectClient, pool: Pool) -> None:
-    """Create a work pool, or change what is different; paused or not, and its description, are the user's."""
+    """Create a work pool, or update it; keeps the user's description, and whether the pool is paused."""
     try:
         existing = client.read_work_pool(pool.name)
     except ObjectNotFound:
@@ -215,8 +215,8 @@ def _set_up_pool(client: SyncPrefectClient, pool: Pool) -> None:
         return
     if existing.type != pool.type:
         raise SetUpError(
-            f"work pool {pool.name} has workers of type {existing.type}, not {pool.type}, and Prefect can not change "
-            f"that: wait until no run is left in it, `prefect work-pool delete {pool.name}`, and run this again"
+            f"work pool {pool.name} has workers of type {existing.type}, not {pool.type}, and Prefect cannot change "
+            f"that: wait until the pool has no runs, run `prefect work-pool delete {pool.name}`, then run this again"
         )
     changes: dict[str, Any] = {}
     if pool.limit != existing.concurrency_limit and not pool.keep_limit:
@@ -228,7 +228,7 @@ def _set_up_pool(client: SyncPrefectClient, pool: Pool) -> None:
 
 
 def _unwatched(client: SyncPrefectClient) -> list[Event]:
-    """An event for each flow run of ours that may have been lost while no server watched it."""
+    """One event per flow run of our deployments that may have been lost while the server was down."""
     types = {pool.name: pool.type for pool in client.read_work_pools()}
     tag = RelatedResource(dict(automations.TAG_RESOURCE))
     events = []
@@ -249,7 +249,7 @@ def _unwatched(client: SyncPrefectClient) -> list[Event]:
 
 
 def _watch(events: Sequence[Event]) -> None:
-    """Send them, or say that it was not possible: pools and deployments do without."""
+    """Send the events; on failure only print a warning, since pools and deployments work without them."""
     try:
         run_coro_as_sync(_emit(events))
     except (OSError, asyncio.TimeoutError, WebSocketException) as error:
@@ -269,13 +269,13 @@ async def _emit(events: Sequence[Event]) -> None:
 
 
 def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
-    """The text of infra/prefect.yaml, but for what a user may have set in the Prefect UI.
+    """The text of infra/prefect.yaml, with the values that users may have changed in the Prefect UI.
 
-    `prefect deploy` switches on a deployment that was paused, and writes over its schedules and its default parameters.
+    Otherwise `prefect deploy` would enable paused deployments and overwrite their schedules and default parameters.
 
     Args:
-        root: the repository.
-        existing: the deployments of the server.
+        root: Root of the repository.
+        existing: Deployments of the server.
     """
     content = yaml.safe_load((root / PREFECT_FILE).read_text(encoding="utf-8"))
     known = {(deployment.name, deployment.entrypoint): deployment for deployment in existing}
@@ -283,20 +283,20 @@ def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
         if found := known.get((wanted["name"], wanted["entrypoint"])):
             wanted["paused"] = found.paused
             wanted["parameters"] = found.parameters
-            wanted.pop("schedules", None)  # also when there is none any more: it was deleted
+            wanted.pop("schedules", None)  # also if the user deleted the schedule
     return str(yaml.safe_dump(content, sort_keys=False))
 
 
 def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
-    """`prefect deploy --all`.
+    """Run `prefect deploy --all`.
 
     Args:
-        root: the repository.
-        content: of a file such as infra/prefect.yaml.
-        environment: of the command.
+        root: Root of the repository.
+        content: Text of the deployment file, as infra/prefect.yaml.
+        environment: Environment of the command.
 
     Raises:
-        SetUpError: with its output, when it failed.
+        SetUpError: The command failed; with its output.
     """
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-deploy-") as folder:
         file = Path(folder) / "prefect.yaml"
@@ -324,26 +324,28 @@ def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
 
 
 def main() -> int:
-    """Set up the server; the exit status is 1 when that failed."""
+    """Set up the server; return exit status 1 on failure."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.setup",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--gpu-workers", type=int, help="limit of the pool gpu: one for each GPU worker")
     parser.add_argument(
-        "--pool-type", choices=POOL_TYPES, default="process", help="type of the pools that have a template"
+        "--gpu-workers", type=int, help="number of GPU workers, used as the limit of pool gpu"
+    )
+    parser.add_argument(
+        "--pool-type", choices=POOL_TYPES, default="process", help="worker type of the pools with a template"
     )
     for pool in ("cpu", "gpu"):
         parser.add_argument(
             f"--{pool}-template",
             type=Path,
-            help=f"base job template of pool {pool} (JSON); otherwise: processes",
+            help=f"base job template of pool {pool} (JSON); without it the pool has process workers",
         )
     parser.add_argument(
         "--reset-schedules",
         action="store_true",
-        help=f"schedules and default parameters as in {PREFECT_FILE}, and no deployment paused",
+        help=f"reset schedules and default parameters to {PREFECT_FILE}, and enable all deployments",
     )
     options = parser.parse_args()
     templates = {"cpu": options.cpu_template, "gpu": options.gpu_template}

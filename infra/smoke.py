@@ -1,7 +1,7 @@
 """Run a preset from end to end through a real Prefect server and both workers, then stop everything.
 
-`python -m infra.smoke` is a check for CI: a server of its own on a free port, nothing left behind except what
-the stages put into the DVC cache. It fails when the flow run fails or when a stage has no outcome.
+`python -m infra.smoke` is a check for CI. It starts its own server on a free port and leaves nothing behind except the
+stages' entries in the DVC cache. It fails if the flow run fails or a stage has no outcome.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    """Return 0 when the run completed and its outcome table says that every stage did, 130 when it was stopped."""
+    """Return 0 if the run and all its stages completed, 130 if it was stopped, otherwise 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def check(prefect: LocalPrefect, preset: str, force: bool, console: Console) -> bool:
-    """Serve, run, and show what became of the stages; whether all is well."""
+    """Start the server, run the preset and print the outcomes; return whether all stages completed."""
     start = time.monotonic()
     with prefect.running():
         console.print(f"Server, workers and deployments are up after {time.monotonic() - start:.1f} s")
@@ -56,7 +56,7 @@ def check(prefect: LocalPrefect, preset: str, force: bool, console: Console) -> 
         console.print(f"The flow run took {time.monotonic() - start:.1f} s")
         try:
             table = latest_artifact(prefect, f"outcomes-{preset}")
-        except httpx.HTTPStatusError:  # it failed before there was one
+        except httpx.HTTPStatusError:  # the run failed before it published outcomes
             console.print(f"No stage was reached. {latest_state(prefect)}", markup=False)
             return False
         console.print(table, markup=False)
@@ -64,7 +64,7 @@ def check(prefect: LocalPrefect, preset: str, force: bool, console: Console) -> 
 
 
 def run_and_watch(prefect: LocalPrefect, preset: str, force: bool = False) -> bool:
-    """`prefect deployment run chunk-grpo/full --watch`; whether the run completed."""
+    """Run `prefect deployment run chunk-grpo/full --watch`; return whether the run completed."""
     parameters = json.dumps({"preset": preset, "force": force})
     command = ["prefect", "deployment", "run", "chunk-grpo/full", "--params", parameters, "--watch"]
     return subprocess.run(command, cwd=prefect.root, env=prefect.environment, check=False).returncode == 0
@@ -78,7 +78,7 @@ def latest_artifact(prefect: LocalPrefect, key: str) -> str:
 
 
 def latest_state(prefect: LocalPrefect) -> str:
-    """Name and message of the state in which the newest run of chunk-grpo/full is."""
+    """State name and message of the newest run of chunk-grpo/full."""
     full = httpx.get(f"{prefect.url}/api/deployments/name/chunk-grpo/full").raise_for_status().json()
     newest = {
         "flow_runs": {"deployment_id": {"any_": [full["id"]]}},

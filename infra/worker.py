@@ -1,7 +1,7 @@
 """Start a worker of this checkout, on this or another machine: `make worker POOL=gpu`.
 
-It talks to the server of PREFECT_API_URL, loads the flows from this checkout ($CHUNK_GRPO_REPOSITORY names another
-one) and keeps clones and checkpoints in PREFECT_HOME, by default .prefect in the checkout. Ctrl-C stops it.
+It connects to the server of PREFECT_API_URL, loads the flows from this checkout (or from $CHUNK_GRPO_REPOSITORY) and
+keeps clones and checkpoints in PREFECT_HOME (default: .prefect in the checkout). Ctrl-C stops it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _ALSO_OF_CLIENTS = (
     "PREFECT_SERVER_EVENTS_MAXIMUM_RELATED_RESOURCES",
     "PREFECT_SERVER_EVENTS_MAXIMUM_SIZE_BYTES",
 )
-"""What Prefect's client looks at, too."""
+"""Server variables that Prefect's client reads too."""
 
 _FIRST = f'{WORKER_PID}=$$ exec "$@"'
 _BESIDE = f'GOMP_SPINCOUNT=${{GOMP_SPINCOUNT:-1000}} {WORKER_PID}=$$ exec nice -n 19 "$@"'
-"""Stages beside a training share its cores, and take what it leaves: they have the lowest priority, and their threads
-of torch soon sleep while they wait for each other, where libgomp's default has them spin (docs/performance.md)."""
+"""Start command of workers beside a training: lowest priority, and waiting OpenMP threads sleep soon instead of
+spinning as by libgomp's default (docs/performance.md)."""
 
 
 def main() -> int:
-    """Check what the worker needs, then become it; the exit status is 1 when something is missing."""
+    """Check the worker's requirements, then exec the worker; return exit status 1 if one is missing."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.worker",
         description=__doc__,
@@ -48,9 +48,11 @@ def main() -> int:
     )
     parser.add_argument("--pool", required=True, help="work pool: cpu or gpu")
     parser.add_argument(
-        "--limit", type=int, help="flow runs at once (default: 1 on pool gpu, any number elsewhere)"
+        "--limit",
+        type=int,
+        help="maximum number of concurrent flow runs (default: 1 on pool gpu, otherwise no limit)",
     )
-    parser.add_argument("--name", help="in the Prefect UI (default: HOST-POOL-PID)")
+    parser.add_argument("--name", help="name of the worker in the Prefect UI (default: HOST-POOL-PID)")
     options = parser.parse_args()
     repository = Path(os.environ.get(REPOSITORY) or ROOT).resolve()
     home = Path(os.environ.get("PREFECT_HOME") or repository / ".prefect").resolve()
@@ -64,7 +66,7 @@ def main() -> int:
     limit = 1 if options.limit is None and options.pool == "gpu" else options.limit
     name = options.name or f"{socket.gethostname()}-{options.pool}-{os.getpid()}"
     os.chdir(repository)  # prefect.toml
-    # A shell starts what it runs in the background with SIGINT ignored; Prefect's worker needs it to end itself.
+    # Shells start background commands with SIGINT ignored; Prefect's worker needs SIGINT to end itself.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     line = command(options.pool, name, limit)
     return os.execve(
@@ -73,10 +75,10 @@ def main() -> int:
 
 
 def check(repository: Path, pool: str) -> None:
-    """Whether a worker of this checkout could do its work here.
+    """Check that a worker of this checkout can run here.
 
     Raises:
-        SetUpError: with what is missing and what to do about it.
+        SetUpError: A requirement is missing; the message says what to do.
     """
     for file, what in {
         "dvc.yaml": "the pipeline",
@@ -108,22 +110,22 @@ def check(repository: Path, pool: str) -> None:
 
 
 def of_the_server(variable: str) -> bool:
-    """Whether an environment variable is for a server alone: it may hold a password, and no flow run needs it."""
+    """Whether an environment variable is for the server only; such variables may hold passwords."""
     return variable.startswith(_OF_THE_SERVER) and variable not in _ALSO_OF_CLIENTS
 
 
 def worker_environment(base: Mapping[str, str], repository: Path, home: Path, api_url: str) -> dict[str, str]:
-    """Everything that a worker and its flow runs need to know about this machine, and nothing of the server's own.
+    """Environment of a worker and its flow runs, without server-only variables.
 
     Args:
-        base: the environment to add to.
-        repository: a clone of the repository: flows are loaded from it and workspaces cloned from it.
-        home: clones, checkpoints and locks.
-        api_url: the Prefect server.
+        base: Environment to extend.
+        repository: Clone of the repository, from which flows are loaded and workspaces cloned.
+        home: Folder for clones, checkpoints and locks.
+        api_url: URL of the Prefect server's API.
     """
     path = [str(Path(sys.executable).parent), base.get("PATH", os.defpath)]
     return {
-        # Prefect does not let the heartbeat out of prefect.toml into a flow run of another folder.
+        # Prefect does not pass the heartbeat setting of prefect.toml on to flow runs in another folder.
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
         **{name: base[name] for name in base if not of_the_server(name) and name != NOTIFY_WEBHOOK},
         "PATH": os.pathsep.join(path),
@@ -135,7 +137,7 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
 
 
 def command(pool: str, name: str, limit: int | None) -> list[str]:
-    """A command that becomes the worker, with its process id in WORKER_PID; stages of pool gpu come first."""
+    """Command that execs the worker with its process id in WORKER_PID; on pools other than gpu at nice 19."""
     limits = [] if limit is None else ["--limit", str(limit)]
     worker = [
         sys.executable,

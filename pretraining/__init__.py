@@ -1,1 +1,1 @@
-"""How assets/tiny-flux was made: a recipe of four steps, each `python -m pretraining.STEP`, run by `dvc repro`."""
+"""Recipe of assets/tiny-flux in four steps, each `python -m pretraining.STEP`, run by `dvc repro`."""

@@ -1,4 +1,4 @@
-"""What the steps of the recipe share: parameters, device, caption-and-scene batches, and curves on disk."""
+"""Shared code of the recipe's steps: parameters, device, batches of captions and images, and curves on disk."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ CHECKPOINT = FOLDER / "work" / "tiny-flux"
 
 
 def load_params() -> dict[str, Any]:
-    """The recipe's parameters."""
+    """Read the recipe's parameters."""
     params: dict[str, Any] = yaml.safe_load((FOLDER / "params.yaml").read_text(encoding="utf-8"))
     return params
 
 
 def pick_device(name: str) -> torch.device:
-    """Resolve `auto` to a GPU when there is one."""
+    """Resolve `auto` to a GPU if there is one, else to the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
 
 
 class SceneStream:
-    """Endless batches of (caption, picture)."""
+    """Endless batches of (caption, image)."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class SceneStream:
         *,
         left_to_right: bool = False,
     ) -> None:
-        """Start the stream at `seed`; pictures are drawn on `device`.
+        """Start the stream at `seed`; images are rendered on `device`.
 
         Args:
-            seed: Of captions and scenes.
-            device: Where pictures are drawn.
-            weights: How often each category comes; equally often when None.
-            left_to_right: How things are laid out, see `sample_scene`.
+            seed: Seed of captions and scenes.
+            device: Device of the images.
+            weights: Relative frequency of each category, default 1; None: all equal.
+            left_to_right: Layout of the objects, see `sample_scene`.
         """
         self._rng = random.Random(seed)
         self._device = device
@@ -60,7 +60,7 @@ class SceneStream:
         self._by_category = [[p for p in prompts if p.category == category] for category in CATEGORIES]
 
     def batch(self, size: int) -> tuple[list[PromptSpec], Tensor]:
-        """`size` captions and their pictures [B, 3, H, W] in [-1, 1]."""
+        """Draw `size` captions and their images [B, 3, H, W] in [-1, 1]."""
         pools = self._rng.choices(self._by_category, self._weights, k=size)
         specs = [self._rng.choice(pool) for pool in pools]
         scenes = [sample_scene(spec, self._rng, left_to_right=self._left_to_right) for spec in specs]
@@ -69,10 +69,10 @@ class SceneStream:
 
 
 class Curve:
-    """Rows of numbers against steps and seconds, printed as they come and saved as JSON lines."""
+    """Metrics by step and seconds, printed and saved as JSON lines."""
 
     def __init__(self, path: Path, *, keep: bool = False) -> None:
-        """Begin an empty curve at `path`, or, with `keep`, go on with the one that is there."""
+        """Start an empty curve at `path`; with `keep`, append to the existing one."""
         self._path = path
         self._start = time.perf_counter()
         path.parent.mkdir(parents=True, exist_ok=True)

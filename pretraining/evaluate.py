@@ -1,4 +1,4 @@
-"""Step 5: what the checkpoint can do: exact scores of each category and of the WISE-like set, by plain ODE sampling."""
+"""Step 5: exact scores of the checkpoint per category and on the WISE-like set, by ODE sampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pretraining.common import CHECKPOINT, FOLDER, load_params, pick_device
 
 
 def evaluation_prompts(per_category: int, seed: int) -> list[PromptSpec]:
-    """The same number of captions of each category (drawn with replacement) and of the WISE-like set."""
+    """Draw the same number of captions, with replacement, of each category and of the WISE-like set."""
     rng = random.Random(seed)
     pools = [[p for p in all_prompts() if p.category == category] for category in CATEGORIES] + [
         knowledge_prompts()
@@ -30,7 +30,7 @@ def evaluation_prompts(per_category: int, seed: int) -> list[PromptSpec]:
 
 @torch.no_grad()
 def evaluate(params: dict[str, Any], family: FluxFamily, per_category: int) -> dict[str, float]:
-    """Mean exact score per category, over all six, and mean grade and vividness."""
+    """Mean exact score per category and over all six, mean grade and mean vividness."""
     settings = params["evaluate"]
     device = next(family.trainable_parameters()).device
     specs = evaluation_prompts(per_category, settings["seed"])

@@ -1,4 +1,4 @@
-"""Step 3: an untrained velocity network, and the two files that make the checkpoint a FluxPipeline folder."""
+"""Step 3: an untrained velocity network, and the two remaining files of the FluxPipeline folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PATCH = 2
 
 
 def phase_folder(phase: str) -> Path:
-    """Where a phase leaves its averaged network."""
+    """Folder of the averaged network of a phase."""
     return FOLDER / "work" / "phases" / phase
 
 
 def save_network(network: FluxTransformer2DModel, folder: Path) -> None:
-    """Write the network in float16, without the folder that it was loaded from."""
+    """Write the network in float16, without the name of its source folder in the configuration."""
     copy.deepcopy(network).half().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config.pop("_name_or_path", None)
@@ -31,7 +31,7 @@ def save_network(network: FluxTransformer2DModel, folder: Path) -> None:
 
 
 def build(settings: dict[str, Any], text: dict[str, Any], latent_channels: int) -> FluxTransformer2DModel:
-    """A fresh network whose modulations and output start at zero, so that every block starts as the identity."""
+    """Build a network with zero modulations and output, so that every block starts as the identity."""
     network = FluxTransformer2DModel(
         in_channels=latent_channels * PATCH**2,
         num_layers=settings["double_blocks"],
@@ -56,7 +56,7 @@ def build(settings: dict[str, Any], text: dict[str, Any], latent_channels: int) 
 
 
 def write_pipeline_index(settings: dict[str, Any]) -> None:
-    """The two files that make the folder a FluxPipeline: the scheduler and the list of components."""
+    """Write the scheduler and the list of components of the FluxPipeline folder."""
     FlowMatchEulerDiscreteScheduler(shift=settings["shift"]).save_pretrained(CHECKPOINT / "scheduler")
     components = {
         "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],

@@ -1,7 +1,7 @@
-"""Step 1: tokenizers and text encoders, trained to tell what a caption demands, also in roundabout words.
+"""Step 1: tokenizers and text encoders, trained to predict the demands of a caption.
 
-Both encoders learn the caption's attributes (shapes, colours, numbers, relation) from their pooled outputs. Knowledge
-phrases ("coloured like a ripe banana") are among the captions here, and only here.
+The attributes (shapes, colours, numbers, relation) are predicted from the pooled outputs of both encoders. Only this
+step trains on knowledge phrases ("coloured like a ripe banana").
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SLOTS = 2
 
 
 def vocabulary() -> list[str]:
-    """Every word of the world's captions, sorted."""
+    """All words of the captions, sorted."""
     return sorted({word for spec in all_prompts() + knowledge_prompts() for word in spec.prompt.split()})
 
 
 def byte_pair_merges(words: list[str]) -> list[tuple[str, str]]:
-    """Merges that build each word into a single token, by byte-pair counting with ties broken alphabetically."""
+    """Byte-pair merges that make each word a single token; ties are broken alphabetically."""
     pieces = [[*word[:-1], word[-1] + "</w>"] for word in words]
     merges = []
     while any(len(parts) > 1 for parts in pieces):
@@ -54,7 +54,7 @@ def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
 
 
 def build_tokenizers(settings: dict[str, Any]) -> tuple[CLIPTokenizer, T5Tokenizer]:
-    """A CLIP (byte-pair) and a T5 (unigram) tokenizer in which each known word is one token."""
+    """Build a CLIP (byte-pair) and a T5 (unigram) tokenizer in which each word is one token."""
     words = vocabulary()
     merges = byte_pair_merges(words)
     letters = sorted({piece for word in words for piece in [*word[:-1], word[-1] + "</w>"]})
@@ -74,7 +74,7 @@ def build_tokenizers(settings: dict[str, Any]) -> tuple[CLIPTokenizer, T5Tokeniz
 
 
 def attribute_targets(specs: list[PromptSpec]) -> dict[str, Tensor]:
-    """Class indices [B, SLOTS] of each attribute; 0 means "not said"."""
+    """Class indices [B, SLOTS] of each attribute; 0 means unspecified."""
     rows: dict[str, list[list[int]]] = {name: [] for name in HEADS}
     for spec in specs:
         slots = [*spec.demands, *[None] * (SLOTS - len(spec.demands))]
@@ -86,17 +86,17 @@ def attribute_targets(specs: list[PromptSpec]) -> dict[str, Tensor]:
 
 
 class AttributeReader(nn.Module):
-    """Linear read-out of all attributes from a pooled vector; dropped after this step."""
+    """Linear prediction of all attributes from a pooled vector; discarded after this step."""
 
     def __init__(self, width: int) -> None:
-        """Heads over vectors of `width`."""
+        """Create heads for vectors of `width`."""
         super().__init__()
         self.heads = nn.ModuleDict(
             {name: nn.Linear(width, SLOTS * classes) for name, classes in HEADS.items()}
         )
 
     def forward(self, pooled: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Summed cross-entropy, and per caption whether every attribute is right."""
+        """Summed cross-entropy, and per caption whether all attributes are correct [B]."""
         loss = pooled.new_zeros(())
         right = torch.ones(len(pooled), dtype=torch.bool, device=pooled.device)
         for name, classes in HEADS.items():
@@ -109,7 +109,7 @@ class AttributeReader(nn.Module):
 def build_encoders(
     settings: dict[str, Any], clip_tokens: CLIPTokenizer, t5_tokens: T5Tokenizer
 ) -> tuple[CLIPTextModel, T5EncoderModel]:
-    """Fresh encoders of the configured size."""
+    """Build untrained encoders of the configured size."""
     width, layers, heads = settings["hidden_size"], settings["layers"], settings["heads"]
     clip = CLIPTextModel(
         CLIPTextConfig(

@@ -1,8 +1,8 @@
 """Step 4: the velocity network (FluxTransformer2DModel), by flow matching on the frozen encoders' outputs.
 
-Training goes in phases, each with a learning-rate schedule and a mix of categories of its own; a phase begins with the
-averaged weights of the one it names in `after`. `python -m pretraining.transformer PHASE` runs one, and goes on
-where it was killed.
+Training has phases, each with its own learning-rate schedule and mix of categories. A phase starts with the averaged
+weights of the phase named in `after`. `python -m pretraining.transformer PHASE` runs a phase, or resumes it after a
+kill.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DATASET_BATCH = 500
 
 @torch.no_grad()
 def encode_pictures(vae: AutoencoderKL, stream: SceneStream, count: int) -> tuple[Tensor, Tensor]:
-    """Normalised packed latents [count, L, D] of fresh pictures, and the index of each one's caption [count]."""
+    """Normalised packed latents [count, L, D] of new images, and the index of each image's caption [count]."""
     number = {spec: index for index, spec in enumerate(all_prompts())}
     latents, captions = [], []
     for _ in range(0, count, DATASET_BATCH):
@@ -51,7 +51,7 @@ def encode_pictures(vae: AutoencoderKL, stream: SceneStream, count: int) -> tupl
 
 
 def sample_noise_levels(count: int, shift: float, device: torch.device) -> Tensor:
-    """Half uniform, half logit-normal moved towards noise by the time shift."""
+    """Draw noise levels [count]: half uniform, half logit-normal with the time shift."""
     uniform = torch.rand(count, device=device)
     normal = torch.randn(count, device=device).sigmoid()
     shifted = shift * normal / (1 + (shift - 1) * normal)
@@ -59,7 +59,7 @@ def sample_noise_levels(count: int, shift: float, device: torch.device) -> Tenso
 
 
 def load_frozen_parts(params: dict[str, Any], device: torch.device) -> FluxFamily:
-    """Text encoders and VAE."""
+    """Load text encoders and VAE."""
     options = LoadOptions(
         str(CHECKPOINT),
         height=SIZE,
@@ -71,10 +71,10 @@ def load_frozen_parts(params: dict[str, Any], device: torch.device) -> FluxFamil
 
 
 class Run:
-    """One phase: network, average of its weights, optimiser and schedule, with a checkpoint that survives a kill."""
+    """One phase: network, average of its weights, optimiser and schedule, with a checkpoint to resume from."""
 
     def __init__(self, params: dict[str, Any], phase: str, device: torch.device) -> None:
-        """Begin the phase, or go on from its checkpoint."""
+        """Start the phase, or resume from its checkpoint."""
         settings, self.phase = params["transformer"], params["transformer"]["phases"][phase]
         self._path = FOLDER / "work" / f"{phase}.ckpt"
         start = phase_folder(self.phase["after"])
@@ -147,7 +147,7 @@ def train(params: dict[str, Any], phase: str, device: torch.device) -> None:
     latents, captions = encode_pictures(vae, stream, settings["pictures"])
     curve = Curve(FOLDER / "work" / "curves" / f"transformer-{phase}.jsonl", keep=run.step > 0)
     while run.step < run.phase["steps"]:
-        # Every step has its own random stream, so that a resumed run draws what an uninterrupted one does.
+        # Each step has its own random stream, so a resumed run equals an uninterrupted one.
         torch.manual_seed(derive_seed("pretrain", params["seed"], phase, run.step))
         rows = torch.randint(len(latents), (settings["batch_size"],), device=device)
         x0, who = latents[rows], captions[rows]

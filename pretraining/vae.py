@@ -1,4 +1,4 @@
-"""Step 2: the autoencoder (AutoencoderKL, 32 px to 8 x 8 latent pixels), with its latents' scale and shift."""
+"""Step 2: the autoencoder (AutoencoderKL, 32 px to 8 x 8 latent pixels), with scale and shift of its latents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pretraining.common import (
 
 
 def build(settings: dict[str, Any]) -> AutoencoderKL:
-    """A fresh autoencoder; the last block keeps its resolution, so n widths halve n - 1 times."""
+    """Build an autoencoder; the last block keeps the resolution, so n widths halve it n - 1 times."""
     widths = settings["channels"]
     return AutoencoderKL(
         down_block_types=["DownEncoderBlock2D"] * len(widths),
@@ -56,7 +56,7 @@ def quality(vae: AutoencoderKL, stream: SceneStream, count: int) -> tuple[float,
 
 @torch.no_grad()
 def set_scale(vae: AutoencoderKL, stream: SceneStream) -> None:
-    """Store shift and scale that give the latents mean 0 and spread 1."""
+    """Store the shift and scale that give the latents mean 0 and standard deviation 1."""
     latents = torch.cat([vae.encode(stream.batch(256)[1]).latent_dist.mode() for _ in range(8)])
     vae.register_to_config(shift_factor=float(latents.mean()), scaling_factor=float(1 / latents.std()))
 
@@ -64,7 +64,7 @@ def set_scale(vae: AutoencoderKL, stream: SceneStream) -> None:
 def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
     """Train, average the weights, set the latent scale and save into the checkpoint folder."""
     torch.manual_seed(seed)
-    # Convolutions on a CPU run several times faster with the channels last.
+    # CPU convolutions are several times faster with the channels last.
     vae = build(settings).to(device, memory_format=torch.channels_last)
     average = copy.deepcopy(vae).requires_grad_(False)
     stream = SceneStream(seed, device)

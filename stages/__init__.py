@@ -1,8 +1,10 @@
-"""One module is one DVC stage; `python -m stages.NAME` runs it."""
+"""DVC stages, one per module; `python -m stages.NAME` runs one."""
 
 import sys
 
 from chunk_grpo.stopping import begin
 
-if sys.argv[0] == "-m":  # Python looks for the stage's module, and has imported nothing else
+if (
+    sys.argv[0] == "-m"
+):  # `python -m` imports this package first: install the stop handlers before slow imports
     begin()

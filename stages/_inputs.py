@@ -1,4 +1,4 @@
-"""What several stages read: the model that params.yaml names, and prompts with their embeddings."""
+"""Inputs shared by several stages: the model of params.yaml, and prompts with their embeddings."""
 
 import json
 
@@ -17,10 +17,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(params: Params, recorded: str, parts: tuple[Part, ...], size: tuple[int, int]) -> Family:
-    """The named parts of the base model, for images of `size` (height, width).
+    """Load parts of the base model for images of `size` (height, width).
 
     Raises:
-        DataError: It is another one than the stage inputs recorded in the JSON file `recorded`.
+        DataError: The model differs from the one that the stage inputs recorded in the JSON file `recorded`.
     """
     model = params.model
     require_recorded(model.checkpoint, model.revision, read_json(recorded), recorded)
@@ -38,12 +38,10 @@ def load_model(params: Params, recorded: str, parts: tuple[Part, ...], size: tup
 
 
 def read_prompts(prompts: str, index: str, tensors: str, splits: tuple[str, ...] | None = None) -> PromptSet:
-    """The prompts of `splits`, in the table's order, with their embeddings on the default device.
-
-    Without `splits` they are all of the table.
+    """Read the prompts of `splits` (default: all), in the table's order, with embeddings on the default device.
 
     Raises:
-        DataError: A prompt has no embedding, or there are no prompts in these splits.
+        DataError: A prompt has no embedding, or these splits have no prompts.
     """
     records = [
         r for r in read_table(prompts, "prompts").to_pylist() if splits is None or r["split"] in splits

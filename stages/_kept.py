@@ -1,4 +1,4 @@
-"""State of a stage outside DVC's outs, which DVC removes before a run: a stage that was stopped goes on from it."""
+"""Resume state of a stopped stage. It is outside DVC's outs, which DVC deletes before each run."""
 
 import hashlib
 import shutil
@@ -11,20 +11,20 @@ import stages
 from chunk_grpo.artifacts import Location, input_file, read_table, table_from_rows, write_table
 
 KEPT = Path(".ckpt")
-"""Folders of the stages under way, each named by what is computed; one goes away when its stage succeeds."""
+"""One folder per unfinished computation, named by its digest; removed when the stage succeeds."""
 
 Row = dict[str, Any]
 
 
 def add_code(digest: "hashlib._Hash") -> None:
-    """Make all code of the pipeline a part of a digest."""
+    """Add all code of the pipeline to a digest."""
     for package in (chunk_grpo.__file__, stages.__file__):
         for path in sorted(Path(package).parent.rglob("*.py")):
             digest.update(path.read_bytes())
 
 
 def add_files(digest: "hashlib._Hash", locations: Iterable[Location]) -> None:
-    """Make the bytes of each file a part of a digest."""
+    """Add the content of each file to a digest."""
     for location in locations:
         content = hashlib.sha256()
         with input_file(location) as path, path.open("rb") as stream:
@@ -34,18 +34,18 @@ def add_files(digest: "hashlib._Hash", locations: Iterable[Location]) -> None:
 
 
 class KeptScores:
-    """Rows of the table scores, a file for each batch, whole or not there."""
+    """Rows of the scores table, one atomically written file per batch."""
 
     def __init__(self, folder: Path) -> None:
-        """Touch nothing yet.
+        """Create no files yet.
 
         Args:
-            folder: Of this computation alone.
+            folder: Folder used by this computation only.
         """
         self._folder = folder
 
     def rows(self, batch: int, score: Callable[[], list[Row]]) -> list[Row]:
-        """The rows of a batch: those that are kept, or what `score` gives, which is then kept."""
+        """Return the stored rows of a batch; if there are none, compute them with `score` and store them."""
         path = self._path(batch)
         if path.exists():
             kept: list[Row] = read_table(path, "scores").to_pylist()
@@ -55,12 +55,12 @@ class KeptScores:
         return rows
 
     def drop(self, batches: Iterable[int]) -> None:
-        """Have these batches scored again by the next run."""
+        """Delete these batches; the next run scores them again."""
         for batch in batches:
             self._path(batch).unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Remove all: the stage has its result."""
+        """Remove the folder, once the stage has its result."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
 

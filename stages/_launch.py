@@ -1,7 +1,7 @@
-"""A stage in several processes, one for each GPU: this process starts them, passes a stop on and answers for them.
+"""Run a stage in several processes, one per GPU: start them, forward stop signals, return one exit code.
 
-The command line stays that of one process, because DVC compares it. torchrun is not used: it ends with exit code 1
-whatever its processes ended with, and the flows tell a stage that was stopped (75) from one that failed.
+The command line is the same as for one process, because DVC compares it. torchrun is not used: it always fails with
+exit code 1, and the flows need the exit code to distinguish a stopped stage (75) from a failed one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from chunk_grpo.stopping import STOP_SIGNALS, mute_lost_outputs, stop_seconds
 from stages._stage import Arguments, mark_as_run, params_path, report_error, run_stage
 
 FAIL_SECONDS = 5.0
-"""For the others to leave when one has failed and none is saving a checkpoint: time to tell the same error."""
+"""Grace period for the other processes after one failed while no checkpoint is being saved."""
 
 _POLL_SECONDS = 0.05
-_SIGNALLED = 128  # and the number of the signal, as a shell tells it
+_SIGNALLED = 128  # added to the signal's number, as in a shell's exit codes
 
 
 def run_processes(
@@ -36,17 +36,19 @@ def run_processes(
     arguments: type[Arguments],
     divisible: Callable[[Params], int],
 ) -> int:
-    """Run a stage in this process, or in several where there are several GPUs.
+    """Run a stage in this process, or in several processes if there are several GPUs.
 
     Args:
-        main: As in `run_stage`; it has to know of the other processes.
+        main: As in `run_stage`; must support several processes.
         arguments: As in `run_stage`.
-        divisible: What the number of processes has to divide, unless the environment names that number.
+        divisible: Number that the process count must divide, unless the environment sets the count.
 
     Returns:
-        The exit code: that of the first process that failed.
+        Exit code; with several processes, the exit code of the first one that failed.
     """
-    if "RANK" in os.environ:  # somebody has started several already: this module, accelerate or torchrun
+    if (
+        "RANK" in os.environ
+    ):  # already one of several processes, started by this module, accelerate or torchrun
         return run_stage(main, arguments)
     try:
         gpus = _gpus()
@@ -62,15 +64,15 @@ def run_processes(
 
 
 def launch(command: Sequence[str], count: int, seconds: float, *, on_cpu: bool) -> int:
-    """Run a command in `count` processes with the environment of torchrun.
+    """Run a command in `count` processes with the environment variables of torchrun.
 
-    The first one's messages are shown as they come. Those of another are shown when it was the first to fail.
+    The stderr of process 0 is shown live. The stderr of another process is shown only if it was the first to fail.
 
     Args:
         command: Program and arguments.
         count: Number of processes.
-        seconds: From a stop to SIGKILL.
-        on_cpu: Whether they leave GPUs alone.
+        seconds: Seconds from a stop request to SIGKILL.
+        on_cpu: Whether the processes use no GPU.
 
     Returns:
         0, or the exit code of the first process that failed.
@@ -103,18 +105,18 @@ def launch(command: Sequence[str], count: int, seconds: float, *, on_cpu: bool) 
 
 
 class _Group:
-    """Processes that live and die together.
+    """Processes that end together.
 
-    After a stop, the end of one that was stopped, or a failure while the first one saves a checkpoint, the others have
-    the stop's seconds; after any other failure FAIL_SECONDS.
+    The grace period before SIGKILL is the stop timeout after a stop request, after a process exited as stopped, and
+    after a failure while process 0 saves a checkpoint. After any other failure it is FAIL_SECONDS.
     """
 
     def __init__(self, saving: Path, seconds: float) -> None:
-        """Start none yet.
+        """Start no process yet.
 
         Args:
-            saving: A file that is there while the first process saves.
-            seconds: From a stop to SIGKILL.
+            saving: File that exists while process 0 saves a checkpoint.
+            seconds: Seconds from a stop request to SIGKILL.
         """
         self._processes: list[subprocess.Popen[bytes]] = []
         self._saving, self._seconds = saving, seconds
@@ -123,14 +125,14 @@ class _Group:
         self._late: list[int] = []
 
     def add(self, command: Sequence[str], environment: dict[str, str], stderr: object) -> None:
-        """Start one more, unless a stop has come."""
+        """Start a process; terminate it at once if a stop was requested."""
         self._processes.append(subprocess.Popen(command, env=environment, stderr=stderr))  # type: ignore[call-overload]
         if self._is_stopped:
             self._processes[-1].terminate()
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """Inside, a stop goes on to all processes, and a second Ctrl-C kills them; none of them outlives the block."""
+        """Forward stop signals to all processes; a second Ctrl-C kills them. On exit, kill those still running."""
         before = {
             number: signal.signal(number, self._stop)
             for number in STOP_SIGNALS
@@ -146,7 +148,11 @@ class _Group:
                 process.wait()
 
     def wait(self) -> int | None:
-        """Wait for all, or for a while after a stop or the first failure; which one failed first, or None."""
+        """Wait for all processes; after a stop or failure, kill the rest when the grace period is over.
+
+        Returns:
+            Rank of the first process that failed, or None.
+        """
         first, failed_at = None, float("inf")
         while any(process.poll() is None for process in self._processes):
             if first is None and (failed := self._failed()):
@@ -161,19 +167,19 @@ class _Group:
         return first if first is not None else next(iter(self._failed()), None)
 
     def _patience(self, first: int | None) -> float:
-        """Seconds from a stop or the first failure to SIGKILL."""
+        """Grace period in seconds, from a stop request or the first failure to SIGKILL."""
         was_stopped = first is None or self.exit_code(first) == TransientError.exit_code
         return self._seconds if was_stopped or self._is_stopped or self._saving.exists() else FAIL_SECONDS
 
     def exit_code(self, rank: int) -> int:
-        """A process's, as a shell tells it; one that a stop signal or a second Ctrl-C ended was stopped."""
+        """Exit code of a process, as a shell reports it; 75 if a stop signal or a second Ctrl-C ended it."""
         code = self._processes[rank].returncode
         if self._interrupts > 1 or (self._is_stopped and -code in STOP_SIGNALS):
             return TransientError.exit_code
         return _SIGNALLED - code if code < 0 else int(code)
 
     def account(self, failed: int) -> str:
-        """How the first one that failed ended, a line before its messages; "" where those of process 0 tell it."""
+        """One line on how the first failed process ended, or "" if the messages of process 0 already say it."""
         code, who = self.exit_code(failed), f"process {failed} of {len(self._processes)}"
         if self._is_stopped and code == self.exit_code(0) == TransientError.exit_code:
             return ""
@@ -204,10 +210,10 @@ class _Group:
 
 
 def _asked(gpus: int) -> int | None:
-    """The number that the environment names.
+    """The number of processes set in the environment, or None.
 
     Raises:
-        ConfigError: It is not a number of processes, or there are fewer GPUs.
+        ConfigError: The value is not a positive integer, or exceeds the number of GPUs.
     """
     value = os.environ.get(environment.PROCESSES)
     if value is None:
@@ -220,7 +226,7 @@ def _asked(gpus: int) -> int | None:
 
 
 def _fitting(gpus: int, total: Callable[[], int]) -> int:
-    """The largest number of processes, at most one for each GPU, that divides `total`."""
+    """The largest number of processes, at most one per GPU, that divides `total`."""
     if gpus <= 1:
         return 1
     share = total()
@@ -228,7 +234,7 @@ def _fitting(gpus: int, total: Callable[[], int]) -> int:
 
 
 def _gpus() -> int:
-    import torch  # here, so that the module itself costs nothing
+    import torch  # here: slow to import
 
     return int(torch.cuda.device_count())
 

@@ -1,4 +1,4 @@
-"""The prompts of each split, by where params.yaml takes them from."""
+"""The prompts of each split, from the sources set in params.yaml."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowl
 
 @dataclass(frozen=True)
 class Split:
-    """One split's prompts.
+    """Prompts of one split.
 
     Attributes:
-        name: Of the split.
-        rows: Its prompts in order.
-        report: What was found while reading them, told with the first split of a file, and how many of them are used;
-            None for prompts that are drawn here.
+        name: Name of the split.
+        rows: Prompts in order.
+        report: Findings while reading the file and number of prompts used; None for generated prompts. If two splits
+            come from one file, the findings are in the first one's report.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Split:
 
 
 def splits_of(settings: PromptsParams) -> Iterator[Split]:
-    """Train, eval and every other split.
+    """Yield train, eval and every other split.
 
     Raises:
-        DataError: A file is missing, too short, or has prompts that are to be refused.
+        DataError: A file is missing, too short, or has prompts that the checks reject.
     """
     if settings.source == "shapes":
         yield from _shapes(settings)
@@ -65,10 +65,10 @@ def splits_of(settings: PromptsParams) -> Iterator[Split]:
 
 
 def _shapes(settings: PromptsParams) -> Iterator[Split]:
-    """Train prompts of contents that are not held out, eval prompts of contents that are, and the WISE-like set.
+    """Train prompts (contents not held out), eval prompts (held-out contents) and the WISE-like set.
 
-    The six categories come equally often; a category with fewer captions than asked for repeats them, each time under
-    another id and thus with another noise.
+    The six categories are equally frequent. A category with too few captions repeats them; each repetition has its own
+    prompt id and therefore its own noise.
     """
     rng = random.Random(settings.seed)
     shown = [[p for p in all_prompts() if p.category == c and not p.held_out] for c in CATEGORIES]
@@ -80,7 +80,7 @@ def _shapes(settings: PromptsParams) -> Iterator[Split]:
 
 
 def _balanced(pools: Sequence[Sequence[PromptSpec]], count: int, rng: random.Random) -> list[PromptRow]:
-    """`count` captions, from each pool in turn; a pool is used up before any of its captions returns."""
+    """Draw `count` captions from the pools in turn; a caption repeats only when its pool is exhausted."""
     piles: list[list[PromptSpec]] = [[] for _ in pools]
     chosen = []
     for number in range(count):
@@ -93,11 +93,11 @@ def _balanced(pools: Sequence[Sequence[PromptSpec]], count: int, rng: random.Ran
 
 
 def _files(settings: PromptsParams) -> Iterator[Split]:
-    """Train and eval prompts of a file in seeded order, or of a file each; none is in both."""
+    """Train and eval prompts, disjoint, from one file in seeded order or from one file each."""
     if settings.train_file is None:
         raise ValueError(
             "prompts.train_file: required with source: file"
-        )  # as a rule of the configuration says
+        )  # for mypy: params.yaml is rejected before this
     read = _read(settings.train_file, settings)
     drawn = CheckedPrompts(tuple(random.Random(settings.seed).sample(read.rows, len(read.rows))), read.report)
     train = drawn.part(0, settings.train_count)
@@ -122,13 +122,13 @@ def _files(settings: PromptsParams) -> Iterator[Split]:
 
 
 def _refuse_shared(evaluated: CheckedPrompts, train: CheckedPrompts, remedy: str) -> None:
-    """What is trained on tells nothing when it is evaluated on."""
+    """Reject eval prompts that are also train prompts."""
     shared = shared_prompts(evaluated.rows, train.rows)
     if shared:
         row, other = shared[0]
         raise DataError(
             f"{row.source}, {evaluated.report.unit} {row.line}: {row.text!r} is also trained on ({other.source}, "
-            f"{train.report.unit} {other.line}); prompts of the eval split that are: {len(shared)}. {remedy}"
+            f"{train.report.unit} {other.line}); eval prompts that are also trained on: {len(shared)}. {remedy}"
         )
 
 
@@ -153,7 +153,7 @@ def _read(file: PromptFile, settings: PromptsParams) -> CheckedPrompts:
 
 def _benchmark(name: str, benchmark: AnyBenchmark, settings: PromptsParams) -> Split:
     if isinstance(benchmark, CocoPrompts):
-        # never what is trained on
+        # exclude train prompts
         part: Literal["eval", "all"] = "eval" if settings.source == "coco" else "all"
         return Split(name, coco_prompts(benchmark.count, benchmark.seed, part))
     if isinstance(benchmark, FilePrompts):

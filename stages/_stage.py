@@ -1,12 +1,12 @@
-"""What every stage's process does around its own work: arguments, parameters, signals, errors, the manifest.
+"""Entry point of every stage's process: arguments, parameters, signals, errors, the run manifest.
 
-A stage module holds a frozen dataclass of its arguments, `main(params, arguments)`, and as its last lines
+A stage module has a frozen dataclass of its arguments, a function `main(params, arguments)`, and as its last lines
 
     if __name__ == "__main__":
         sys.exit(run_stage(main, Arguments))
 
-dvc.yaml then writes `python -m stages.NAME --manifest artifacts/runs/NAME.json --FIELD VALUE ...`, one option
-for each field of the dataclass.
+dvc.yaml runs `python -m stages.NAME --manifest artifacts/runs/NAME.json --FIELD VALUE ...`, with one option
+per field of the dataclass.
 """
 
 import argparse
@@ -46,14 +46,14 @@ def run_stage(
     """Run one stage as a process.
 
     Args:
-        main: the stage's work; it gets the parameters and its arguments.
-        arguments: a dataclass whose fields are `str`, `int` or `tuple[str, ...]`, each with the metadata
-            `help`; a field becomes a required option, or an optional one if it has a default.
-        argv: the command line, by default the process's.
+        main: The stage's function, called with the parameters and the arguments.
+        arguments: Dataclass whose fields are `str`, `int` or `tuple[str, ...]`, each with the metadata `help`. Each
+            field becomes an option, required unless the field has a default.
+        argv: Command line; default: the process's.
 
     Returns:
-        The exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or
-        no answer from a store). Any other exception is a bug and leaves with its traceback.
+        Exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or a store did
+        not answer). Other exceptions are bugs and propagate with their traceback.
     """
     try:
         mark_as_run()
@@ -78,10 +78,10 @@ def run_stage(
 
 
 def mark_as_run() -> None:
-    """Touch the marker, if the environment names one; the main process does so.
+    """Touch the marker file if the environment names one; only the main process does.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     marker = os.environ.get(RUN_MARKER)
     if marker and is_main_process():
@@ -89,23 +89,23 @@ def mark_as_run() -> None:
             Path(marker).touch()
         except OSError as error:
             raise ConfigError(
-                f"{RUN_MARKER}: must be a file that can be written, got {marker!r} ({error.strerror}); unset it, or "
-                "make its folder"
+                f"{RUN_MARKER}: must be a writable file, got {marker!r} ({error.strerror}); unset it, or create its "
+                "folder"
             ) from error
 
 
 def is_main_process() -> bool:
-    """Whether this process writes; the others of a stage in several processes only compute."""
+    """Whether this process writes files; with several processes only rank 0 does."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def check_environment() -> None:
-    """Refuse half of the variables by which torchrun and accelerate tell a process its place among others.
+    """Reject an incomplete set of torchrun's and accelerate's rank variables.
 
-    With half of them a process takes itself for another one's helper, and writes nothing.
+    With a stray RANK the process would take itself for a non-main process and write nothing.
 
     Raises:
-        ConfigError: One of them is no number, some are missing, or there is no such rank.
+        ConfigError: A variable is not a number or is missing, or RANK is not below WORLD_SIZE.
     """
     given = {name: os.environ[name] for name in _PLACES if name in os.environ}
     remedy = "unset it, or start the processes by `accelerate launch` or torchrun"
@@ -113,10 +113,12 @@ def check_environment() -> None:
         if not value.isdecimal():
             raise ConfigError(f"{name}: must be a whole number of at least 0, got {value!r}; {remedy}")
     if given.items() <= {("RANK", "0"), ("WORLD_SIZE", "1")}:
-        return  # a single process, also where a scheduler says so
+        return  # a single process; some schedulers set these two variables
     for name in _PLACES:
         if name not in given:
-            raise ConfigError(f"{name}: must be set beside {' and '.join(given)}, got nothing; {remedy}")
+            raise ConfigError(
+                f"{name}: must be set together with {' and '.join(given)}, got nothing; {remedy}"
+            )
     if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
         raise ConfigError(
             f"RANK: must be below WORLD_SIZE = {given['WORLD_SIZE']}, got {given['RANK']}; {remedy}"
@@ -124,7 +126,7 @@ def check_environment() -> None:
 
 
 def report_error(error: ChunkGrpoError | Stopped) -> int:
-    """Tell what ended a stage that has no bug; its exit code."""
+    """Print the error that ended a stage; return its exit code."""
     Console(stderr=True, soft_wrap=True).print(
         f"error: {error}", style="bold red", markup=False, highlight=False
     )
@@ -132,12 +134,12 @@ def report_error(error: ChunkGrpoError | Stopped) -> int:
 
 
 def params_path(main: Callable[..., None], arguments: type[Arguments]) -> str:
-    """The parameter file that the command line names."""
+    """Path of the parameter file on the command line."""
     return str(_parser(main, arguments).parse_args().params)
 
 
 def argument(help_text: str, writes: bool = False) -> dict[str, Any]:
-    """The `metadata` of a field of an arguments dataclass; `writes` marks a path that the stage writes to."""
+    """Return the `metadata` of a field of an arguments dataclass; `writes` marks an output path."""
     return {"help": help_text, "writes": writes}
 
 
@@ -148,7 +150,7 @@ def _parser(main: Callable[..., None], arguments: type[Arguments]) -> argparse.A
     )
     parser.add_argument("--params", default="params.yaml", help="the parameter file (default: params.yaml)")
     parser.add_argument(
-        "--manifest", help="where to write how the run went; its stem names the stage (default: nowhere)"
+        "--manifest", help="run manifest to write; the file's stem is the stage's name (default: none)"
     )
     types = typing.get_type_hints(arguments)
     for field in fields(arguments):

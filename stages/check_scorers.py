@@ -1,4 +1,4 @@
-"""Find every scorer's packages, files and servers before any long work, and write down which one it is."""
+"""Check every scorer's packages, files and servers before any long stage, and write its spec."""
 
 import sys
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from chunk_grpo.scorers.spec import ScorerSpec, spec_of
 from stages._stage import argument, run_stage
 
 IN_TRAINING = ("train",)
-"""In place of a scorer's splits: training scores what it draws, so that a change of splits trains nothing anew."""
+"""Replaces a scorer's splits in the specs for training: a change of its splits must not repeat training."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    out: str = field(metadata=argument("folder for SCORER.json, one for each in scorers", writes=True))
-    training: str = field(metadata=argument("JSON: the scorers that training uses", writes=True))
+    out: str = field(metadata=argument("folder for SCORER.json, one per scorer", writes=True))
+    training: str = field(metadata=argument("JSON: specs of the scorers used in training", writes=True))
 
 
 def check(params: Params) -> Iterator[ScorerSpec]:
-    """Each scorer of params.yaml, found and identified; model files are read, no model is loaded."""
+    """Check each scorer of params.yaml and yield its spec; reads model files but loads no model."""
     with Meter("checking scorers", len(params.scorers)) as meter:
         for key, settings in params.scorers.items():
             scorer = place_scorer(key, settings, params.executors.get(key))
@@ -35,7 +35,7 @@ def check(params: Params) -> Iterator[ScorerSpec]:
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Write a file for each scorer, and one for those that training uses."""
+    """Write one spec file per scorer, and one file with the specs of the scorers used in training."""
     specs = {spec.key: spec for spec in check(params)}
     used = sorted([*params.rewards, *params.train.heldout.scorers])
     with output_dir(arguments.out) as draft:

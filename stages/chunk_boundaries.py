@@ -1,4 +1,4 @@
-"""Turn the measured profile into chunk plans: every plan of params.yaml, with the Eq. (16) weights of its chunks."""
+"""Build every chunk plan of params.yaml from the measured profile, with the Eq. (16) weights of its chunks."""
 
 import sys
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ class Arguments:
 
 
 def mean_profile(location: str, num_sde_steps: int) -> list[float]:
-    """Mean relative L1 distance of each trainable step, under the SDE, from the table at `location`.
+    """Mean relative L1 distance of each trainable step under the SDE, from the table at `location`.
 
     Raises:
-        DataError: The profile has other steps than the trajectory.
+        DataError: The profile's number of steps is not `num_sde_steps` + 1.
     """
     table = read_table(location, "l1_profile")
     noisy = table.filter(pc.equal(table["sampler"], "sde"))
@@ -40,7 +40,7 @@ def mean_profile(location: str, num_sde_steps: int) -> list[float]:
 
 
 def build_plan(settings: PlanParams, profile: Sequence[float]) -> ChunkPlan:
-    """The plan that `settings` ask for, over the profile's steps."""
+    """Build the plan of `settings` over the profile's steps."""
     steps = len(profile)
     if isinstance(settings, ListedPlan):
         return listed_plan(settings.sizes, steps)
@@ -50,13 +50,13 @@ def build_plan(settings: PlanParams, profile: Sequence[float]) -> ChunkPlan:
         return guided_plan(profile, settings.num_chunks)
     if isinstance(
         settings, AdaptivePlan
-    ):  # that of the mean profile, to look at: training makes each trajectory its own
+    ):  # for inspection only, from the mean profile: training makes one plan per trajectory
         return adaptive_plan(profile, settings.max_size)
     return single_plan(steps) if isinstance(settings, SinglePlan) else step_plan(steps)
 
 
 def plan_rows(name: str, plan: ChunkPlan, profile: Sequence[float]) -> list[dict[str, str | int | float]]:
-    """One row a chunk."""
+    """Rows of chunk_plan/1, one per chunk."""
     rows: list[dict[str, str | int | float]] = []
     for chunk, (first, size, weight) in enumerate(
         zip(plan.first_steps, plan.sizes, chunk_weights(profile, plan).tolist(), strict=True)
@@ -73,7 +73,7 @@ def plan_rows(name: str, plan: ChunkPlan, profile: Sequence[float]) -> list[dict
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Write every plan, and all sizes in one JSON file for reading."""
+    """Write every plan, and the sizes of all plans to one JSON file."""
     profile = mean_profile(arguments.profile, params.sampling.num_sde_steps)
     plans = {name: build_plan(settings, profile) for name, settings in params.chunks.plans.items()}
     for name, plan in plans.items():

@@ -1,4 +1,4 @@
-"""Run the text encoders once over all prompts; later stages need no text encoder in memory."""
+"""Encode all prompts once, so that later stages need no text encoder in memory."""
 
 import sys
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from stages._stage import argument, run_stage
 
 @dataclass(frozen=True)
 class Arguments:
-    model: str = field(metadata=argument("JSON: content of the base model's files, of the stage inputs"))
+    model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(
-        metadata=argument("embeddings/1, Parquet: which row of the tensors is which prompt's", writes=True)
+        metadata=argument("embeddings/1, Parquet: row of the tensors for each prompt", writes=True)
     )
     tensors: str = field(
         metadata=argument("prompt_embeds [N, S, E] and pooled [N, F], safetensors", writes=True)

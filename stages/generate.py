@@ -1,4 +1,4 @@
-"""Draw the evaluation images of one policy: the base model, or a variant's tuned and hybrid modes for every seed."""
+"""Draw the evaluation images of one policy: the base model, or a variant in modes tuned and hybrid for every seed."""
 
 import sys
 from collections.abc import Iterator
@@ -24,17 +24,17 @@ GRID_IMAGES, GRID_COLUMNS = 64, 8
 
 @dataclass(frozen=True)
 class Arguments:
-    policy: str = field(metadata=argument("base, or a name in variants"))
-    model: str = field(metadata=argument("JSON: content of the base model's files, of the stage inputs"))
+    policy: str = field(metadata=argument("`base`, or the name of a variant"))
+    model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
     out: str = field(metadata=argument("folder for images.parquet and grid.png", writes=True))
-    trained: str = field(default="", metadata=argument("folder of the trained policies; none for base"))
+    trained: str = field(default="", metadata=argument("folder of the trained policies; omitted for `base`"))
 
 
 def policies(base: Family, trained: str, params: Params) -> Iterator[tuple[int, Family | None]]:
-    """(training seed, tuned model); the base model is one policy without a tuned model."""
+    """Yield (training seed, tuned model); for the base model (-1, None)."""
     if not trained:
         yield BASE_SEED, None
         return
@@ -44,7 +44,7 @@ def policies(base: Family, trained: str, params: Params) -> Iterator[tuple[int, 
 
 
 def image_row(policy: str, train_seed: int, image: GeneratedImage) -> dict[str, object]:
-    """One row of images/1."""
+    """Row of images/1."""
     name = f"{policy}-{image.mode}-{train_seed}-{image.prompt_id}-{image.sample}.png"
     return {
         "policy": policy,
@@ -60,7 +60,7 @@ def image_row(policy: str, train_seed: int, image: GeneratedImage) -> dict[str, 
 def draw(
     base: Family, prompts: PromptSet, params: Params, arguments: Arguments
 ) -> Iterator[tuple[int, GeneratedImage]]:
-    """All images of all training seeds."""
+    """Draw all images of all training seeds."""
     s = params.generate
     settings = GenerationSettings(
         s.num_steps, s.shift, s.base_steps, s.images_per_prompt, s.batch_size, s.seed
@@ -74,7 +74,7 @@ def draw(
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Draw and store all images; the grid shows the first ones of the first training seed."""
+    """Draw and store all images, and a grid of the first images of the first training seed."""
     prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors)
     base = load_model(
         params, arguments.model, ("transformer", "vae"), (params.generate.height, params.generate.width)

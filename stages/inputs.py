@@ -1,6 +1,6 @@
-"""Check all of params.yaml, and record what the files of the user hold: the stages that read them depend on it.
+"""Validate params.yaml, and record the content of the user's files; the stages that read them depend on the records.
 
-It always runs. What has not changed gives the same bytes, so that nothing else runs again.
+This stage always runs. Unchanged files give identical records, so that no other stage runs again.
 """
 
 import hashlib
@@ -29,23 +29,23 @@ from chunk_grpo.scorers.source_files import source_digest
 from stages._stage import argument, run_stage
 
 _VERSION = ("ETag", "etag", "LastModified", "last_modified", "mtime", "size")
-"""What stores say of an object that changes with its content."""
+"""Fields of an object's metadata that change with its content; stores name them differently."""
 
 
 @dataclass(frozen=True)
 class Arguments:
     model: str = field(metadata=argument("JSON: content of the base model's files", writes=True))
-    prompts: str = field(metadata=argument("JSON: content of the files of prompts", writes=True))
+    prompts: str = field(metadata=argument("JSON: content of the prompt files", writes=True))
     scorers: str = field(
-        metadata=argument("JSON: settings of each scorer, content of its code and files", writes=True)
+        metadata=argument("JSON: settings of each scorer, and content of its code and files", writes=True)
     )
     names: str = field(
-        metadata=argument("JSON: names in the order of params.yaml, which DVC does not see", writes=True)
+        metadata=argument("JSON: names in the order of params.yaml; DVC ignores that order", writes=True)
     )
 
 
 def prompt_records(params: Params, digests: Digests) -> dict[str, Any]:
-    """The content of each file of prompts, by where params.yaml names it."""
+    """Content digests of the prompt files, by their key in params.yaml."""
     prompts = params.prompts
     files = {"train_file": prompts.train_file, "eval_file": prompts.eval_file}
     named = {name: _content_of(file, digests) for name, file in files.items() if file is not None}
@@ -72,7 +72,7 @@ def _content_of(file: PromptFile, digests: Digests) -> str | None:
 
 
 def _content(location: str, digests: Digests) -> str | None:
-    """A digest of a file; of an object, of what its store says of its version, since reading it could take long."""
+    """Digest of a local file, or of a remote object's version metadata: reading the object could take long."""
     if not is_remote(location):
         return digests.of(location)
     with storage_errors("read", location):
@@ -85,9 +85,9 @@ def _content(location: str, digests: Digests) -> str | None:
 
 
 def scorer_records(params: Params, digests: Digests) -> dict[str, Any]:
-    """Settings of each scorer, with the content of the files that they name.
+    """Settings of each scorer, with content digests of the files that they name.
 
-    DVC takes 1, 1.0 and true for the same value; the text of a JSON file tells them apart.
+    They are a JSON file because DVC treats 1, 1.0 and true in params.yaml as the same value.
     """
     return {
         name: {
@@ -122,7 +122,7 @@ def _weights(weights: Weights, digests: Digests) -> str | None:
 
 
 def _hub_commit(kind: str, repository: str, revision: str | None) -> str | None:
-    """The commit that a revision stands for in the hub's cache; None before it was downloaded."""
+    """The commit of a revision in the hub's local cache; without a download, the revision itself."""
     from huggingface_hub.constants import HF_HUB_CACHE  # here: only inputs of the hub need the package
 
     reference = Path(HF_HUB_CACHE, f"{kind}--{repository.replace('/', '--')}", "refs", revision or "main")
@@ -130,7 +130,7 @@ def _hub_commit(kind: str, repository: str, revision: str | None) -> str | None:
 
 
 def name_records(params: Params) -> dict[str, list[str]]:
-    """The order of names, which is that of the report."""
+    """Names in the order of params.yaml, which is the order in the report."""
     mappings: dict[str, Mapping[str, object]] = {
         "variants": params.variants,
         "scorers": params.scorers,
@@ -141,7 +141,7 @@ def name_records(params: Params) -> dict[str, list[str]]:
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Write a record for each stage that reads such files."""
+    """Write one record per kind of file."""
     digests = Digests()
     write_json(checkpoint_record(params.model.checkpoint, params.model.revision, digests), arguments.model)
     write_json(prompt_records(params, digests), arguments.prompts)

@@ -1,4 +1,4 @@
-"""Choose the prompts: captions of the toy world, prompts of files, and those of benchmarks."""
+"""Choose the prompts of every split: captions of the toy world, prompts from files, and benchmarks."""
 
 import json
 import logging
@@ -18,10 +18,8 @@ _LOG = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Arguments:
     training: str = field(metadata=argument("prompts/1, Parquet: splits train and eval", writes=True))
-    evaluation: str = field(metadata=argument("prompts/1, Parquet: all splits but train", writes=True))
-    report: str = field(
-        metadata=argument("JSON: what was found in the prompts, and done about it", writes=True)
-    )
+    evaluation: str = field(metadata=argument("prompts/1, Parquet: all splits except train", writes=True))
+    report: str = field(metadata=argument("JSON: findings in the prompts, and the action taken", writes=True))
 
 
 def table_rows(split: Split) -> list[dict[str, str]]:
@@ -39,8 +37,10 @@ def table_rows(split: Split) -> list[dict[str, str]]:
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Write the tables, and what was dropped, changed or kept although it looks like a mistake."""
-    splits = list(splits_of(params.prompts))  # what is wrong with files is told before a model is looked for
+    """Write the tables, and a report of prompts that were dropped, changed, or kept although suspicious."""
+    splits = list(
+        splits_of(params.prompts)
+    )  # first: report errors in prompt files before looking for the model
     model = params.model
     limits = flux_token_limits(model.checkpoint, model.revision, model.max_sequence_length)
     reports = {}

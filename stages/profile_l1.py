@@ -1,4 +1,4 @@
-"""Measure how fast the base model's latents move: the relative L1 distance of Eq. (15), under the SDE and the ODE."""
+"""Measure the relative L1 distance of Eq. (15) at each step of the base model, under the SDE and the ODE."""
 
 import sys
 from collections.abc import Iterator
@@ -25,18 +25,20 @@ from stages._stage import argument, run_stage
 
 @dataclass(frozen=True)
 class Arguments:
-    model: str = field(metadata=argument("JSON: content of the base model's files, of the stage inputs"))
+    model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
     out: str = field(metadata=argument("l1_profile/1, Parquet", writes=True))
-    plot: str = field(metadata=argument("mean curves, a column a sampler, CSV for dvc plots", writes=True))
+    plot: str = field(
+        metadata=argument("mean curves, one column per sampler, CSV for `dvc plots`", writes=True)
+    )
 
 
 def profile_rows(
     family: Family, prompts: PromptSet, params: Params
 ) -> Iterator[dict[str, str | int | float]]:
-    """One row for each sampler, prompt, seed and step."""
+    """Rows of l1_profile/1, one per sampler, prompt, seed and step."""
     sampling, settings = params.sampling, params.profile
     times = time_grid(sampling.num_steps, sampling.shift)
     strengths, sampler = step_noise(sampling.sde, times, sampling.eta)
@@ -65,7 +67,7 @@ def profile_rows(
 
 
 def _require_finite(sampler: str, states: Tensor, prompts: PromptSet) -> None:
-    """Refuse a trajectory that breaks off, with its prompt and the step."""
+    """Reject trajectories with non-finite latents; the error names the prompt and the step."""
     broken = states.isfinite().flatten(start_dim=2).all(dim=2).logical_not().nonzero()  # [B, S + 1]
     if len(broken):
         row, after = broken[0].tolist()
@@ -86,7 +88,7 @@ def _rows(
 
 
 def mean_curves(table: pa.Table) -> pa.Table:
-    """The mean by step, a column for each sampler: `dvc plots` draws a line for a column."""
+    """Mean distance of each step, one column per sampler: `dvc plots` draws one line per column."""
     mean = table.group_by(["sampler", "step"], use_threads=False).aggregate([("l1_rel", "mean")])
     curves = {name: mean.filter(pc.field("sampler") == name).sort_by("step") for name in ("sde", "ode")}
     means = {name: curve["l1_rel_mean"] for name, curve in curves.items()}

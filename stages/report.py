@@ -1,4 +1,4 @@
-"""Report: intervals, tables, plots and images of all policies, as a page, as Markdown and as numbers."""
+"""Build the report: intervals, tables, plots and images of all policies, as HTML, as Markdown and as numbers."""
 
 import sys
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from stages._stage import argument, run_stage
 class Arguments:
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     profile: str = field(metadata=argument("l1_profile/1, Parquet"))
-    chunks: str = field(metadata=argument("folder of PLAN.parquet"))
-    train: str = field(metadata=argument("folder of VARIANT/metrics.parquet"))
-    images: str = field(metadata=argument("folder of POLICY/images.parquet"))
-    scores: str = field(metadata=argument("folder of POLICY/SCORER.parquet"))
-    runs: str = field(metadata=argument("folder of run manifests, STAGE.json"))
-    out: str = field(metadata=argument("folder to write", writes=True))
+    chunks: str = field(metadata=argument("folder with PLAN.parquet"))
+    train: str = field(metadata=argument("folder with VARIANT/metrics.parquet"))
+    images: str = field(metadata=argument("folder with POLICY/images.parquet"))
+    scores: str = field(metadata=argument("folder with POLICY/SCORER.parquet"))
+    runs: str = field(metadata=argument("folder with run manifests, STAGE.json"))
+    out: str = field(metadata=argument("folder for the report", writes=True))
 
 
 def main(params: Params, arguments: Arguments) -> None:

@@ -27,27 +27,27 @@ from stages._kept import KEPT, KeptScores, Row, add_code, add_files
 from stages._stage import argument, run_stage
 
 BATCH = 64
-"""Images that a scorer of groups gets at the least, so that it need not be asked about each group."""
+"""Minimum number of images per batch of a groupwise scorer."""
 
 SHOWN = 50
-"""Refused images that a message has."""
+"""Maximum number of refused images listed in the error message."""
 
 GROUP = ("mode", "train_seed", "prompt_id")
-"""What the images of a group share."""
+"""Columns of images/1 that identify a group."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    spec: str = field(metadata=argument("the scorer, JSON of the stage check_scorers"))
+    spec: str = field(metadata=argument("JSON of stage check_scorers: spec of the scorer"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     images: str = field(metadata=argument("images/1, Parquet"))
     out: str = field(metadata=argument("scores/2, Parquet", writes=True))
 
 
 def whole_groups(images: pa.Table, size: int) -> Iterator[list[dict[str, Any]]]:
-    """Rows, about `size` at a time, all images of a group together.
+    """Yield batches of about `size` rows, with all images of a group in one batch.
 
-    In images/1 a group may lie in several places: images are drawn in batches, tuned and hybrid ones in turn.
+    The rows of a group need not be adjacent in images/1: images are drawn in batches, tuned and hybrid in turn.
     """
     missing = Counter(zip(*(images[name].to_pylist() for name in GROUP), strict=True))
     begun: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
@@ -67,7 +67,7 @@ def whole_groups(images: pa.Table, size: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def batch_of(records: Sequence[Mapping[str, Any]], prompts: Mapping[str, Mapping[str, str]]) -> ScoreBatch:
-    """The images with what the prompts table knows of them."""
+    """Images with the text and metadata of their prompts."""
     known = [prompts[record["prompt_id"]] for record in records]
     numbers: dict[tuple[Any, ...], int] = {}
     groups = [numbers.setdefault(tuple(r[name] for name in GROUP), len(numbers)) for r in records]
@@ -80,7 +80,7 @@ def batch_of(records: Sequence[Mapping[str, Any]], prompts: Mapping[str, Mapping
 
 
 def batches_of(scorer: Scorer, images: pa.Table) -> Iterator[list[dict[str, Any]]]:
-    """Rows as they are handed to the scorer: the same batches in every run, so that a stopped one can go on."""
+    """Yield the scorer's batches of rows; equal in every run, so that a stopped run can resume."""
     size = scorer.settings.images_at_once
     if scorer.groupwise:
         yield from whole_groups(images, max(BATCH, size))
@@ -97,18 +97,18 @@ def score_rows(
     kept: KeptScores,
     refusals: float = 0.0,
 ) -> Iterator[Row]:
-    """The scorer's value and details for every image, one row each; of a refused image one row with the reason.
+    """Yield one row per metric of each image, or one row with the reason if the scorer refused the image.
 
     Args:
-        key: The scorer's name in params.yaml.
-        scorer: What scores.
-        images: Schema images.
-        prompts: Rows of schema prompts by their ids.
-        kept: Where batches are kept as they come.
+        key: Name of the scorer in params.yaml.
+        scorer: The scorer.
+        images: Table images/1.
+        prompts: Rows of prompts/1 by prompt id.
+        kept: Store of finished batches.
         refusals: Share of the images that may be refused.
 
     Raises:
-        DataError: More images are refused; the message has them.
+        DataError: More images were refused; the message lists them.
         TransientError: The scorer does not answer.
     """
     refused: dict[int, list[Row]] = {}
@@ -131,7 +131,7 @@ def rows_of_batch(
     records: Sequence[Mapping[str, Any]],
     prompts: Mapping[str, Mapping[str, str]],
 ) -> list[Row]:
-    """The rows of one batch."""
+    """Score one batch; return its rows."""
     batch = batch_of(records, prompts)
     scores = check_scores(key, score_with_retries(key, scorer, batch), batch.prompts)
     rows: list[Row] = []
@@ -153,7 +153,7 @@ def too_many_refused(
     refusals: float,
     prompts: Mapping[str, Mapping[str, str]],
 ) -> DataError:
-    """What to say of images without a score."""
+    """The error that lists images without a score."""
     shown = [
         f"{row['mode']}, training seed {row['train_seed']}, prompt {row['prompt_id']} "
         f"({prompts[row['prompt_id']]['prompt']!r}), sample {row['sample']}: {row['refusal']}"
@@ -162,14 +162,14 @@ def too_many_refused(
     rest = [f"and {len(refused) - SHOWN} more"] if len(refused) > SHOWN else []
     return DataError(
         f"scorer {key}: {len(refused)} of {count} images have no score, more than the share {refusals:g} that "
-        f"scorers.{key}.refusals allows. No score was made up. Every image was asked about, and batches without a "
-        "refusal are kept: run the same command again to have the others scored again, or raise `refusals` to leave "
-        "these images out of all comparisons.\n" + "\n".join(f"  {line}" for line in [*shown, *rest])
+        f"scorers.{key}.refusals allows. No score was made up. Batches without a refusal are kept. Run the same "
+        "command again to score the other batches again, or raise `refusals` to leave these images out of all "
+        "comparisons.\n" + "\n".join(f"  {line}" for line in [*shown, *rest])
     )
 
 
 def kept_scores(spec: ScorerSpec, settings: ScorerSettings, arguments: Arguments) -> KeptScores:
-    """Where batches of this computation are kept: of one scorer and code, images, prompts and size of a batch."""
+    """Store for this computation: one per scorer, code, images, prompts and batch size."""
     about = [spec.key, spec.hash, spec.splits, settings.images_at_once]
     digest = hashlib.sha256(json.dumps(about).encode())
     add_code(digest)
@@ -180,10 +180,10 @@ def kept_scores(spec: ScorerSpec, settings: ScorerSettings, arguments: Arguments
 def images_to_score(
     arguments: Arguments, spec: ScorerSpec, prompts: Mapping[str, Mapping[str, str]]
 ) -> pa.Table:
-    """The images of the scorer's splits.
+    """Read the images of the scorer's splits.
 
     Raises:
-        DataError: A prompt is unknown, or there is no image of these splits.
+        DataError: A prompt is unknown, or these splits have no images.
     """
     images = read_table(arguments.images, "images")
     for name in images["prompt_id"].unique().to_pylist():
@@ -202,7 +202,7 @@ def images_to_score(
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Write the scores table, which carries the scorer's spec."""
+    """Write the scores table, with the scorer's spec in its metadata."""
     spec = spec_from(read_json(arguments.spec), arguments.spec)
     prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
     images = images_to_score(arguments, spec, prompts)

@@ -1,4 +1,4 @@
-"""Train one variant, once for each training seed, and keep the policies and their metrics."""
+"""Train one variant with every training seed; write the policies and their metrics."""
 
 import hashlib
 import json
@@ -38,34 +38,34 @@ from stages._launch import run_processes
 from stages._stage import argument
 
 TIMED = ("seconds_", "rate_")
-"""Metrics that a clock gave: they differ from run to run and are kept apart."""
+"""Prefixes of wall-clock metrics, which differ between runs and are written to a file of their own."""
 
 LOGS = Path("logs")
-"""Of the trackers, to look at; outside DVC's outputs, because they hold clock times."""
+"""Tracker logs. Not a DVC output: they contain timestamps."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    variant: str = field(metadata=argument("name in variants"))
-    model: str = field(metadata=argument("JSON: content of the base model's files, of the stage inputs"))
+    variant: str = field(metadata=argument("name of the variant"))
+    model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     index: str = field(metadata=argument("embeddings/1, Parquet"))
     tensors: str = field(metadata=argument("embeddings, safetensors"))
     plan: str = field(metadata=argument("chunk_plan/1, Parquet: the variant's chunks"))
-    scorers: str = field(metadata=argument("the scorers that training uses, JSON of the stage check_scorers"))
+    scorers: str = field(
+        metadata=argument("JSON of stage check_scorers: specs of the scorers used in training")
+    )
     out: str = field(
         metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv", writes=True)
     )
-    timings: str = field(
-        metadata=argument("train_metrics/1, Parquet: seconds, which differ from run to run", writes=True)
-    )
+    timings: str = field(metadata=argument("train_metrics/1, Parquet: wall-clock metrics", writes=True))
 
 
 def checkpoint_key(params: Params, arguments: Arguments) -> str:
-    """Identifies the computation: a checkpoint is only resumed by the same code and settings on the same inputs.
+    """Digest of the computation: a checkpoint is resumed only with the same code, settings and inputs.
 
-    The variant's name is part of it: two variants with equal settings may train side by side, and the first one to end
-    removes its checkpoints.
+    It includes the variant's name: two variants with equal settings may train at the same time, and the first one to
+    finish removes its checkpoints.
     """
     content = params.model_dump(mode="json")
     sections = {name: content[name] for name in ("model", "sampling", "rewards", "train")}
@@ -79,10 +79,10 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
 
 
 def read_method(params: Params, arguments: Arguments) -> Method:
-    """The variant with its chunks and their Eq. (16) weights.
+    """Read the variant's method, with its chunk plan and the Eq. (16) weights.
 
     Raises:
-        DataError: The plan covers another number of steps than the trajectories have.
+        DataError: The plan's number of steps is not the number of trainable steps.
     """
     rows = sorted(read_table(arguments.plan, "chunk_plan").to_pylist(), key=lambda row: int(row["chunk"]))
     plan = ChunkPlan(tuple(row["num_steps"] for row in rows))
@@ -96,7 +96,7 @@ def read_method(params: Params, arguments: Arguments) -> Method:
 
 
 def read_task(params: Params, arguments: Arguments) -> Task:
-    """Prompts with embeddings, and the reward."""
+    """Read the train and held-out prompts with embeddings, and the rewards."""
     files = (arguments.prompts, arguments.index, arguments.tensors)
     heldout = read_prompts(*files, ("eval",))
     scorers, unseen = read_scorers(params, arguments.scorers), params.train.heldout.scorers
@@ -109,37 +109,37 @@ def read_task(params: Params, arguments: Arguments) -> Task:
 
 
 def read_scorers(params: Params, location: str) -> dict[str, Scorer]:
-    """The scorers that training uses, where params.yaml places them.
+    """The scorers used in training, on the executors of params.yaml.
 
     Raises:
-        DataError: They are not the ones that were checked.
+        DataError: A scorer differs from the one that stage check_scorers recorded.
     """
     specs = [spec_from(record, location) for record in read_json(location).values()]
     return {spec.key: place_checked(spec, params.scorers, params.executors) for spec in specs}
 
 
 def reward_of(params: Params, scorers: Mapping[str, Scorer], weights: Mapping[str, float]) -> Reward:
-    """The weighted sum of these scorers."""
+    """Weighted sum of scorers."""
     return Reward(scorers, weights, params.train.reward_attempts, params.train.reward_wait)
 
 
 def metric_rows(variant: str, seed: int, rows: Iterable[MetricRow]) -> list[dict[str, str | int | float]]:
-    """The trainer's metrics in the columns of train_metrics/1."""
+    """Rows of train_metrics/1."""
     who: dict[str, str | int | float] = {"variant": variant, "train_seed": seed}
     return [{**who, "iteration": i, "metric": metric, "value": value} for i, metric, value in rows]
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Train every seed; a run that was stopped goes on from its checkpoint.
+    """Train every seed; resume from a checkpoint if there is one.
 
     Raises:
-        ConfigError: There is no such variant, or the processes are not set up to train together.
+        ConfigError: The variant is unknown, or the processes are not set up to train together.
     """
     if arguments.variant not in params.variants:
         raise ConfigError(
             f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
         )
-    writes = Processes().is_main  # before anything is loaded: it chooses this process's GPU
+    writes = Processes().is_main  # before anything is loaded: this selects the process's GPU
     for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)
     key = checkpoint_key(params, arguments)
@@ -167,7 +167,7 @@ def main(params: Params, arguments: Arguments) -> None:
 
 
 def write_metrics(rows: list[dict[str, str | int | float]], draft: Path, timings: str) -> None:
-    """The metrics and their curves to the folder `draft`, what a clock gave to `timings`."""
+    """Write metrics and reward curves to the folder `draft`, and wall-clock metrics to `timings`."""
     seconds = [row for row in rows if str(row["metric"]).startswith(TIMED)]
     others = [row for row in rows if not str(row["metric"]).startswith(TIMED)]
     table = table_from_rows(others, "train_metrics")
@@ -180,19 +180,20 @@ def write_metrics(rows: list[dict[str, str | int | float]], draft: Path, timings
 
 
 def forget(folder: Path) -> None:
-    """Remove the checkpoints of a run that is done.
+    """Remove the checkpoints of a finished run.
 
-    The best policies go last: a run that is killed in here and finds its last checkpoint needs them too.
+    Iteration checkpoints are removed first: if the process is killed in between, a remaining checkpoint still has the
+    best policies that it needs.
     """
     if not folder.exists():
-        return  # every seed stopped early, before a checkpoint was due
+        return  # no checkpoint was due before every seed stopped early
     for path in sorted(folder.glob("seed-*/iteration-*.pt")):
         path.unlink()
     shutil.rmtree(folder)
 
 
 def prompts_of_update(params: Params) -> int:
-    """What the processes share out evenly."""
+    """Number of prompts of an update, which the processes divide evenly."""
     return params.train.prompts_per_iteration // params.train.updates_per_iteration
 
 

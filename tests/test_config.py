@@ -294,12 +294,12 @@ SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise and is no
                 put("scorers.judge", WISE),
                 put("train.heldout.scorers", ["judge"]),
             ],
-            "train.heldout.scorers[0]: judges prompts of wise only, but is asked about the eval split, whose prompts "
+            "train.heldout.scorers[0]: judges prompts of wise only, but would score the eval split, whose prompts "
             "are of shapes, got 'judge'",
         ),
         (
             [put("prompts.benchmarks.wise", COCO)],
-            "prompts.benchmarks.wise: must have another name than the splits train, eval, wise",
+            "prompts.benchmarks.wise: must differ from the names of the other splits: train, eval, wise",
         ),
         (
             [put("prompts.benchmarks.more", COCO), put("scorers.shapes-exact.splits", ["eval", "more"])],

@@ -143,7 +143,7 @@ def test_a_stop_signal_at_the_imports_ends_with_one_sentence(number: signal.Sign
     assert process.returncode == 75
     assert errors == (
         f"error: stopped by {number.name}. Run the same command again; "
-        "a training goes on from its newest checkpoint.\n"
+        "a training resumes from its newest checkpoint.\n"
     )
 
 

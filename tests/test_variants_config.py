@@ -170,7 +170,7 @@ def test_a_misspelt_setting_of_an_adapter_is_told_too() -> None:
 CHOICE = "must be uniform where every chunk is trained"
 NUMBERS = "must be numbers from 0 to 3, each once"
 SINGLE_STEPS = "needs objective: step and a plan of kind: step, got"
-ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
+ALL_NOISY = "needs noise in all steps; with a window or branching most steps have none"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
         # Plans.
         (
             {**CHUNK, "plan": "lited"},
-            f"plan: must be a name in chunks.plans, got 'lited'; did you mean 'listed'? there: {PLANS}",
+            f"plan: must be a name in chunks.plans, got 'lited'; did you mean 'listed'? there are: {PLANS}",
         ),
         (
             {**CONTROL, "plan": "step"},
@@ -253,11 +253,11 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
         ),
         (
             {**CHUNK, "clip_ranges": [1e-4] * 4, "clip_range": 1e-4},
-            "clip_ranges: stands in place of clip_range; set one, got [0.0001, 0.0001, 0.0001, 0.0001]",
+            "clip_ranges: replaces clip_range; set only one of the two, got [0.0001, 0.0001, 0.0001, 0.0001]",
         ),
         (
             {**CONTROL, "clip_ranges": [1e-4] * 4},
-            "clip_ranges: needs objective: chunk, whose ratios are those of the plan's chunks, "
+            "clip_ranges: needs objective: chunk, which has one ratio per chunk of the plan, "
             "got [0.0001, 0.0001, 0.0001, 0.0001]",
         ),
         ({**BRANCHED, "clip_ranges": [1e-4]}, f"clip_ranges: {ALL_NOISY}, got [0.0001]"),
@@ -271,13 +271,13 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
         ),
         (
             {**CONTROL, "plan": "equal-4", "chunk_rewards": [{"shapes-vivid": 1}] * 4},
-            "chunk_rewards: needs objective: chunk, whose ratios are those of the plan's chunks, "
+            "chunk_rewards: needs objective: chunk, which has one ratio per chunk of the plan, "
             "got [{'shapes-vivid': 1.0}, {'shapes-vivid': 1.0}, {'shapes-vivid': 1.0}, {'shape...",
         ),
         (
             {**CHUNK, "chunk_rewards": [{"shapes-exact": 1.0}] + [{"shapes-vivid": 1.0}] * 3},
-            "chunk_rewards[0].shapes-exact: must also stand in rewards, got 'shapes-exact'; "
-            "there: shapes-graded, shapes-vivid",
+            "chunk_rewards[0].shapes-exact: must be a name in rewards, got 'shapes-exact'; "
+            "there are: shapes-graded, shapes-vivid",
         ),
         (
             {**CHUNK, "chunk_rewards": [{"shapes-vivid": 1.0}] * 3 + [{}]},
@@ -295,7 +295,7 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
         ),
         (
             {**WINDOWED, "window": {**WINDOW, "stride": 5}},
-            "window.stride: must be <= num_steps = 4, or steps are left out, got 5",
+            "window.stride: must be <= num_steps = 4, or steps between two windows are never trained, got 5",
         ),
         ({**CHUNK, "window": WINDOW}, f"window: {SINGLE_STEPS} chunk and 'listed' (listed)"),
         ({**CONTROL, "window": WINDOW}, f"window: {SINGLE_STEPS} step and 'listed' (listed)"),
@@ -314,7 +314,7 @@ ALL_NOISY = "needs noise in all steps; a window or branches leave most without"
         ({**BRANCHED, "objective": "chunk"}, f"branching: {SINGLE_STEPS} chunk and 'step' (step)"),
         (
             {**BRANCHED, "window": WINDOW},
-            "branching: cannot stand beside window: a branch has one noisy step; remove one of them",
+            "branching: cannot be combined with window: a branch has one noisy step; remove one of them",
         ),
     ],
 )

@@ -9,8 +9,8 @@ from chunk_grpo.config import load_params
 from chunk_grpo.errors import ConfigError
 from tests.params_edits import ROOT
 
-DEEP = "must have at most 50 levels, got more; an alias must not stand inside what it names"
-LONG = "must have at most 100000 values with its aliases written out, got more; use fewer aliases"
+DEEP = "must have at most 50 levels, got more; an alias must not be inside its own anchor"
+LONG = "must have at most 100000 values with aliases expanded, got more; use fewer aliases"
 BOMB = "\n".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}' if level else '1'] * 10)}]" for level in range(10)
 )

@@ -1,4 +1,4 @@
-"""What stages hand to each other: schemas, reading and writing, run manifests.
+"""Artifacts of the stages: schemas, reading and writing, run manifests.
 
 Tensors are in chunk_grpo.artifacts.tensors, which imports torch.
 """

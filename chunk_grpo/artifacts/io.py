@@ -16,11 +16,11 @@ from chunk_grpo.errors import DataError
 REWRITE_IT = "Delete it and run `dvc repro` to write it again."
 
 ROW_GROUP_BYTES = 2**26
-"""About how much a row group holds: Arrow reads no nested column, such as images, above 2 GiB at a time."""
+"""Approximate size of a row group: Arrow cannot read more than 2 GiB of a nested column, such as images, at a time."""
 
 
 def table_from_rows(rows: Iterable[Mapping[str, Any]], schema_name: SchemaName) -> pa.Table:
-    """A table of the named schema from one mapping per row."""
+    """Build a table of the named schema from one mapping per row."""
     return pa.Table.from_pylist(list(rows), schema=SCHEMAS[schema_name].columns)
 
 
@@ -35,14 +35,14 @@ def write_table(
     """Write a table as Parquet, with the schema's name and version in its metadata.
 
     Args:
-        table: columns in any order; types are cast where nothing is lost.
-        location: local path or URL.
-        schema_name: the schema it must have.
-        about: more to keep in the metadata, such as what made the table.
-        row_group_bytes: the most bytes in a row group, unless a single row is larger.
+        table: Table with columns in any order; types are cast where that is lossless.
+        location: Local path or URL.
+        schema_name: Required schema.
+        about: Additional metadata, such as the origin of the table.
+        row_group_bytes: Maximum bytes of a row group, unless a single row is larger.
 
     Raises:
-        DataError: the table does not fit the schema, or `location` cannot be written.
+        DataError: The table does not fit the schema, or `location` cannot be written.
         TransientError: the object store does not answer.
     """
     fitting = _fitting(table, schema_name, location)
@@ -56,9 +56,9 @@ def write_rows(
     *,
     row_group_bytes: int = ROW_GROUP_BYTES,
 ) -> None:
-    """As `write_table`, one row after the other: no more than a row group is held in memory.
+    """As `write_table`, row by row: at most one row group is in memory.
 
-    Equal rows give equal bytes. An OSError of `rows` itself reads as one of `location`.
+    Equal rows give equal bytes. An OSError raised by `rows` is reported as an error of `location`.
     """
     tables = (table_from_rows(group, schema_name) for group in _row_groups(rows, row_group_bytes))
     _write((_fitting(table, schema_name, location) for table in tables), location, schema_name, {})
@@ -69,14 +69,14 @@ def read_table(location: Location, schema_name: SchemaName) -> pa.Table:
 
     Args:
         location: local path or URL.
-        schema_name: the schema it must have, at its present version.
+        schema_name: Required schema, at its current version.
 
     Returns:
-        The table, columns in the schema's order.
+        The table, with columns in the schema's order.
 
     Raises:
-        DataError: the file is missing, unreadable or no Parquet, holds another table or another version of
-            it, or lacks a value. The message says which, and what to do.
+        DataError: The file is missing, unreadable or not Parquet, has another table or version, or lacks a value. The
+            message has the reason and the remedy.
         TransientError: the object store does not answer.
     """
     schema = SCHEMAS[schema_name]
@@ -90,7 +90,7 @@ def read_table(location: Location, schema_name: SchemaName) -> pa.Table:
                 f"{location}: cannot be read here ({_first_line(error)}), but need not be damaged. Keep it, and try "
                 "with more free memory or the pyarrow of constraints.txt."
             ) from error
-        except (pa.ArrowException, OSError) as error:  # damaged pages are an OSError
+        except (pa.ArrowException, OSError) as error:  # damaged pages raise OSError
             raise DataError(
                 f"{location}: corrupt, cut off, or no Parquet file ({_first_line(error)}). {REWRITE_IT}"
             ) from error
@@ -123,7 +123,7 @@ def write_bytes(content: bytes, location: Location) -> None:
 
 
 def write_json(value: object, location: Location) -> None:
-    """Write indented JSON; errors as `write_bytes`. NaN and infinity are refused with ValueError."""
+    """Write indented JSON; errors as `write_bytes`. NaN and infinity raise ValueError."""
     write_text(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", location)
 
 
@@ -169,7 +169,7 @@ def read_json(location: Location) -> Any:
 
 
 def _fitting(table: pa.Table, schema_name: SchemaName, location: Location) -> pa.Table:
-    """The table with the schema's columns, in its order and types."""
+    """Table with the schema's columns, in its order and types."""
     schema = SCHEMAS[schema_name]
     _check_columns(table.column_names, schema, location)
     _check_nulls(table, schema, location)
@@ -194,7 +194,7 @@ def _write(
 
 
 def _slices(table: pa.Table, limit: int) -> Iterator[pa.Table]:
-    """Parts of a table of at most `limit` bytes, or of a single row."""
+    """Yield slices of a table of at most `limit` bytes, or of a single row."""
     if table.num_rows <= 1 or table.nbytes <= limit:
         yield table
         return
@@ -204,7 +204,7 @@ def _slices(table: pa.Table, limit: int) -> Iterator[pa.Table]:
 
 
 def _row_groups(rows: Iterable[Mapping[str, Any]], limit: int) -> Iterator[list[Mapping[str, Any]]]:
-    """Rows together of at most `limit` bytes, or a single one."""
+    """Yield groups of rows of at most `limit` bytes, or of a single row."""
     group: list[Mapping[str, Any]] = []
     held = 0
     for row in rows:
@@ -218,14 +218,14 @@ def _row_groups(rows: Iterable[Mapping[str, Any]], limit: int) -> Iterator[list[
 
 
 def _size(value: object) -> int:
-    """About the bytes that a value takes in a table."""
+    """Approximate bytes of a value in a table."""
     if isinstance(value, Mapping):
         return sum(_size(item) for item in value.values())
     return len(value) if isinstance(value, bytes | str) else 8
 
 
 def _read(path: Path) -> pa.Table:
-    """All rows, a part at a time: a file that another program wrote may have one row group above 2 GiB."""
+    """Read all rows in parts: files of other programs may have row groups above 2 GiB."""
     with pq.ParquetFile(path) as file:
         batches: list[pa.RecordBatch] = []
         for number in range(file.num_row_groups):
@@ -237,7 +237,7 @@ def _read(path: Path) -> pa.Table:
 
 
 def _check_identity(metadata: Mapping[bytes, bytes], schema: TableSchema, location: Location) -> None:
-    """The file says that it is this table at this version."""
+    """Check name and version in the metadata of the file."""
     wanted = f"{schema.name}/{schema.version}"
     name, version = metadata.get(SCHEMA_KEY), metadata.get(VERSION_KEY)
     if name is None or version is None or not version.isdigit():

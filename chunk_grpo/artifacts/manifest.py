@@ -1,4 +1,4 @@
-"""Measure a stage's run: how long, when, on what. The report reads these files."""
+"""Run manifests: time, duration and environment of a stage's run. The report reads these files."""
 
 import os
 import platform
@@ -27,19 +27,19 @@ class RunManifest:
     """One stage's run.
 
     Attributes:
-        manifest_version: of this record.
-        stage: the DVC stage, e.g. `train@chunk`.
-        started_at: UTC, ISO 8601.
-        seconds: wall time.
-        peak_memory_mib: the process's largest resident size.
-        python: version.
-        packages: installed versions of what computes, torch among them.
-        system: operating system and architecture.
-        cpu: model.
-        cpu_count: logical cores.
+        manifest_version: Version of the manifest's format.
+        stage: DVC stage, e.g. `train@chunk`.
+        started_at: Start time, UTC, ISO 8601.
+        seconds: Wall time.
+        peak_memory_mib: Peak resident memory of the process in MiB.
+        python: Python version.
+        packages: Installed versions of the numerical packages, such as torch.
+        system: Operating system and architecture.
+        cpu: CPU model.
+        cpu_count: Number of logical cores.
         accelerator: GPU model, or null.
-        commit: of the checkout, or null outside one.
-        notes: what the stage itself adds.
+        commit: Commit of the checkout, or null outside one.
+        notes: Additional values from the stage.
     """
 
     manifest_version: int
@@ -62,14 +62,14 @@ Notes = dict[str, str | int | float]
 
 @contextmanager
 def measured_run(stage: str, location: Location) -> Iterator[Notes]:
-    """Measure what happens inside and write it; after an error nothing is written.
+    """Measure the enclosed block and write its manifest; after an error nothing is written.
 
     Args:
-        stage: the DVC stage's name.
-        location: the manifest's path, e.g. `artifacts/runs/STAGE.json`.
+        stage: Name of the DVC stage.
+        location: Path of the manifest, e.g. `artifacts/runs/STAGE.json`.
 
     Yields:
-        Notes, empty, for what the stage wants to add.
+        Empty notes, which the stage can fill.
 
     Raises:
         DataError: `location` cannot be written.
@@ -97,10 +97,10 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
 
 
 def read_manifest(location: Location) -> RunManifest:
-    """Read what `measured_run` wrote.
+    """Read a manifest written by `measured_run`.
 
     Raises:
-        DataError: the file is missing, corrupt, or of another version.
+        DataError: The file is missing, corrupt, or of another version.
     """
     record: Any = read_json(location)
     found = record.get("manifest_version") if isinstance(record, dict) else None
@@ -123,13 +123,13 @@ def _installed() -> dict[str, str]:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
-            continue  # an extra that is not installed took no part
+            continue  # of an extra that is not installed
     return versions
 
 
 def _peak_memory_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS counts bytes, Linux KiB
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # bytes on macOS, KiB on Linux
 
 
 def _cpu() -> str:
@@ -144,7 +144,7 @@ def _cpu() -> str:
 
 
 def _accelerator() -> str | None:
-    torch = sys.modules.get("torch")  # a stage that never loaded it used no GPU
+    torch = sys.modules.get("torch")  # a stage that did not import torch used no GPU
     if torch is None or not torch.cuda.is_available():
         return None
     return str(torch.cuda.get_device_name())
@@ -155,7 +155,7 @@ def _commit() -> str | None:
 
 
 def _output_of(*command: str) -> str | None:
-    """What a program prints, or None where it is not installed or fails."""
+    """Standard output of a program, or None if it is not installed or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

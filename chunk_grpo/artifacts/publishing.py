@@ -1,8 +1,8 @@
-"""Copy what people read from a finished workspace to stable paths, such as DEST/PRESET/scores/base/clip.parquet.
+"""Publish the results of a finished workspace at stable paths, such as DEST/PRESET/scores/base/clip.parquet.
 
-`run.json` there says of which run the files are, with size and hash of each. It is written before anything is
-overwritten, without the files that are about to be, and again when all are there. So a file whose size and hash it has
-belongs to that run, however a publication ended.
+`run.json` records the run of the files, with size and hash of each. It is written before any file is overwritten,
+without the files to be overwritten, and again after all files are copied. A file with the recorded size and hash
+therefore belongs to that run, even if a publication was interrupted.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from chunk_grpo.progress import Meter
 MODELS = ".safetensors"
 BLOCK = 2**20
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""What may be one part of a path, in a folder as in a URL."""
+"""Valid single component of a path or URL."""
 
 
 @dataclass(frozen=True)
 class Publication:
-    """What `publish` did.
+    """Result of `publish`.
 
     Attributes:
         location: The preset's folder.
-        copied: Files that were copied.
-        copied_bytes: Their size.
-        unchanged: Files that were there already.
-        removed: Files of an older run that this one lacks.
-        superseded: Whether another publication of the preset began meanwhile; the rest was then left to it.
+        copied: Number of copied files.
+        copied_bytes: Total size of the copied files.
+        unchanged: Number of files that were published already.
+        removed: Number of removed files of an older run.
+        superseded: Whether another publication of the preset started meanwhile; this one then stopped.
     """
 
     location: str
@@ -77,18 +77,19 @@ class Publication:
 def publish(workspace: Path, destination: Location, run: RunFacts, models: bool = False) -> Publication:
     """Copy params.yaml, dvc.lock and artifacts/ of a workspace to `destination`/PRESET, `run.json` last.
 
-    Files that are there already, by `run.json` and their size, are not copied again; those of an older run that this
-    one lacks are removed at the end. After an error or a kill every file is whole, and the next call completes it.
+    Files that are published already, by `run.json` and their size, are not copied again; files only of an older run are
+    removed at the end. After an error or a kill no file is partial, and the next call completes the publication.
 
     Args:
-        workspace: The folder of params.yaml, on this machine. No stage may be running in it.
+        workspace: Local folder with params.yaml. No stage may be running in it.
         destination: Folder or URL.
-        run: Of which run the files are.
+        run: Run that made the files.
         models: Whether to copy *.safetensors as well; otherwise they stay in DVC's cache.
 
     Raises:
-        ConfigError: the preset's name cannot be that of a folder.
-        DataError: nothing is there to publish, a file cannot be read or written, or the folder is not ours.
+        ConfigError: The preset's name is not a valid folder name.
+        DataError: There is nothing to publish, a file cannot be read or written, or the destination has a run.json
+            of another program.
         TransientError: the object store does not answer.
     """
     if not PLAIN_NAME.fullmatch(run.preset):
@@ -118,12 +119,12 @@ def publish(workspace: Path, destination: Location, run: RunFacts, models: bool 
 
 @contextmanager
 def folder_lock(folder: Location) -> Iterator[None]:
-    """Make a local folder and let one process at a time in; the kernel ends the lock with the process.
+    """Create a local folder and hold an exclusive lock on it; the kernel releases the lock when the process ends.
 
-    An object store has no locks: there nothing is held.
+    Object stores have no locks: no lock is held there.
 
     Raises:
-        DataError: the folder cannot be made.
+        DataError: The folder cannot be created.
     """
     if is_remote(folder):
         yield
@@ -143,10 +144,10 @@ def folder_lock(folder: Location) -> Iterator[None]:
 
 
 def sizes_below(folder: Location) -> dict[str, int]:
-    """The files below a folder that is to be written, path there to bytes; empty where there is no such folder yet.
+    """Sizes in bytes of the files below a folder, by relative path; empty if the folder does not exist.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: The folder cannot be read.
         TransientError: the object store does not answer.
     """
     with storage_errors("write", folder):
@@ -156,7 +157,7 @@ def sizes_below(folder: Location) -> dict[str, int]:
 
 
 def _sources(workspace: Path, models: bool) -> dict[str, Path]:
-    """Path below the preset's folder to what is copied there; hidden files are DVC's, or drafts of killed stages."""
+    """Published path to source file. Hidden files are skipped: they are DVC's, or drafts of killed stages."""
     if not (workspace / "params.yaml").exists():
         raise DataError(
             f"{workspace}: must be a workspace, got a folder without params.yaml. Check the path."
@@ -176,7 +177,7 @@ def _sources(workspace: Path, models: bool) -> dict[str, Path]:
     for name in (*own, RECORD):
         if name in found:
             raise DataError(
-                f"{found[name]}: must have a name of its own, {name} is published besides. Rename it."
+                f"{found[name]}: reserved name: the publisher writes {name} itself. Rename the artifact."
             )
     return own | found
 
@@ -186,7 +187,7 @@ def _raise(error: OSError) -> None:
 
 
 def _exchange(target: str, sources: Mapping[str, Path], record: RunRecord) -> Publication:
-    """Bring what is at `target` to what `record` says."""
+    """Make the files at `target` match `record`."""
     there, run_json = sizes_below(target), join(target, RECORD)
     before = read_record(run_json) if RECORD in there else replace(record, files={})
     kept = {
@@ -217,7 +218,7 @@ def _exchange(target: str, sources: Mapping[str, Path], record: RunRecord) -> Pu
 def _copy_all(
     target: str, missing: Sequence[str], sources: Mapping[str, Path], record: RunRecord
 ) -> list[str]:
-    """Copy what is missing, and return what was copied; it ends when another publication has begun."""
+    """Copy missing files and return their paths; stop when another publication has started."""
     copied: list[str] = []
     with Meter(f"publishing to {target}", len(missing)) as meter:
         for path in missing:
@@ -230,7 +231,7 @@ def _copy_all(
 
 
 def _is_superseded(record: RunRecord, run_json: str) -> bool:
-    """Whether another publication has begun, where no lock keeps it out: the newest is what shall be there."""
+    """Whether another publication has started, which is possible without locks; the newest one wins."""
     return read_record(run_json).publication != record.publication
 
 
@@ -246,12 +247,12 @@ def _identity(path: Path) -> PublishedFile:
 def _copy(source: Path, expected: PublishedFile, location: str) -> None:
     with output_file(location) as draft:
         if is_remote(location):
-            draft.symlink_to(source.resolve())  # uploaded from where it lies: no second copy on this disk
+            draft.symlink_to(source.resolve())  # uploaded from its source, without a second local copy
         else:
             shutil.copyfile(source, draft)
         if _identity(draft) != expected:
             raise DataError(
-                f"{source}: must stay as it is while it is published, got other bytes than a moment ago. "
+                f"{source}: must not change while it is published, but its content changed. "
                 "Publish when no stage is running in this workspace."
             )
 
@@ -268,7 +269,7 @@ def _remove(target: str, path: str) -> None:
 
 
 def _remove_drafts(target: str, paths: set[str]) -> None:
-    """Remove what a killed publication has left beside its files; those of other writers stay."""
+    """Remove drafts that a killed publication left beside its files; keep drafts of other writers."""
     if is_remote(target):
         return
     with storage_errors("write", target):
@@ -279,7 +280,7 @@ def _remove_drafts(target: str, paths: set[str]) -> None:
 
 
 def _files(location: Location) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a location that `check_writable` has accepted, and the path there."""
+    """File system of a location that passed `check_writable`, and the path in it."""
     if not is_remote(location):
         return fsspec.filesystem("file"), str(Path(location).absolute())
     found: tuple[fsspec.AbstractFileSystem, str] = fsspec.core.url_to_fs(
@@ -314,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{done.unchanged} unchanged, {done.removed} removed"
     )
     if done.superseded:
-        text += "; another publication of this preset has begun, the rest is left to it"
+        text += "; stopped because another publication of this preset has started"
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -322,9 +323,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chunk_grpo.artifacts.publishing", description=__doc__)
     parser.add_argument("destination", metavar="DEST", help="folder or URL, such as s3://bucket/published")
-    parser.add_argument("--workspace", default=".", help="folder of params.yaml (default: this one)")
+    parser.add_argument("--workspace", default=".", help="folder of params.yaml (default: current folder)")
     parser.add_argument("--preset", help="folder below DEST (default: `composed_from` of params.yaml)")
-    parser.add_argument("--commit", help="of the code (default: that of the workspace)")
+    parser.add_argument("--commit", help="commit of the code (default: HEAD of the workspace)")
     parser.add_argument("--flow-run", default="", help="name of the flow run (default: none)")
     parser.add_argument("--models", action="store_true", help=f"copy *{MODELS} as well")
     return parser
@@ -343,7 +344,7 @@ def _commit(workspace: Path) -> str:
         return resolved(workspace, "HEAD")
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"{workspace}: must be a git checkout to know the commit ({error}). Name it with --commit."
+            f"{workspace}: must be a git checkout, to read the commit ({error}). Name it with --commit."
         ) from error
 
 

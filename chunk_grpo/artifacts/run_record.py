@@ -1,4 +1,4 @@
-"""`run.json`: of which run the published files are, and how to tell that one of them belongs to it."""
+"""`run.json`: the run of the published files, with size and hash to verify each file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RECORD_SCHEMA = "chunk_grpo.published_run/1"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Of which run the files are.
+    """Run that made the files.
 
     Attributes:
-        preset: Names the folder below the destination.
-        commit: Of the code.
-        flow_run: Name of the flow run, or of whatever else made them.
+        preset: Name of the preset, and of the folder below the destination.
+        commit: Commit of the code.
+        flow_run: Name of the flow run, or of another origin of the files.
     """
 
     preset: str
@@ -32,7 +32,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """What a published file must have, size in bytes and SHA-256 in hexadecimal digits, to belong to the run."""
+    """Size in bytes and SHA-256 in hexadecimal digits of a published file."""
 
     size: int
     sha256: str
@@ -40,15 +40,15 @@ class PublishedFile:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What `run.json` holds.
+    """Content of `run.json`.
 
     Attributes:
-        publication: Differs for each publication.
-        run: Of which run the files are.
-        published_at: UTC, ISO 8601.
-        complete: Whether all files of the run are there; false while they are copied, or when that was cut short.
-        files: Those that are there, by their path below the preset's folder.
-        older: Paths that may lie there and belong to no run: being overwritten or removed, or left after a kill.
+        publication: Unique id of the publication.
+        run: Run that made the files.
+        published_at: Time of publication, UTC, ISO 8601.
+        complete: Whether all files of the run are published; false during copying and after an interruption.
+        files: Published files, by path below the preset's folder.
+        older: Paths of files that may exist but belong to no run: being overwritten or removed, or left by a kill.
     """
 
     publication: str
@@ -63,7 +63,7 @@ def read_record(location: Location) -> RunRecord:
     """Read a `run.json` that `publish` wrote.
 
     Raises:
-        DataError: the file is missing, unreadable, or was not written by `publish`.
+        DataError: The file is missing, unreadable, or was not written by `publish`.
         TransientError: the object store does not answer.
     """
     remedy = "Choose another destination, or delete this file: all files are then copied again."
@@ -90,15 +90,15 @@ def read_record(location: Location) -> RunRecord:
 
 
 def published_text(folder: Location, record: RunRecord, name: str) -> str:
-    """The text of a published file of the record's run.
+    """Read the text of a published file of the record's run.
 
     Args:
-        folder: Of the preset.
-        record: Its `run.json`.
+        folder: Folder of the preset.
+        record: Content of its `run.json`.
         name: Path of the file below the folder.
 
     Raises:
-        DataError: the file is missing, or of another run than the record.
+        DataError: The file is missing, or is not of the record's run.
         TransientError: the object store does not answer.
     """
     text, expected = read_text(join(folder, name)), record.files.get(name)
@@ -106,7 +106,7 @@ def published_text(folder: Location, record: RunRecord, name: str) -> str:
     if not record.complete or found != expected:
         raise DataError(
             f"{join(folder, name)}: must be of the run {record.run.flow_run}, which {RECORD} names, got another file: "
-            "a run is being published now, or that was cut short. Run `chunk-grpo/full` of this preset, then this."
+            "a publication is in progress or was interrupted. Run `chunk-grpo/full` of this preset, then this."
         )
     return text
 
@@ -115,7 +115,7 @@ def write_record(record: RunRecord, location: Location) -> None:
     """Write a `run.json`.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: The file cannot be written.
         TransientError: the object store does not answer.
     """
     files = [{"path": path, **asdict(file)} for path, file in sorted(record.files.items())]

@@ -1,6 +1,6 @@
-"""One Arrow schema per table that stages hand to each other: long form, one fact per row.
+"""One Arrow schema per table exchanged between stages: long form, one fact per row.
 
-Name and version travel in the Parquet metadata. A change of columns or of their meaning raises the version.
+The Parquet metadata has name and version. Raise the version when columns or their meaning change.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import pyarrow as pa
 SCHEMA_KEY = b"chunk_grpo.schema"
 VERSION_KEY = b"chunk_grpo.version"
 SCORER_KEY = b"chunk_grpo.scorer"
-"""Of scores: the spec of what gave them, as JSON."""
+"""Metadata key of scores: spec of the scorer, as JSON."""
 
 SchemaName: TypeAlias = Literal[
     "prompts",
@@ -26,19 +26,19 @@ SchemaName: TypeAlias = Literal[
 ]
 
 IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
-"""An encoded image and a file name: what Hugging Face datasets read as an image column."""
+"""Encoded image and file name: the image column of Hugging Face datasets."""
 
 _DATASETS_IMAGES = b'{"info": {"features": {"image": {"_type": "Image"}}}}'
 
 
 @dataclass(frozen=True)
 class TableSchema:
-    """A table's columns with its name and version.
+    """Name, version and columns of a table.
 
     Attributes:
-        name: of the schema.
-        version: counts up from 1.
-        columns: names, types and nullability; the metadata that is written carries name and version.
+        name: Name of the schema.
+        version: Version of the schema, from 1.
+        columns: Names, types and nullability of the columns, without name and version in the metadata.
     """
 
     name: SchemaName
@@ -47,7 +47,7 @@ class TableSchema:
 
     @property
     def metadata(self) -> dict[bytes, bytes]:
-        """What the Parquet file carries besides the data."""
+        """Metadata of the Parquet file."""
         own = {SCHEMA_KEY: self.name.encode(), VERSION_KEY: str(self.version).encode()}
         return {**(self.columns.metadata or {}), **own}
 
@@ -66,7 +66,7 @@ def _images() -> TableSchema:
         train_seed=pa.int64(),  # -1 for base
         prompt_id=pa.string(),
         sample=pa.int64(),  # 0.. within the prompt
-        seed=pa.int64(),  # of its noise
+        seed=pa.int64(),  # seed of its noise
         image=IMAGE,
     )
     return TableSchema(
@@ -109,7 +109,7 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
             "embeddings",
             1,
             prompt_id=pa.string(),
-            row=pa.int64(),  # of the tensors prompt_embeds and pooled
+            row=pa.int64(),  # row in the tensors prompt_embeds and pooled
             prompt=pa.string(),
         ),
         _schema(
@@ -120,7 +120,7 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
             seed=pa.int64(),
             step=pa.int64(),  # 0.. from noise to image
             t=pa.float64(),  # noise level before the step
-            t_next=pa.float64(),  # and after it
+            t_next=pa.float64(),  # noise level after the step
             l1_rel=pa.float64(),  # Eq. (15)
         ),
         _schema(
@@ -159,7 +159,7 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
             scorer=pa.string(),
             scorer_hash=pa.string(),
             mean=pa.float64(),
-            low=pa.float64(),  # NaN where there are too few captions, as the three below
+            low=pa.float64(),  # NaN with too few captions, as in the next three columns
             high=pa.float64(),
             standard_error=pa.float64(),
             degrees_of_freedom=pa.float64(),

@@ -1,7 +1,7 @@
-"""Files and folders on a local disk or in an object store, written whole or not at all.
+"""Files and folders on a local disk or in an object store, written atomically.
 
-A path is local (`artifacts/x.parquet`) or a URL that fsspec knows (`s3://bucket/x.parquet`). Credentials and
-endpoint of S3 come from the AWS chain: environment, ~/.aws, instance role; AWS_ENDPOINT_URL for others.
+A path is local (`artifacts/x.parquet`) or a URL that fsspec supports (`s3://bucket/x.parquet`). Credentials and
+endpoint of S3 come from the AWS chain: environment, ~/.aws, instance role. AWS_ENDPOINT_URL selects other endpoints.
 """
 
 import errno
@@ -47,18 +47,18 @@ def join(location: Location, *parts: str) -> str:
 
 @contextmanager
 def output_file(location: Location) -> Iterator[Path]:
-    """A local path to write to; on leaving, what was written appears at `location` in one step.
+    """Yield a local draft; on exit it is moved or uploaded to `location` in one step.
 
-    After an error nothing is left behind, and what was at `location` before stays as it was.
+    After an error the draft is removed, and the previous file at `location` is unchanged.
 
     Args:
-        location: where the file shall be; missing folders are made.
+        location: Path or URL of the file; missing folders are created.
 
     Yields:
-        The path to write; it has the name of `location`, so that its suffix can choose a format.
+        Path of the draft; it has the name and suffix of `location`.
 
     Raises:
-        DataError: the file cannot be written there; the message says why and what to do.
+        DataError: The file cannot be written; the message has the reason and the remedy.
         TransientError: the object store does not answer.
     """
     with _output(location) as draft:
@@ -73,9 +73,9 @@ def output_file(location: Location) -> Iterator[Path]:
 
 @contextmanager
 def output_dir(location: Location) -> Iterator[Path]:
-    """As `output_file`, for a folder: it exists, empty, when it is handed over, and replaces an older one.
+    """As `output_file`, for a folder: yields an empty folder, which replaces an older one on exit.
 
-    An object store has no folders to exchange: there the new files appear one by one, then older ones go.
+    Not atomic in an object store: new files are uploaded one by one, then older ones are deleted.
     """
     with _output(location) as draft:
         draft.mkdir()
@@ -90,10 +90,10 @@ def output_dir(location: Location) -> Iterator[Path]:
 
 @contextmanager
 def input_file(location: Location) -> Iterator[Path]:
-    """A local path to read `location` from; a remote file is copied for the time being.
+    """Yield a local path with the content of `location`; a remote file is copied temporarily.
 
     Raises:
-        DataError: there is no such file, or it cannot be read.
+        DataError: The file is missing or cannot be read.
         TransientError: the object store does not answer.
     """
     with ExitStack() as stack:
@@ -127,10 +127,10 @@ def input_dir(location: Location) -> Iterator[Path]:
 
 
 def check_writable(location: Location) -> None:
-    """Find out before long work whether `location` can be written; nothing is made or changed there.
+    """Check before long work that `location` can be written, without creating or changing it.
 
     Raises:
-        DataError: it cannot; the message says why and what to do.
+        DataError: It cannot be written; the message has the reason and the remedy.
         TransientError: the object store does not answer.
     """
     with storage_errors("write", location):
@@ -146,14 +146,16 @@ def check_writable(location: Location) -> None:
 
 
 def find_files(location: Location, pattern: str) -> list[str]:
-    """The files below a folder whose path there matches a glob pattern, sorted.
+    """Find the files below a folder whose relative path matches a glob pattern.
+
+    Returns paths or URLs, sorted.
 
     Args:
-        location: the folder.
-        pattern: for example `*/*.parquet`; `**` matches everything below.
+        location: Folder.
+        pattern: Glob pattern, for example `*/*.parquet`; `**` matches everything below.
 
     Raises:
-        DataError: no file matches, or the folder cannot be read.
+        DataError: No file matches, or the folder cannot be read.
         TransientError: the object store does not answer.
     """
     with storage_errors("read", location):
@@ -169,7 +171,7 @@ def find_files(location: Location, pattern: str) -> list[str]:
 
 @contextmanager
 def storage_errors(action: Literal["read", "write"], location: Location) -> Iterator[None]:
-    """Errors of the file system and of the object store, told with the path and what to do."""
+    """Convert errors of the file system and the object store to errors with the path and the remedy."""
     try:
         yield
     except ChunkGrpoError:
@@ -192,7 +194,7 @@ def storage_errors(action: Literal["read", "write"], location: Location) -> Iter
 
 
 def _behind_safetensors(error: Exception) -> OSError | None:
-    """The error of the operating system that safetensors, in a class of its own, only names in its text."""
+    """The OSError behind a SafetensorError, which has its number only in the text."""
     number = re.search(r"\(os error (\d+)\)", str(error))
     if type(error).__name__ != "SafetensorError" or number is None:
         return None
@@ -204,7 +206,7 @@ _CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE,
 
 @contextmanager
 def _output(location: Location) -> Iterator[Path]:
-    """A draft, for a local target in its folder: the last step is then a rename on one disk."""
+    """Yield a draft path; for a local target in the same folder, so that the last step is a rename on one disk."""
     with storage_errors("write", location):
         parent: Path | None = None
         if not is_remote(location):
@@ -236,22 +238,22 @@ def _name(location: Location) -> str:
 
 
 def filesystem(location: Location) -> fsspec.AbstractFileSystem:
-    """What reads and writes at a path or URL.
+    """File system of a path or URL.
 
     Raises:
-        DataError: fsspec knows no such protocol.
+        DataError: fsspec does not support the protocol.
     """
     if not is_remote(location):
         return fsspec.filesystem("file")
     protocol = str(location).split("://", 1)[0]
     if protocol not in fsspec.available_protocols():
         raise DataError(f"{location}: unknown protocol {protocol!r}. Use a path or an s3:// URL.")
-    # Listings are not kept: another process may have written since.
+    # No listings cache: other processes may write in between.
     return fsspec.core.url_to_fs(str(location), use_listings_cache=False)[0]
 
 
 def _may_pass(error: OSError) -> bool:
-    """Whether s3fs means one of S3's own troubles, such as InternalError, SlowDown or a time-out."""
+    """Whether the error is transient, such as S3's InternalError, SlowDown or a time-out."""
     passing = (errno.EBUSY, getattr(errno, "EREMOTEIO", errno.EIO))
     return isinstance(error, TimeoutError | ConnectionError) or error.errno in passing
 
@@ -274,7 +276,7 @@ def _reason(action: Literal["read", "write"], error: OSError | ImportError) -> s
         return f"{error}. Install the extra: pip install 'chunk-grpo[pipeline]'."
     if isinstance(error, FileNotFoundError):
         detail = error.strerror or "no such file"
-        remedy = "Run the stage that writes it (`dvc repro`), or mend the path."
+        remedy = "Run the stage that writes it (`dvc repro`), or fix the path."
         if action == "write":
             remedy = "Does the bucket or folder exist?"
         return f"{detail[0].lower()}{detail[1:]}. {remedy}"

@@ -1,6 +1,6 @@
-"""Read and write tensors: one safetensors file; which row belongs to what stands in an index table beside it.
+"""Read and write tensors: one safetensors file, with an index table of its rows beside it.
 
-Apart from io.py because importing torch takes seconds, and most stages need no tensors.
+Separate from io.py because importing torch takes seconds and most stages need no tensors.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""params.yaml as frozen pydantic models: what may stand in it, which values fit together, how it is read."""
+"""params.yaml as frozen pydantic models: fields, rules across sections, and reading."""
 
 from chunk_grpo.config.load import load_params, parse_params, read_raw_params
 from chunk_grpo.config.models import (

@@ -1,4 +1,4 @@
-"""Read params.yaml: text to YAML to Params, and one message with everything that is wrong."""
+"""Read params.yaml: text to YAML to Params. All problems are reported in one message."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ NEXT_STEP = "conf/preset/tiny.yaml describes every key."
 
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
-"""Of values and of levels in a file, aliases written out: a few lines of aliases of aliases can stand for billions."""
+"""Limits of values and nesting levels with aliases expanded: a few lines of nested aliases can expand to billions."""
 
 
 def load_params(path: str | Path = "params.yaml") -> Params:
@@ -36,13 +36,13 @@ def load_params(path: str | Path = "params.yaml") -> Params:
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, holds a key twice, or breaks a rule; the message
-            tells all rules that are broken.
+            lists all broken rules.
     """
     return parse_params(read_raw_params(path), str(path))
 
 
 def read_raw_params(path: str | Path = "params.yaml") -> Mapping[str, Any]:
-    """What a parameter file holds, whether or not it keeps the rules.
+    """Read a parameter file without checking the rules.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or holds a key twice.
@@ -54,14 +54,14 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
     """Check parameters that are already parsed.
 
     Args:
-        raw: what the YAML file holds.
+        raw: parsed content of the YAML file.
         source: the file's name, for messages.
 
     Returns:
         The parameters, frozen.
 
     Raises:
-        ConfigError: a rule is broken; the message tells all of them.
+        ConfigError: rules are broken; the message lists all of them.
     """
     values = tuples(raw)
     hidden = list(hidden_names(values))
@@ -123,11 +123,11 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
     return raw
 
 
-_TOO_DEEP = f"must have at most {MAX_DEPTH} levels, got more; an alias must not stand inside what it names"
+_TOO_DEEP = f"must have at most {MAX_DEPTH} levels, got more; an alias must not be inside its own anchor"
 
 
 def _check_extent(value: Any, source: str) -> None:
-    """Refuse what would be too long or too deep with each alias written out."""
+    """Reject content that is too large or too deep with all aliases expanded."""
     count, waiting = 0, [(value, 0)]
     while waiting:
         inner, depth = waiting.pop()
@@ -136,7 +136,7 @@ def _check_extent(value: Any, source: str) -> None:
             raise ConfigError(f"{source}: {_TOO_DEEP}")
         if count > MAX_VALUES:
             raise ConfigError(
-                f"{source}: must have at most {MAX_VALUES} values with its aliases written out, got more; use "
+                f"{source}: must have at most {MAX_VALUES} values with aliases expanded, got more; use "
                 "fewer aliases"
             )
         if isinstance(inner, Mapping):
@@ -151,7 +151,7 @@ def _line(error: YAMLError) -> str:
 
 
 def _valid_sections(values: Mapping[str, Any], invalid: set[str | int]) -> dict[str, Any]:
-    """The sections without an error of their own, so that rules over several keys can be checked too."""
+    """Sections that are valid on their own, for the rules over several keys."""
     return {
         name: TypeAdapter(field.rebuild_annotation()).validate_python(values[name], strict=True)
         for name, field in Params.model_fields.items()
@@ -160,7 +160,7 @@ def _valid_sections(values: Mapping[str, Any], invalid: set[str | int]) -> dict[
 
 
 def tuples(value: Any) -> Any:
-    """YAML's lists as tuples: the frozen models hold tuples, and strict validation converts nothing."""
+    """Convert lists to tuples: the models hold tuples, and strict validation does not convert."""
     if isinstance(value, Mapping):
         return {key: tuples(item) for key, item in value.items()}
     if isinstance(value, list):

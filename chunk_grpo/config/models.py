@@ -1,8 +1,7 @@
 """The sections of params.yaml: names, types and ranges.
 
-No field has a default (but for what sets a variant apart, see variants.py): every value that moves a result
-stands in params.yaml.
-Units and sources stand beside the values, in conf/preset/.
+Fields have no defaults, apart from those of variants (variants.py): every value that affects a result is in
+params.yaml. Units and sources are in the comments of conf/preset/.
 """
 
 from typing import Annotated, Literal
@@ -32,14 +31,14 @@ class ModelParams(Section):
     """The base policy.
 
     Attributes:
-        family: which adapter of chunk_grpo.families loads it.
-        checkpoint: a local folder or a hub id.
-        revision: a hub commit; null for a local folder.
-        dtype: the precision in which the weights are held.
-        guidance_scale: the embedded guidance value.
-        max_sequence_length: tokens of the long text encoder (T5).
-        height: of training images, in pixels.
-        width: of training images, in pixels.
+        family: model family in chunk_grpo.families.
+        checkpoint: local folder or hub id.
+        revision: hub commit; null for a local folder.
+        dtype: precision of the weights.
+        guidance_scale: embedded guidance value.
+        max_sequence_length: token limit of the long text encoder (T5).
+        height: height of training images, in pixels.
+        width: width of training images, in pixels.
     """
 
     family: Literal["flux"]
@@ -53,7 +52,7 @@ class ModelParams(Section):
 
 
 class EncodeParams(Section):
-    """How the prompts are encoded.
+    """Encoding of the prompts.
 
     Attributes:
         batch_size: prompts per call of the text encoders.
@@ -63,13 +62,13 @@ class EncodeParams(Section):
 
 
 class ProfileParams(Section):
-    """The relative L1 profile, Eq. (15), with the time grid and noise of `sampling`.
+    """Measurement of the relative L1 profile, Eq. (15), with the time grid and noise of `sampling`.
 
     Attributes:
-        num_prompts: train prompts measured.
-        num_seeds: noise seeds per prompt.
+        num_prompts: number of train prompts.
+        num_seeds: number of noise seeds per prompt.
         batch_size: trajectories per forward pass.
-        seed: of the first noise seed.
+        seed: first noise seed.
     """
 
     num_prompts: PositiveInt
@@ -82,10 +81,10 @@ class SamplingParams(Section):
     """The sampler of the training rollouts and of the profile.
 
     Attributes:
-        num_steps: T; the last step is deterministic and untrained, so T - 1 steps carry noise.
-        shift: of the time grid, shift * t / (1 + (shift - 1) * t); 1 is no shift.
-        sde: noise of a step.
-        eta: its scale.
+        num_steps: number of sampling steps, T. The last step is deterministic and untrained, so T - 1 steps are noisy.
+        shift: shift of the time grid, shift * t / (1 + (shift - 1) * t); 1: no shift.
+        sde: kind of noise of a step.
+        eta: scale of the noise.
     """
 
     num_steps: NumSteps
@@ -95,7 +94,7 @@ class SamplingParams(Section):
 
     @property
     def num_sde_steps(self) -> int:
-        """The steps that carry noise and are trained."""
+        """Number of noisy steps, which are the trained ones."""
         return self.num_steps - 1
 
 
@@ -127,7 +126,7 @@ class ListedPlan(Section):
     sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
     def chunk_count(self, num_sde_steps: int) -> int:
-        """K; whether the sizes fit `num_sde_steps` is a rule of its own."""
+        """K; the rule plans_fit_steps checks the sizes against `num_sde_steps`."""
         del num_sde_steps
         return len(self.sizes)
 
@@ -150,13 +149,13 @@ class GuidedPlan(Section):
     num_chunks: PositiveInt
 
     def chunk_count(self, num_sde_steps: int) -> int:
-        """K as asked for."""
+        """K, `num_chunks`."""
         del num_sde_steps
         return self.num_chunks
 
 
 class AdaptivePlan(Section):
-    """Each trajectory its own chunks, from the shape of its own relative L1 curve; none longer than `max_size`."""
+    """Chunks per trajectory, from its own relative L1 curve; none is longer than `max_size`."""
 
     kind: Literal["adaptive"]
     max_size: PositiveInt
@@ -186,14 +185,14 @@ class GenerateParams(Section):
     """Evaluation images.
 
     Attributes:
-        num_steps: ODE steps.
-        shift: of the time grid.
-        base_steps: in the mode `hybrid`, the last of them taken by the base policy (App. B.3).
-        images_per_prompt: images per eval prompt; the same noise for every policy.
+        num_steps: number of ODE steps.
+        shift: shift of the time grid.
+        base_steps: number of last steps that the base policy takes in the mode `hybrid` (App. B.3).
+        images_per_prompt: images per eval prompt; every policy uses the same noise.
         batch_size: images per forward pass.
-        seed: of the noise.
-        height: in pixels.
-        width: in pixels.
+        seed: seed of the image noise.
+        height: image height in pixels.
+        width: image width in pixels.
     """
 
     num_steps: NumSteps
@@ -207,14 +206,14 @@ class GenerateParams(Section):
 
 
 class PoolsParams(Section):
-    """On which work pool of Prefect stages run; null: where the flow runs. `dvc repro` does not look at it.
+    """Prefect work pool of each stage; null: the stage runs in the flow's process. `dvc repro` ignores this section.
 
     Attributes:
-        encode: prompts.
-        profile: the relative L1 distances.
-        train: the variants.
-        generate: evaluation images.
-        score: evaluation images.
+        encode: pool of the stage that encodes prompts.
+        profile: pool of the stage that measures the relative L1 profile.
+        train: pool of the stage that trains a variant.
+        generate: pool of the stage that generates evaluation images.
+        score: pool of the stage that scores evaluation images.
     """
 
     encode: Name | None
@@ -228,10 +227,10 @@ class ReportParams(Section):
     """The report.
 
     Attributes:
-        title: its heading.
-        bootstrap_samples: resamples behind each interval.
-        grid_prompts: prompts of the image grid.
-        seed: of the bootstrap and of the grid's choice.
+        title: heading of the report.
+        bootstrap_samples: bootstrap resamples per confidence interval.
+        grid_prompts: number of prompts in the image grid.
+        seed: seed of the bootstrap and of the choice of grid prompts.
     """
 
     title: str
@@ -244,13 +243,13 @@ class Params(Section):
     """All of params.yaml.
 
     Attributes:
-        composed_from: the preset of conf/ that it was composed from; for the reader only.
+        composed_from: preset of conf/ from which params.yaml was composed; informative only.
         rewards: name in `scorers` to its weight in the training reward.
         variants: variant name to variant.
-        scorers: scorer name to scorer; all of them score evaluation images.
-        executors: scorer name to where it runs; without an entry in the stage's process. No result depends on it.
-        trackers: who is told the metrics while training goes on; no result depends on it.
-        pools: where a flow runs stages; no result depends on it.
+        scorers: scorer name to settings; all scorers score evaluation images.
+        executors: scorer name to executor; default: in the stage's process. Does not affect results.
+        trackers: metric trackers during training. Does not affect results.
+        pools: Prefect work pools of the stages. Does not affect results.
     """
 
     composed_from: str
@@ -271,16 +270,16 @@ class Params(Section):
     pools: PoolsParams
 
     def variant_fraction(self, variant: str) -> float:
-        """The fraction that `variant` trains with: its own, else train.fraction."""
+        """Fraction of `variant`: its own, else train.fraction."""
         own = self.variants[variant].fraction
         return self.train.fraction if own is None else own
 
     def variant_kl_coef(self, variant: str) -> float:
-        """The KL coefficient that `variant` trains with: its own, else train.kl_coef."""
+        """KL coefficient of `variant`: its own, else train.kl_coef."""
         own = self.variants[variant].kl_coef
         return self.train.kl_coef if own is None else own
 
     def variant_noise(self, variant: str) -> tuple[Sde, float]:
-        """How noisy `variant`'s steps are, and eta: its own, else those of `sampling`."""
+        """Kind of noise and eta of `variant`: its own, else sampling.sde and sampling.eta."""
         own = self.variants[variant]
         return own.sde or self.sampling.sde, self.sampling.eta if own.eta is None else own.eta

@@ -1,4 +1,4 @@
-"""Names that no key of params.yaml may have, because DVC would not see what stands under them."""
+"""Forbidden names of keys in params.yaml: DVC would not detect changes of their values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from chunk_grpo.config.problems import Problem
 
 HIDDEN = ("size", "nfiles")
-"""Keys that DVC leaves out of the key of its run cache, at every depth (treeverse/dvc#10296)."""
+"""Keys that DVC omits from its run-cache key, at every depth (treeverse/dvc#10296)."""
 
 RULE = (
     f"no key may be named {' or '.join(HIDDEN)}: DVC's run cache leaves such keys out, and would restore the "
@@ -15,7 +15,7 @@ RULE = (
 
 
 def hidden_names(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Problem]:
-    """A problem for each key at any depth whose changes DVC's run cache would not see."""
+    """Yield a problem for each key, at any depth, that is in HIDDEN."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key in HIDDEN:

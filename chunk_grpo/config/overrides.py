@@ -1,4 +1,4 @@
-"""Changes to a preset: any part of params.yaml, checked as far as a part can be."""
+"""Overrides of a preset: any part of params.yaml, with the checks that a part allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chunk_grpo.errors import ConfigError
 
 
 class _Part(BaseModel):
-    """What the sections of an override are made of; as `Section`, but that nothing is required."""
+    """Base model of override sections: like `Section`, without required fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -25,21 +25,21 @@ class _Part(BaseModel):
 def with_overrides(
     raw: Mapping[str, Any], overrides: BaseModel, variants: Sequence[str] | None, source: str
 ) -> dict[str, Any]:
-    """A preset with changes.
+    """Apply overrides to a preset.
 
-    Mappings are merged. In a mapping of names (`variants`, `scorers`, ...) null takes an entry away.
+    Mappings are merged. In a mapping of names (`variants`, `scorers`, ...) null removes an entry.
 
     Args:
-        raw: The preset, as YAML holds it.
+        raw: The preset, parsed from YAML.
         overrides: An instance of `Overrides`.
-        variants: Only these are kept; None for all.
-        source: What to call the result in messages.
+        variants: Names of the variants to keep; None: all.
+        source: Name of the result in messages.
 
     Returns:
-        All parameters, as YAML holds them.
+        All parameters, as parsed from YAML.
 
     Raises:
-        ConfigError: They break a rule; the message tells all of them.
+        ConfigError: The result breaks rules; the message lists all of them.
     """
     merged: dict[str, Any] = _merged(
         raw, overrides.model_dump(mode="json", exclude_unset=True, by_alias=True)
@@ -54,7 +54,7 @@ def with_overrides(
 
 
 def with_image_seed(overrides: Overrides, seed: int) -> Overrides:
-    """Overrides that draw other images, unless they say themselves from which seed."""
+    """Overrides with `generate.seed` set to `seed`, unless they set it already."""
     values = overrides.model_dump(mode="json", exclude_unset=True, by_alias=True)
     values["generate"] = {"seed": seed} | values.get("generate", {})
     return TypeAdapter(Overrides).validate_python(values)
@@ -75,16 +75,16 @@ def _merged(base: Any, changes: Any, named: bool = False) -> Any:
 
 @cache
 def _part_of(model: type[BaseModel]) -> type[BaseModel]:
-    """The model with every field left to choice."""
+    """The model with all fields optional."""
     described = _descriptions(model)
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         if model is Params and name == "composed_from":
-            continue  # it says what was changed, so it is not changed itself
+            continue  # names the preset, so it cannot be overridden
         kind = _part(field.annotation)
         for rule in field.metadata:
             kind = Annotated[kind, rule]
-        # A factory: a default would stand in the schema, and a form would send it as a change.
+        # A factory, because a default would appear in the schema and forms would send it as a change.
         fields[name] = (
             kind,
             Field(default_factory=_nothing, alias=field.alias, description=described.get(name)),
@@ -94,7 +94,7 @@ def _part_of(model: type[BaseModel]) -> type[BaseModel]:
 
 def _part(annotation: Any) -> Any:
     if annotation is bool:
-        # A form sends false for a boolean that nobody has touched, but nothing for a choice.
+        # Forms send false for an untouched checkbox, but nothing for an untouched choice.
         return Annotated[bool, WithJsonSchema({"enum": [True, False]})]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return _part_of(annotation)
@@ -102,7 +102,7 @@ def _part(annotation: Any) -> Any:
     if origin is Annotated:
         return _part(inner[0]) if _models(inner[0]) else annotation
     if origin in (Union, types.UnionType) and (models := _models(annotation)):
-        # Which of several kinds it is can only be told together with the preset.
+        # The kind may come from the preset, so the fields cannot be checked here.
         whole = dict[str, Any] if len(models) > 1 else _part(models[0])
         return whole | None if type(None) in inner else whole
     if origin is dict:
@@ -119,7 +119,7 @@ def _summary(model: type[BaseModel]) -> str:
 
 
 def _descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstring says of each attribute, for forms."""
+    """Description of each attribute from the docstring, for forms."""
     _, _, attributes = inspect.cleandoc(model.__doc__ or "").partition("Attributes:")
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.M)
     return {name: re.sub(r"\s+", " ", text) for name, text in found}
@@ -130,6 +130,6 @@ def _nothing() -> None:
 
 
 _NAMED = frozenset({"variants", "scorers", "executors", "rewards", "plans", "benchmarks"})
-"""Keys whose values are mappings of names that a user chooses."""
+"""Keys whose values are mappings with names chosen by the user."""
 
 Overrides: TypeAlias = Annotated[_part_of(Params), BeforeValidator(tuples)]  # type: ignore[valid-type]

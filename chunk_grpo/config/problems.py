@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in words: pydantic's errors as YAML path, rule and value."""
+"""Problems of a configuration: pydantic's errors as YAML path, rule and value."""
 
 import difflib
 import json
@@ -36,18 +36,18 @@ _RULES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong.
+    """One problem of a configuration.
 
     Attributes:
         path: keys from the top, e.g. `("train", "clip_range")`; list positions are numbers.
-        text: the rule, and the value that breaks it.
+        text: rule and offending value.
     """
 
     path: tuple[str | int, ...]
     text: str
 
     def __str__(self) -> str:
-        """The YAML path, then the text."""
+        """YAML path, then the text."""
         path = ""
         for part in self.path:
             path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
@@ -55,19 +55,19 @@ class Problem:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` is probably a misspelling of."""
+    """The known word closest to `word`, or None if none is similar."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def show(value: object) -> str:
-    """A value as a message quotes it: null, true and false as in YAML, at most 80 characters."""
+    """Format a value for a message: null, true and false as in YAML, at most 80 characters."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(_lists(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def schema_problems(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel]) -> list[Problem]:
-    """Pydantic's errors as problems; a misspelt key is told once, not also as a missing one."""
+    """Pydantic's errors as problems; a misspelt key is not also reported as missing."""
     details = error.errors(include_url=False)
     places = [_yaml_path(detail["loc"], raw) for detail in details]
     problems = []
@@ -85,7 +85,7 @@ def schema_problems(error: ValidationError, raw: Mapping[str, Any], model: type[
             continue
         if (
             detail["type"] == "too_short" and detail["input"]
-        ):  # only its wrong items, told already, leave it empty
+        ):  # empty only because its invalid items, already reported, were dropped
             continue
         problems.append(Problem(_place(detail["type"], place), _text(detail)))
     return problems
@@ -110,7 +110,7 @@ def _text(detail: Mapping[str, Any]) -> str:
 
 
 def _yaml_path(loc: Sequence[str | int], raw: Mapping[str, Any]) -> tuple[str | int, ...]:
-    """`loc` without what pydantic adds and the file does not hold: the union's tag and the mark of a key."""
+    """`loc` without the parts that pydantic adds: union tags and the key marker."""
     path: list[str | int] = []
     here: Any = raw
     for part in loc:
@@ -126,7 +126,7 @@ def _yaml_path(loc: Sequence[str | int], raw: Mapping[str, Any]) -> tuple[str | 
 
 
 def _keys_at(model: type[BaseModel], path: Sequence[str | int], raw: Any) -> set[str]:
-    """The keys that may stand in the mapping at `path`."""
+    """Valid keys of the mapping at `path`."""
     here: Any = model
     for part in path:
         raw = raw[part]
@@ -141,12 +141,12 @@ def _keys_at(model: type[BaseModel], path: Sequence[str | int], raw: Any) -> set
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """By the keys that stand in the file."""
+    """Fields by their keys in the file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _choose(annotation: Any, raw: Any) -> Any:
-    """The member of a union of models that `raw` says it is, or the annotation itself."""
+    """Member of a union of models selected by the `kind` of `raw`, or the annotation itself."""
     for inner in _members(annotation):
         kind = inner.model_fields.get("kind")
         if kind is None or raw.get("kind") in typing.get_args(kind.annotation):

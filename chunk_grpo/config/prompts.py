@@ -1,4 +1,4 @@
-"""The prompts of params.yaml: where they come from, and what is done with those that look like mistakes."""
+"""The section `prompts` of params.yaml: sources of the prompts, and checks of their text."""
 
 from typing import Annotated, Literal
 
@@ -12,11 +12,11 @@ class PromptFile(Section):
 
     Attributes:
         path: path or URL; with `hub_file`, the id of a data set on the hub.
-        hub_file: file of that data set; null: `path` is the file.
-        revision: of that data set; null: main. Null without `hub_file`.
-        prompt_field: column or key with the prompt; null: one of the usual names.
-        category_field: the same of a category; null: one of the usual names, or none.
-        limit: prompts read, from the beginning; null: all.
+        hub_file: file within the data set; null: `path` is the file itself.
+        revision: revision of the data set; null: main. Must be null without `hub_file`.
+        prompt_field: column or key of the prompt; null: `prompt` or `prompts`, in any case.
+        category_field: column or key of the category; null: `category`, in any case, if there is one.
+        limit: number of records read from the beginning of the file; null: all.
     """
 
     path: Text
@@ -28,14 +28,15 @@ class PromptFile(Section):
 
 
 class PromptChecks(Section):
-    """What to do with prompts that may be meant, or may be a mistake. Whatever is done is told.
+    """Actions for suspicious prompts. Every action is reported.
 
     Attributes:
-        duplicates: equal after Unicode NFC and with each run of whitespace as one space; `drop`: all but the first.
-        empty: nothing but whitespace, or no value.
-        spaces: before or after the prompt.
-        too_long: more tokens than a text encoder takes; `keep`: it cuts the rest off. Of prompts that are used, from
-            whatever source.
+        duplicates: action for prompts that are equal after Unicode NFC and collapsing of whitespace; `drop` keeps the
+            first.
+        empty: action for prompts that are missing or only whitespace.
+        spaces: action for whitespace before or after the prompt.
+        too_long: action for prompts with more tokens than a text encoder takes; with `keep` the encoder truncates them.
+            Applies to all prompts that are used, from any source.
     """
 
     duplicates: Literal["refuse", "keep", "drop"]
@@ -45,11 +46,11 @@ class PromptChecks(Section):
 
 
 class CocoPrompts(Section):
-    """Prompts in GenEval's form about COCO's things, drawn by this package: nothing is downloaded.
+    """Prompts in GenEval's form about COCO's objects, generated without a download.
 
     Attributes:
-        count: of prompts, the six tags in turn.
-        seed: of the draw.
+        count: number of prompts; the six tags alternate.
+        seed: seed of the random draw.
     """
 
     kind: Literal["coco"]
@@ -61,8 +62,8 @@ class GenEvalPrompts(Section):
     """GenEval's own prompts.
 
     Attributes:
-        path: of evaluation_metadata.jsonl.
-        count: prompts, from the beginning; null: all 553.
+        path: path or URL of evaluation_metadata.jsonl.
+        count: number of prompts taken from the beginning; null: all 553.
     """
 
     kind: Literal["geneval"]
@@ -74,11 +75,11 @@ class WisePrompts(Section):
     """WISE's prompts.
 
     Attributes:
-        version: `legacy`, which papers report, or `verified` (2026).
-        paths: the JSON files.
-        rewritten: the same prompts said directly, in place of their text; empty: as they are.
-        missing_ids: `report`: a part of the benchmark is scored all the same.
-        count: prompts, from the beginning; null: all.
+        version: version of the benchmark: `legacy`, which papers report, or `verified` (2026).
+        paths: paths or URLs of the JSON files.
+        rewritten: paths or URLs of files with rewritten prompts, which replace the original text; empty: none.
+        missing_ids: action when ids of the benchmark are missing; `report` scores the ones present.
+        count: number of prompts taken from the beginning; null: all.
     """
 
     kind: Literal["wise"]
@@ -93,8 +94,8 @@ class FilePrompts(Section):
     """A file's prompts, in its order.
 
     Attributes:
-        file: which one.
-        count: prompts, from the beginning; null: all.
+        file: file of prompts.
+        count: number of prompts taken from the beginning; null: all.
     """
 
     kind: Literal["file"]
@@ -111,16 +112,16 @@ class PromptsParams(Section):
     """Where the prompts come from, and how many go into each split.
 
     Attributes:
-        source: of train and eval split: `shapes` writes captions of the toy world, `coco` prompts in GenEval's form,
-            `file` reads files.
-        train_file: for source `file`, else null.
-        eval_file: of the eval split; null: it comes from `train_file` too.
-        train_count: prompts of the train split.
-        eval_count: prompts of the eval split, none of them in the train split.
-        wise_count: indirect (knowledge) prompts, toy world only.
-        seed: of the draw.
-        checks: of prompts from files, and of the length of all.
-        benchmarks: split name to more prompts, which are drawn and scored beside the eval split.
+        source: source of the train and eval splits: `shapes` generates captions of the toy world, `coco` generates
+            prompts in GenEval's form, `file` reads files.
+        train_file: file of the train split; null unless `source` is `file`.
+        eval_file: file of the eval split; null: the eval split also comes from `train_file`.
+        train_count: number of prompts of the train split.
+        eval_count: number of prompts of the eval split; none of them is in the train split.
+        wise_count: number of indirect (knowledge) prompts; toy world only.
+        seed: seed of the random draw.
+        checks: checks of prompts from files, and of the length of all prompts.
+        benchmarks: split name to further prompts; their images are generated and scored like those of the eval split.
     """
 
     source: Literal["shapes", "coco", "file"]
@@ -135,5 +136,5 @@ class PromptsParams(Section):
 
     @property
     def drawn_splits(self) -> tuple[str, ...]:
-        """Splits whose images are drawn: all but train."""
+        """Splits with evaluation images: all but train."""
         return ("eval", *(("wise",) if self.wise_count else ()), *self.benchmarks)

@@ -1,6 +1,6 @@
-"""Which values of params.yaml fit together: rules over more than one key.
+"""Rules of params.yaml that involve more than one key.
 
-Each rule reads the sections named beside it in RULES, which are valid in themselves by then.
+Each rule gets the sections listed for it in RULES, already validated on their own.
 """
 
 from collections import Counter
@@ -47,11 +47,11 @@ JUDGED_PROMPTS: Mapping[str, tuple[str, ...]] = {
     "geneval": ("geneval", "coco"),
     "wise": ("wise",),
 }
-"""Kind of scorer to the sources of prompts that carry what it needs; a kind that is not here judges any prompt."""
+"""Kind of scorer to the kinds of prompts that it can judge; other kinds of scorers judge any prompt."""
 
 
 def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
-    """Files exactly where there are files to read; indirect prompts only in the toy world."""
+    """Prompt files need `source: file` and vice versa; wise_count needs `source: shapes`."""
     if prompts.source == "file" and prompts.train_file is None:
         yield Problem(("prompts", "train_file"), "required with source: file, got null")
     if prompts.source != "file":
@@ -65,7 +65,7 @@ def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
 
 
 def revisions_are_of_the_hub(prompts: PromptsParams) -> Iterator[Problem]:
-    """A file of a path is read as it is; a revision beside it would be passed over."""
+    """`revision` needs `hub_file`; a local file or URL has no revision."""
     files: dict[tuple[str, ...], PromptFile | None] = {
         ("prompts", "train_file"): prompts.train_file,
         ("prompts", "eval_file"): prompts.eval_file,
@@ -83,12 +83,13 @@ def revisions_are_of_the_hub(prompts: PromptsParams) -> Iterator[Problem]:
 
 
 def benchmark_names_are_free(prompts: PromptsParams) -> Iterator[Problem]:
-    """A benchmark is a split of its own."""
+    """Benchmarks do not have the names of other splits."""
     taken = ("train", "eval", "wise") if prompts.wise_count else ("train", "eval")
     for name in prompts.benchmarks:
         if name in taken:
             yield Problem(
-                ("prompts", "benchmarks", name), f"must have another name than the splits {', '.join(taken)}"
+                ("prompts", "benchmarks", name),
+                f"must differ from the names of the other splits: {', '.join(taken)}",
             )
 
 
@@ -119,7 +120,7 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
 def scorers_exist(
     scorers: Scorers, rewards: Mapping[str, float], train: TrainParams, executors: Mapping[str, AnyExecutor]
 ) -> Iterator[Problem]:
-    """Whatever names a scorer names one of `scorers`."""
+    """All scorer names in other sections are keys of `scorers`."""
     for name in rewards:
         yield from _known(("rewards", name), name, scorers)
     for name in executors:
@@ -131,7 +132,7 @@ def scorers_exist(
 
 
 def heldout_scorers_are_unseen(train: TrainParams, rewards: Mapping[str, float]) -> Iterator[Problem]:
-    """What tells whether a reward is hacked is not itself a reward."""
+    """Held-out scorers, which detect reward hacking, are not trained on."""
     path = ("train", "heldout", "scorers")
     for position, name in enumerate(train.heldout.scorers):
         if name in rewards:
@@ -144,7 +145,7 @@ def heldout_scorers_are_unseen(train: TrainParams, rewards: Mapping[str, float])
 def scorers_have_images(
     scorers: Scorers, prompts: PromptsParams, rewards: Mapping[str, float]
 ) -> Iterator[Problem]:
-    """A scorer's splits are drawn, and the report can compare the training reward on the eval split."""
+    """The splits of each scorer have images; reward scorers cover the eval split, which the report compares."""
     drawn = prompts.drawn_splits
     for name, settings in scorers.items():
         path = ("scorers", name, "splits")
@@ -165,7 +166,7 @@ def scorers_have_images(
 def scorers_fit_the_prompts(
     scorers: Scorers, prompts: PromptsParams, train: TrainParams
 ) -> Iterator[Problem]:
-    """Rules of a benchmark need what its prompts demand, also where eval prompts are measured in training."""
+    """Benchmark scorers get only prompts that they can judge, in evaluation and in held-out measurements."""
     kinds: dict[str, str] = {name: benchmark.kind for name, benchmark in prompts.benchmarks.items()}
     kinds |= {"eval": prompts.source} | ({"wise": "shapes"} if prompts.wise_count else {})
     for name, settings in scorers.items():
@@ -180,19 +181,19 @@ def scorers_fit_the_prompts(
         if name in scorers and (judged := _judged_others(scorers[name], kinds["eval"])) is not None:
             yield Problem(
                 ("train", "heldout", "scorers", position),
-                f"judges prompts of {judged} only, but is asked about the eval split, whose prompts are of "
+                f"judges prompts of {judged} only, but would score the eval split, whose prompts are of "
                 f"{kinds['eval']}, got {name!r}",
             )
 
 
 def _judged_others(settings: AnyScorer, prompts: str | None) -> str | None:
-    """Which prompts a scorer judges, if these are none of them."""
+    """The kinds of prompts that a scorer judges, if `prompts` is not one of them."""
     judged = JUDGED_PROMPTS.get(settings.kind)
     return " or ".join(judged) if judged and prompts and prompts not in judged else None
 
 
 def judges_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator[Problem]:
-    """WISE's two protocols judge different prompts; the numbers of one under the other mean nothing."""
+    """The protocol of a WISE scorer is the version of its prompts; mixed scores would be meaningless."""
     for name, settings in scorers.items():
         if not isinstance(settings, WiseScorer):
             continue
@@ -206,12 +207,12 @@ def judges_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator
 
 
 def trackers_are_told_once(trackers: tuple[str, ...]) -> Iterator[Problem]:
-    """A tracker that is named twice would get every number twice."""
+    """Each tracker is listed once; a repeated one would log every value twice."""
     yield from _unique(("trackers",), trackers)
 
 
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
-    """Each update takes an equal share of an iteration's prompts, and an iteration repeats no prompt."""
+    """Updates get equal shares of an iteration's prompts; an iteration has no prompt twice; seeds differ."""
     if train.prompts_per_iteration % train.updates_per_iteration:
         yield Problem(
             ("train", "prompts_per_iteration"),
@@ -228,19 +229,19 @@ def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]
 
 
 def heldout_prompts_exist(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
-    """The held-out measurement draws from the eval split."""
+    """The held-out measurement uses at most all eval prompts."""
     path = ("train", "heldout", "num_prompts")
     yield from _at_most(path, train.heldout.num_prompts, "prompts.eval_count", prompts.eval_count)
 
 
 def profile_prompts_exist(profile: ProfileParams, prompts: PromptsParams) -> Iterator[Problem]:
-    """The profile draws from the train split."""
+    """The profile uses at most all train prompts."""
     path = ("profile", "num_prompts")
     yield from _at_most(path, profile.num_prompts, "prompts.train_count", prompts.train_count)
 
 
 def profile_seeds_fit(profile: ProfileParams) -> Iterator[Problem]:
-    """The noise seeds count up from the first, and a table holds each as int64."""
+    """All noise seeds, consecutive from the first, fit into int64."""
     path = ("profile", "seed")
     yield from _at_most(path, profile.seed, "2**63 - profile.num_seeds", 2**63 - profile.num_seeds)
 
@@ -252,7 +253,7 @@ def base_steps_fit(generate: GenerateParams) -> Iterator[Problem]:
 
 
 def grid_prompts_exist(report: ReportParams, prompts: PromptsParams) -> Iterator[Problem]:
-    """The grid shows eval prompts."""
+    """The grid shows at most all eval prompts."""
     yield from _at_most(
         ("report", "grid_prompts"), report.grid_prompts, "prompts.eval_count", prompts.eval_count
     )
@@ -291,10 +292,10 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
 
 
 def broken_rules(sections: Mapping[str, Any]) -> list[Problem]:
-    """The problems of all rules whose sections are there.
+    """Problems of all rules whose sections are valid.
 
     Args:
-        sections: section name to its validated value; a section that is invalid in itself is left out.
+        sections: section name to its validated value, without invalid sections.
     """
     problems: list[Problem] = []
     for rule, needed in RULES:

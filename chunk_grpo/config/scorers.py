@@ -1,6 +1,6 @@
-"""The scorers of params.yaml: what each one needs, and where it runs.
+"""The sections `scorers` and `executors` of params.yaml.
 
-A scorer's settings move its results and identify what is measured; where it runs (`executors`) moves none.
+A scorer's settings affect its scores and are part of its identity; its executor does not affect scores.
 """
 
 import re
@@ -24,7 +24,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 def _without_user(url: object) -> object:
-    """The URL with *** for its user and password: what is refused is quoted, and must not tell them."""
+    """Mask credentials: rejected URLs are quoted in error messages."""
     return re.sub("//.*@", "//***@", url) if isinstance(url, str) else url
 
 
@@ -32,8 +32,8 @@ def _checked_url(url: str) -> str:
     if not re.fullmatch(r"https?://[^\s@?#]+", url) or not _has_a_possible_port(url):
         raise PydanticCustomError(
             "server_url",
-            "must be http:// or https:// with a host, and no user, password, query or fragment (secrets stand in an "
-            "environment variable that another key names)",
+            "must be http:// or https:// with a host, and no user, password, query or fragment (store secrets in an "
+            "environment variable and name it with another key)",
         )
     return url
 
@@ -61,11 +61,11 @@ Variable = Annotated[str, AfterValidator(_checked_variable)]
 
 
 class Weights(Section):
-    """Where the files of a model are.
+    """Location of a model's files.
 
     Attributes:
-        checkpoint: a local folder, or a hub id.
-        revision: a hub commit; null for a local folder.
+        checkpoint: local folder or hub id.
+        revision: hub commit; null for a local folder.
     """
 
     checkpoint: Text
@@ -73,27 +73,27 @@ class Weights(Section):
 
 
 class ScorerSettings(Section):
-    """What every scorer has.
+    """Settings common to all scorers.
 
     Attributes:
-        splits: of the prompts, those whose images are scored.
-        batch_size: images scored at a time; fewer where the device's memory is too small for them.
+        splits: splits of the prompts whose images are scored.
+        batch_size: images scored at a time; reduced when the device runs out of memory.
     """
 
     MOVES_NO_SCORE: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
-    """Settings that choose images, or how they are scored at less cost; the rest could move a score."""
+    """Settings that cannot change a score: the choice of images and the cost of scoring."""
 
     splits: Annotated[tuple[Name, ...], Field(min_length=1)]
     batch_size: BatchSize
 
     @property
     def images_at_once(self) -> int:
-        """Evaluation images that are handed over at a time, and whose scores are kept together."""
+        """Number of evaluation images passed to the scorer per call; their scores are stored together."""
         return self.batch_size
 
 
 class ShapesScorer(ScorerSettings):
-    """A scorer of the toy world: exact rules, their smooth grade, or vividness."""
+    """Scorer of the toy world: exact rules, a smooth grade of them, or vividness."""
 
     kind: Literal["shapes-exact", "shapes-graded", "shapes-vivid"]
 
@@ -102,12 +102,12 @@ class ClipScorer(ScorerSettings):
     """Similarity of image and prompt by a CLIP model.
 
     Attributes:
-        model: a CLIPModel in the transformers layout.
-        processor: of images and texts; null: the model's own.
-        resize: `processor`: as its preprocessor_config.json says, which is the shorter side to the model's size and the
-            middle of the longer; `squash`: both sides to the model's size, as open_clip does for DFN5B.
-        dtype: of the weights.
-        scale: `cosine` in [-1, 1], or `logit`, which is that times exp(logit_scale).
+        model: CLIPModel in the transformers layout.
+        processor: processor of images and texts; null: the model's own.
+        resize: method of resizing. `processor`: as in preprocessor_config.json, the shorter side to the model's size
+            and a centre crop of the longer; `squash`: both sides to the model's size, as open_clip does for DFN5B.
+        dtype: precision of the weights.
+        scale: scale of the scores: `cosine` in [-1, 1], or `logit`, the cosine times exp(logit_scale).
     """
 
     kind: Literal["clip"]
@@ -123,9 +123,9 @@ class PickScoreScorer(ScorerSettings):
 
     Attributes:
         model: PickScore_v1, or another CLIPModel.
-        processor: of images and texts; that of the CLIP it was tuned from.
-        dtype: of the weights.
-        scale: `logit` (about 22 for good images), `cosine` (about 0.22) or `logit/26` (about 0.85).
+        processor: processor of images and texts, from the CLIP model that was tuned.
+        dtype: precision of the weights.
+        scale: scale of the scores: `logit` (good images: about 22), `cosine` (about 0.22) or `logit/26` (about 0.85).
     """
 
     kind: Literal["pickscore"]
@@ -140,8 +140,8 @@ class ImageRewardScorer(ScorerSettings):
 
     Attributes:
         model: folder or repository with ImageReward.pt and med_config.json.
-        tokenizer: of bert-base-uncased.
-        dtype: of the weights.
+        tokenizer: tokenizer of bert-base-uncased.
+        dtype: precision of the weights.
     """
 
     kind: Literal["imagereward"]
@@ -151,12 +151,12 @@ class ImageRewardScorer(ScorerSettings):
 
 
 class HPSv3Scorer(ScorerSettings):
-    """HPSv3: Qwen2-VL-7B with a head that reads the mean of a preference score at a special token.
+    """HPSv3: Qwen2-VL-7B with a head that predicts the mean of a preference score at a special token.
 
     Attributes:
         model: folder or repository with HPSv3.safetensors.
         backbone: configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct; its weights are not read.
-        dtype: of the backbone's weights; the head is float32.
+        dtype: precision of the backbone's weights; the head is float32.
     """
 
     kind: Literal["hpsv3"]
@@ -169,13 +169,13 @@ class GenEvalScorer(ScorerSettings):
     """GenEval's rules on a Mask2Former's detections.
 
     Attributes:
-        detector: a Mask2FormerForUniversalSegmentation trained on COCO's instances.
-        classifier: the CLIP model that names colours.
-        dtype: of the weights.
+        detector: Mask2FormerForUniversalSegmentation trained on COCO's instances.
+        classifier: CLIP model that classifies colours.
+        dtype: precision of the weights.
         threshold: confidence above which a detection counts.
-        counting_threshold: the same where the prompt demands a number.
-        max_objects: detections kept of each class.
-        position_threshold: of the summed sides, by which offsets shrink.
+        counting_threshold: confidence threshold for prompts that demand a number.
+        max_objects: detections kept per class.
+        position_threshold: fraction of the summed side lengths by which offsets between boxes are reduced.
     """
 
     kind: Literal["geneval"]
@@ -189,10 +189,10 @@ class GenEvalScorer(ScorerSettings):
 
 
 class RefusingScorer(ScorerSettings):
-    """A scorer that may refuse to judge an image.
+    """Scorer that can fail to judge an image.
 
     Attributes:
-        refusals: share of the evaluation images that may stay without a score; above it the stage ends with an error.
+        refusals: largest share of the evaluation images without a score; the stage fails above it.
     """
 
     MOVES_NO_SCORE: ClassVar[frozenset[str]] = ScorerSettings.MOVES_NO_SCORE | {"refusals"}
@@ -204,23 +204,24 @@ class WiseScorer(RefusingScorer):
     """WISE: a vision-language model behind an OpenAI-compatible endpoint judges images of knowledge prompts.
 
     Attributes:
-        protocol: `legacy`: consistency, realism and aesthetic quality, 0 to 2 each; `verified`: right or wrong.
-        judge: the model's id at the endpoint; part of the metric's name.
-        instructions: the user's own copy of WISE's evaluator, gpt_eval.py (legacy) or vllm_eval.py (verified), whose
-            question is asked; published numbers compare with no other. Null: this package's wording.
-        request: fields of each request besides, or instead of, those of this package; null leaves one out.
+        protocol: version of the protocol. `legacy`: consistency, realism and aesthetic quality, 0 to 2 each;
+            `verified`: right or wrong.
+        judge: id of the model at the endpoint; part of the metric's name.
+        instructions: local copy of WISE's evaluator, gpt_eval.py (legacy) or vllm_eval.py (verified), from which the
+            question is read. Only scores with it compare with published ones. Null: this package's wording.
+        request: fields that each request adds to this package's fields or replaces them with; null removes a field.
             Qwen3.5 behind vLLM: {chat_template_kwargs: {enable_thinking: false}}.
-        base_url: of the endpoint, up to and with /v1; no user, password or query.
-        api_key_variable: environment variable with the key; null: the endpoint asks for none.
-        concurrency: requests under way at once; here `batch_size` has no part in it.
-        attempts: of a request that fails, and of a question answered in another form than asked for.
-        timeout_seconds: of one request.
-        answers: folder for the answers, by which a run that was stopped goes on.
+        base_url: URL of the endpoint, including /v1; no user, password or query.
+        api_key_variable: environment variable with the API key; null: the endpoint needs none.
+        concurrency: number of concurrent requests; independent of `batch_size`.
+        attempts: attempts at a failed request, and at a question whose answer cannot be parsed.
+        timeout_seconds: time limit of one request.
+        answers: folder of the stored answers, from which an interrupted run resumes.
     """
 
     MOVES_NO_SCORE: ClassVar[frozenset[str]] = RefusingScorer.MOVES_NO_SCORE | {
         *("concurrency", "attempts", "timeout_seconds", "api_key_variable", "answers"),
-        "instructions",  # where they are; what they say does, and is told apart from it
+        "instructions",  # the path; the content is hashed separately
     }
 
     kind: Literal["wise"]
@@ -237,7 +238,7 @@ class WiseScorer(RefusingScorer):
 
     @property
     def images_at_once(self) -> int:
-        """Enough for all requests at once, whose answers are kept one by one; so that few wait for the slowest."""
+        """At least 16 per concurrent request, so that few of them idle while the slowest finishes."""
         return max(16 * self.concurrency, self.batch_size)
 
     @field_validator("request")
@@ -250,13 +251,13 @@ class WiseScorer(RefusingScorer):
 
 
 class ExternalScorer(RefusingScorer):
-    """A scorer from outside this package.
+    """Scorer from outside this package.
 
     Attributes:
-        source: an entry point of the group chunk_grpo.scorers, or `module:attribute`, a class or a function.
-        version: raised by hand when it scores the same image differently for a reason that its code does not show.
-        options: its keyword arguments.
-        files: files and folders that it reads: their content is part of what it is, as its code is.
+        source: entry point of the group chunk_grpo.scorers, or `module:attribute` of a class or a function.
+        version: version number; raise it when scores change for a reason that is not in the scorer's code or `files`.
+        options: keyword arguments of the scorer.
+        files: files and folders that the scorer reads; their content is part of its identity, like its code.
     """
 
     MOVES_NO_SCORE: ClassVar[frozenset[str]] = RefusingScorer.MOVES_NO_SCORE | {
@@ -284,12 +285,12 @@ AnyScorer = Annotated[
 
 
 class InProcess(Section):
-    """In the process of the stage.
+    """Executor in the process of the stage.
 
     Attributes:
-        device: such as cuda:1; null: the first GPU, in training that of the process, else the CPU.
-        timeout_seconds: until it must have scored a batch, with the time to load; null: no limit, and it is called in
-            the stage's own thread.
+        device: device such as cuda:1; null: the first GPU (in training that of the process), without a GPU the CPU.
+        timeout_seconds: time limit for a batch, including the time to load; null: no limit, and the scorer runs in the
+            stage's own thread.
     """
 
     kind: Literal["in-process"]
@@ -298,14 +299,15 @@ class InProcess(Section):
 
 
 class InSubprocess(Section):
-    """In a process of its own, which may be another Python with other packages.
+    """Executor in a separate process, which may be another Python with other packages.
 
     Attributes:
-        python: interpreter; null: the one of the stage.
-        script: a worker that speaks the protocol by itself; null: this package's, which the interpreter must have.
-        device: as in InProcess.
-        start_seconds: until it must have loaded.
-        timeout_seconds: until it must have scored a batch.
+        python: Python interpreter; null: the stage's interpreter.
+        script: custom worker script that implements the protocol; null: this package's worker, which must be installed
+            for the interpreter.
+        device: device, as in InProcess.
+        start_seconds: time limit for loading.
+        timeout_seconds: time limit for a batch.
     """
 
     kind: Literal["subprocess"]
@@ -317,12 +319,12 @@ class InSubprocess(Section):
 
 
 class OverHttp(Section):
-    """At a server, started with `python -m chunk_grpo.scorers.serve NAME`.
+    """Executor at a server, started with `python -m chunk_grpo.scorers.serve NAME`.
 
     Attributes:
-        url: of the server; no user, password, query or fragment, since messages name it.
-        token_variable: environment variable with the server's token; null: it asks for none.
-        timeout_seconds: until it must have scored a batch.
+        url: URL of the server; no user, password, query or fragment, because messages contain it.
+        token_variable: environment variable with the server's token; null: the server needs none.
+        timeout_seconds: time limit for a batch.
     """
 
     kind: Literal["http"]

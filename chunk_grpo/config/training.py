@@ -11,9 +11,9 @@ class LoraParams(Section):
     """Low-rank adapters.
 
     Attributes:
-        rank: of the adapters.
-        alpha: their output is scaled by alpha / rank.
-        targets: names of linear layers, or ends of names after a dot.
+        rank: rank of the adapters.
+        alpha: numerator of the output scale, alpha / rank.
+        targets: names of the adapted linear layers, or the last parts of dotted names.
     """
 
     rank: Annotated[int, Field(ge=1, le=4096)]
@@ -22,16 +22,17 @@ class LoraParams(Section):
 
 
 class HeldoutParams(Section):
-    """Held-out prompts with fixed noise, drawn and scored while training: does it still help, or is it hacked?
+    """Evaluation during training on held-out prompts with fixed noise; detects reward hacking.
 
     Attributes:
         every: iterations between two measurements; the first and the last iteration are always measured.
-        num_prompts: eval prompts used.
-        images_per_prompt: images, each from its own fixed noise.
-        seed: of that noise.
-        scorers: measured besides the training reward; the first of them, or else the reward, tells the best.
-        patience: measurements in a row without a new best that end training early; null never does.
-        keep_best: whether the best policy is kept beside the last.
+        num_prompts: number of eval prompts.
+        images_per_prompt: images per prompt, each from its own fixed noise.
+        seed: seed of the fixed noise.
+        scorers: scorers measured besides the training reward. The first one (without any: the reward) selects the best
+            policy.
+        patience: consecutive measurements without a new best after which training ends; null: no early end.
+        keep_best: whether the best policy is saved besides the last one.
     """
 
     every: PositiveInt
@@ -44,36 +45,36 @@ class HeldoutParams(Section):
 
 
 class TrainParams(Section):
-    """Training, alike for all variants.
+    """Training settings shared by all variants.
 
     Attributes:
-        seeds: one training run each.
+        seeds: training seeds; one training run per seed.
         iterations: rollouts of the policy.
-        prompts_per_iteration: P, over all devices.
-        group_size: G images per prompt.
-        updates_per_iteration: optimiser steps per rollout, each on its share of the prompts.
-        learning_rate: of AdamW.
-        weight_decay: of AdamW.
-        max_grad_norm: the gradient's norm is clipped to this.
-        clip_range: epsilon of Eq. (13).
-        advantage_clip: advantages are clipped to plus and minus this.
-        kl_coef: beta of Eq. (13).
-        fraction: share of the chunks (of the steps, for the step objective) trained per sample and update.
+        prompts_per_iteration: prompts per iteration over all devices, P.
+        group_size: images per prompt, G.
+        updates_per_iteration: optimiser steps per rollout, each on an equal share of the prompts.
+        learning_rate: learning rate of AdamW.
+        weight_decay: weight decay of AdamW.
+        max_grad_norm: upper bound of the gradient norm; larger gradients are scaled down.
+        clip_range: clip range of the ratio, epsilon of Eq. (13).
+        advantage_clip: bound of the advantages, which are clipped to [-advantage_clip, advantage_clip].
+        kl_coef: KL coefficient, beta of Eq. (13).
+        fraction: share of the chunks (step objective: of the steps) trained per sample and update.
         micro_batch_size: (sample, step) items per forward and backward pass.
-        same_noise_in_group: whether the images of a group start from one noise.
-        reward_in_background: whether a batch is scored while the next one is drawn.
-        old_log_probs: `rollout` keeps those of the rollout for the ratios; `training` evaluates them again in the
-            update's batches, for low precision.
-        reward_attempts: how often a scorer that fails is tried before training stops, to go on later.
-        reward_wait: seconds before the second attempt; twice as long before each further one.
-        lora: train low-rank adapters instead of all weights; null trains all.
-        gradient_checkpointing: whether activations are computed again in the backward pass instead of kept.
-        shard_weights: whether several processes keep a part each of the weights and of the optimiser's state, instead
-            of all of them.
-        ema_decay: of the moving average of the weights, which is what is watched and kept; null keeps the last ones.
+        same_noise_in_group: whether the images of a group start from the same noise.
+        reward_in_background: whether a batch is scored while the next one is sampled.
+        old_log_probs: source of the old log-probabilities in the ratios. `rollout`: saved during the rollout;
+            `training`: recomputed in the update's batches, for low precision.
+        reward_attempts: attempts to score a batch before training stops; it can be resumed.
+        reward_wait: seconds before the second attempt; the wait doubles with each further attempt.
+        lora: low-rank adapters to train instead of the full weights; null: train all weights.
+        gradient_checkpointing: whether activations are recomputed in the backward pass instead of stored.
+        shard_weights: whether weights and optimiser state are sharded over the processes instead of replicated.
+        ema_decay: decay of the moving average of the weights. The average is evaluated and saved; null: the last
+            weights are.
         checkpoint_every: iterations between two checkpoints of the optimiser and the weights.
-        checkpoints_kept: how many of them are kept.
-        heldout: the measurement on held-out prompts.
+        checkpoints_kept: number of checkpoints kept, the newest ones.
+        heldout: evaluation on held-out prompts during training.
     """
 
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]

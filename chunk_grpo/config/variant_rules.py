@@ -1,6 +1,6 @@
-"""Which settings of a variant make sense together, and with the rest of params.yaml.
+"""Rules for the settings of a variant, among each other and with the rest of params.yaml.
 
-A combination without a meaning is refused here, before any work, with the rule that it breaks.
+Meaningless combinations are rejected before any work starts.
 """
 
 from collections import Counter
@@ -26,14 +26,14 @@ RESERVED_VARIANTS = ("base",)
 
 
 def variant_names_are_free(variants: Variants) -> Iterator[Problem]:
-    """No variant takes the name of the untrained policy."""
+    """No variant has the name of the untrained policy."""
     for name in variants:
         if name in RESERVED_VARIANTS:
             yield Problem(("variants", name), "this name means the untrained policy; choose another")
 
 
 def variant_plans_exist(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
-    """A variant names a plan that is there."""
+    """The plan of each variant is in chunks.plans."""
     for name, variant in variants.items():
         if variant.plan not in chunks.plans:
             guess = nearest(variant.plan, chunks.plans)
@@ -41,12 +41,12 @@ def variant_plans_exist(variants: Variants, chunks: ChunksParams) -> Iterator[Pr
             plans = ", ".join(chunks.plans)
             yield Problem(
                 ("variants", name, "plan"),
-                f"must be a name in chunks.plans, got {variant.plan!r}; {hint}there: {plans}",
+                f"must be a name in chunks.plans, got {variant.plan!r}; {hint}there are: {plans}",
             )
 
 
 def step_weights_fit_the_objective(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
-    """The weights of steps belong to the step objective; those of chunk sizes differ only where chunks do."""
+    """Step weights need the step objective; weights by chunk size need a plan with chunks of several steps."""
     for name, variant, plan in _planned(variants, chunks):
         if variant.objective == "chunk" and variant.step_weights != "uniform":
             yield _problem(
@@ -62,13 +62,13 @@ def step_weights_fit_the_objective(variants: Variants, chunks: ChunksParams) -> 
 def fixed_plans_where_needed(
     variants: Variants, chunks: ChunksParams, sampling: SamplingParams
 ) -> Iterator[Problem]:
-    """What speaks of the j-th chunk needs a plan whose K is known: one for all trajectories, all steps noisy."""
+    """Settings per chunk need a known K: the same plan for all trajectories, with noise in all steps."""
     for name, variant, plan in _planned(variants, chunks):
         reason = None
         if isinstance(plan, AdaptivePlan):
             reason = f"a plan for all trajectories; {variant.plan!r} is adaptive"
         elif variant.window or variant.branching:
-            reason = "noise in all steps; a window or branches leave most without"
+            reason = "noise in all steps; with a window or branching most steps have none"
         count = plan.chunk_count(sampling.num_sde_steps)
         for key, value, length in _per_chunk(variant):
             if reason:
@@ -85,7 +85,7 @@ def fixed_plans_where_needed(
 
 
 def _per_chunk(variant: VariantParams) -> Iterator[tuple[str, object, int | None]]:
-    """Key, value and length (None where any is right) of what is set for single chunks."""
+    """Key, value and length of each per-chunk setting; length is None where any length is valid."""
     if variant.selection != "uniform":
         yield "selection", variant.selection, None
     if variant.train_chunks is not None:
@@ -103,23 +103,25 @@ def _chunk_numbers(name: str, chosen: tuple[int, ...], count: int) -> Iterator[P
 
 
 def per_chunk_settings_fit_the_objective(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
-    """One clip range or one for each chunk; a reward for each chunk is an advantage for each ratio."""
+    """clip_range excludes clip_ranges; per-chunk clip ranges and rewards need one ratio per chunk."""
     for name, variant, plan in _planned(variants, chunks):
         if variant.clip_ranges is not None and variant.clip_range is not None:
-            yield _problem(name, "clip_ranges", "stands in place of clip_range; set one", variant.clip_ranges)
+            yield _problem(
+                name, "clip_ranges", "replaces clip_range; set only one of the two", variant.clip_ranges
+            )
         for key in ("clip_ranges", "chunk_rewards"):
             value = getattr(variant, key)
             if value is not None and variant.objective == "step" and not isinstance(plan, StepPlan):
                 yield _problem(
                     name,
                     key,
-                    "needs objective: chunk, whose ratios are those of the plan's chunks",
+                    "needs objective: chunk, which has one ratio per chunk of the plan",
                     value,
                 )
 
 
 def replanning_has_a_rule(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
-    """Only a guided plan says how boundaries follow from a profile."""
+    """Only guided plans are computed from a profile."""
     for name, variant, plan in _planned(variants, chunks):
         if variant.replan_every is not None and not isinstance(plan, GuidedPlan):
             yield _problem(
@@ -133,7 +135,7 @@ def replanning_has_a_rule(variants: Variants, chunks: ChunksParams) -> Iterator[
 def windows_fit_the_grid(
     variants: Variants, chunks: ChunksParams, sampling: SamplingParams
 ) -> Iterator[Problem]:
-    """MixGRPO's window lies within the noisy steps, and trains single steps."""
+    """MixGRPO's window is within the noisy steps, and needs the step objective and a step plan."""
     steps = sampling.num_sde_steps
     for name, variant, plan in _planned(variants, chunks):
         window = variant.window
@@ -143,7 +145,9 @@ def windows_fit_the_grid(
             rule = f"must be <= sampling.num_steps - 1 = {steps} (the last step carries no noise)"
             yield Problem(("variants", name, "window", "num_steps"), f"{rule}, got {window.num_steps}")
         if window.stride > window.num_steps:
-            rule = f"must be <= num_steps = {window.num_steps}, or steps are left out"
+            rule = (
+                f"must be <= num_steps = {window.num_steps}, or steps between two windows are never trained"
+            )
             yield Problem(("variants", name, "window", "stride"), f"{rule}, got {window.stride}")
         yield from _single_steps(name, "window", variant, plan)
 
@@ -151,7 +155,7 @@ def windows_fit_the_grid(
 def branches_fit_the_group(
     variants: Variants, chunks: ChunksParams, sampling: SamplingParams, train: TrainParams
 ) -> Iterator[Problem]:
-    """TempFlow-GRPO's children share out the group, and a branch trains the one step that it drew."""
+    """TempFlow-GRPO: `children` divides the group size; each branch trains its one noisy step."""
     for name, variant, plan in _planned(variants, chunks):
         branching = variant.branching
         if branching is None:
@@ -164,7 +168,9 @@ def branches_fit_the_group(
             rule = f"must divide train.group_size = {train.group_size}"
             yield Problem((*path, "children"), f"{rule}, got {branching.children}")
         if variant.window is not None:
-            yield Problem(path, "cannot stand beside window: a branch has one noisy step; remove one of them")
+            yield Problem(
+                path, "cannot be combined with window: a branch has one noisy step; remove one of them"
+            )
         yield from _single_steps(name, "branching", variant, plan)
 
 
@@ -180,7 +186,7 @@ def _single_steps(name: str, key: str, variant: VariantParams, plan: PlanParams)
 def fraction_selects_a_chunk(
     variants: Variants, chunks: ChunksParams, sampling: SamplingParams, train: TrainParams
 ) -> Iterator[Problem]:
-    """At least one chunk is trained: int(K * fraction) >= 1, K cut down as in the released code."""
+    """At least one chunk is trained: int(K * fraction) >= 1, rounded down as in the released code."""
     for name, variant, plan in _planned(variants, chunks):
         own = variant.fraction is not None
         fraction = variant.fraction if variant.fraction is not None else train.fraction
@@ -196,7 +202,7 @@ def fraction_selects_a_chunk(
 def selection_has_a_choice(
     variants: Variants, chunks: ChunksParams, sampling: SamplingParams, train: TrainParams
 ) -> Iterator[Problem]:
-    """A weighted draw of all chunks is no draw; only train.fraction, which is set for all variants, may make it one."""
+    """Non-uniform selection needs unselected chunks, unless K > 1 and the shared train.fraction selects all chunks."""
     for name, variant, plan in _planned(variants, chunks):
         if variant.selection == "uniform":
             continue
@@ -212,7 +218,7 @@ def selection_has_a_choice(
 
 
 def _candidates(variant: VariantParams, plan: PlanParams, num_sde_steps: int) -> tuple[int, str]:
-    """How many chunks the fraction is taken of, at least, and where that number comes from."""
+    """Smallest number of chunks to which the fraction applies, and the setting that determines it."""
     if variant.branching is not None:
         return 1, "branching (each image trains the step it branched at)"
     if variant.window is not None:
@@ -223,7 +229,7 @@ def _candidates(variant: VariantParams, plan: PlanParams, num_sde_steps: int) ->
 
 
 def noise_is_possible(variants: Variants, sampling: SamplingParams) -> Iterator[Problem]:
-    """A coefficients-preserving step replaces a share eta of the noise."""
+    """With CPS steps eta <= 1, because eta is the share of the noise that is replaced."""
     if sampling.sde == "cps" and sampling.eta > 1:
         yield Problem(("sampling", "eta"), f"must be <= 1 with sde: cps, got {sampling.eta}")
     for name, variant in variants.items():
@@ -234,7 +240,7 @@ def noise_is_possible(variants: Variants, sampling: SamplingParams) -> Iterator[
 
 
 def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, float]) -> Iterator[Problem]:
-    """A chunk's mix names rewards that are there; combining needs several."""
+    """Each mix of chunk_rewards names entries of `rewards`; `combine: advantages` needs several rewards."""
     for name, variant in variants.items():
         mixes: tuple[Mapping[str, float], ...] = variant.chunk_rewards or (rewards,)
         if variant.combine == "advantages" and all(len(mix) < 2 for mix in mixes):
@@ -250,12 +256,12 @@ def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, flo
                 if reward not in rewards:
                     yield Problem(
                         (*path, reward),
-                        f"must also stand in rewards, got {reward!r}; there: {', '.join(rewards)}",
+                        f"must be a name in rewards, got {reward!r}; there are: {', '.join(rewards)}",
                     )
 
 
 def _planned(variants: Variants, chunks: ChunksParams) -> Iterator[tuple[str, VariantParams, PlanParams]]:
-    """Name, variant and plan of each variant whose plan is there."""
+    """Name, variant and plan of each variant whose plan exists."""
     for name, variant in variants.items():
         plan = chunks.plans.get(variant.plan)
         if plan is not None:

@@ -1,7 +1,7 @@
-"""A variant: the settings by which one trained policy differs from another.
+"""The section `variants` of params.yaml: settings by which one trained policy differs from another.
 
-Every method is a choice of a few independent settings. What a variant leaves out is as in Chunk-GRPO, and where
-`train` or `sampling` has a key of the same name, as there. docs/methods.md lists the methods of the papers.
+Every method is a combination of independent settings. The defaults are those of Chunk-GRPO; a key that `train` or
+`sampling` also has defaults to the value there. docs/methods.md lists the methods of the papers.
 """
 
 from typing import Annotated
@@ -17,7 +17,7 @@ class WindowParams(Section):
 
     Attributes:
         num_steps: steps in the window.
-        stride: steps per move, at most `num_steps`.
+        stride: steps by which the window moves, at most `num_steps`.
         every: iterations between two moves.
     """
 
@@ -27,12 +27,12 @@ class WindowParams(Section):
 
 
 class BranchingParams(Section):
-    """TempFlow-GRPO: an ODE run, one noisy step, and the ODE to the end.
+    """TempFlow-GRPO: ODE trajectories with one noisy step each.
 
     Attributes:
-        points: steps branched at in an iteration, drawn anew each time.
-        children: images that branch off one run at one step: the group that is compared. A prompt has
-            group_size / children runs, so points * group_size images in all.
+        points: number of branching steps per iteration, drawn anew in each iteration.
+        children: images that branch off one trajectory at one step; they form a group. A prompt has
+            group_size / children trajectories, so points * group_size images.
     """
 
     points: PositiveInt
@@ -40,30 +40,31 @@ class BranchingParams(Section):
 
 
 class VariantParams(Section):
-    """What makes one trained policy differ from another.
+    """Settings of one variant.
 
     Attributes:
-        objective: level of the importance ratio: `chunk` has one ratio a chunk, Eq. (13); `step` one a step, Eq. (5),
-            for the steps of the drawn chunks.
-        plan: a name in chunks.plans; its chunks are what is drawn.
-        selection: how chunks are drawn: `uniform`; `weighted` by Eq. (16), as released; `unbiased`, so weighted
-            and then corrected by importance weights; `annealed` from weighted to uniform over the run.
-        fraction: share of the chunks drawn for each sample and update, in place of train.fraction.
-        train_chunks: the chunks that may be drawn, 0 nearest to noise; null is all.
-        replan_every: iterations after which a guided plan is made anew from the current policy; null never.
-        step_weights: weights of the step objective's terms: `uniform`; `noise` (TempFlow-GRPO); `chunk-size`, those
-            that the chunk objective implies (the control).
-        clip_range: in place of train.clip_range.
-        clip_ranges: one clip range for each chunk, in place of both.
-        kl_coef: in place of train.kl_coef.
-        ratio_norm: `guard` is GRPO-Guard's normalised ratio.
-        sde: the noise of a step, in place of sampling.sde.
-        eta: its scale, in place of sampling.eta.
-        window: a sliding window of noisy steps.
-        branching: branches in place of whole noisy trajectories.
-        advantage_std: the standard deviation of `group`, or the `global` one of Flow-GRPO's first release.
-        combine: several rewards by the sum of `rewards`, or by that of their standardised `advantages`.
-        chunk_rewards: for each chunk its own mix of `rewards`: scorer to weight.
+        objective: level of the importance ratio: `chunk`: one ratio per chunk, Eq. (13); `step`: one ratio per step,
+            Eq. (5), for the steps of the selected chunks.
+        plan: name in chunks.plans; chunks of this plan are selected for training.
+        selection: distribution of the selected chunks: `uniform`; `weighted` by Eq. (16), as released; `unbiased`:
+            weighted, with importance weights as correction; `annealed`: from weighted to uniform over the run.
+        fraction: share of the chunks selected per sample and update; null: train.fraction.
+        train_chunks: chunks that may be selected, 0 nearest to noise; null: all.
+        replan_every: iterations after which a guided plan is recomputed from the current policy; null: never.
+        step_weights: weights of the step objective's terms: `uniform`; `noise` (TempFlow-GRPO); `chunk-size`:
+            the weights that the chunk objective implies (the control).
+        clip_range: clip range; null: train.clip_range.
+        clip_ranges: one clip range per chunk, instead of clip_range and train.clip_range; null: one for all chunks.
+        kl_coef: KL coefficient; null: train.kl_coef.
+        ratio_norm: normalisation of the ratio: `none`, or `guard` as in GRPO-Guard.
+        sde: kind of noise of a step; null: sampling.sde.
+        eta: scale of the noise; null: sampling.eta.
+        window: sliding window of noisy steps; null: noise in all steps.
+        branching: branches instead of whole noisy trajectories; null: none.
+        advantage_std: standard deviation in the advantage: of the `group`, or `global` as in Flow-GRPO's first release.
+        combine: combination of several rewards: sum of the `rewards`, or sum of their standardised `advantages`.
+        chunk_rewards: one mix of `rewards` per chunk, each a mapping of scorer to weight; null: `rewards` for all
+            chunks.
     """
 
     objective: Objective

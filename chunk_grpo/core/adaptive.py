@@ -1,4 +1,4 @@
-"""Adaptive chunks: a plan for one trajectory, from the shape of its own relative-L1 curve."""
+"""Adaptive chunks: a plan for one trajectory from its own relative-L1 curve."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from chunk_grpo.core.chunking import ChunkPlan
 
 FLAT = 1e-9
-"""A difference is zero up to this share of the profile's largest magnitude, which is float64 rounding."""
+"""Largest difference that counts as zero, as a share of the profile's largest magnitude; covers float64 rounding."""
 
 
 def adaptive_plan(profile: Sequence[float], max_size: int) -> ChunkPlan:
@@ -15,7 +15,7 @@ def adaptive_plan(profile: Sequence[float], max_size: int) -> ChunkPlan:
 
     The default chunking of arXiv 2510.21583 v3, of which no code is released: first-order derivatives of one
     trajectory's curve, consecutive steps of the same sign form a chunk, a chunk whose signs all agree is split
-    at its midpoint, and each chunk is split again by the next order. Our rules for what it leaves open:
+    at its midpoint, and each chunk is split again by the next order. Our rules where the paper is silent:
 
     - Small: a run of at most max_size steps is never split, the whole trajectory included. So max_size = N is
       `single_plan` and max_size = 1 is `step_plan`.
@@ -33,8 +33,7 @@ def adaptive_plan(profile: Sequence[float], max_size: int) -> ChunkPlan:
         max_size: Largest chunk size, at least 1.
 
     Returns:
-        The plan; it covers N steps with chunks of 1 to max_size. The scale and the level of the profile do
-        not matter.
+        Plan of N steps with chunks of 1 to max_size. Scaling or shifting the profile does not change it.
 
     Raises:
         ValueError: The profile is empty or not finite, or max_size is smaller than 1.

@@ -1,4 +1,4 @@
-"""From rewards to group-relative advantages."""
+"""Group-relative advantages from rewards."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,11 @@ from chunk_grpo.core.precision import at_least_float32
 
 @dataclass(frozen=True)
 class Scale:
-    """What a group's centred rewards are divided by.
+    """Divisor of the centred rewards: std + eps.
 
     Attributes:
-        std: (rewards [P, G]) -> their standard deviation, [P, 1] or a scalar.
-        eps: Added to it, at least 0.
+        std: (rewards [P, G]) -> standard deviation, [P, 1] or a scalar.
+        eps: Constant that is added to the standard deviation, at least 0.
     """
 
     std: Callable[[Tensor], Tensor]
@@ -43,7 +43,7 @@ def group_advantages(rewards: Tensor, clip: float = 5.0, scale: Scale = SCALES["
     (divisor P * G), as Flow-GRPO was first released.
 
     Args:
-        rewards: Finite rewards [P, G], one row a prompt, G at least 2. Give "global" a whole iteration's.
+        rewards: Finite rewards [P, G], one row per prompt, G at least 2; for "global", all of an iteration.
         clip: Bound on the absolute advantage, positive.
         scale: One of `SCALES`.
 
@@ -67,13 +67,13 @@ def weighted_advantages(
 ) -> Tensor:
     """Advantages of several rewards: the weighted sum of each reward's own `group_advantages`.
 
-    Each reward is standardised first, so that the weights compare rewards on any scale. The weights are taken as
-    they are, not normalised, and the sum is not standardised again: give weights that sum to 1 to stay within
-    the bound of a single reward. A group in which one reward is degenerate learns from the others.
+    Each reward is standardised first, so the weights are independent of the rewards' scales. The weights are not
+    normalised and the sum is not standardised again: weights that sum to 1 keep the bound of a single reward. A
+    group in which one reward is degenerate learns from the others.
 
     Args:
         values: Finite rewards [M, P, G] of M rewards, at least 1; G at least 2.
-        weights: Weight of each reward, [M], finite; a negative one turns its reward round.
+        weights: Weight of each reward, [M], finite; a negative one reverses its reward.
         clip: Bound on each reward's absolute advantage before the sum, positive.
         scale: One of `SCALES`.
 
@@ -98,7 +98,7 @@ def weighted_advantages(
 
 
 def degenerate_groups(rewards: Tensor) -> Tensor:
-    """Which groups have equal rewards and so teach nothing.
+    """Find groups with equal rewards, which give no gradient.
 
     Paper: Eq. (4), where its denominator is 0.
 
@@ -106,7 +106,7 @@ def degenerate_groups(rewards: Tensor) -> Tensor:
         rewards: Finite rewards [P, G], G at least 2.
 
     Returns:
-        bool [P]: the rewards differ by no more than float32 rounding of the largest of them.
+        bool [P]: true where the rewards differ by no more than float32 rounding of the largest one.
 
     Raises:
         ValueError: A group smaller than 2, or a reward that is not finite.

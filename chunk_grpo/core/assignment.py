@@ -1,4 +1,4 @@
-"""Which chunk each step of each trajectory belongs to, when trajectories differ or leave steps untrained."""
+"""Assignment of steps to chunks, for trajectories with different plans or untrained steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ UNTRAINED = -1
 class ChunkAssignment:
     """The chunk of each step: a plan for every trajectory of a batch, with room for untrained steps.
 
-    Rows may have different numbers of chunks; per-chunk values are [B, Kmax], and `exists` tells the chunks
-    from the padding. A sliding window or a branch trains few steps and marks the others -1.
+    Rows may have different numbers of chunks. Per-chunk values are [B, Kmax]; `exists` separates chunks from
+    padding. A sliding window or a branch trains few steps and marks the others -1.
 
     Attributes:
         chunk: int64 [B, N], the chunk's number or -1 for a step that belongs to none. In each row the chunks
@@ -30,7 +30,7 @@ class ChunkAssignment:
     chunk: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse another shape or type, and rows whose chunks are not runs numbered 0, 1, .. in order."""
+        """Validate shape and type, and that the chunks of each row are runs numbered 0, 1, .. in order."""
         if self.chunk.dtype != torch.int64 or self.chunk.ndim != 2 or self.chunk.numel() == 0:
             raise ValueError(
                 "an assignment must be int64 [B, N] with B and N at least 1, "
@@ -88,7 +88,7 @@ class ChunkAssignment:
         return cls(torch.tensor([plan.chunk_of_step() for plan in plans]))
 
     def single_steps(self) -> ChunkAssignment:
-        """Each trained step a chunk of its own.
+        """Make each trained step its own chunk.
 
         Returns:
             The assignment [B, N]; the steps of each row are numbered 0, 1, .. from noise to image.
@@ -130,9 +130,8 @@ class ChunkAssignment:
     def means(self, values: Tensor) -> Tensor:
         """Mean of per-step values over each chunk.
 
-        `chunk_means` of the chunks of each size at once, so that plans of their own cost what a shared one does:
-        a shared plan gives its result to the last bit, and what stands at untrained steps, NaN included, does
-        not enter.
+        Chunks of equal size are computed together, so plans per trajectory cost no more than a shared one. A shared
+        plan gives the result of `chunk_means` bit for bit. Values at untrained steps, NaN included, are not read.
 
         Args:
             values: Per-step values [B, N].
@@ -145,7 +144,7 @@ class ChunkAssignment:
         """
         _require_shape(values, self.chunk)
         sizes, first = self.sizes.to(values.device), self._first_steps.to(values.device)
-        means = values.new_zeros(sizes.shape)
+        means = values.new_zeros(sizes.shape)  # [B, Kmax]
         for size in sizes[sizes > 0].unique().tolist():
             row, number = (sizes == size).nonzero(as_tuple=True)
             steps = first[row, number].unsqueeze(1) + torch.arange(size, device=values.device)
@@ -172,7 +171,7 @@ class ChunkAssignment:
 RATIO_CHUNKS: Mapping[Objective, Callable[[ChunkAssignment], ChunkAssignment]] = implemented(
     OBJECTIVES, "core/assignment.py", {"step": ChunkAssignment.single_steps, "chunk": lambda chunks: chunks}
 )
-"""By objective: the chunks that share an importance ratio, made of the chunks that are drawn."""
+"""By objective: function from the drawn chunks to the chunks that share an importance ratio."""
 
 
 def _require_shape(values: Tensor, like: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""TempFlow-GRPO's trajectory branching: one noisy step on an ODE run, so that a reward is owed to that step alone."""
+"""TempFlow-GRPO's trajectory branching: one noisy step in an ODE run, so that the reward depends on that step alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from chunk_grpo.core.sde import SDE, Sampler, require_coefficients, require_nois
 from chunk_grpo.core.types import Transition, Velocity
 
 RowVelocity: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x [N, L, D], t [N], rows int64 [N]) -> velocity [N, L, D]; `rows` names each state's prompt, of 0 .. B - 1."""
+"""(x [N, L, D], t [N], rows int64 [N]) -> velocity [N, L, D]; `rows` holds each state's prompt index, 0 .. B - 1."""
 
 BranchGenerators: TypeAlias = Callable[[int, int, int], torch.Generator]
-"""(row, branch step, child) -> a generator at the start of that child's stream, which no other child shares."""
+"""(row, branch step, child) -> a generator at the start of that child's own stream."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """What came of the noise of one step: B x M children, M the number of children of each trajectory.
+    """The children of one noisy step: M for each of B trajectories.
 
     Attributes:
-        step: The noisy step k, of 0 .. S - 2.
-        transition_std: Its standard deviation, float64 scalar, positive.
-        before: States before it [B, L, D], a view of the prefix.
-        mean: Mean of its Gaussian [B, L, D], which all children share.
-        after: States drawn in it [B, M, L, D].
+        step: Noisy step k, in 0 .. S - 2.
+        transition_std: Standard deviation of the step, float64 scalar, positive.
+        before: States before the step [B, L, D], a view of the prefix.
+        mean: Mean of the step's Gaussian [B, L, D], shared by all children.
+        after: States after the step [B, M, L, D], one per child.
         log_probs: Log-density of the draws, mean over latent dimensions, [B, M].
-        finals: The latents of the images that ODE steps then arrive at, [B, M, L, D].
+        finals: Final latents of the children after the remaining ODE steps, [B, M, L, D].
     """
 
     step: int
@@ -44,11 +44,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class Branches:
-    """Deterministic trajectories and what branched off them.
+    """Deterministic trajectories and their branches.
 
     Attributes:
-        prefix: States of the ODE run [B, S + 1, L, D]; its last one is the image without any noise.
-        branches: One for each branch step, in the order asked for.
+        prefix: States of the ODE run [B, S + 1, L, D]; the last one is the sample without step noise.
+        branches: One branch for each branch step, in the given order.
     """
 
     prefix: Tensor
@@ -73,21 +73,21 @@ def rollout_branches(
     evaluated.
 
     Args:
-        velocity: The policy, told the prompt of each state.
+        velocity: The policy; `rows` holds each state's prompt index.
         x1: Initial noise [B, L, D].
         times: Time grid [S + 1] of `time_grid`.
         diffusion_coefs: Diffusion coefficients of steps 0 .. S - 2, [S - 1], positive at the branch steps; for
-            another sampler what it calls the strength of the noise.
-        branch_steps: The steps k to branch at, of 0 .. S - 2, each once.
+            another sampler its noise strengths.
+        branch_steps: Distinct steps k at which to branch, in 0 .. S - 2.
         children: Draws M for each trajectory and branch step, at least 1.
         generators: Source of each child's noise.
-        sampler: How the noisy step is drawn.
+        sampler: Sampler of the noisy step.
 
     Returns:
         The ODE run and its branches, without gradients.
 
     Raises:
-        ValueError: The grid, the coefficients, the branch steps or the number of children are wrong.
+        ValueError: Grid, coefficients, branch steps or number of children are invalid.
     """
     require_time_grid(times)
     require_coefficients(diffusion_coefs, len(times) - 2)
@@ -98,10 +98,10 @@ def rollout_branches(
     rows = torch.arange(len(x1), device=x1.device).repeat_interleave(children)
     branches = []
     for step in branch_steps:
-        before = prefix[:, step]
+        before = prefix[:, step]  # [B, L, D]
         step_arguments = float(times[step]), float(times[step + 1]), float(diffusion_coefs[step])
         transition = sampler.transition(before, velocities[step], *step_arguments)
-        after, log_probs = _children(transition, step, children, generators)
+        after, log_probs = _children(transition, step, children, generators)  # [B, M, L, D], [B, M]
         run = rollout_ode(_bound(velocity, rows), after.flatten(0, 1), times, first_step=step + 1)
         branches.append(
             Branch(
@@ -140,7 +140,7 @@ def _children(
     transition: Transition, step: int, children: int, generators: BranchGenerators
 ) -> tuple[Tensor, Tensor]:
     """Draws [B, M, L, D] from a transition and their log-densities [B, M]."""
-    means = transition.mean.repeat_interleave(children, dim=0)
+    means = transition.mean.repeat_interleave(children, dim=0)  # [B * M, L, D]
     streams = [
         generators(row, step, child) for row in range(len(transition.mean)) for child in range(children)
     ]

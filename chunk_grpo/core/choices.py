@@ -1,7 +1,8 @@
-"""The named choices of a method: what each is called in a report, and where it comes from.
+"""The named choices of a method, with their labels in reports and their sources.
 
-Configuration, rules, core and report read these tables; the names stand nowhere else. A new choice is a name and an
-entry here, and an implementation in the module that its table names. Without torch: reading params.yaml is quick.
+Configuration, rules, core and report read these tables; the names are defined only here. A new choice needs a name and
+an entry here, and an implementation in the module that its table names. This module does not import torch, so that
+params.yaml is read quickly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Choice:
     """One value of a setting.
 
     Attributes:
-        label: Words of the report.
+        label: Text in the report.
         source: Equation of the paper (arXiv 2510.21583 v1), or another source.
     """
 
@@ -31,7 +32,7 @@ class Choice:
 
 
 def _table(names: Any, choices: Mapping[Name, Choice]) -> Mapping[Name, Choice]:
-    """The choices, one for each name of a Literal.
+    """Check that the table has one entry for each name of a Literal, and return it.
 
     Raises:
         TypeError: A name has no entry, or an entry no name.
@@ -42,18 +43,18 @@ def _table(names: Any, choices: Mapping[Name, Choice]) -> Mapping[Name, Choice]:
 def implemented(
     choices: Mapping[Name, Any], where: str, found: Mapping[Name, Implementation]
 ) -> Mapping[Name, Implementation]:
-    """Check, at the import, that each choice has its implementation.
+    """Check at import that each choice has an implementation.
 
     Args:
-        choices: A table of this module.
-        where: The file of the implementations, for the message.
+        choices: Table of this module.
+        where: File of the implementations, for the message.
         found: Implementation by name.
 
     Returns:
         `found`.
 
     Raises:
-        TypeError: A choice is not implemented, or what is implemented is no choice.
+        TypeError: A choice has no implementation, or an implementation has no choice.
     """
     for names, text in (
         (choices.keys() - found.keys(), "lacks"),
@@ -95,7 +96,7 @@ SELECTIONS: Mapping[Selection, Choice] = _table(
         "annealed": Choice("selection annealed", "ours: from Eq. (16) to uniform"),
     },
 )
-"""How chunks are drawn; implemented in core/chunk_sampling.py."""
+"""Rule by which chunks are drawn; implemented in core/chunk_sampling.py."""
 
 StepWeights: TypeAlias = Literal["uniform", "noise", "chunk-size"]
 STEP_WEIGHTS: Mapping[StepWeights, Choice] = _table(
@@ -116,7 +117,7 @@ RATIO_NORMS: Mapping[RatioNorm, Choice] = _table(
         "guard": Choice("ratio norm guard", "GRPO-Guard, arXiv 2510.22319"),
     },
 )
-"""Scale of the log-ratio; implemented in core/ratios.py."""
+"""Normalisation of the log-ratio; implemented in core/ratios.py."""
 
 AdvantageStd: TypeAlias = Literal["group", "global"]
 ADVANTAGE_STDS: Mapping[AdvantageStd, Choice] = _table(
@@ -138,4 +139,4 @@ COMBINATIONS: Mapping[Combine, Choice] = _table(
         ),
     },
 )
-"""What is summed of several rewards; implemented in training/advantages.py."""
+"""Whether rewards or advantages are summed; implemented in training/advantages.py."""

@@ -1,4 +1,4 @@
-"""Which chunks of a trajectory an update trains, and how likely each of them is to be drawn."""
+"""Selection of the chunks that an update trains, and their inclusion probabilities."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ LOG_TIME_SPACING = 1 / 16
 
 
 def chunk_weights(profile: Sequence[float], plan: ChunkPlan) -> Tensor:
-    """Sampling weight of each chunk: its mean relative L1 distance over that of the whole trajectory.
+    """Sampling weight of each chunk: its mean relative L1 distance divided by the trajectory's mean.
 
     Paper: Eq. (16). The profile must come from SDE rollouts: under the ODE the curve rises and inverts the
     weights (docs/deviations.md).
@@ -63,19 +63,19 @@ def num_selected(num_chunks: int, fraction: float) -> int:
 
 
 def select_chunks(weights: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """Draw the chunks to train, for each trajectory on its own, without replacement.
+    """Draw the chunks to train without replacement, independently for each trajectory.
 
     Paper: Eq. (16), used as the released code does: drawn one after the other from what is left, without
     correction, so that a chunk's chance to be drawn is not proportional to its weight (docs/deviations.md).
 
     The draws are an exponential race: of the chunks j with noise E_j of rate 1 the largest w_j / E_j are taken.
-    `torch.multinomial` does the same, so positive rows of one length get to the last bit what it would give them.
+    `torch.multinomial` does the same: for positive rows of equal length the result is equal bit for bit.
 
     Args:
         weights: Sampling weight of each chunk of each trajectory, [B, K], at least 0, on any scale: equal
-            weights draw uniformly, and 0 marks what may not be drawn, such as the padding of a shorter row.
+            weights draw uniformly, and a weight of 0 is never drawn, such as the padding of a shorter row.
         fraction: Fraction of a trajectory's chunks of positive weight to train, in (0, 1].
-        generator: Source of randomness; the result lies on its device.
+        generator: Source of randomness; the result is on its device.
 
     Returns:
         bool [B, K]; of each row's n chunks of positive weight int(n * fraction) are true.
@@ -88,16 +88,16 @@ def select_chunks(weights: Tensor, fraction: float, generator: torch.Generator) 
     candidates = w > 0
     counts = torch.tensor([num_selected(n, fraction) for n in candidates.sum(dim=1).tolist()])
     noise = torch.empty_like(w).exponential_(generator=generator)
-    priority = torch.where(candidates, w / noise, -1.0)  # what may not be drawn comes last
+    priority = torch.where(candidates, w / noise, -1.0)  # weights of 0 come last
     order = priority.argsort(dim=1, descending=True)
     taken = torch.arange(w.shape[1]) < counts.unsqueeze(1)
     return torch.zeros_like(candidates).scatter_(1, order, taken.to(w.device))
 
 
 def inclusion_probabilities(weights: Tensor, count: int) -> Tensor:
-    """Chance of each chunk to be among `count` weighted draws without replacement, as `select_chunks` makes.
+    """Probability of each chunk to be among `count` weighted draws without replacement, as in `select_chunks`.
 
-    From the exponential race: if E_j is exponential with rate w_j, the order of the E_j is that of successive
+    From the exponential race: if E_j is exponential with rate w_j, the E_j in rising order are successive
     draws, so chunk j is drawn when at most count - 1 of the others come before it:
 
         pi_j = integral over t > 0 of w_j * exp(-w_j * t) * P(at most count - 1 of the others have E_i < t)
@@ -119,8 +119,8 @@ def inclusion_probabilities(weights: Tensor, count: int) -> Tensor:
     w = _relative_weights(weights)
     if not 1 <= count <= len(w):
         raise ValueError(f"count must be from 1 to the number of chunks {len(w)}, got {count}")
-    first = -13 * math.log(10)  # what comes before has a relative mass of 1e-13 * K
-    last = math.log(40 / float(w.min()))  # what comes after has a mass of exp(-40)
+    first = -13 * math.log(10)  # the part before has a relative mass of 1e-13 * K
+    last = math.log(40 / float(w.min()))  # the part after has a mass of exp(-40)
     num_nodes = math.ceil((last - first) / LOG_TIME_SPACING) + 1
     log_time = first + LOG_TIME_SPACING * torch.arange(num_nodes, dtype=torch.float64, device=w.device)
     hazard = w.unsqueeze(1) * log_time.exp()  # w_j t, [K, nodes]
@@ -131,7 +131,7 @@ def importance_weights(weights: Tensor, count: int) -> Tensor:
     """Factors that undo the bias of weighted sampling: count / (K * pi_j).
 
     The Horvitz-Thompson estimator: the mean of factor_j * x_j over the selected chunks has the mean of x_j over
-    all chunks as its expectation, whatever the weights. The paper trains without such a correction.
+    all chunks as its expectation for any weights. The paper trains without such a correction.
 
     Args:
         weights: Sampling weights [K], positive, on any scale.
@@ -148,14 +148,14 @@ def importance_weights(weights: Tensor, count: int) -> Tensor:
 
 
 def tempered_weights(weights: Tensor, exponent: float) -> Tensor:
-    """Sampling weights between those given and equal ones: w ** exponent.
+    """Interpolate between the given sampling weights and equal ones: w ** exponent.
 
     The exponent is the inverse of a sampling temperature: temperature 1 is exponent 1, infinite is 0. Unlike
     the temperature it stays finite up to uniform sampling, so that a schedule can be linear in it.
 
     Args:
         weights: Sampling weights [K], positive, on any scale.
-        exponent: From 0, uniform sampling, to 1, the weights themselves.
+        exponent: Exponent in [0, 1]; 0 is uniform sampling, 1 keeps the weights.
 
     Returns:
         float64 [K], positive, mean 1.
@@ -172,7 +172,7 @@ def tempered_weights(weights: Tensor, exponent: float) -> Tensor:
 def annealed_exponent(iteration: int, iterations: int) -> float:
     """Exponent of `tempered_weights` that falls linearly from 1 in the first iteration to 0 in the last.
 
-    A run so begins with the weights of Eq. (16) and ends with uniform sampling.
+    A run thus begins with the weights of Eq. (16) and ends with uniform sampling.
 
     Args:
         iteration: Number of the iteration, from 1 to iterations.
@@ -191,7 +191,7 @@ def annealed_exponent(iteration: int, iterations: int) -> float:
 
 @dataclass(frozen=True)
 class SelectionRule:
-    """How chunks are drawn.
+    """Rule by which chunks are drawn.
 
     Attributes:
         weights: (Eq. (16) weights [K], iteration from 1, iterations) -> sampling weights [K]; None draws uniformly.
@@ -219,17 +219,17 @@ SELECTION_RULES: Mapping[Selection, SelectionRule] = implemented(
 
 
 def _few_others_before(hazard: Tensor, count: int) -> Tensor:
-    """Chance that at most count - 1 chunks other than j come before each time, [K, nodes].
+    """Probability that at most count - 1 chunks other than j come before each time, [K, nodes].
 
-    The table holds the chance of each number of them below count, and takes up one chunk after the other.
+    `table` holds the probability of each number below count. The loop adds one chunk at a time.
     """
     num_chunks, num_nodes = hazard.shape
     before = -torch.expm1(-hazard)  # 1 - exp(-w_i t)
-    table = hazard.new_zeros(num_chunks, num_nodes, count)
+    table = hazard.new_zeros(num_chunks, num_nodes, count)  # [K, nodes, count]
     table[..., 0] = 1
     for other in range(num_chunks):
         chance = before[other].expand(num_chunks, -1).clone()
-        chance[other] = 0  # a chunk does not race against itself
+        chance[other] = 0  # exclude chunk j itself
         chance = chance.unsqueeze(-1)
         one_more = chance * table[..., :-1]
         table = table * (1 - chance)
@@ -238,7 +238,7 @@ def _few_others_before(hazard: Tensor, count: int) -> Tensor:
 
 
 def _row_weights(weights: Tensor) -> Tensor:
-    """The weights [B, K] in float32 or wider, or an error that says what they must be."""
+    """Validate weights [B, K] and return them in float32 or wider."""
     if weights.ndim != 2 or weights.numel() == 0:
         raise ValueError(
             f"weights must have shape [B, K], B and K at least 1, got shape {tuple(weights.shape)}"
@@ -256,7 +256,7 @@ def _row_weights(weights: Tensor) -> Tensor:
 
 
 def _relative_weights(weights: Tensor) -> Tensor:
-    """Weights over the largest of them, float64 [K], or an error that says what weights must be."""
+    """Validate weights [K] and return them divided by the largest, in float64."""
     if weights.ndim != 1 or len(weights) == 0 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
         raise ValueError(f"weights must be [K] positive numbers, got {weights.tolist()}")
     w = weights.to(torch.float64)

@@ -1,4 +1,4 @@
-"""Chunks: how the trainable steps of a trajectory are split into consecutive groups."""
+"""Chunk plans: splits of the trainable steps of a trajectory into consecutive chunks."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class ChunkPlan:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a plan without chunks or with an empty chunk."""
+        """Validate that there is at least one chunk and none is empty."""
         if not self.sizes or min(self.sizes) < 1:
             raise ValueError(
                 f"a chunk plan needs at least one chunk, each of at least 1 step, got {self.sizes}"
@@ -46,7 +46,7 @@ class ChunkPlan:
         return tuple(sum(self.sizes[:chunk]) for chunk in range(self.num_chunks))
 
     def chunk_of_step(self) -> tuple[int, ...]:
-        """Number of the chunk that each step belongs to, one entry a step."""
+        """Chunk number of each step, [N]."""
         return tuple(chunk for chunk, size in enumerate(self.sizes) for _ in range(size))
 
 
@@ -57,7 +57,7 @@ def listed_plan(sizes: Sequence[int], num_sde_steps: int) -> ChunkPlan:
 
     Args:
         sizes: Chunk sizes from noise to image, each at least 1.
-        num_sde_steps: Number of trainable steps N, which is the number of sampling steps less 1.
+        num_sde_steps: Number of trainable steps N, which is the number of sampling steps minus 1.
 
     Returns:
         The plan.
@@ -98,7 +98,7 @@ def equal_plan(size: int, num_sde_steps: int) -> ChunkPlan:
 
 
 def step_plan(num_sde_steps: int) -> ChunkPlan:
-    """Every step a chunk of its own: Chunk-GRPO becomes step-level GRPO.
+    """One chunk per step: Chunk-GRPO becomes step-level GRPO.
 
     Paper: Eq. (12) with cs_j = 1.
 
@@ -159,16 +159,16 @@ def guided_plan(profile: Sequence[float], num_chunks: int) -> ChunkPlan:
 
 
 def boundary_shift(plan: ChunkPlan, reference: ChunkPlan) -> float:
-    """How far the boundaries between chunks lie from those of another plan, such as one of the base's profile.
+    """Distance between the chunk boundaries of two plans, such as a current plan and the base profile's.
 
-    mean over the K - 1 inner boundaries of |first step of a chunk - that of the reference's chunk|. Ours.
+    mean over the K - 1 inner boundaries of |first step of a chunk - first step of the reference's chunk|. Ours.
 
     Args:
         plan: K chunks of N steps.
         reference: Another plan with the same K and N.
 
     Returns:
-        Steps, at least 0; 0 for equal plans and for one chunk, which has no inner boundary.
+        Mean distance in steps, at least 0; 0 for equal plans and for one chunk, which has no inner boundary.
 
     Raises:
         ValueError: The plans differ in their number of chunks or steps.

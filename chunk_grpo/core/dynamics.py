@@ -1,4 +1,4 @@
-"""Temporal dynamics of a trajectory: how much each step changes the latent."""
+"""Temporal dynamics of a trajectory: relative change of the latent in each step."""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ def relative_l1(states: Tensor) -> Tensor:
     if states.ndim != 4 or states.shape[1] < 2:
         raise ValueError(f"states must have shape [B, S + 1, L, D] with S >= 1, got {tuple(states.shape)}")
     x = at_least_float32(states)
-    change = (x[:, 1:] - x[:, :-1]).abs().sum(dim=(2, 3))
-    size = x[:, :-1].abs().sum(dim=(2, 3))
+    change = (x[:, 1:] - x[:, :-1]).abs().sum(dim=(2, 3))  # [B, S]
+    size = x[:, :-1].abs().sum(dim=(2, 3))  # [B, S]
     bad = ((size > 0) & size.isfinite()).logical_not().nonzero()
     if len(bad):
         row, step = bad[0].tolist()
@@ -38,14 +38,14 @@ def relative_l1(states: Tensor) -> Tensor:
 
 
 def profile_drift(profile: Sequence[float], reference: Sequence[float]) -> float:
-    """How far a relative-L1 curve has moved from another one, such as a policy's from the base's.
+    """Distance between two relative-L1 curves, such as a policy's and the base's.
 
-    mean over steps of |log(profile / reference)|. Ours: a step that doubles its change counts as much as one
-    that halves it, and a distance of .01 is a change of about 1 %.
+    mean over steps of |log(profile / reference)|. Ours: doubling and halving a step's change count the same, and a
+    distance of .01 is a change of about 1 %.
 
     Args:
         profile: Mean relative L1 distance of each step, [N], positive; N at least 1.
-        reference: The same of the curve to compare with, [N], positive.
+        reference: Profile to compare with, [N], positive.
 
     Returns:
         At least 0; 0 for equal curves. Swapping the two changes nothing.
@@ -67,8 +67,8 @@ def require_profile(name: str, profile: Sequence[float]) -> list[float]:
     """Check the values of a profile.
 
     Args:
-        name: What the profile is called, for the message.
-        profile: The values to check, [N].
+        name: Name of the profile, for the message.
+        profile: Values to check, [N].
 
     Returns:
         The values as floats.

@@ -10,8 +10,7 @@ def uses_base(step: int, num_steps: int, base_steps: int) -> bool:
     Args:
         step: Step number from noise to image, 0 .. num_steps - 1.
         num_steps: Number of sampling steps S.
-        base_steps: Number of last steps that take the base model, 0 (tuned throughout) to S (base
-            throughout).
+        base_steps: Number of last steps that the base model takes, from 0 (tuned throughout) to S (base throughout).
 
     Returns:
         True for the last base_steps steps.

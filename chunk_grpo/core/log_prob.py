@@ -15,7 +15,7 @@ def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: PerSample) -> Tensor:
     the same and the paper's clip range belongs to it (docs/adr/0001-log-prob-mean.md).
 
     Args:
-        x_next: The state that was drawn, [B, L, D].
+        x_next: Drawn state, [B, L, D].
         mean: Mean of the step, the shape of x_next.
         std: Standard deviation of the step, positive, one for all or [B].
 
@@ -31,7 +31,7 @@ def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: PerSample) -> Tensor:
 
 
 def gaussian_kl(mean: Tensor, mean_ref: Tensor, std: PerSample) -> Tensor:
-    """Divergence of a policy step from the reference model's, in closed form, MEAN over latent dimensions.
+    """KL divergence of a policy step from the reference model's, in closed form, MEAN over latent dimensions.
 
     Both Gaussians share the standard deviation, which the sampler sets. Paper: Eq. (5), its D_KL; the closed
     form is Eq. (6) of TempFlow-GRPO (arXiv 2508.04324).
@@ -39,7 +39,7 @@ def gaussian_kl(mean: Tensor, mean_ref: Tensor, std: PerSample) -> Tensor:
     Args:
         mean: Mean of the policy's step, [B, L, D].
         mean_ref: Mean of the reference model's step, the shape of mean.
-        std: Their common standard deviation, positive, one for all or [B].
+        std: Common standard deviation, positive, one for all or [B].
 
     Returns:
         [B], at least 0, in float32 or wider.

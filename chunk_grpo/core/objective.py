@@ -1,4 +1,4 @@
-"""What training maximises, and what each step's log-probability and divergence count in its gradient.
+"""The objective of training, and its derivatives by each step's log-probability and KL divergence.
 
 For trajectory b and chunk j, with the ratio r_bj of `ratios.chunk_ratio` and the n_b selected chunks of b:
 
@@ -7,9 +7,9 @@ For trajectory b and chunk j, with the ratio r_bj of `ratios.chunk_ratio` and th
 
 With one plan for all trajectories and w = 1 this is the paper's Eq. (13); with chunks of one step it is Eq. (5).
 
-This module is the one place of the formula. `gradient_coefficients` differentiates `chunk_objective` as it stands, so a
-change of the formula is a change of what trains. Two rules: J is linear in kl, and values at untrained steps and at
-chunks that do not exist are never read.
+The formula is implemented only in this module. `gradient_coefficients` differentiates `chunk_objective`, so a change of
+the formula changes training too. Two rules: J is linear in kl, and values at untrained steps and at chunks that do not
+exist are never read.
 """
 
 from typing import TypeAlias
@@ -43,7 +43,7 @@ def chunk_objective(
     Args:
         log_probs: Log-probabilities under the trained policy, [B, N].
         old_log_probs: Log-probabilities under the sampling policy, [B, N].
-        advantage: Advantages [B], or [B, Kmax] where chunks have rewards of their own; constants.
+        advantage: Advantages [B], or [B, Kmax] with a reward per chunk; constants.
         clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
         assignment: The chunk of each step.
         kl: Divergence from the reference model at each step, [B, N], or None.
@@ -107,7 +107,7 @@ def gradient_coefficients(
     """
     with torch.enable_grad():
         table = log_probs.detach().requires_grad_()  # [B, N]
-        kl = torch.zeros_like(table).requires_grad_()  # [B, N]; any value will do, J being linear in it
+        kl = torch.zeros_like(table).requires_grad_()  # [B, N]; J is linear in kl, so its value is irrelevant
         value = chunk_objective(
             table, old_log_probs.detach(), advantage, clip_range, assignment, kl, kl_coef, weights, selected
         )
@@ -144,7 +144,7 @@ def clipped_terms(
 def clipped_chunks(
     ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment
 ) -> Tensor:
-    """The chunks whose gradient clipping stops: where `clipped_terms` does not move with the ratio.
+    """Find chunks whose gradient is stopped by clipping: `clipped_terms` does not change with the ratio.
 
     Paper: the derivative of the inner term of Eq. (5) and Eq. (13), which is 0 for a better trajectory that is already
     likelier than 1 + eps, and for a worse one that is rarer than 1 - eps.
@@ -163,13 +163,13 @@ def clipped_chunks(
     """
     exists = _existing(ratio, assignment)
     with torch.enable_grad():
-        r = ratio.detach().requires_grad_()
+        r = ratio.detach().requires_grad_()  # [B, Kmax]
         (slope,) = torch.autograd.grad(clipped_terms(r, advantage, clip_range, assignment).sum(), r)
     return (slope == 0) & (_per_chunk(advantage, exists, ratio) != 0)
 
 
 def _chosen(selected: Tensor | None, assignment: ChunkAssignment) -> Tensor:
-    """Which chunks are trained, bool [B, Kmax], at least one in each row."""
+    """Validated mask of the trained chunks, bool [B, Kmax], at least one in each row."""
     exists = assignment.exists
     chosen = exists if selected is None else selected.to(exists.device)
     if chosen.dtype != torch.bool or chosen.shape != exists.shape:
@@ -205,7 +205,7 @@ def _shares(chosen: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _per_chunk(advantage: Tensor, where: Tensor, like: Tensor) -> Tensor:
-    """Advantages [B, Kmax] in the dtype of `like`, 0 but for the chunks of the mask `where`."""
+    """Advantages [B, Kmax] in the dtype of `like`, 0 outside the mask `where`."""
     if advantage.shape not in (where.shape[:1], where.shape):
         raise ValueError(
             f"advantage must have shape {tuple(where.shape[:1])} or {tuple(where.shape)}, "
@@ -228,7 +228,7 @@ def _bounds(clip_range: ClipRange, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _existing(ratio: Tensor, assignment: ChunkAssignment) -> Tensor:
-    """Which chunks exist, bool [B, Kmax] on the device of the ratios; an error where the shapes differ."""
+    """Mask of the existing chunks, bool [B, Kmax] on the device of the ratios; checks the ratios' shape."""
     exists = assignment.exists.to(ratio.device)
     if ratio.shape != exists.shape:
         raise ValueError(f"ratio must have shape {tuple(exists.shape)}, got {tuple(ratio.shape)}")

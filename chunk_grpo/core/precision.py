@@ -1,4 +1,4 @@
-"""Arithmetic precision: states and densities are float32 or wider, whatever the model computes in."""
+"""Arithmetic precision: states and densities are float32 or wider for any precision of the model."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ from chunk_grpo.core.types import PerSample
 def at_least_float32(x: Tensor) -> Tensor:
     """Upcast half-precision tensors.
 
-    bfloat16 keeps 8 bits: a state that is rounded to it after each step drifts, and a log-probability moves
-    by more than the clip range.
+    bfloat16 has 8 significant bits: a state rounded to it after each step drifts, and log-probabilities change by
+    more than the clip range.
 
     Args:
         x: Any floating-point tensor.
@@ -22,7 +22,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def exact(value: PerSample) -> Tensor:
-    """A float or tensor as float64, so that differences of nearby times lose nothing before they are rounded.
+    """Convert a float or tensor to float64, so that differences of nearby times are exact before rounding.
 
     Args:
         value: A float, a scalar tensor or a tensor [B].
@@ -42,7 +42,7 @@ def exact(value: PerSample) -> Tensor:
 
 
 def broadcast(value: PerSample, like: Tensor) -> Tensor:
-    """A per-sample value in the dtype and on the device of `like`, shaped to multiply it.
+    """Reshape a per-sample value so that it broadcasts to `like`, with its dtype and device.
 
     Args:
         value: A float, a scalar tensor or a tensor [B].
@@ -59,6 +59,6 @@ def broadcast(value: PerSample, like: Tensor) -> Tensor:
         return tensor
     if tensor.shape[0] != like.shape[0]:
         raise ValueError(
-            f"a per-sample value must have one entry a sample ({like.shape[0]}), got {tensor.shape[0]}"
+            f"a per-sample value must have one entry per sample ({like.shape[0]}), got {tensor.shape[0]}"
         )
     return tensor.reshape(-1, *[1] * (like.ndim - 1))

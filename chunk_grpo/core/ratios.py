@@ -1,4 +1,4 @@
-"""Importance ratios between the policy that is trained and the one that sampled."""
+"""Importance ratios between the trained policy and the sampling policy."""
 
 from collections.abc import Callable, Mapping
 
@@ -30,17 +30,17 @@ def chunk_ratio(log_probs: Tensor, old_log_probs: Tensor, assignment: ChunkAssig
 
 
 def guard_log_ratio(log_probs: Tensor, old_log_probs: Tensor, drift: Tensor, std: Tensor) -> Tensor:
-    """Log-ratio of each step, centred and brought to one scale over the steps: std * (log r + drift).
+    """Log-ratio of each step, centred and scaled equally over the steps: std * (log r + drift).
 
-    RatioNorm of GRPO-Guard (arXiv 2510.22319), as in its authors' code (yifan123/flow_grpo, whose issue 244 says
-    that the drift is meant per sample) and the documentation of verl-omni. For x = mean_old + std * z drawn from
+    RatioNorm of GRPO-Guard (arXiv 2510.22319), as in its authors' code (yifan123/flow_grpo, whose issue 244 states
+    that the drift is per sample) and the documentation of verl-omni. For x = mean_old + std * z drawn from
     the old policy, dmu = mean - mean_old and averages over latent dimensions, log r = mean(z * dmu) / std - drift:
     its expectation is -drift, below 0, and its spread has a factor 1 / std. The result is mean(z * dmu): zero on
     average, without std. Clip ranges belong to this scale.
 
     A chunk's ratio is exp of the mean over its steps: give this result as log_probs and zeros as old_log_probs.
-    By the chain rule a coefficient c of the result is std * c of log_prob and of drift, whose gradient counts
-    too. GRPO-Guard's other part, a factor 1 / (t - t_next) on each step's term, is a weight and not in here.
+    By the chain rule a coefficient c of the result is std * c for log_prob and for drift, which has a gradient
+    too. The other part of GRPO-Guard, a factor 1 / (t - t_next) on each step's term, is a weight and not included.
 
     Args:
         log_probs: Log-probabilities under the trained policy, [B, N], means over latent dimensions.
@@ -68,7 +68,7 @@ def guard_log_ratio(log_probs: Tensor, old_log_probs: Tensor, drift: Tensor, std
 NORMALISED: Mapping[RatioNorm, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None] = implemented(
     RATIO_NORMS, "core/ratios.py", {"none": None, "guard": guard_log_ratio}
 )
-"""By choice: (log_probs, old_log_probs, drift, std) -> normalised log-ratios [B, N]; None takes log-probabilities."""
+"""By choice: (log_probs, old_log_probs, drift, std) -> normalised log-ratios [B, N]; None: plain log-probabilities."""
 
 
 def _log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sampling: a stochastic rollout to learn from, a deterministic one to generate with."""
+"""Sampling: stochastic rollouts for training, deterministic ones for generation."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -13,7 +13,7 @@ from chunk_grpo.core.sde import SDE, Sampler, require_coefficients, require_nois
 from chunk_grpo.core.types import Trajectory, Velocity
 
 Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
-"""One generator for the whole batch, or one for each sample, which then does not depend on its batch."""
+"""One generator for the batch, or one per sample. With one per sample, its noise does not depend on the batch."""
 
 OnStep: TypeAlias = Callable[[int], None]
 """Called with the step's number after each step, for a progress bar."""
@@ -27,8 +27,7 @@ def sample_noise(shape: Sequence[int], generators: Generators) -> Tensor:
         generators: One generator for the batch, or a sequence of B, one for each sample.
 
     Returns:
-        float32 noise on the generators' device, so that one seed gives one noise whatever the model computes
-        in.
+        float32 noise [B, ...] on the generators' device: a seed gives the same noise for any precision of the model.
 
     Raises:
         ValueError: The number of generators is not B.
@@ -36,7 +35,7 @@ def sample_noise(shape: Sequence[int], generators: Generators) -> Tensor:
     if isinstance(generators, torch.Generator):
         return torch.randn(*shape, generator=generators, device=generators.device)
     if len(generators) != shape[0]:
-        raise ValueError(f"generators must number one a sample ({shape[0]}), got {len(generators)}")
+        raise ValueError(f"expected one generator per sample ({shape[0]}), got {len(generators)}")
     return torch.stack([torch.randn(*shape[1:], generator=each, device=each.device) for each in generators])
 
 
@@ -52,31 +51,31 @@ def rollout_sde(
     sampler: Sampler = SDE,
     keep_means: bool = False,
 ) -> Trajectory:
-    """Sample trajectories with noise in every step but the last, or in chosen steps, and keep what the update needs.
+    """Sample trajectories with noise in every step but the last, or in chosen steps.
 
     Paper: Eq. (11), each step by Eq. (7); the last step is the ODE's, has no density and is not trained.
 
-    MixGRPO (arXiv 2507.21802) names the steps of a sliding window, see `window_steps`; the steps outside
-    are the ODE's. Noise is drawn for those too and left unused, so that a step's noise is the same whatever
-    other steps are noisy.
+    MixGRPO (arXiv 2507.21802) chooses the steps of a sliding window, see `window_steps`; the others are ODE
+    steps. Noise is drawn for them too and discarded, so that a step's noise does not depend on which other steps
+    are noisy.
 
     Args:
-        velocity: The policy, its prompts bound.
+        velocity: The policy with its prompts bound.
         x1: Initial noise [B, L, D].
         times: Time grid [S + 1] of `time_grid`.
         diffusion_coefs: The paper's sigma_t of steps 0 .. S - 2, [S - 1], positive; for another sampler
-            what it calls the strength of the noise.
-        generators: Source of the steps' noise: one for the batch or one for each sample.
+            its noise strengths.
+        generators: Source of the steps' noise: one for the batch or one per sample.
         on_step: Called after each step.
-        sde_steps: The steps that take noise, of 0 .. S - 2, in any order; None for all of them.
-        sampler: How a noisy step is drawn.
+        sde_steps: Noisy steps, in 0 .. S - 2, in any order; None: all.
+        sampler: Sampler of the noisy steps.
         keep_means: Whether to keep the mean of each noisy step too, which takes as much memory as the states.
 
     Returns:
         The trajectories, without gradients.
 
     Raises:
-        ValueError: The grid, the number of coefficients, a coefficient or the choice of steps is wrong.
+        ValueError: Grid, number of coefficients, a coefficient or the choice of steps is invalid.
     """
     require_time_grid(times)
     num_sde_steps = len(times) - 2
@@ -123,16 +122,16 @@ def rollout_ode(
     on_step: OnStep | None = None,
     first_step: int = 0,
 ) -> Tensor:
-    """Sample without noise, each step with the model that is named for it.
+    """Sample without noise, with a model chosen per step.
 
     Paper: Eq. (3); App. B.3 (hybrid inference) when `velocity_for_step` changes the model, see `uses_base`.
 
     Args:
-        velocity_for_step: Step number 0 .. S - 1 -> the model that takes it.
+        velocity_for_step: Step number 0 .. S - 1 -> velocity of the model that takes the step.
         x1: Initial noise [B, L, D], or the state at `times[first_step]`.
         times: Time grid [S + 1] of `time_grid`.
         on_step: Called after each step.
-        first_step: Step to begin with, from 0 to S; a run can go on from a state of another one.
+        first_step: First step, from 0 to S, to continue from a state of another run.
 
     Returns:
         States [B, S + 1 - first_step, L, D], without gradients; the last one is the sample.

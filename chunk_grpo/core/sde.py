@@ -1,4 +1,4 @@
-"""The stochastic sampler: how much noise each step takes, and the Gaussian it draws from."""
+"""Stochastic samplers: noise strength of each step, and the Gaussian of the next state."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from chunk_grpo.core.types import PerSample, Transition
 
 
 def diffusion_coefs(times: Tensor, kind: Sde, eta: float) -> Tensor:
-    """The diffusion coefficient (the paper's sigma_t) of every step but the last, which takes no noise.
+    """Diffusion coefficient (the paper's sigma_t) of every step but the last, which takes no noise.
 
     Paper: Eq. (7), its sigma_t. "dance" (Dance-GRPO) is the constant eta; "flow" (Flow-GRPO) is
     eta * sqrt(t / (1 - t)), where the first step's t = 1 is replaced by the next grid value inside 1 - t,
@@ -23,7 +23,7 @@ def diffusion_coefs(times: Tensor, kind: Sde, eta: float) -> Tensor:
 
     Args:
         times: Time grid, [S + 1], strictly falling from at most 1 to 0.
-        kind: Which of the two.
+        kind: "dance" or "flow".
         eta: Scale of the noise, at least 0; 0 is the ODE. Table 6 sets 0.7.
 
     Returns:
@@ -105,12 +105,12 @@ def cps_transition(
 
         mean = (1 - t_next) * x0_hat + sqrt(t_next^2 - std^2) * x1_hat,  std = t_next * sin(eta * pi / 2).
 
-    At eta = 0 that is the ODE step, so the mean is computed as the ODE step less what it takes from x1_hat.
+    At eta = 0 this is the ODE step, so the mean is computed as the ODE step minus a multiple of x1_hat.
     Source: Wang and Yu 2025 (arXiv 2509.05952).
 
     The path's variance is kept for the true x0 and x1. A model predicts their means, which vary less, and the
     std does not shrink with the step: samples lose variance on any grid, however fine (for data of variance
-    .36 and eta .7 it tends to .26, see the tests), where those of the SDE approach the data.
+    .36 and eta .7 it tends to .26, see the tests), while samples of the SDE approach the data.
 
     Args:
         x: State [B, L, D] at t.
@@ -157,13 +157,13 @@ def cps_std(t: PerSample, t_next: PerSample, eta: PerSample) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a noisy step is drawn: two functions of the same times and the same strength of noise.
+    """Rule of a noisy step: two functions of the same times and noise strength.
 
     The strength is the diffusion coefficient for `SDE` and eta for `CPS`, one number for each noisy step.
 
     Attributes:
         transition: (x [B, L, D], velocity, t, t_next, strength) -> the Gaussian of the next state.
-        std: (t, t_next, strength) -> its standard deviation in float64.
+        std: (t, t_next, strength) -> standard deviation of that Gaussian in float64.
     """
 
     transition: Callable[[Tensor, Tensor, PerSample, PerSample, PerSample], Transition]
@@ -178,7 +178,7 @@ CPS = Sampler(cps_transition, cps_std)
 
 
 StepNoise: TypeAlias = tuple[Tensor, Sampler]
-"""The strength of each noisy step's noise, float64 [S - 1], and the sampler that takes it."""
+"""Noise strength of each noisy step, float64 [S - 1], and its sampler."""
 
 _STEP_NOISE: Mapping[Sde, Callable[[Tensor, float], StepNoise]] = implemented(
     SDES,
@@ -192,10 +192,10 @@ _STEP_NOISE: Mapping[Sde, Callable[[Tensor, float], StepNoise]] = implemented(
 
 
 def step_noise(kind: Sde, times: Tensor, eta: float) -> StepNoise:
-    """The noise of a rollout's steps.
+    """Noise strengths of a rollout's steps.
 
     Args:
-        kind: A name of `choices.SDES`.
+        kind: Name in `choices.SDES`.
         times: Time grid, [S + 1], strictly falling from at most 1 to 0.
         eta: Scale of the noise, at least 0, and for "cps" at most 1.
 
@@ -212,7 +212,7 @@ def require_time_grid(times: Tensor) -> None:
     """Check that a tensor is a time grid.
 
     Args:
-        times: The tensor to check.
+        times: Tensor to check.
 
     Raises:
         ValueError: It is not one-dimensional with at least 3 entries, falling strictly from at most 1 to 0.
@@ -224,11 +224,11 @@ def require_time_grid(times: Tensor) -> None:
 
 
 def require_noisy_steps(name: str, steps: Sequence[int], num_sde_steps: int) -> None:
-    """Check that a list of steps names noisy steps, each once.
+    """Check that a list of steps holds distinct noisy steps.
 
     Args:
-        name: What the list is called, for the message.
-        steps: The steps to check.
+        name: Name of the list, for the message.
+        steps: Steps to check.
         num_sde_steps: Number of steps that can take noise, N = S - 1.
 
     Raises:
@@ -245,14 +245,14 @@ def require_noisy_steps(name: str, steps: Sequence[int], num_sde_steps: int) -> 
 
 
 def require_coefficients(diffusion_coefs: Tensor, num_sde_steps: int) -> None:
-    """Check that there is one strength of noise for each noisy step.
+    """Check that there is one noise strength per noisy step.
 
     Args:
-        diffusion_coefs: The tensor to check.
+        diffusion_coefs: Tensor to check.
         num_sde_steps: Number of steps that can take noise, N = S - 1.
 
     Raises:
-        ValueError: Its shape is not [N].
+        ValueError: The shape is not [N].
     """
     if diffusion_coefs.shape != (num_sde_steps,):
         raise ValueError(
@@ -268,12 +268,12 @@ def _require_falling(t: PerSample, t_next: PerSample) -> None:
 
 
 def _implied_noise(x: Tensor, velocity: Tensor, t: PerSample) -> Tensor:
-    """The noise x1 that this velocity implies: x + (1 - t) v."""
+    """Noise x1 implied by the velocity: x + (1 - t) v."""
     x = at_least_float32(x)
     return x + broadcast(1 - exact(t), x) * at_least_float32(velocity)
 
 
 def _pulled(ode_mean: Tensor, pull: Tensor, noise: Tensor, std: Tensor) -> Transition:
-    """A transition whose mean is the ODE step less `pull` times the predicted noise."""
+    """Transition whose mean is the ODE step minus `pull` times the predicted noise."""
     mean = ode_mean - broadcast(pull, ode_mean) * noise
     return Transition(mean=mean, std=std.to(device=mean.device, dtype=mean.dtype))

@@ -1,4 +1,4 @@
-"""Weights of the steps in a step-level objective, with mean 1, so that the objective keeps its size."""
+"""Weights of the steps in a step-level objective. Their mean is 1, which preserves the objective's scale."""
 
 from collections.abc import Callable, Mapping
 
@@ -28,7 +28,7 @@ def noise_weights(transition_stds: Tensor) -> Tensor:
     valid = torch.isfinite(transition_stds) & (transition_stds > 0)
     if transition_stds.ndim != 1 or len(transition_stds) == 0 or not bool(valid.all()):
         raise ValueError(
-            f"transition_stds must be [N] positive numbers, one a trained step, got {transition_stds.tolist()}"
+            f"transition_stds must be [N] positive numbers, one per trained step, got {transition_stds.tolist()}"
         )
     stds = transition_stds.to(torch.float64)
     return stds / stds.mean()
@@ -37,13 +37,13 @@ def noise_weights(transition_stds: Tensor) -> Tensor:
 def chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Tensor:
     """Weight of each step of the selected chunks: n / (k * cs_j), k selected chunks holding n steps.
 
-    The control of Chunk-GRPO: with these weights the step-level objective has, while all ratios are 1, the very
-    gradient of the chunk-level objective of Eq. (13), in which each step counts 1 / (k * cs_j) instead of 1 / n.
-    What the two differ in later is the effect of the chunk ratio alone.
+    The control of Chunk-GRPO: with these weights the step-level objective has, while all ratios are 1, the same
+    gradient as the chunk-level objective of Eq. (13), in which each step counts 1 / (k * cs_j) instead of 1 / n.
+    Any later difference between the two is the effect of the chunk ratio alone.
 
     Args:
         chunks: The chunk of each step of each trajectory.
-        selected: bool [B, Kmax], the chunks that are trained, at least one a row.
+        selected: bool [B, Kmax], the trained chunks, at least one per row.
 
     Returns:
         float64 [B, N], mean 1 over the steps of each row's selected chunks; 0 at all other steps.

@@ -1,4 +1,4 @@
-"""The few types that the modules of core share."""
+"""Types shared by the modules of core."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Transition:
     """The Gaussian from which an SDE step draws the next state.
 
     Attributes:
-        mean: Its mean [B, L, D].
-        std: Its standard deviation, the same for every latent dimension: a scalar tensor, or [B] where the
-            step differs from sample to sample.
+        mean: Mean [B, L, D].
+        std: Standard deviation, the same for every latent dimension: a scalar tensor, or [B] if the step differs
+            between samples.
     """
 
     mean: Tensor
@@ -34,14 +34,14 @@ class Trajectory:
     Paper: Eq. (11), its x_T, ..., x_0 being `states[:, 0]`, ..., `states[:, S]`.
 
     Attributes:
-        times: The time grid, float64 [S + 1], falling from 1 to 0.
-        states: The latents [B, S + 1, L, D], float32 or wider; `states[:, s]` is at noise level `times[s]`.
-        transition_stds: Standard deviation of each noisy step, float64 [S - 1], positive; 0 marks a step that
-            the rollout took without noise, which cannot be trained.
-        log_probs: Log-density of each noisy step, mean over latent dimensions, [B, S - 1]; 0 where the step
-            was taken without noise.
-        means: Mean of the Gaussian that each noisy step drew from, [B, S - 1, L, D]; the next state where the step
-            was taken without noise. None unless the rollout was asked to keep them.
+        times: Time grid, float64 [S + 1], falling from 1 to 0.
+        states: Latents [B, S + 1, L, D], float32 or wider; `states[:, s]` is at noise level `times[s]`.
+        transition_stds: Standard deviation of each noisy step, float64 [S - 1], positive; 0 marks a step without
+            noise, which cannot be trained.
+        log_probs: Log-density of each noisy step, mean over latent dimensions, [B, S - 1]; 0 for steps
+            without noise.
+        means: Mean of each noisy step's Gaussian, [B, S - 1, L, D]; the next state for steps without noise. None
+            unless `keep_means` was set.
     """
 
     times: Tensor

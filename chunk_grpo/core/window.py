@@ -1,4 +1,4 @@
-"""MixGRPO's sliding window: which steps take noise, and so are trained, in an iteration."""
+"""MixGRPO's sliding window: the steps that take noise, and are trained, in an iteration."""
 
 
 def window_steps(iteration: int, num_sde_steps: int, size: int, stride: int, every: int) -> tuple[int, ...]:
@@ -6,9 +6,9 @@ def window_steps(iteration: int, num_sde_steps: int, size: int, stride: int, eve
 
     MixGRPO (arXiv 2507.21802): the window begins at step 0, the noisiest, and every `every` iterations moves
     `stride` steps towards the image. Its settings are size 4, stride 1 and every 25. After the last position
-    it returns to the start, as the released training script asks (`--roll_back`); those runs of 300 iterations
+    it returns to the start, as in the released training script (`--roll_back`); those runs of 300 iterations
     and 25 steps end before they get there. The released window shrinks at the end of the grid until it is
-    empty; this one keeps its size: a last move that would leave the grid is cut short.
+    empty; this one keeps its size: a last move beyond the grid is shortened.
 
     Args:
         iteration: Training iteration, from 1.
@@ -32,7 +32,7 @@ def window_steps(iteration: int, num_sde_steps: int, size: int, stride: int, eve
     if every < 1:
         raise ValueError(f"every must be at least 1, got {every}")
     last_start = num_sde_steps - size
-    num_positions = 1 + -(-last_start // stride)  # rounded up: the cut move counts
+    num_positions = 1 + -(-last_start // stride)  # rounded up: the shortened move counts
     position = (iteration - 1) // every % num_positions
     start = min(position * stride, last_start)
     return tuple(range(start, start + size))

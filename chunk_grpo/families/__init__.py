@@ -1,4 +1,4 @@
-"""Model families: the only place that knows diffusers."""
+"""Model families. Only this package imports diffusers."""
 
 import logging
 
@@ -7,5 +7,5 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "requires torchvision" not in record.getMessage()
 
 
-# Importing a diffusers pipeline warns of two image processors that no family uses, in every process.
+# In every process, importing a diffusers pipeline warns about two image processors that no family uses.
 logging.getLogger("transformers.utils.import_utils").addFilter(_is_news)

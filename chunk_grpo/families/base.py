@@ -1,4 +1,4 @@
-"""What the pipeline asks of a text-to-image model, whatever its family."""
+"""Interface of a text-to-image model, common to all families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 Part = Literal["text", "transformer", "vae"]
-"""The parts that can be loaded on their own: training needs no text encoder, encoding no transformer."""
+"""Parts that can be loaded separately: training needs no text encoder, encoding no transformer."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Conditioning:
     """Text-encoder outputs of B prompts.
 
     Attributes:
-        prompt_embeds: [B, N, E] one vector per text token.
-        pooled: [B, F] one vector per prompt.
+        prompt_embeds: One vector per text token, [B, N, E].
+        pooled: One vector per prompt, [B, F].
     """
 
     prompt_embeds: Tensor
@@ -41,7 +41,7 @@ class Conditioning:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a checkpoint is loaded and used.
+    """Settings of a loaded checkpoint.
 
     Attributes:
         checkpoint: Folder in the diffusers layout, or hub id.
@@ -50,8 +50,8 @@ class LoadOptions:
         height: Image height in pixels.
         width: Image width in pixels.
         guidance_scale: Embedded guidance strength (FLUX.1-dev: 3.5).
-        max_sequence_length: Text tokens of the longer text encoder.
-        device: Where the parts live.
+        max_sequence_length: Number of text tokens of the longer text encoder.
+        device: Device of the parts.
     """
 
     checkpoint: str
@@ -66,15 +66,15 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """What of the velocity network is trained, and how its passes are run.
+    """Options of training: the trained weights of the velocity network and the settings of its passes.
 
     Attributes:
         lora_rank: Rank of the low-rank adapters, at least 1; None trains all weights.
-        lora_alpha: Above 0; an adapter's output is scaled by lora_alpha / lora_rank. Unused without a rank.
+        lora_alpha: Above 0; the adapter's output is multiplied by lora_alpha / lora_rank. Unused without a rank.
         lora_targets: Names of linear layers, or ends of names after a dot, such as to_q. Unused without a rank.
-        gradient_checkpointing: Whether activations are computed again in the backward pass instead of kept.
-        autocast: Floating-point type of the passes under torch.autocast. None runs them in the weights' own type,
-            except that all weights of a checkpoint in half precision are trained under autocast to that type.
+        gradient_checkpointing: Whether the backward pass recomputes activations instead of storing them.
+        autocast: Floating-point type of the passes under torch.autocast. None: the type of the weights. Exception:
+            when all weights of a half-precision checkpoint are trained, None means autocast to that type.
     """
 
     lora_rank: int | None
@@ -85,7 +85,7 @@ class TuningOptions:
 
 
 class VelocityModel(Protocol):
-    """All that a sampler or a KL divergence needs of a model."""
+    """Part of a model that sampling and KL divergence use."""
 
     def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity [B, L, D] at the states x [B, L, D] and noise levels t [B]."""
@@ -93,7 +93,7 @@ class VelocityModel(Protocol):
 
 
 class Family(VelocityModel, Protocol):
-    """A loaded model. Latents are always packed tokens [B, L, D]."""
+    """A loaded model. Latents are packed tokens [B, L, D]."""
 
     @property
     def latent_shape(self) -> tuple[int, int]:
@@ -102,7 +102,7 @@ class Family(VelocityModel, Protocol):
 
     @property
     def transformer(self) -> nn.Module:
-        """The velocity network, the part that training changes."""
+        """Velocity network, which training changes."""
         ...
 
     def encode(self, prompts: Sequence[str]) -> Conditioning:
@@ -114,42 +114,42 @@ class Family(VelocityModel, Protocol):
         ...
 
     def prepare_training(self, options: TuningOptions, seed: int) -> None:
-        """Make the velocity network trainable in place; once, before the optimiser and before `use_network`.
+        """Make the velocity network trainable in place. Call once, before the optimiser and `use_network`.
 
         Args:
-            options: What is trained.
-            seed: Of an adapter's start, from 0 to 2**63 - 1, as `derive_seed` makes of a training seed. The same seed
-                gives the same bytes. Training all weights draws nothing.
+            options: Trained weights and settings of the passes.
+            seed: Seed of the adapter's initial weights, from 0 to 2**63 - 1, such as from `derive_seed`. The same seed
+                gives the same bytes. Unused without an adapter.
 
         Raises:
-            ConfigError: Rank, alpha or targets are wrong; the message lists targets that are there.
-            ValueError: The network is prepared already or carries an adapter.
+            ConfigError: Rank, alpha or targets are wrong; the message lists the available targets.
+            ValueError: The network is already prepared or has an adapter.
         """
         ...
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
-        """What the optimiser may change: the adapter's weights where there is one, else all of the network's."""
+        """Trained parameters: the adapter's if there is one, otherwise all of the network."""
         ...
 
     def trainable_state(self) -> dict[str, Tensor]:
-        """The trained weights alone, by name. They are not copied: save them before the next optimiser step.
+        """Trained weights by name. They are not copied: save them before the next optimiser step.
 
-        Where they are spread over processes, all must call, and only the first one gets them.
+        With sharded weights all processes must call, and only the first gets the values.
         """
         ...
 
     def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copy back what `trainable_state` gave, after the same `prepare_training`.
+        """Restore the result of `trainable_state`, after the same `prepare_training`.
 
         Raises:
-            DataError: Names or shapes are not those of the trained weights; nothing was changed.
+            DataError: Names or shapes do not match the trained weights. Nothing was changed.
         """
         ...
 
     def use_network(self, network: nn.Module) -> None:
         """Run `velocity` through `network`, a module around `transformer` such as DistributedDataParallel.
 
-        Parameters, states and configuration are still those of `transformer`; giving `transformer` itself undoes it.
+        Parameters, states and configuration are still taken from `transformer`. Passing `transformer` itself undoes it.
 
         Raises:
             ValueError: `transformer` is not inside `network`.
@@ -157,51 +157,54 @@ class Family(VelocityModel, Protocol):
         ...
 
     def reference(self, spread: Callable[[nn.Module], None] | None = None) -> VelocityModel:
-        """The policy that a KL divergence is measured from, run as the policy is run.
+        """Reference policy of the KL divergence, with the same precision as the policy.
 
-        With an adapter: the same weights with the adapter off, so the untrained policy at any time and at no cost of
-        memory. Otherwise: a frozen copy of the weights as they are now, so call it before training starts.
+        With an adapter: the same weights with the adapter off. This is always the untrained policy and takes no extra
+        memory. Otherwise: a frozen copy of the current weights, so call it before training starts.
 
         Args:
-            spread: Given the copy's network, to spread its weights over processes.
+            spread: Function that shards the weights of the copied network over the processes.
         """
         ...
 
     def frozen_copy(self) -> Family:
-        """A second model with its own copy of the velocity network, the other parts shared."""
+        """A second model with a copy of the velocity network. The other parts are shared."""
         ...
 
     def with_transformer(self, folder: Path) -> Family:
-        """A second, frozen model with the velocity network that `save_transformer` wrote, the other parts shared.
+        """A second, frozen model with the velocity network that `save_transformer` wrote. The other parts are shared.
 
-        From an adapter it shares this model's frozen weights too, so do not train those afterwards. It runs in the
-        weights' own type: velocities are those of the saved policy to the bit, unless that one ran under autocast.
+        With an adapter, this model's frozen weights are shared too: do not train them afterwards. Passes run in the
+        type of the weights. The velocities equal the saved policy's bit for bit, unless it ran under autocast.
+
+        Args:
+            folder: Folder of the transformer or adapter.
 
         Raises:
             DataError: The folder holds neither a transformer nor an adapter, or one of another model.
-            ValueError: An adapter is asked for around weights that are trained, which are not its base.
+            ValueError: The folder holds an adapter, but this model's weights are trained and no longer its base.
         """
         ...
 
     def save_transformer(self, state: Mapping[str, Tensor], folder: Path) -> None:
-        """Save what was trained in the diffusers layout: the transformer, or the adapter alone.
+        """Save the trained weights in the diffusers layout: the transformer, or the adapter alone.
 
         A transformer is saved in the checkpoint's type, an adapter in float32. Equal weights give equal bytes.
 
         Args:
-            state: What `trainable_state` gave.
-            folder: Of the transformer or adapter.
+            state: Result of `trainable_state`.
+            folder: Folder of the transformer or adapter.
         """
         ...
 
 
 def default_device() -> torch.device:
-    """The first GPU where there is one, else the CPU."""
+    """The current GPU if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def velocity_function(model: VelocityModel, conditioning: Conditioning) -> Callable[[Tensor, Tensor], Tensor]:
-    """The model's velocity as a function of state and noise level alone, as the core wants it."""
+    """Bind `conditioning`: velocity [B, L, D] as a function of state [B, L, D] and noise level [B] alone."""
 
     def velocity(x: Tensor, t: Tensor) -> Tensor:
         return model.velocity(x, t, conditioning)

@@ -1,4 +1,4 @@
-"""Look at a checkpoint before anything is loaded: is it there, whole, and of the right family?"""
+"""Checks of a checkpoint before loading: existence, completeness, family."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from chunk_grpo.errors import DataError
 
 _TOKENIZERS = ("tokenizer", "tokenizer_2")
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
-"""Any of these makes a tokenizer; without one, transformers builds an empty tokenizer and says nothing."""
+"""Alternative vocabulary files of a tokenizer. Without any, transformers silently builds an empty tokenizer."""
 
 _AGAIN = "download the checkpoint again (an interrupted download leaves such gaps)"
 
 TRAIN_AGAIN = (
-    "delete the folder of this variant below artifacts/train and run `dvc repro`: it comes back from the DVC cache, or "
-    "is trained again"
+    "delete the folder of this variant below artifacts/train and run `dvc repro`: it is restored from the DVC cache "
+    "or trained again"
 )
 
 
 def check_checkpoint(checkpoint: str, pipeline_class: str, components: Iterable[str]) -> None:
-    """Check a local checkpoint folder; a hub id is left to the hub's own client.
+    """Check a local checkpoint folder. A hub id is not checked; the hub's client does that.
 
     Args:
         checkpoint: Folder in the diffusers layout, or hub id ("owner/name").
-        pipeline_class: What `_class_name` of model_index.json must be.
-        components: Sub-folders that will be loaded.
+        pipeline_class: Required `_class_name` in model_index.json.
+        components: Subfolders that will be loaded.
 
     Raises:
         DataError: The folder is missing, of another family, or a weight file is missing or cut off.
@@ -52,12 +52,12 @@ def check_checkpoint(checkpoint: str, pipeline_class: str, components: Iterable[
 
 
 def check_trained(folder: Path, config: Mapping[str, object]) -> None:
-    """Check a saved transformer that is to be used in place of another one.
+    """Check a saved transformer that will replace another one.
 
     Args:
-        folder: As `save_pretrained` writes it.
-        config: Configuration of the transformer that it replaces. A key that the file lacks is not compared: it is of
-            another version of diffusers.
+        folder: Folder written by `save_pretrained`.
+        config: Configuration of the replaced transformer. Keys missing in the file are not compared, because versions
+            of diffusers have different keys.
 
     Raises:
         DataError: A file is missing, cut off or damaged, or the configuration differs.
@@ -65,7 +65,7 @@ def check_trained(folder: Path, config: Mapping[str, object]) -> None:
     _check_component(folder, TRAIN_AGAIN)
     path = folder / "config.json"
     found = _read_object(path, TRAIN_AGAIN)
-    wanted = json.loads(json.dumps(dict(config)))  # tuples as lists, as the file has them
+    wanted = json.loads(json.dumps(dict(config)))  # the file has lists in place of tuples
     for name in sorted(found.keys() & wanted.keys()):
         if not name.startswith("_") and found[name] != wanted[name]:
             raise DataError(
@@ -77,7 +77,7 @@ def _class_name(folder: Path) -> str:
     index = folder / "model_index.json"
     if not index.exists():
         raise DataError(
-            f"{folder}: no model_index.json, so this is no checkpoint in the diffusers layout (or half of one)"
+            f"{folder}: no model_index.json, so this is not a complete checkpoint in the diffusers layout"
         )
     return str(_read_object(index, _AGAIN).get("_class_name"))
 

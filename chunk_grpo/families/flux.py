@@ -1,4 +1,4 @@
-"""FLUX.1: any folder or hub id that holds a diffusers FluxPipeline, from the toy checkpoint to FLUX.1-dev."""
+"""FLUX.1: folders and hub ids with a diffusers FluxPipeline, from the toy checkpoint to FLUX.1-dev."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _PART_COMPONENTS: dict[Part, tuple[str, ...]] = {
 
 
 class FluxFamily:
-    """Adapter around the parts of a FluxPipeline; the sampler is ours (chunk_grpo.core.rollout)."""
+    """Wraps the parts of a FluxPipeline. Its sampler is not used; see `chunk_grpo.core.rollout`."""
 
     def __init__(self, pipeline: FluxPipeline, options: LoadOptions) -> None:
-        """Wrap a pipeline; use `load` to get one from a checkpoint.
+        """Wrap a pipeline; `load` creates one from a checkpoint.
 
         Raises:
-            ConfigError: The image size does not fit the checkpoint's token grid.
+            ConfigError: The image size is not a multiple of the checkpoint's token size.
         """
         self._pipeline = pipeline
         self._options = options
         self._network: nn.Module | None = None
         self._autocast: torch.dtype | None = None
-        # One latent token covers a square of 2 x 2 latent pixels. Without a VAE nothing is said of pixels.
+        # One latent token covers 2 x 2 latent pixels. Without a VAE the scale factor is unknown and unused.
         side = 2 * pipeline.vae_scale_factor
         if pipeline.vae is not None and (options.height % side or options.width % side):
             raise ConfigError(
@@ -60,15 +60,15 @@ class FluxFamily:
 
     @classmethod
     def load(cls, options: LoadOptions, parts: Sequence[Part] = ("text", "transformer", "vae")) -> FluxFamily:
-        """Load the named parts of a checkpoint and leave the others out of memory.
+        """Load parts of a checkpoint.
 
         Args:
-            options: Which checkpoint, and how.
-            parts: What will be used.
+            options: Checkpoint and settings.
+            parts: Parts to load; the others take no memory.
 
         Raises:
             DataError: The checkpoint is missing, incomplete or of another family.
-            ConfigError: The image size does not fit its token grid, or a folder has a revision.
+            ConfigError: The image size is not a multiple of the token size, or a folder has a revision.
         """
         if options.revision is not None and Path(options.checkpoint).is_dir():
             raise ConfigError(
@@ -78,7 +78,7 @@ class FluxFamily:
         left_out: dict[str, None] = {
             name: None for part, names in _PART_COMPONENTS.items() if part not in parts for name in names
         }
-        # The VAE's configuration sets the token grid, so the (small) VAE stays whenever latents are made.
+        # The VAE's configuration determines the token grid, so the (small) VAE is loaded with the transformer.
         if "transformer" in parts:
             left_out.pop("vae", None)
         wanted = [name for names in _PART_COMPONENTS.values() for name in names if name not in left_out]
@@ -98,7 +98,7 @@ class FluxFamily:
             if module is not None:
                 module.requires_grad_(False).eval().to(options.device)
         if pipeline.vae is not None:
-            # Convolutions on a CPU run several times faster with the channels last; on a GPU it does no harm.
+            # On a CPU, convolutions are several times faster with channels last; on a GPU it does no harm.
             pipeline.vae.to(memory_format=torch.channels_last)
         return cls(pipeline, options)
 
@@ -109,7 +109,7 @@ class FluxFamily:
 
     @property
     def transformer(self) -> FluxTransformer2DModel:
-        """The velocity network."""
+        """Velocity network."""
         network = self._pipeline.transformer
         if network is None:
             raise ValueError('the part "transformer" was not loaded: name it in parts=')
@@ -132,12 +132,12 @@ class FluxFamily:
         """Velocity at packed latents.
 
         Args:
-            x: [B, L, D] states.
-            t: [B] noise levels in [0, 1], passed to the network as they are (docs/deviations.md, timestep).
+            x: States [B, L, D].
+            t: Noise levels [B] in [0, 1], passed to the network unscaled (docs/deviations.md, timestep).
             conditioning: B prompts.
 
         Returns:
-            [B, L, D] in the dtype of `x`.
+            Velocity [B, L, D] in the dtype of `x`.
         """
         network = self.transformer if self._network is None else self._network
         dtype = self._options.dtype
@@ -168,7 +168,7 @@ class FluxFamily:
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Images of packed latents [B, L, D], through the VAE's scale and shift."""
+        """Images [B, 3, H, W] in [0, 1] of packed latents [B, L, D]."""
         vae = self._pipeline.vae
         unpacked = FluxPipeline._unpack_latents(
             latents.to(self._options.dtype),
@@ -185,15 +185,13 @@ class FluxFamily:
         """Make the transformer trainable in place; see `Family.prepare_training`."""
         network = self.transformer
         if has_lora(network) or any(weight.requires_grad for weight in network.parameters()):
-            raise ValueError(
-                "the transformer is prepared already or carries an adapter: load the family anew"
-            )
+            raise ValueError("the transformer is already prepared or has an adapter: load the family again")
         autocast = options.autocast
         if options.lora_rank is not None:
             add_lora(network, options, seed)
         else:
             if self._options.dtype != torch.float32:
-                # A step of 1e-6 is far below one rounding of bfloat16 and would be lost: float32 weights take it.
+                # An update of 1e-6 is far below the resolution of bfloat16 and would be lost; float32 keeps it.
                 network.float()
                 autocast = autocast or self._options.dtype
             network.requires_grad_(True)
@@ -202,7 +200,7 @@ class FluxFamily:
             network.enable_gradient_checkpointing()
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
-        """The adapter's weights where there is one, else all weights of the transformer."""
+        """Adapter weights if there is an adapter, otherwise all weights of the transformer."""
         network = self.transformer
         yield from lora_parameters(network) if has_lora(network) else network.parameters()
 
@@ -211,11 +209,11 @@ class FluxFamily:
         return {name: gathered(value) for name, value in self._held_state().items()}
 
     def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copy back what `trainable_state` gave; DataError when it is of other weights."""
+        """Restore the result of `trainable_state`; DataError if it belongs to other weights."""
         load_exactly(self._held_state(), state)
 
     def _held_state(self) -> dict[str, Tensor]:
-        """What of the trained weights this process holds."""
+        """Trained weights, sharded or not, as this process holds them."""
         network = self.transformer
         return lora_state(network) if has_lora(network) else dict(network.state_dict())
 
@@ -223,12 +221,12 @@ class FluxFamily:
         """Run `velocity` through `network`, a module around the transformer."""
         if not any(module is self.transformer for module in network.modules()):
             raise ValueError(
-                f"the transformer must be inside the network, got another {type(network).__name__}"
+                f"the network must contain the transformer, got another {type(network).__name__}"
             )
         self._network = network
 
     def reference(self, spread: Callable[[nn.Module], None] | None = None) -> VelocityModel:
-        """The untrained policy: the adapter off, or a frozen copy of the weights as they are now."""
+        """The reference policy: the adapter off, or a frozen copy of the current weights."""
         if has_lora(self.transformer):
             return _WithoutLora(self)
         copied = self.frozen_copy()
@@ -237,7 +235,7 @@ class FluxFamily:
         return copied
 
     def frozen_copy(self) -> FluxFamily:
-        """A second model with its own copy of the velocity network, the other parts shared."""
+        """A second model with a copy of the velocity network. The other parts are shared."""
         copied = self.using(copy.deepcopy(self.transformer).requires_grad_(False).eval())
         copied._autocast = self._autocast
         return copied
@@ -258,16 +256,16 @@ class FluxFamily:
         return self.using(network.requires_grad_(False).eval().to(self._options.device))
 
     def using(self, network: FluxTransformer2DModel) -> FluxFamily:
-        """A second model around `network` itself, the other parts shared."""
+        """A second model around `network`, which is not copied. The other parts are shared."""
         parts = {**self._pipeline.components, "transformer": network}
         return FluxFamily(FluxPipeline(**parts), self._options)
 
     def save_transformer(self, state: Mapping[str, Tensor], folder: Path) -> None:
-        """Save the adapter where there is one, else the transformer in the checkpoint's type."""
+        """Save the adapter if there is one, otherwise the transformer in the checkpoint's type."""
         if has_lora(self.transformer):
             save_lora(self.transformer, state, folder)
             return
-        # Another network: one in training may have wider weights, or only a part of each.
+        # A new network, because the trained one may have wider or sharded weights.
         with torch.device("meta"):
             saved = FluxTransformer2DModel.from_config(self.transformer.config)
         saved.load_state_dict(
@@ -277,10 +275,12 @@ class FluxFamily:
 
 
 def _load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DModel:
-    """A saved transformer, each weight from its files: diffusers leaves a missing one empty, and a surplus one out.
+    """Load a saved transformer; require exactly the weights of its configuration.
+
+    diffusers alone leaves missing weights uninitialised and ignores surplus ones.
 
     Raises:
-        DataError: The files do not fit each other.
+        DataError: The files cannot be loaded, or weights are missing or unexpected.
     """
     try:
         network, found = FluxTransformer2DModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
@@ -296,15 +296,15 @@ def _load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DMode
 
 
 class _WithoutLora:
-    """The policy of a family with its adapter off; the weights are the family's own."""
+    """Policy of a family with its adapter off. Shares the family's weights."""
 
     def __init__(self, family: FluxFamily) -> None:
         self._family = family
 
-    # Without gradient, or DistributedDataParallel would make ready for a backward pass of this one, and a checkpointed
-    # pass would be computed again with the adapter on.
+    # Without no_grad, DistributedDataParallel would prepare a backward pass for this forward pass, and gradient
+    # checkpointing would recompute it with the adapter on.
     @torch.no_grad()
     def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity of the untrained policy, through the network that the family uses now."""
+        """Velocity [B, L, D] of the untrained policy, through the network set by `use_network`."""
         with lora_off(self._family.transformer):
             return self._family.velocity(x, t, conditioning)

@@ -1,4 +1,4 @@
-"""Low-rank adapters by peft on a diffusers transformer: added, switched off, saved in diffusers' format, loaded."""
+"""Low-rank adapters (peft) on a diffusers transformer: add, switch off, save in diffusers' format, load."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.sharding import part_for
 
 WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
-"""The file of an adapter folder."""
+"""Name of the weights file in an adapter folder."""
 
 _ADAPTER = "default"
 _PREFIX = "transformer."
-"""Names in the file begin with the part of the pipeline that they belong to."""
+"""Prefix of the weight names in the file: the part of the pipeline."""
 
 
 def has_lora(network: nn.Module) -> bool:
-    """Whether the network carries an adapter, on or off."""
+    """Whether the network has an adapter, on or off."""
     return next(_layers(network), None) is not None
 
 
 def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
-    """Freeze the network and add a trainable float32 adapter that changes nothing yet (B = 0).
-
-    Freezing is peft's part.
+    """Freeze the network and add a trainable float32 adapter with B = 0, which leaves the output unchanged.
 
     Args:
-        network: A diffusers transformer, changed in place; its own weights keep their type.
+        network: Diffusers transformer, changed in place; its own weights keep their type.
         options: Rank, alpha and targets.
-        seed: A's values are a function of it, rank, targets and shapes, whatever was drawn before.
+        seed: Seed of A. With rank, targets and shapes it determines A, independent of earlier random draws.
 
     Raises:
         ConfigError: Rank, alpha or targets are wrong.
@@ -53,13 +51,13 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
     if not options.lora_alpha > 0:
         raise ConfigError(f"train.lora.alpha: must be above 0, got {options.lora_alpha}")
     _check_targets(network, options.lora_targets)
-    # peft writes alpha as an int, takes any number, and divides it by the rank.
+    # peft annotates alpha as int, but accepts any number and divides it by the rank.
     config = LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,  # type: ignore[arg-type]
         target_modules=sorted(set(options.lora_targets)),
     )
-    # peft draws from torch's global CPU generator; torch.manual_seed would also seed the GPUs', which stay as they are.
+    # peft draws from torch's global CPU generator. torch.manual_seed would also seed the GPU generators.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network.add_adapter(config, adapter_name=_ADAPTER)
@@ -67,29 +65,29 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
 
 
 def _check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
-    """Every target must name linear layers, as peft reads names: whole, or their end after a dot."""
+    """Require that every target matches linear layers only, by peft's rule: the whole name, or its end after a dot."""
     modules = dict(network.named_modules())
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     there = ", ".join(sorted({_short(name) for name in linear}))
     if not targets:
-        raise ConfigError(f"train.lora.targets: must name linear layers, got none. There are {there}")
+        raise ConfigError(f"train.lora.targets: must name linear layers, got none. Available: {there}")
     for target in targets:
         named = [m for name, m in modules.items() if name == target or name.endswith(f".{target}")]
         if not named or not all(isinstance(module, nn.Linear) for module in named):
             raise ConfigError(
                 f"train.lora.targets: must name linear layers of {type(network).__name__}, got {target!r}. "
-                f"There are {there}"
+                f"Available: {there}"
             )
 
 
 def _short(name: str) -> str:
-    """The end of a module's name that says what it is: to_q, or to_out.0 of a numbered one."""
+    """Last part of a module's name, such as to_q; the last two if the last is a number, such as to_out.0."""
     parts = name.split(".")
     return ".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
 
 def lora_parameters(network: nn.Module) -> Iterator[nn.Parameter]:
-    """The adapter's weights, A before B, in the order of the network's layers."""
+    """Adapter weights in the order of the network's layers, A before B."""
     for layer in _layers(network):
         yield from layer.lora_A[_ADAPTER].parameters()
         yield from layer.lora_B[_ADAPTER].parameters()
@@ -100,7 +98,7 @@ def _layers(network: nn.Module) -> Iterator[LoraLayer]:
 
 
 def _widen(network: nn.Module) -> None:
-    """Make the adapter float32: peft gives it the type of the layer that it belongs to."""
+    """Cast the adapter to float32: peft creates it in the type of its layer."""
     for layer in _layers(network):
         layer.lora_A[_ADAPTER].float()
         layer.lora_B[_ADAPTER].float()
@@ -108,8 +106,8 @@ def _widen(network: nn.Module) -> None:
 
 @contextmanager
 def lora_off(network: nn.Module) -> Iterator[None]:
-    """Run the network without its adapter inside the block, and leave it as it was after it."""
-    # Switching an adapter on makes it trainable in peft, and off frozen; both are put back.
+    """Context in which the adapter is off. Afterwards its state is restored."""
+    # peft makes an adapter trainable when it is switched on and frozen when off; both states are restored.
     layers = [(layer, layer.disable_adapters) for layer in _layers(network)]
     trainable = [(parameter, parameter.requires_grad) for parameter in lora_parameters(network)]
     try:
@@ -124,7 +122,7 @@ def lora_off(network: nn.Module) -> Iterator[None]:
 
 
 def lora_state(network: nn.Module) -> dict[str, Tensor]:
-    """The adapter's weights by diffusers' names, not copied."""
+    """Adapter weights by diffusers' names, not copied."""
     state: dict[str, Tensor] = get_peft_model_state_dict(network, adapter_name=_ADAPTER)
     return state
 
@@ -132,10 +130,14 @@ def lora_state(network: nn.Module) -> dict[str, Tensor]:
 def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
     """Write the folder that diffusers' `load_lora_weights` reads: the adapter alone, float32.
 
-    The weights are those of `state`, which `lora_state` gave; the settings are those of the network's adapter.
-    Equal weights give equal bytes, which diffusers' own writer does not promise: its metadata has two entries, which
-    safetensors writes in any order, and holds a set. Only what differs from peft's defaults goes in, so that
-    other versions of peft can read it.
+    Equal weights give equal bytes. diffusers' own writer does not guarantee that: its metadata contain a set, and two
+    entries that safetensors writes in any order. The metadata hold only settings that differ from peft's defaults, so
+    that other versions of peft can read them.
+
+    Args:
+        network: Diffusers transformer with the adapter, for its settings.
+        state: Result of `lora_state`.
+        folder: Folder to write.
     """
     config = network.peft_config[_ADAPTER]
     settings = {
@@ -152,12 +154,12 @@ def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
-    """The network with an adapter from a folder, frozen; its own weights are shared with `network`.
+    """A frozen network with the adapter from a folder. Its base weights are shared with `network`.
 
     Args:
-        network: A diffusers transformer, left as it is; an adapter that it carries is not taken over.
-        folder: As `save_lora` or diffusers writes it.
-        pipeline_class: Class of the pipeline whose format the folder is in.
+        network: Diffusers transformer. It is not changed, and its own adapter is not copied.
+        folder: Folder written by `save_lora` or diffusers.
+        pipeline_class: Pipeline class that defines the format of the folder.
 
     Raises:
         DataError: The file is damaged, or the adapter belongs to another model.
@@ -170,12 +172,12 @@ def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
         state, alphas, metadata = pipeline_class.lora_state_dict(
             folder, weight_name=WEIGHTS, use_safetensors=True, return_alphas=True, return_lora_metadata=True
         )
-        # Without memory for values at first, and so without drawing any.
+        # low_cpu_mem_usage creates the adapter on the meta device, so no random values are drawn.
         pipeline_class.load_lora_into_transformer(
             state, alphas, adapted, adapter_name=_ADAPTER, metadata=metadata, low_cpu_mem_usage=True
         )
         _widen(adapted)
-        # Again in float32: on a network in half precision the loader has rounded them.
+        # Load again in float32: on a half-precision network the loader has rounded the values.
         load_exactly(
             lora_state(adapted), {name.removeprefix(_PREFIX): value for name, value in state.items()}
         )
@@ -183,24 +185,26 @@ def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
         raise DataError(f"{path}: cut off or damaged ({error}); save the adapter again") from error
     except (RuntimeError, TypeError, ValueError, DataError) as error:
         raise DataError(
-            f"{path}: not an adapter of this {type(network).__name__} ({error}). Load it on the checkpoint that it "
-            "was trained on."
+            f"{path}: not an adapter of this {type(network).__name__} ({error}). Load it on the checkpoint on "
+            "which it was trained."
         ) from error
     return adapted.requires_grad_(False).eval()
 
 
 @torch.no_grad()
 def load_exactly(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Copy `given`, whole tensors, into those of `mine`, which may be spread over processes.
+    """Copy the tensors of `given` into the tensors of `mine`.
+
+    Args:
+        mine: Tensors to overwrite, which may be sharded.
+        given: Unsharded tensors with the same names and shapes.
 
     Raises:
-        DataError: Names or shapes differ; the message names one. Nothing was changed.
+        DataError: Names or shapes differ; the message names the first weight. Nothing was changed.
     """
     for name in sorted({*mine, *given}):
         found, wanted = (list(side[name].shape) if name in side else None for side in (given, mine))
         if found != wanted:
-            raise DataError(
-                f"{name}: must have the shape {wanted}, got {found} (None: there is no such weight)"
-            )
+            raise DataError(f"{name}: must have the shape {wanted}, got {found} (None: no such weight)")
     for name, tensor in mine.items():
         tensor.copy_(part_for(tensor, given[name]))

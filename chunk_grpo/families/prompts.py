@@ -1,4 +1,4 @@
-"""Prompts together with their text-encoder outputs."""
+"""Prompts with their text-encoder outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chunk_grpo.families.base import Conditioning
 
 @dataclass(frozen=True)
 class PromptSet:
-    """P prompts: identifiers, texts, what scorers need to know, and conditioning rows in the same order."""
+    """P prompts: ids, texts, scorer metadata and conditioning rows, in the same order."""
 
     ids: Sequence[str]
     texts: Sequence[str]
@@ -34,23 +34,23 @@ class PromptSet:
         )
 
     def repeated(self, count: int) -> PromptSet:
-        """Each prompt `count` times in a row: one row for each image of a group."""
+        """Repeat each prompt `count` times consecutively: one row per image."""
         return self.rows([i for i in range(len(self)) for _ in range(count)])
 
     def groups(self) -> list[int]:
-        """A number for each row; rows of one prompt share theirs."""
+        """Group number of each row. Rows with the same prompt id have the same number."""
         numbers: dict[str, int] = {}
         return [numbers.setdefault(name, len(numbers)) for name in self.ids]
 
 
 def require_finite(latents: Tensor, prompts: PromptSet, when: str, remedy: str) -> None:
-    """Refuse latents that no picture can be made of: decoded, NaN would pass for a black picture.
+    """Reject latents that are not finite: decoded, NaN would become a black image.
 
     Args:
-        latents: [B, ...].
-        prompts: One row for each of the B.
-        when: Begins the message, such as "iteration 3".
-        remedy: Ends it.
+        latents: Latents [B, ...].
+        prompts: Prompt of each latent, B rows.
+        when: Start of the message, such as "iteration 3".
+        remedy: End of the message: the next step for the user.
 
     Raises:
         DataError: A value is not finite; the message names the first such prompt.

@@ -1,4 +1,4 @@
-"""What identifies a base model's files, and whether they are still those that a run began with."""
+"""Record of a base model's files, and the check that they have not changed since the run started."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def checkpoint_record(checkpoint: str, revision: str | None, digests: Digests) -> dict[str, str | None]:
-    """The content of a checkpoint folder, or the commit of a hub id.
+    """Digest of a checkpoint folder, or the commit of a hub id.
 
-    Of a folder, all files of its parts count, and at the top its JSON files: single files with all weights, as some
-    downloads have them there, are read by nothing.
+    The digest covers all files in subfolders and the JSON files at the top. Other files at the top, such as the
+    single-file weights of some downloads, are not read by the pipeline.
 
     Args:
         checkpoint: Folder in the diffusers layout, or hub id.
         revision: Hub commit; None for a folder.
-        digests: Of files.
+        digests: Cache of file digests.
 
     Returns:
-        `files` or `commit`; both None when there is no such folder.
+        `files` and `commit`, one of them None; both None if the folder does not exist.
 
     Raises:
-        ConfigError: It is a hub id, and its revision is no commit.
+        ConfigError: The revision of a hub id is not a commit.
         DataError: A file cannot be read.
     """
     folder = Path(checkpoint)
     if folder.exists():
         return {"files": digests.of(folder, _is_read), "commit": None}
     if len(folder.parts) != 2 or checkpoint.startswith((".", "/", "~")):
-        return {"files": None, "commit": None}  # the first stage that looks for it says so
+        return {"files": None, "commit": None}  # the first stage that needs the folder reports it
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ConfigError(
             "model.revision: must be a commit of the hub (40 hexadecimal digits) where model.checkpoint is a hub id, "
-            f"got {revision!r} for {checkpoint}: a branch moves, and results in the cache would be of another model. "
+            f"got {revision!r} for {checkpoint}: a branch moves, and cached results would belong to another model. "
             f"The commits are listed on the page of {checkpoint} under `Files and versions`."
         )
     return {"files": None, "commit": revision}
 
 
 def require_recorded(checkpoint: str, revision: str | None, record: Mapping[str, Any], source: str) -> None:
-    """Refuse a checkpoint that is another one than was recorded.
+    """Require that a checkpoint is the recorded one.
 
     Args:
         checkpoint: Folder or hub id.
         revision: Hub commit; None for a folder.
-        record: Of `checkpoint_record`, when the run began.
-        source: Its file, for messages.
+        record: Result of `checkpoint_record` at the start of the run.
+        source: File of the record, for messages.
 
     Raises:
-        DataError: Its files differ: they were changed since, or are others on this machine.
+        DataError: The files differ from the record.
     """
     if checkpoint_record(checkpoint, revision, Digests()) != record:
         raise DataError(
-            f"model.checkpoint: the files of {checkpoint} are not those that {source} was written for. They were "
-            "changed meanwhile, or are others on this machine. Run `dvc repro`, which begins with what is there now."
+            f"model.checkpoint: the files of {checkpoint} differ from those recorded in {source}. They have changed "
+            "since, or this machine has other files. Run `dvc repro` to start from the current files."
         )
 
 

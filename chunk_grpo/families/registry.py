@@ -1,4 +1,4 @@
-"""Families by name."""
+"""Registry of model families by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ FAMILIES = {"flux": FluxFamily}
 
 
 def load_family(name: str, options: LoadOptions, parts: Sequence[Part]) -> Family:
-    """Load the named parts of a checkpoint with the adapter of its family.
+    """Load parts of a checkpoint.
+
+    Args:
+        name: Name of the family, a key of `FAMILIES`.
+        options: Checkpoint and settings.
+        parts: Parts to load.
 
     Raises:
         ConfigError: Unknown family.

@@ -1,6 +1,6 @@
-"""Weights that are spread over processes (FSDP2): each keeps a part of every weight, and has it whole while it is used.
+"""Sharding of weights over processes (FSDP2): each process holds a part of every weight and gathers it for use.
 
-Tensors that are not spread pass through all functions of this module as they are.
+Unsharded tensors are returned unchanged.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(network: nn.Module, mesh: DeviceMesh) -> None:
-    """Spread the weights of a diffusers transformer over the processes of `mesh`, in place.
+    """Shard the weights of a diffusers transformer over the processes of `mesh`, in place.
 
-    Its parameters become other objects: give them to an optimiser after this. All processes must make the same passes.
+    This replaces the parameter objects: create the optimiser afterwards. All processes must perform the same passes.
 
     Args:
-        network: Names its blocks in `_no_split_modules`, as diffusers' transformers do.
-        mesh: One dimension.
+        network: Diffusers transformer; its `_no_split_modules` names the blocks.
+        mesh: Device mesh with one dimension.
     """
     names = cast(list[str], network._no_split_modules)
     blocks = [module for module in network.modules() if type(module).__name__ in names]
     for module in [*blocks, network]:
-        # Also the outermost weights are given up after a pass. Kept, they would be old ones once the parameters have
-        # changed without a backward pass, as they do where averaged weights take their place for a while.
+        # The root's gathered weights are freed after each pass too. Otherwise they would be stale after the parameters
+        # change without a backward pass, as when averaged weights are swapped in.
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor, in the CPU's memory of the first process; the others get an empty one. All must call."""
+    """The unsharded tensor, on the CPU of the first process; the others get an empty one. All processes must call."""
     if not isinstance(tensor, DTensor):
         return tensor
     whole = tensor.full_tensor()
@@ -41,7 +41,12 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def part_for(like: Tensor, whole: Tensor) -> Tensor:
-    """Of the whole tensor, which every process has, the part that this one keeps of `like`."""
+    """This process's part of a tensor.
+
+    Args:
+        like: Tensor whose sharding is applied.
+        whole: Unsharded tensor, the same in all processes.
+    """
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

@@ -1,4 +1,4 @@
-"""How many tokens a prompt has for each text encoder of a checkpoint, and how many the encoder takes."""
+"""Token counts of prompts for each text encoder of a checkpoint, and the encoders' limits."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.checkpoint import check_checkpoint
 
 TokenLimits: TypeAlias = Mapping[str, tuple[Callable[[str], int], int]]
-"""Name of a text encoder to (counts a prompt's tokens, most that it takes); special tokens count. A prompt that cannot
-have more than that, because it has not as many bytes, is not tokenised: its bytes are given for its tokens."""
+"""By name of the text encoder: (function that counts the tokens of a prompt, limit). Special tokens count. A prompt
+with few enough bytes for the limit is not tokenised: the count is then an upper bound from its bytes."""
 
 _ADDED = 2
-"""CLIP's tokens for start and end, or T5's for the end and for the space that it sets before a prompt."""
+"""Added tokens: CLIP's start and end, or T5's end and the space before the prompt."""
 
 
 def flux_token_limits(checkpoint: str, revision: str | None, max_sequence_length: int) -> TokenLimits:
-    """CLIP's and T5's, of a FluxPipeline; the tokenizers alone are loaded.
+    """Token limits of the CLIP and T5 encoders of a FluxPipeline. Loads only the tokenizers.
 
     Args:
         checkpoint: Folder in the diffusers layout, or hub id.
-        revision: Hub commit.
-        max_sequence_length: T5 tokens that the model is given.
+        revision: Hub commit; None for a folder.
+        max_sequence_length: Number of T5 tokens that the model receives.
 
     Raises:
         DataError: The checkpoint is missing, incomplete, or cannot be downloaded.
     """
-    from transformers import AutoTokenizer  # takes seconds, before which faults of the prompts are told
+    from transformers import AutoTokenizer  # takes seconds; prompt errors are reported before
 
     check_checkpoint(checkpoint, "FluxPipeline", ("tokenizer", "tokenizer_2"))
     limits: dict[str, tuple[Callable[[str], int], int]] = {}
@@ -55,11 +55,11 @@ def _counter(tokenizer: object, limit: int) -> Callable[[str], int]:
 
 
 def _at_most(text: str) -> int:
-    """Tokens that no tokenizer exceeds: each stands for a byte at least of the text as the tokenizer normalises it.
+    """Upper bound of the token count: each token covers at least one byte of the normalised text.
 
-    CLIP's composes it (NFC) and lowers its letters, T5's replaces compatible characters (NFKC), others leave it alone;
-    any of these may be the longest: a letter of full width has 3 bytes in the first and 1 in the second, a ligature of
-    Arabic words 3 and 33.
+    CLIP's tokenizer composes (NFC) and lowercases the text, T5's replaces compatible characters (NFKC), others leave it
+    unchanged. Any of the three may be the longest: a full-width letter has 3 bytes in NFC and 1 in NFKC, an Arabic
+    ligature 3 and 33.
     """
     forms = (text, unicodedata.normalize("NFC", text).lower(), unicodedata.normalize("NFKC", text))
     return max(len(form.encode()) for form in forms) + _ADDED

@@ -1,1 +1,1 @@
-"""Runs of the pipeline, whoever starts them: clones, commands of which nothing is left behind, DVC, outcomes."""
+"""Runs of the pipeline, independent of Prefect: clones, commands, DVC, outcomes."""

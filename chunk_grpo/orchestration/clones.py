@@ -1,4 +1,4 @@
-"""Clones of a git repository, one for each run: made at a commit, kept from others while in use, removed when old."""
+"""Clones of a git repository, one per run: made at a commit, locked while in use, removed when old."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from chunk_grpo.git import git, resolved
 from chunk_grpo.orchestration.commands import CommandStoppedError
 
 IN_USE = Path(".git", "in-use")
-"""In a clone, the lock that its user holds."""
+"""Lock file of a clone, held while a run uses it."""
 
 _POLL_SECONDS = 0.2
 _TURN = ".turn"
-"""In a folder of clones, the lock of who makes and removes them."""
+"""Lock file of a folder of clones, held while clones are made or removed."""
 
 
 def make_clone(repository: Path, commit: str, clone: Path) -> None:
-    """Clone a repository at a commit, which is fetched from its `origin` when the repository lacks it.
+    """Clone a local repository at a commit; fetch the commit from `origin` if the repository lacks it.
 
     Args:
-        repository: A local one; it is only read.
-        commit: A full hash.
-        clone: The new folder.
+        repository: Local repository; only read.
+        commit: Full commit hash.
+        clone: Folder to create.
 
     Raises:
-        RuntimeError: There is no such commit, or the folder exists; with git's message.
+        RuntimeError: The commit is unknown, or the folder exists; with git's message.
     """
     clone.parent.mkdir(parents=True, exist_ok=True)
     git(repository, "clone", "--quiet", "--no-checkout", str(repository), str(clone))
     try:
         resolved(repository, commit)
-    except RuntimeError:  # the repository is older, or has another branch
+    except RuntimeError:  # the commit is newer or on a branch that the repository lacks
         origin = git(repository, "remote", "get-url", "origin").strip()
         git(clone, "fetch", "--quiet", origin, commit)
     git(clone, "checkout", "--quiet", "--detach", commit)
@@ -44,15 +44,16 @@ def make_clone(repository: Path, commit: str, clone: Path) -> None:
 
 @contextmanager
 def clone_in_use(repository: Path, commit: str, clone: Path, keep: int) -> Iterator[None]:
-    """Make a clone that nobody removes while it is in use, and remove old ones beside it.
+    """Make a clone, keep it locked inside the context, and remove old clones beside it.
 
-    One process at a time does so in a folder, so that none finds a clone half made, half removed, or not in use yet.
+    A lock on the parent folder serialises this, so that other processes see no clone half made, half removed, or made
+    but not locked yet.
 
     Args:
         repository: As in `make_clone`.
-        commit: Likewise.
-        clone: The new folder, in a folder of clones alone.
-        keep: How many clones stay beside those in use, the newest ones.
+        commit: As in `make_clone`.
+        clone: Folder to create; its parent contains only clones.
+        keep: Number of newest clones to keep, besides those in use.
 
     Raises:
         RuntimeError: As in `make_clone`.
@@ -66,8 +67,10 @@ def clone_in_use(repository: Path, commit: str, clone: Path, keep: int) -> Itera
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Remove all clones in a folder but the newest ones and those that are in use."""
-    clones = [path for path in folder.iterdir() if path.is_dir()]  # also what a kill in here has left of one
+    """Remove all clones in a folder except the newest ones and those in use."""
+    clones = [
+        path for path in folder.iterdir() if path.is_dir()
+    ]  # includes partial clones of killed processes
     clones.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for clone in clones[keep:]:
         with locked(clone / IN_USE, wait=False) as is_free:
@@ -77,18 +80,18 @@ def _prune(folder: Path, keep: int) -> None:
 
 @contextmanager
 def locked(file: Path, *, wait: bool = True, stopping: Event | None = None) -> Iterator[bool]:
-    """Hold a lock of this machine; the kernel gives it back when the process ends, however that ends.
+    """Hold a file lock (flock); the kernel releases it when the process ends for any reason.
 
     Args:
-        file: Stands for the lock; it is made, and stays.
-        wait: Until it is free. Otherwise it is not held when it was not free.
-        stopping: No longer than until this is set.
+        file: Lock file; created if missing, never removed.
+        wait: Whether to wait until the lock is free. If False and the lock is taken, it is not held inside.
+        stopping: Event that ends the waiting.
 
     Yields:
-        Whether it was free at once.
+        Whether the lock was free at once.
 
     Raises:
-        CommandStoppedError: `stopping` was set before it was free.
+        CommandStoppedError: `stopping` was set before the lock was free.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as stream:
@@ -105,7 +108,7 @@ def locked(file: Path, *, wait: bool = True, stopping: Event | None = None) -> I
 
 
 def _wait_for(stream: TextIO, stopping: Event) -> None:
-    """Take a lock when it is free; nothing can end a thread that waits for it in the kernel."""
+    """Poll until the lock is free: a thread blocked in flock could not be stopped."""
     while not stopping.wait(_POLL_SECONDS):
         with suppress(BlockingIOError):
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Run commands line by line; end all of them at once, and never leave a part behind."""
+"""Run commands in parallel, pass on their output line by line, and stop all of them with their child processes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from chunk_grpo.stopping import stop_seconds
 Log = Callable[[str], None]
 
 STOP_MARGIN = 10.0
-"""Seconds beyond those of the stage, so that a stage that takes too long can say so itself."""
+"""Seconds added to a stage's own stop timeout, so that the stage can report a timeout itself."""
 
-_PROGRESS_SECONDS = 10.0  # a progress bar redraws itself many times a second: a log needs it once in a while
+_PROGRESS_SECONDS = 10.0  # progress bars redraw many times a second: log one state per interval
 
 
 class CommandStoppedError(Exception):
-    """All commands were asked to end; this one was not run, or not to its end."""
+    """`Commands.stop` was called before this command started or while it ran."""
 
 
 class Commands:
-    """Commands that run side by side, each in a thread that waits for it, and end together.
+    """Commands that run in parallel, each with a thread that waits for it, and are stopped together.
 
     Attributes:
-        stopping: set when they are to end.
+        stopping: Event set by `stop`.
     """
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ class Commands:
         self._lock = threading.Lock()
 
     def run(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], on_line: Log) -> int:
-        """Run a command to its end, with each line of its stdout and stderr handed over as it appears.
+        """Run a command to its end; pass each line of its stdout and stderr on as it appears.
 
-        Any exception in here, such as the one of Prefect on SIGTERM, stops the command and is raised again.
+        Any exception, such as Prefect's on SIGTERM, stops the command and is raised again.
 
         Args:
             command: Program and arguments.
-            folder: Where it runs.
-            environment: Its whole environment.
-            on_line: Takes each line, without its end.
+            folder: Working directory.
+            environment: Complete environment of the command.
+            on_line: Receives each line without its line end.
 
         Returns:
-            The exit status; 128 plus the signal's number for a signal.
+            Exit status; 128 plus the signal's number for a signal.
 
         Raises:
             CommandStoppedError: `stop` was called, before or while it ran.
@@ -63,12 +63,12 @@ class Commands:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                # Prefect kills a flow run with its process group 30 s after asking it to end, whatever it is set to.
+                # Prefect kills a flow run's process group 30 s after SIGTERM, regardless of settings.
                 start_new_session=True,
             )
             self._running.add(process)
         assert process.stdout is not None
-        # newline="" keeps "\r", which tells the state of a progress bar from a line.
+        # newline="" keeps "\r", which distinguishes progress bar states from lines.
         with io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline="") as output:
             try:
                 for line in _lines(output):
@@ -87,7 +87,7 @@ class Commands:
         return code
 
     def stop(self) -> None:
-        """Ask every command to end, and let none begin; the threads that wait for them get `CommandStoppedError`."""
+        """Send SIGTERM to every command and start no new one; waiting threads get `CommandStoppedError`."""
         with self._lock:
             self.stopping.set()
             for process in self._running:
@@ -99,7 +99,7 @@ class Commands:
 
 
 def _lines(output: io.TextIOWrapper) -> Iterator[str]:
-    """Lines without their ends, without empty ones, and with few of the states of a progress bar."""
+    """Yield non-empty lines without line ends, and one progress bar state per `_PROGRESS_SECONDS`."""
     last_progress = float("-inf")
     for raw in output:
         if raw.endswith("\r"):

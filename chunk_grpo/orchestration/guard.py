@@ -1,13 +1,13 @@
-"""Run a command of which no process outlives the one that asked for it, however that one ends.
+"""Run a command; kill its process group when the parent exits for any reason.
 
-`python guard.py PARENT SECONDS COMMAND ...` runs the command in a session of its own and ends with its exit code,
-or with 128 plus the number of the signal that ended it. On SIGTERM, and on Linux also when PARENT is gone (killed, or
-crashed), the whole process group gets SIGTERM and, after SECONDS, SIGKILL. What the command leaves running is ended
-in the same way.
+`python guard.py PARENT SECONDS COMMAND ...` runs the command in its own session and exits with the command's exit
+code, or with 128 plus the number of the signal that ended it. On SIGTERM, and on Linux also when PARENT has ended
+(killed, or crashed), the whole process group gets SIGTERM and, after SECONDS, SIGKILL. Processes that the command
+leaves running are ended in the same way.
 
-`python guard.py PARENT become COMMAND ...` becomes the command, which alone gets SIGTERM when PARENT is gone.
+`python guard.py PARENT become COMMAND ...` becomes the command; only that process gets SIGTERM when PARENT ends.
 
-It is started by its path and knows the standard library alone, so that it costs a few milliseconds.
+It is started by its path and imports only the standard library, so that it costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
 _BECOME = "become"
-_WEIGHT = "/proc/self/autogroup"  # proc(5): of the whole session, on the scale of nice
+_WEIGHT = "/proc/self/autogroup"  # proc(5): weight of the whole session, on the scale of nice
 _WEIGHT_ATTEMPTS = 20
 
 
 def guarded(command: Sequence[str], seconds: float) -> list[str]:
-    """The command line that runs `command` for this process.
+    """The command line that runs `command` guarded by this process.
 
     Args:
         command: Program and arguments.
-        seconds: From SIGTERM to SIGKILL.
+        seconds: Seconds from SIGTERM to SIGKILL.
 
-    The kernel takes the end of the thread that starts it for the end of the process: that thread has to wait for it.
+    For the kernel the parent is the thread that starts the command: that thread must wait for the command.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(seconds), *command]
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command line that becomes `command`, with its process id, and gets SIGTERM when this process ends.
+    """The command line that becomes `command` (same process id) and gets SIGTERM when this process ends.
 
     Args:
-        command: Program, by its path or found on PATH, and arguments.
+        command: Program (a path, or a name on PATH) and arguments.
 
-    As with `guarded`, the thread that starts it has to live as long.
+    As with `guarded`, the thread that starts the command must live as long as the command.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), _BECOME, *command]
 
 
 def end_with(parent: int) -> None:
-    """From now on get SIGTERM when the parent process ends, however it ends, or at once if it has.
+    """Make this process get SIGTERM when the parent process ends for any reason, or at once if it has ended.
 
     Args:
-        parent: Its process id, as it was told by it.
+        parent: Process id of the parent, as the parent passed it.
 
-    The kernel forgets it when the calling thread ends.
+    The effect ends with the calling thread.
     """
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -67,15 +67,15 @@ def end_with(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """From now on be the parent of all descendants whose own parent ends."""
+    """Make this process the parent of all descendants whose own parent ends (child subreaper)."""
     _tell_kernel(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def weigh_session() -> None:
-    """Give the whole session of this process the weight in its own niceness.
+    """Set the scheduling weight of this process's session to the process's niceness.
 
-    Linux mostly shares cores out among sessions first, and looks at niceness only within each (sched(7), autogroup). A
-    process of low priority would otherwise get as much of them as any other by beginning a session.
+    With autogroups (sched(7)) Linux divides cores among sessions first and applies niceness only within a session. A
+    low-priority process would otherwise get the share of a normal one by starting a session.
     """
     niceness = os.nice(0)
     if niceness <= 0:
@@ -89,32 +89,32 @@ def weigh_session() -> None:
                 os.close(weight)
             return
         except BlockingIOError:
-            time.sleep(0.1)  # the kernel accepts ten changes a second of all users together
+            time.sleep(0.1)  # the kernel accepts ten changes a second, over all users
         except OSError:
-            return  # it cannot be said here, and it is about speed alone
+            return  # not supported here; affects speed only
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command of the command line, or become it; its exit code."""
+    """Run the command of the command line, or become it; return its exit code."""
     parent, command = int(arguments[0]), arguments[2:]
     if arguments[1] == _BECOME:
         end_with(parent)
         os.execvp(command[0], list(command))
     seconds = float(arguments[1])
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    adopt_orphans()  # this process can then tell those of the group that have ended from others
+    adopt_orphans()  # so that `_reap` removes ended group members, which would otherwise still count as alive
     if os.getppid() != parent:
-        return 128 + signal.SIGTERM  # it ended before the kernel was told
+        return 128 + signal.SIGTERM  # it ended before prctl took effect
     group = _Group(command, seconds)
     signal.signal(signal.SIGTERM, group.stop)
     return group.wait()
 
 
 class _Group:
-    """The command, and whatever it starts in its process group."""
+    """The command and all processes of its process group."""
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
-        # preexec_fn is safe: there is one thread. Were this process killed, the command would get SIGTERM.
+        # preexec_fn is safe: there is one thread. If this process is killed, the command gets SIGTERM.
         self._leader = subprocess.Popen(
             command,
             start_new_session=True,
@@ -125,15 +125,15 @@ class _Group:
         self._is_stopped = False
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """End the group, and be patient."""
+        """Send SIGTERM and start the SIGKILL timer."""
         del number, frame
-        self._signal(signal.SIGTERM)  # again too: a stage notes that nobody reads its lines any more
+        self._signal(signal.SIGTERM)  # on every call: a stage then mutes outputs whose reader is gone
         if not self._is_stopped:
             self._is_stopped = True
             self._killer.start()
 
     def wait(self) -> int:
-        """Wait until the whole group has ended; the exit code of the command."""
+        """Wait until the whole group has ended; return the exit code of the command."""
         code = self._leader.wait()
         if self._signal(0):
             self.stop()
@@ -143,7 +143,7 @@ class _Group:
         return 128 - code if code < 0 else code
 
     def _signal(self, number: int) -> bool:
-        """Send a signal (0: none); whether there is anybody in the group."""
+        """Send a signal (0: none); return whether the group has a process."""
         try:
             os.killpg(self._leader.pid, number)
         except (ProcessLookupError, PermissionError):  # macOS refuses to signal a group of ended processes
@@ -152,13 +152,13 @@ class _Group:
 
 
 def _lead() -> None:
-    """In the process that becomes the command, the leader of its session."""
+    """Set up the child process that becomes the command; it leads its session."""
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
     weigh_session()
 
 
 def _reap() -> None:
-    """Take note of orphans that have ended."""
+    """Collect the exit status of orphans that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

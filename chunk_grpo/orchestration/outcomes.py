@@ -1,4 +1,4 @@
-"""What became of a stage: in DVC's log lines, in exit codes, as text between flow runs."""
+"""Outcome of a stage: parsed from DVC's log lines and exit codes, and passed between flow runs as text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.orchestration.commands import Log
 
 Outcome: TypeAlias = Literal["ran", "restored", "pulled", "unchanged"]
-"""`ran`: the command was executed; `restored`: outputs from the run cache; `pulled`: outputs from the remote;
-`unchanged`: outputs already in the workspace."""
+"""`ran`: the command ran; `restored`: outputs came from the run cache; `pulled`: outputs came from the remote;
+`unchanged`: outputs were already in the workspace."""
 
 _TAIL_LINES = 20
-"""How many lines of a log an error message has."""
+"""Number of log lines in an error message."""
 
 _LINES: tuple[tuple[str, Outcome], ...] = (
     (r"Running stage '(.+)':", "ran"),
@@ -30,7 +30,7 @@ _LINES: tuple[tuple[str, Outcome], ...] = (
 _WORK_ENDS = re.compile(
     r"Stage '.+' didn't change, skipping|(?:Generating|Updating) lock file '.+'|.*exited with -?\d+"
 )
-"""Lines at the end of DVC's work on a stage; the other ones of `_LINES` come before copying, pulling or running."""
+"""Lines that end DVC's work on a stage. The other lines of `_LINES` come before copying, pulling or running."""
 
 _EXIT_CODES = {2: "bad configuration", 3: "bad input", 75: "worth trying again"}
 _NO_USE = re.compile(
@@ -44,13 +44,13 @@ _DAMAGED = re.compile(r"corrupted cache file '.*(files/md5/[^']+|runs/[0-9a-f]{2
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """What became of one stage.
+    """Outcome of one stage.
 
     Attributes:
-        stage: its name.
-        outcome: how its outputs came about.
-        seconds: wall time, DVC's own part included; of a stage that was not run, without DVC's start.
-        size: of its outputs, in bytes.
+        stage: Name of the stage.
+        outcome: Source of its outputs.
+        seconds: Wall time including DVC's own; without DVC's start if the stage was not run.
+        size: Size of its outputs in bytes.
     """
 
     stage: str
@@ -59,7 +59,7 @@ class StageOutcome:
     size: int
 
     def __str__(self) -> str:
-        """How an outcome gets from one flow run to another without stored results."""
+        """Text by which an outcome is passed to another flow run, since flow results are not persisted."""
         return f"{self.outcome} in {self.seconds:.1f} s, {self.size} bytes"
 
     @classmethod
@@ -79,8 +79,8 @@ class StageFailed(Exception):  # noqa: N818  (the contract between flows and sta
     """A stage ended with an error.
 
     Attributes:
-        stage: its name.
-        exit_code: what its command exited with, negative for a signal; DVC's own code when none was run.
+        stage: Name of the stage.
+        exit_code: Exit code of its command, negative for a signal; DVC's own exit code if no command ran.
     """
 
     def __init__(self, stage: str, dvc_code: int, last_lines: Sequence[str]) -> None:
@@ -89,14 +89,14 @@ class StageFailed(Exception):  # noqa: N818  (the contract between flows and sta
 
 
 class OutcomeUnclearError(RuntimeError):
-    """DVC's log and the marker file disagree on whether a stage ran: its outputs can not be trusted."""
+    """DVC's log and the marker file disagree on whether a stage ran: its outputs cannot be trusted."""
 
 
 class RemoteError(RuntimeError):
     """DVC could not read or write its cache or its remote.
 
     Attributes:
-        may_pass: whether another try may help: not where access is refused or the bucket is missing.
+        may_pass: Whether a retry may help; False if access is refused or the bucket is missing.
     """
 
     def __init__(self, command: str, code: int, last_lines: Sequence[str]) -> None:
@@ -105,8 +105,8 @@ class RemoteError(RuntimeError):
         damaged = sorted(set(_DAMAGED.findall(text)))
         if damaged and _NOT_THERE not in text:
             advice = (
-                f"Damaged in the remote, or on the way: {', '.join(damaged)}. When it stays so, delete this in the "
-                "remote (`dvc remote list` has its URL): the next run makes it again."
+                f"Damaged in the remote, or in transfer: {', '.join(damaged)}. If this happens again, delete it from "
+                "the remote (`dvc remote list` shows its URL); the next run makes it again."
             )
         elif self.may_pass:
             advice = "The next run goes on from what has arrived."
@@ -116,16 +116,16 @@ class RemoteError(RuntimeError):
 
 
 class DvcLog:
-    """What DVC says while it works, and what that means.
+    """Parser of the log lines of one DVC command.
 
     Attributes:
-        lines: the last ones.
-        troubles: the last ones on objects that did not arrive whole: DVC goes on then, and may even exit with 0.
-        missing: stages that it would run, or has run.
+        lines: Last log lines.
+        troubles: Last log lines on failed or damaged transfers; DVC continues after these and may exit with 0.
+        missing: Stages that DVC would run, or has run.
     """
 
     def __init__(self, log: Log) -> None:
-        """Hand every line on to `log`."""
+        """Pass every line on to `log`."""
         self.lines: deque[str] = deque(maxlen=_TAIL_LINES)
         self.troubles: deque[str] = deque(maxlen=_TAIL_LINES)
         self.missing: set[str] = set()
@@ -134,10 +134,12 @@ class DvcLog:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._at_work: str | None = None
         self._start = time.monotonic()
-        self._counted: float | None = None  # up to when time belongs to a stage; None while DVC starts
+        self._counted: float | None = (
+            None  # time up to which seconds are attributed to stages; None while DVC starts
+        )
 
     def add(self, line: str) -> None:
-        """Take note of a line. Of several that are about one stage the last one holds."""
+        """Parse a log line. The last line about a stage wins."""
         is_trouble = _NOT_THERE in line or _DAMAGED.search(line)
         (self.troubles if is_trouble else self.lines).append(line)
         named = None
@@ -151,11 +153,11 @@ class DvcLog:
         self._log(line)
 
     def _count(self, named: str | None, *, ends: bool) -> None:
-        """Give the time since the line before to the stage that DVC was at work on.
+        """Attribute the time since the previous line to the stage that DVC was working on.
 
-        That is the last one that was named, unless its work had ended; then it is the next one that is named. DVC is
-        silent between pulling or copying the outputs of one stage and looking at the next one, which takes less: both
-        count for the first one. Before the first line with a name it collects the stages: that counts for none.
+        That is the last stage named, or, if its work had ended, the next stage named. DVC logs nothing between pulling
+        or copying the outputs of a stage and checking the next one; the check is shorter, so both count for the first
+        stage. The time before the first named stage, in which DVC collects the stages, counts for none.
         """
         now, stage = time.monotonic(), self._at_work or named
         if stage is not None:
@@ -164,15 +166,15 @@ class DvcLog:
         self._at_work = None if ends else named or self._at_work
 
     def restored(self, code: int, sizes: Mapping[str, int], command: str) -> dict[str, StageOutcome]:
-        """The stages that are up to date after a command which could run none.
+        """The stages that are up to date after a command that cannot run stages.
 
         Args:
-            code: Its exit code.
-            sizes: Of the stages' outputs, in bytes.
-            command: What to call it in an error.
+            code: Exit code of the command.
+            sizes: Sizes of the stages' outputs in bytes.
+            command: Name of the command in error messages.
 
         Raises:
-            RemoteError: Something else went wrong than that stages would have to run.
+            RemoteError: The command failed for another reason than stages that would have to run.
         """
         ends = " ".join(line for line in self.lines if "failed to reproduce" in line)
         failed = set(re.findall(r"'(.+?)'", ends))
@@ -185,17 +187,17 @@ class DvcLog:
         }
 
     def ran(self, stage: str, code: int, sizes: Mapping[str, int], says_so: bool) -> StageOutcome:
-        """The outcome of the one stage that a command was to run.
+        """The outcome of a command that runs one stage.
 
         Args:
-            stage: Its name.
-            code: The command's exit code.
-            sizes: Of the stages' outputs, in bytes.
-            says_so: Whether the stage itself says that it ran.
+            stage: Name of the stage.
+            code: Exit code of the command.
+            sizes: Sizes of the stages' outputs in bytes.
+            says_so: Whether the stage touched the marker file.
 
         Raises:
-            StageFailed: It failed.
-            OutcomeUnclearError: DVC says that it ran and the stage does not, or the other way round.
+            StageFailed: The command failed.
+            OutcomeUnclearError: DVC's log and the marker file disagree on whether the stage ran.
         """
         if code != 0:
             raise StageFailed(stage, code, tuple(self.lines))
@@ -203,20 +205,20 @@ class DvcLog:
         if outcome is None or (outcome == "ran") != says_so:
             raise OutcomeUnclearError(
                 f"stage {stage}: DVC's log says {outcome or 'nothing'}, but the stage "
-                f"{'touched' if says_so else 'did not touch'} ${RUN_MARKER}, which is to be its first act"
+                f"{'touched' if says_so else 'did not touch'} ${RUN_MARKER}, which every stage touches first"
             )
         return StageOutcome(stage, outcome, time.monotonic() - self._start, sizes.get(stage, 0))
 
     def error(self, command: str, code: int) -> RemoteError:
-        """That the command failed."""
+        """The error of a failed command."""
         return RemoteError(command, code, [*self.lines, *self.troubles])
 
 
 def _exit_code(lines: Iterable[str], dvc_code: int) -> int:
-    """The command's exit code, which DVC only prints: it exits with 255 itself.
+    """Exit code of the stage's command, read from the log: DVC itself exits with 255.
 
-    DVC starts the command through $SHELL. One that becomes the command ends by the signal that ended it, -9 here;
-    one that waits for it exits with 128 plus the signal's number instead.
+    DVC starts the command through $SHELL. If the shell execs the command, a signal shows as a negative number (-9); if
+    the shell waits for it, as 128 plus the signal's number.
     """
     codes = [int(match[1]) for line in lines if (match := re.search(r"exited with (-?\d+)$", line))]
     code = codes[-1] if codes else dvc_code

@@ -1,7 +1,7 @@
-"""DVC's part of a run: read the DAG, restore what is known, run one stage, push what was made.
+"""DVC's part of a run: read the DAG, restore cached stages, run one stage, push results.
 
-Reading goes through its Python API. The rest goes through `python -m dvc` in a process of its own: DVC's lock is
-held per process, so that two threads could run one stage twice at once.
+The DAG is read through DVC's Python API. The rest runs DVC's command line in a subprocess: DVC's lock is held per
+process, so that two threads of one process could run a stage twice at once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.outcomes import DvcLog, StageFailed, StageOutcome
 
-"""Every stage touches the file that this variable names as its first act: proof that it really ran."""
-
-# As `python -m dvc`, but a damaged object is told: with `verify` DVC drops it with a debugging message alone.
+# Like `python -m dvc`, but shows damaged objects: with `verify` DVC reports them at debug level only.
 _DVC = """\
 import logging, sys
 from dvc.cli import main
@@ -42,14 +40,14 @@ sys.exit(main(sys.argv[1:]))
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage as dvc.yaml has it.
+    """One stage of dvc.yaml.
 
     Attributes:
-        name: as in `dvc repro NAME`; `train@chunk` for a generated stage.
-        needs: the stages whose outputs this one reads.
-        work_pool: `meta.work_pool` of dvc.yaml; None runs where the flow runs.
-        flow: `meta.flow`: which flow is deployed to that pool.
-        makes_model: `meta.makes_model`: a later evaluation of the models keeps its outputs.
+        name: Name as in `dvc repro NAME`; `train@chunk` for a generated stage.
+        needs: Names of the stages whose outputs this one reads.
+        work_pool: `meta.work_pool` of dvc.yaml; None runs the stage where the flow runs.
+        flow: `meta.flow`: flow that is deployed to that pool.
+        makes_model: `meta.makes_model`: whether a later evaluation of the models keeps the stage's outputs.
     """
 
     name: str
@@ -64,22 +62,22 @@ class Pipeline:
     """A DVC workspace.
 
     Attributes:
-        root: of the repository.
-        commands: that its flow run has running.
+        root: Root of the repository.
+        commands: Running commands of its flow run.
     """
 
     root: Path
     commands: Commands
 
     def stages(self, targets: Collection[str] | None = None) -> list[StageSpec]:
-        """The stages in the order of `dvc repro`: each after all that it needs.
+        """The stages in the order of `dvc repro`: each after all stages that it needs.
 
         Args:
-            targets: stop after these stages (a name such as `train@chunk`, or a group such as `train`), with only
-                what they need; None for all.
+            targets: Stages (`train@chunk`) or groups of stages (`train`) to include, with the stages that they need;
+                None for all stages.
 
         Raises:
-            ConfigError: a target is not in dvc.yaml.
+            ConfigError: A target is not in dvc.yaml.
             dvc.exceptions.DvcException: dvc.yaml is invalid.
         """
         with Repo(str(self.root)) as repo:
@@ -98,15 +96,15 @@ class Pipeline:
             ]
 
     def restore(self, targets: Collection[str], log: Log, *, pull: bool = False) -> dict[str, StageOutcome]:
-        """Bring stages and what they need up to date as far as cache and, with `pull`, remote know their outputs.
+        """Restore stages and the stages that they need from the cache and, with `pull`, from the remote.
 
-        It runs none of them: DVC gets a shell that executes nothing.
+        No stage runs: DVC gets /bin/false as its shell.
 
         Returns:
-            The outcomes of the stages that are up to date now.
+            Outcomes of the stages that are up to date now.
 
         Raises:
-            RemoteError: the cache or the remote can not be read.
+            RemoteError: The cache or the remote cannot be read.
         """
         said = DvcLog(
             lambda line: log(line) if line.startswith(("Stage ", "Pulling ", "Verifying ")) else None
@@ -121,16 +119,16 @@ class Pipeline:
         return said.restored(code, self._sizes(), command)
 
     def run(self, name: str, log: Log, *, force: bool = False) -> StageOutcome:
-        """Run one stage; what it needs must be up to date already.
+        """Run one stage; the stages that it needs must be up to date.
 
         Args:
-            name: the stage.
-            log: receives each line of output while the stage runs.
-            force: run it even when DVC knows the result.
+            name: Name of the stage.
+            log: Receives each line of output while the stage runs.
+            force: Whether to run the stage even if DVC has its result.
 
         Raises:
-            StageFailed: with the command's exit code and last lines.
-            OutcomeUnclearError: DVC says that it ran and the stage does not, or the other way round.
+            StageFailed: The command failed; with its exit code and last lines.
+            OutcomeUnclearError: DVC's log and the marker file disagree on whether the stage ran.
         """
         said = DvcLog(log)
         with tempfile.TemporaryDirectory(prefix="stage-run-") as folder:
@@ -140,33 +138,33 @@ class Pipeline:
             return said.ran(name, code, self._sizes(), marker.exists())
 
     def has_remote(self) -> bool:
-        """Whether there is a default DVC remote, to pull from and to push to."""
+        """Whether a default DVC remote is configured."""
         with Repo(str(self.root)) as repo:
             return bool(repo.config["core"].get("remote"))
 
     def push(self, log: Log) -> None:
-        """Push outputs and run cache to the default remote, so that another machine recomputes nothing.
+        """Push outputs and run cache to the default remote, for other machines.
 
         Raises:
-            RemoteError: the push failed; what has arrived stays there.
+            RemoteError: The push failed; objects already transferred stay in the remote.
         """
         self._remote(["push", "--run-cache"], log)
 
     def record_inputs(self, log: Log, known: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Run the stages that always run, and take them out of the workspace's dvc.yaml.
+        """Run the stages that always run, and remove them from the workspace's dvc.yaml.
 
-        For the others their outputs are files like any other then, which stay as they are during the run, and need no
-        stage that has to run before the cache can be asked.
+        Their outputs are then plain files to the other stages: they do not change during the run, and restoring from
+        the cache needs no stage to run first.
 
         Args:
-            log: receives each line of their output.
-            known: the outputs in another workspace of the same run, as this returned them; None: run the stages.
+            log: Receives each line of their output.
+            known: Outputs that this method returned in another workspace of the same run; None: run the stages.
 
         Returns:
             Text of each output by its path.
 
         Raises:
-            StageFailed: with the command's exit code and last lines.
+            StageFailed: A command failed; with its exit code and last lines.
         """
         definition = load_yaml(str(self.root / "dvc.yaml"))
         always = [name for name, stage in definition["stages"].items() if stage.get("always_changed")]
@@ -186,14 +184,14 @@ class Pipeline:
         return outputs
 
     def keep_models(self, lock: str, log: Log) -> None:
-        """Take the outputs of all stages that make the models as a dvc.lock has them, and never run these stages.
+        """Restore the outputs of all stages with `makes_model` from a dvc.lock, and freeze these stages.
 
         Args:
-            lock: Its text.
-            log: Told what is going on.
+            lock: Text of the dvc.lock.
+            log: Receives DVC's log lines.
 
         Raises:
-            RemoteError: an output is neither in the cache nor in the remote.
+            RemoteError: An output is neither in the cache nor in the remote.
         """
         (self.root / "dvc.lock").write_text(lock, encoding="utf-8")
         names = [stage.name for stage in self.stages() if stage.makes_model]
@@ -206,36 +204,36 @@ class Pipeline:
         dump_yaml(str(self.root / "dvc.yaml"), pipeline)
 
     def fingerprint(self, name: str) -> str:
-        """Identifies what a stage is going to compute: its command, and the contents of what it reads."""
+        """Digest of a stage's computation: its command, its parameters and the content of its inputs."""
         return hashlib.sha256(json.dumps(self._task(name), sort_keys=True).encode()).hexdigest()[:16]
 
     def outputs(self, name: str) -> list[dict[str, Any]]:
-        """The outputs of a stage that is up to date, as dvc.lock has them: path, hash, size."""
+        """Outputs of an up-to-date stage as listed in dvc.lock: path, hash, size."""
         return [dict(out) for out in self._locked()[name].get("outs", [])]
 
     def take(self, name: str, outputs: Sequence[Mapping[str, Any]], log: Log) -> None:
-        """Take for a stage's outputs what it has made in another workspace of the same specification.
+        """Fetch the outputs that a stage made in another workspace of the same specification.
 
         Args:
-            name: the stage; what it needs must be up to date.
-            outputs: what `outputs` gives there.
-            log: receives DVC's lines.
+            name: Name of the stage; the stages that it needs must be up to date.
+            outputs: Result of `outputs` in the other workspace.
+            log: Receives DVC's log lines.
 
         Raises:
-            RemoteError: one is neither in the cache nor in the remote.
+            RemoteError: An output is neither in the cache nor in the remote.
         """
         entry = {**self._task(name), "outs": [dict(out) for out in outputs]}
         self._write_locked({**self._locked(), name: entry})
         self._remote(["pull" if self.has_remote() else "checkout", "--force", name], log)
 
     def sort_lock(self) -> None:
-        """Bring dvc.lock into the order of the pipeline: stages that run side by side end in any order."""
+        """Sort dvc.lock in the order of the pipeline: parallel stages end in any order."""
         locked = self._locked()
         order = [stage.name for stage in self.stages() if stage.name in locked]
         self._write_locked({name: locked[name] for name in order})
 
     def _task(self, name: str) -> dict[str, Any]:
-        """Command, dependencies and parameters of a stage, as dvc.lock would have them."""
+        """Command, dependencies and parameters of a stage, in the form of a dvc.lock entry."""
         with Repo(str(self.root)) as repo:
             (stage,) = repo.stage.collect(f"{repo.root_dir}/dvc.yaml:{name}")
             stage.save_deps()
@@ -257,7 +255,7 @@ class Pipeline:
             raise said.error(f"dvc {arguments[0]}", code)
 
     def _missing_bucket(self) -> list[str]:
-        """Why nothing is known, if that is why: for `dvc repro --pull` a missing bucket is an empty one."""
+        """An error line if the remote's bucket is missing: `dvc repro --pull` treats it as an empty one."""
         with Repo(str(self.root)) as repo:
             remote = repo.cloud.get_remote()
             try:
@@ -267,15 +265,14 @@ class Pipeline:
         return []
 
     def _dvc(self, arguments: Sequence[str], on_line: Callable[[str], None], **variables: str) -> int:
-        """Run DVC."""
+        """Run a DVC command; return its exit code."""
         command = [sys.executable, "-c", _DVC, *arguments]
         return self.commands.run(command, self.root, self._environment() | variables, on_line)
 
     def _environment(self) -> dict[str, str]:
-        """The environment of a stage, whose `python` is the interpreter of this process.
+        """Environment of a stage; its `python` is the interpreter of this process.
 
-        Without PYTHONPATH, in which Prefect puts the folder that it loaded the flow from: the code of a stage is
-        that of its own workspace.
+        PYTHONPATH is removed: Prefect adds the flows' folder to it, but a stage must import the code of its workspace.
         """
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         path = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
@@ -286,7 +283,7 @@ class Pipeline:
         }
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of the outputs of each stage that is in dvc.lock."""
+        """Size of the outputs, in bytes, of each stage in dvc.lock."""
         return {
             name: sum(out.get("size", 0) for out in stage.get("outs", []))
             for name, stage in self._locked().items()
@@ -294,12 +291,12 @@ class Pipeline:
 
 
 def _collect(repo: Repo, target: str | None) -> list[Stage]:
-    """The stages of the pipeline's dvc.yaml that a target names, or all of them.
+    """The stages of dvc.yaml that match a target; all if it is None.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: No stage matches.
     """
-    pipeline = f"{repo.root_dir}/dvc.yaml"  # DVC reads a target relative to the current folder
+    pipeline = f"{repo.root_dir}/dvc.yaml"  # DVC resolves targets relative to the current folder
     try:
         return list(repo.stage.collect(pipeline if target is None else f"{pipeline}:{target}"))
     except StageNotFound as error:
@@ -311,7 +308,7 @@ def _collect(repo: Repo, target: str | None) -> list[Stage]:
 
 
 def _address(stage: Stage, root: str) -> str:
-    """The stage as `dvc repro` takes it in the root: NAME, elsewhere/dvc.yaml:NAME or FILE.dvc."""
+    """Address of a stage for `dvc repro` in the root: NAME, FOLDER/dvc.yaml:NAME or FILE.dvc."""
     file = Path(stage.path).relative_to(root).as_posix()
     if not isinstance(stage, PipelineStage):
         return file

@@ -1,4 +1,4 @@
-"""The presets of conf/: compose one into params.yaml, and say what an existing params.yaml holds besides."""
+"""Presets of conf/: compose one into params.yaml, and list the edits of an existing params.yaml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISSING = object()
 
 
 def preset_names(root: Path) -> list[str]:
-    """The presets of a repository, in order of their names."""
+    """Names of the presets of a repository, sorted."""
     return sorted(path.stem for path in (root / _CONF / "preset").glob("*.yaml"))
 
 
@@ -29,14 +29,14 @@ def compose(root: Path, preset: str, output: Path) -> dict[str, Any]:
 
     Args:
         root: Folder of the repository.
-        preset: A file of conf/preset/, without its suffix.
-        output: params.yaml, or another file.
+        preset: Name of a file in conf/preset/, without suffix.
+        output: File to write, for example params.yaml.
 
     Returns:
-        What was written.
+        The written parameters.
 
     Raises:
-        ConfigError: There is no such preset, or its files do not fit together.
+        ConfigError: The preset is unknown, or its files cannot be composed.
     """
     known = preset_names(root)
     if preset not in known:
@@ -52,21 +52,21 @@ def compose(root: Path, preset: str, output: Path) -> dict[str, Any]:
 
 
 def composed(root: Path, preset: str) -> dict[str, Any]:
-    """The parameters of a preset; errors as `compose`."""
+    """Return the parameters of a preset; raises as `compose`."""
     with tempfile.TemporaryDirectory(prefix="preset-") as folder:
         return compose(root, preset, Path(folder, "params.yaml"))
 
 
 def replace_params(root: Path, preset: str, *, force: bool) -> None:
-    """Compose a preset into params.yaml, unless edits of the one that is there would be lost.
+    """Compose a preset into params.yaml, unless edits of the existing file would be lost.
 
     Args:
         root: Folder of the repository.
-        preset: A preset of conf/.
-        force: Replace it all the same.
+        preset: Name of a preset in conf/preset/.
+        force: Whether to overwrite edits.
 
     Raises:
-        ConfigError: There is no such preset, or there are edits.
+        ConfigError: The preset is unknown, or params.yaml has edits.
     """
     params = root / "params.yaml"
     with tempfile.TemporaryDirectory(prefix=".preset-", dir=root) as folder:
@@ -78,10 +78,10 @@ def replace_params(root: Path, preset: str, *, force: bool) -> None:
 
 
 def edits(root: Path, params: Mapping[str, Any]) -> list[Problem]:
-    """How parameters differ from the preset that they were composed from, a line for each key.
+    """Differences between parameters and the preset that they were composed from, one per key.
 
     Raises:
-        ConfigError: It is none of the presets.
+        ConfigError: `composed_from` is not the name of a preset.
     """
     preset = params.get("composed_from")
     if not isinstance(preset, str):
@@ -93,11 +93,12 @@ def _refuse_to_lose_edits(root: Path, params: Path) -> None:
     try:
         found = [str(edit) for edit in edits(root, read_raw_params(params))]
     except ConfigError as error:
-        found = [f"which of its values are edits cannot be said: {error}"]
+        found = [f"its edits cannot be listed: {error}"]
     if found:
         raise ConfigError(
             "\n  ".join([f"{params.name}: holds edits, which would be lost:", *found])
-            + f"\nCopy it, or keep them in a preset of your own in {_CONF}/preset/; `make params FORCE=1` replaces it."
+            + f"\nCopy the file, or move the edits to a new preset in {_CONF}/preset/; `make params FORCE=1` "
+            "overwrites it."
         )
 
 

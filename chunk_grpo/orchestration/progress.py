@@ -1,4 +1,4 @@
-"""How far the stages of a workspace have come: in one line, as a table, and what there is to see of the results."""
+"""Run status: one-line summary, Markdown table, and new UI artifacts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """What became of the stages of a workspace.
+    """Status of the stages of a workspace.
 
     Attributes:
-        workspace: Where they run.
-        stages: All of them, in their order.
-        done: Outcomes of those that are up to date.
-        failed: Names of those that ended with an error; what is in neither was not reached.
+        workspace: The workspace.
+        stages: All stages, in order.
+        done: Outcomes of the stages that are up to date.
+        failed: Names of the failed stages. Stages in neither `done` nor `failed` were not reached.
     """
 
     workspace: Workspace
@@ -33,18 +33,18 @@ class Progress:
     failed: list[str] = field(default_factory=list)
 
     def new_highlights(self) -> Sequence[Highlight]:
-        """What there is to see since the last call.
+        """Highlights that are new since the last call.
 
         Raises:
-            ChunkGrpoError: The clone's results are of another version than this code.
+            ChunkGrpoError: The clone's results were written by another version of the code.
         """
         return self._highlights.new()
 
     def markdown(self, missed: Sequence[str]) -> str:
-        """A page on all stages.
+        """Status page of all stages.
 
         Args:
-            missed: Uncommitted changes of the checkout, which are no part of the run.
+            missed: Uncommitted changes of the checkout, which the run does not include.
         """
         spec = self.workspace.spec
         lines = [
@@ -70,7 +70,7 @@ class Progress:
         return "\n".join(lines)
 
     def _parameters(self) -> str:
-        """What the run's parameters are."""
+        """Source of the run's parameters and their overrides, as text."""
         spec, preset = self.workspace.spec, self.workspace.preset
         changes = spec.overrides.model_dump_json(exclude_unset=True)
         source = f"Preset {preset}" if spec.preset else f"params.yaml of the commit, composed from {preset}"
@@ -83,7 +83,9 @@ class Progress:
 
     @cached_property
     def _highlights(self) -> Highlights:
-        from chunk_grpo.reporting.highlights import Highlights  # here: with its plots it takes seconds
+        from chunk_grpo.reporting.highlights import (
+            Highlights,
+        )  # here: importing the plotting library takes seconds
 
         return Highlights(self.workspace.root)
 

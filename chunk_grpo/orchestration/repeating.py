@@ -1,4 +1,4 @@
-"""Do something again and again while something else goes on."""
+"""Call a function periodically in a background thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextvars import copy_context
 
 @contextmanager
 def repeating(action: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call `action` every so many seconds in a thread that has this one's context variables, and once at the end."""
+    """Call `action` every `seconds` in a thread with this thread's context variables, and once at the end."""
     ended = threading.Event()
 
     def repeat() -> None:

@@ -1,4 +1,4 @@
-"""DVC's run cache: an entry that was being written when the disk was full, or its process killed, must not stay."""
+"""DVC's run cache: remove entries left unfinished by a full disk or a killed process."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_WRITTEN_WITHIN = 3.0  # seconds; DVC makes a folder and puts an entry of some kilobytes there at once
+_WRITTEN_WITHIN = 3.0  # seconds; DVC writes an entry of some kilobytes right after making its folder
 
 
 def forget_unfinished(runs: Path) -> None:
     """Remove unfinished entries, and folders without an entry.
 
-    DVC writes the entry RUNS/XX/KEY/VALUE under a temporary name. At a KEY without entries it fails instead of
-    running the stage, whatever there is room for by then.
+    DVC writes the entry RUNS/XX/KEY/VALUE under a temporary name first. If a folder KEY has no entry, DVC fails
+    instead of running the stage.
 
     Args:
-        runs: The folder `runs` of a DVC cache; it need not exist. Other runs may do the same there.
+        runs: Folder `runs` of a DVC cache; need not exist. Other runs may clean it at the same time.
     """
     for folder in runs.glob("??/*"):
-        with suppress(FileNotFoundError):  # another run has just removed it
-            if time.time() - folder.stat().st_mtime >= _WRITTEN_WITHIN:  # otherwise it may be being written
+        with suppress(FileNotFoundError):  # removed by another run
+            if (
+                time.time() - folder.stat().st_mtime >= _WRITTEN_WITHIN
+            ):  # a newer one may still be being written
                 _clear(folder)
 
 
@@ -31,5 +33,5 @@ def _clear(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # both say that an entry is there
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # both mean: the folder has an entry
             raise

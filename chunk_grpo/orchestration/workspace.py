@@ -1,6 +1,6 @@
-"""A run's own workspace: a clone of the repository at one commit; the checkout of the user is only read.
+"""Workspace of a run: a clone of the repository at one commit. The user's checkout is only read.
 
-HOME/runs has the clones, HOME/state what a later run of this machine goes on from: checkpoints, a judge's answers.
+HOME/runs holds the clones, HOME/state the files that later runs on this machine reuse: checkpoints, a judge's answers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from chunk_grpo.orchestration.run_cache import forget_unfinished
 
 KEPT_CLONES = 10
 OF_THE_DAY = ("scorers", "executors", "pools", "report")
-"""Sections of params.yaml that a later evaluation of published models takes from the preset as it is now."""
+"""Sections of params.yaml that a re-evaluation of published models takes from the current preset."""
 
 _STATE = (".ckpt", ".answers", ".inputs")
 
 
 class TrainedModels(BaseModel):
-    """The models of a published run: what makes a workspace that evaluates them.
+    """Models of a published run, as needed to make a workspace that evaluates them.
 
     Attributes:
-        commit: Whose code trained them.
-        params: Text of its params.yaml.
-        lock: Text of its dvc.lock, by which DVC finds the models in its cache or remote.
+        commit: Commit whose code trained the models.
+        params: Text of the run's params.yaml.
+        lock: Text of the run's dvc.lock, by which DVC finds the models in its cache or remote.
     """
 
     commit: str
@@ -51,10 +51,10 @@ class TrainedModels(BaseModel):
 
     @classmethod
     def published(cls, folder: str) -> TrainedModels | None:
-        """Those of the newest run that was published at a folder or URL; None when none was.
+        """The models of the newest run published in a folder or at a URL; None if there is none.
 
         Raises:
-            DataError: Its publication goes on, or was cut short.
+            DataError: The publication is unfinished.
             TransientError: The object store does not answer.
         """
         if RECORD not in sizes_below(folder):
@@ -65,18 +65,18 @@ class TrainedModels(BaseModel):
 
 
 class RunSpec(BaseModel):
-    """All that makes a workspace, on any machine.
+    """Specification of a workspace, valid on any machine.
 
     Attributes:
-        commit: Of the code.
-        preset: Of conf/preset/; None: params.yaml as it is at the commit.
-        overrides: Of its parameters.
-        variants: Only these; None for all.
-        models: Of a finished run: they are kept, and so are its parameters but for those in OF_THE_DAY.
-        inputs: What the user's files held when the run began, by the path of each record; None: they are looked at.
+        commit: Commit of the code.
+        preset: Name of a preset in conf/preset/; None: params.yaml of the commit.
+        overrides: Parameter values that replace those of the preset.
+        variants: Names of the variants to keep; None for all.
+        models: Finished run to re-evaluate. Its models and parameters are reused, except the sections in OF_THE_DAY.
+        inputs: Records of the user's files at the start of the run, by path; None: the files are read again.
     """
 
-    model_config = ConfigDict(validate_default=True)  # no overrides are an instance too
+    model_config = ConfigDict(validate_default=True)  # makes the default of `overrides` an instance
 
     commit: str
     preset: str | None = None
@@ -86,28 +86,27 @@ class RunSpec(BaseModel):
     inputs: dict[str, str] | None = None
 
     def as_parameter(self) -> dict[str, Any]:
-        """As JSON values, what was set alone: the rest is for the presets of its commit to say."""
+        """The fields that were set, as JSON values; unset ones are left to the presets of the commit."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def digest(self) -> str:
-        """Another one for a specification in which anything else is set."""
+        """Digest of the fields that were set."""
         return hashlib.sha256(json.dumps(self.as_parameter(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass
 class Workspace:
-    """Where a run works.
+    """Working directory of a run.
 
     Attributes:
-        root: Of the clone.
-        spec: What it was made from, and another one like it is made from: with its inputs.
+        root: Root of the clone.
+        spec: Specification of the workspace including `inputs`, so that an equal workspace can be made from it.
         preset: Name of its parameters: `composed_from` of params.yaml.
-        commands: That the run has running.
+        commands: Running commands of the run.
         remote: Whether there is a DVC remote.
-        is_preset: Whether its parameters are those of the preset of that name, without a change, or of a name that is
-            no preset's.
-        turn: Whose turn it is: DVC refuses to work twice in one workspace.
-        pushed: The dvc.lock whose results were pushed last.
+        is_preset: Whether its parameters are unchanged from the preset of that name, or the name is not a preset's.
+        turn: Lock of the workspace: DVC cannot run twice in one workspace.
+        pushed: Content of the dvc.lock whose results were pushed last.
     """
 
     root: Path
@@ -121,11 +120,11 @@ class Workspace:
 
     @property
     def pipeline(self) -> Pipeline:
-        """Its stages."""
+        """The DVC pipeline of the workspace."""
         return Pipeline(self.root, self.commands)
 
     def push(self, log: Log) -> None:
-        """Push outputs and run cache unless nothing has changed: DVC copies the machine's whole run cache each time.
+        """Push outputs and run cache if dvc.lock has changed: DVC copies the machine's whole run cache each time.
 
         Raises:
             RemoteError: As `Pipeline.push`.
@@ -141,23 +140,23 @@ class Workspace:
 def make_workspace(
     checkout: Path, home: Path, name: str, spec: RunSpec, commands: Commands, log: Log
 ) -> Iterator[Workspace]:
-    """Make a workspace for a run, and keep others from removing it meanwhile.
+    """Make a workspace for a run, and lock it inside the context so that other runs do not remove it.
 
     Args:
-        checkout: Whose commits, DVC cache and DVC settings it has.
-        home: Of all workspaces of this machine.
-        name: Of the new clone.
-        spec: What to make.
-        commands: Of the run.
-        log: Told what is going on.
+        checkout: Repository whose commits, DVC cache and DVC settings the workspace uses.
+        home: Folder of all workspaces of this machine.
+        name: Name of the new clone.
+        spec: Specification of the workspace.
+        commands: Commands of the run.
+        log: Receives progress messages.
 
     Raises:
-        RuntimeError: There is no such commit; with git's message.
-        ConfigError: There is no such preset, or preset and overrides break a rule.
+        RuntimeError: The commit is unknown; with git's message.
+        ConfigError: The preset is unknown, or preset and overrides break a rule.
         StageFailed: The user's files cannot be read.
-        RemoteError: The models to keep are nowhere.
+        RemoteError: The models are neither in the cache nor in the remote.
     """
-    root = home / "runs" / name.replace("@", "-")  # DVC reads what follows an @ in a path as a stage
+    root = home / "runs" / name.replace("@", "-")  # DVC parses text after an @ in a path as a stage name
     with clone_in_use(checkout, spec.commit, root, KEPT_CLONES):
         share_cache(checkout, root)
         for kept in _STATE:
@@ -189,24 +188,24 @@ def share_cache(source: Path, clone: Path) -> None:
     with settings.edit("local") as config:
         config.update(local)
         for remote in {**settings["remote"], **config["remote"]}:
-            # Otherwise DVC takes whatever arrives for a result, even half an object.
+            # Otherwise DVC accepts truncated objects.
             config["remote"].setdefault(remote, {})["verify"] = True
         config["cache"]["dir"] = str(objects.parents[1])  # DVC itself adds files/md5
-        # A clone holds results and models only to read: no copies of them where the file system can share.
+        # Results in a clone are only read: no copies where the file system can share blocks or inodes.
         config["cache"]["type"] = ["reflink", "hardlink", "copy"]
-        config["core"]["autostage"] = True  # otherwise DVC tells the log to `git add` after every stage
+        config["core"]["autostage"] = True  # otherwise DVC logs a `git add` hint after every stage
 
 
 def parameters(root: Path, preset: str | None, log: Log) -> dict[str, Any]:
-    """The parameters of a run before its overrides: those of a preset, or of params.yaml as it was committed.
+    """Parameters of a run before overrides: those of a preset, or of the committed params.yaml.
 
     Args:
-        root: Of the clone.
-        preset: None: params.yaml.
-        log: Told what of the committed params.yaml the preset replaces.
+        root: Root of the clone.
+        preset: Name of the preset; None: params.yaml.
+        log: Receives the edits of the committed params.yaml that the preset does not include.
 
     Raises:
-        ConfigError: There is no such preset, or params.yaml breaks a rule.
+        ConfigError: The preset is unknown, or params.yaml breaks a rule.
     """
     committed = dict(read_raw_params(root / "params.yaml"))
     if preset is None:
@@ -220,12 +219,12 @@ def parameters(root: Path, preset: str | None, log: Log) -> dict[str, Any]:
 
 
 def bears_its_own_name(root: Path, params: Mapping[str, Any]) -> bool:
-    """Whether parameters equal the preset whose name they bear, or bear a name that is no preset's."""
+    """Whether parameters equal the preset named by `composed_from`, or that name is not a preset's."""
     return params["composed_from"] not in preset_names(root) or not edits(root, params)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """A YAML file as DVC reads it."""
+    """Read a YAML file with DVC's loader."""
     return dict(load_yaml(str(file)))
 
 

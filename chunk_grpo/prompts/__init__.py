@@ -1,4 +1,4 @@
-"""Prompts: read from users' files and benchmarks, checked, or drawn by our own generator.
+"""Prompts: read from users' files and benchmarks and checked, or generated.
 
 Nothing is dropped or changed silently: problems are refused together with their line numbers, or reported.
 """

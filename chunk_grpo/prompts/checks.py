@@ -1,4 +1,4 @@
-"""What is wrong with the text of prompts: empty, repeated, too long for the text encoders, unfit characters."""
+"""Checks of prompt texts: empty, repeated, too long for the text encoders, or with invalid characters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
-"""Control characters, line separators, a byte order mark inside a text, and what is no character at all."""
+"""Control characters, line separators, byte order marks inside a text, and code points that are no characters."""
 
 _REPLACEMENT = "\ufffd"
 
 MAX_CHARACTERS = 10_000
-"""Of a prompt: more is a file without line ends, which would cost the tokenizers minutes and gigabytes."""
+"""Maximum length of a prompt. Longer texts indicate missing line ends and cost tokenizers minutes and gigabytes."""
 
 
 def check_prompts(
@@ -28,20 +28,20 @@ def check_prompts(
     findings: Findings,
     notes: Sequence[str] = (),
 ) -> CheckedPrompts:
-    """Check every prompt but for its length, and refuse, drop, change or keep those that break a rule.
+    """Check all prompts, except for their number of tokens; refuse, drop, change or keep those that break a rule.
 
     Args:
-        rows: prompts as they were read; an empty text is an empty prompt.
-        rules: what to do.
-        findings: problems of the files' form, found before; those of the prompts are added.
-        notes: for the report.
+        rows: Prompts as read; an empty text is an empty prompt.
+        rules: Actions for suspicious prompts.
+        findings: Format problems found so far; problems of the prompts are added.
+        notes: Notes for the report.
 
     Returns:
-        The prompts that remain, with a report.
+        Remaining prompts, with a report.
 
     Raises:
-        DataError: names up to 20 problems that are to be refused with file, line and value, and counts the others; or
-            no prompt remains.
+        DataError: Problems are refused (the message lists up to 20 with file, line and value, and counts the others),
+            or no prompt remains.
     """
     kept: list[PromptRow] = []
     first: dict[str, PromptRow] = {}
@@ -67,19 +67,19 @@ def check_prompts(
 def check_lengths(
     rows: Sequence[PromptRow], report: PromptReport | None, rules: PromptChecks, limits: TokenLimits
 ) -> PromptReport | None:
-    """Find prompts of which a text encoder cuts off the end, so that no image can show it.
+    """Find prompts that a text encoder would truncate.
 
     Args:
-        rows: prompts that are used, in any order.
-        report: of reading them; None: they were drawn here, and their numbers are those of the draw.
-        rules: `too_long` says what to do.
-        limits: of the text encoders that the prompts are for.
+        rows: Prompts in use, in any order.
+        report: Report of reading them; None: generated prompts, whose `line` is their number in the draw.
+        rules: Actions; only `too_long` is used.
+        limits: Token limits of the text encoders.
 
     Returns:
-        The report with what was found; None for prompts that were drawn here and fit.
+        Report with the findings; None for generated prompts without findings.
 
     Raises:
-        DataError: prompts are too long and to be refused; names up to 20 and counts the others.
+        DataError: Too long prompts are refused; the message lists up to 20 and counts the others.
     """
     drawn_here = report is None
     if report is None:
@@ -102,14 +102,14 @@ def check_lengths(
 
 
 def normalized(text: str) -> str:
-    """The text by which duplicates are found: Unicode NFC, each run of whitespace one space, none at the ends."""
+    """Normalise a text for finding duplicates: Unicode NFC, runs of whitespace as one space, none at the ends."""
     return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).split())
 
 
 def shared_prompts(
     rows: Iterable[PromptRow], others: Iterable[PromptRow]
 ) -> list[tuple[PromptRow, PromptRow]]:
-    """Prompts of `rows` that are also in `others`, each with the first such one; of an evaluation set, a leak."""
+    """Prompts of `rows` that are also in `others`, each with its first match. For an evaluation set they are leaks."""
     known: dict[str, PromptRow] = {}
     for other in others:
         known.setdefault(normalized(other.text), other)
@@ -117,7 +117,7 @@ def shared_prompts(
 
 
 def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> PromptRow | None:
-    """The row with its text as it will be used; None if it is empty, far too long or has unfit characters."""
+    """Row with its final text; None if the text is empty, longer than MAX_CHARACTERS or has invalid characters."""
     bare = row.text.strip()
     if not bare:
         findings.add("empty", "empty", row.source, row.line, "an empty prompt")
@@ -136,13 +136,13 @@ def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> Pr
 
 
 def fit(text: str, of: str, row: PromptRow, findings: Findings) -> bool:
-    """Whether a text has characters only that text encoders and tables take; if not, that is a problem of the row.
+    """Check for characters that text encoders or tables reject; add a problem to `findings` if there are any.
 
     Args:
-        text: the prompt, or another text of the row.
-        of: begins the message, such as "category: "; empty for the prompt.
-        row: for file and line.
-        findings: gets the problem.
+        text: Prompt, or another text of the row.
+        of: Prefix of the message, such as "category: "; empty for the prompt.
+        row: Row with file and line.
+        findings: Collection to which the problem is added.
     """
     if found := _UNFIT.search(text):
         message = f"{of}{_named(found.group())} at character {found.start() + 1}: {beginning(text)}"
@@ -159,7 +159,7 @@ def fit(text: str, of: str, row: PromptRow, findings: Findings) -> bool:
 
 
 def _repeats(row: PromptRow, first: dict[str, PromptRow], rules: PromptChecks, findings: Findings) -> bool:
-    """Whether the row goes because its prompt was there before."""
+    """Report a repeated prompt; True if the row is to be dropped."""
     earlier = first.setdefault(normalized(row.text), row)
     if earlier is row:
         return False

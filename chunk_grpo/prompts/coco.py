@@ -1,6 +1,6 @@
-"""Our own prompts about COCO's objects, with records in GenEval's format, so that a run needs no download.
+"""Generated prompts about COCO's objects, with records in GenEval's format; needs no download.
 
-Wordings, plurals and the choice of contents are ours; none of GenEval's prompts is among them.
+Wordings, plurals and contents are this package's own; none of GenEval's prompts is included.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from chunk_grpo.prompts.rows import PromptRow
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, TAGS
 
 SOURCE = "coco"
-"""What a row of this generator has as its source."""
+"""Source name of generated rows."""
 
 Part: TypeAlias = Literal["all", "train", "eval"]
 
 HELD_OUT = 5
-"""Every fifth content is of the part `eval`, the same ones for every seed; the others are of `train`."""
+"""Every fifth content belongs to `eval`, the others to `train`, independent of the seed."""
 
 _NUMBERS = {2: "two", 3: "three", 4: "four"}
 
@@ -36,7 +36,7 @@ _PLURALS = {
 }
 
 _MEASURES = {"skis": "pair of ", "scissors": "pair of ", "broccoli": "head of "}
-"""Makes one thing of a word that has no singular."""
+"""Prefixes for words without a singular."""
 
 _ONE = ("a clear picture of {}", "an image that shows {}", "{} in full view", "a scene with {} in it")
 _TWO = (
@@ -59,12 +59,12 @@ Record: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Kind:
-    """Prompts of a tag: what they are about, and in how many forms the same can be said.
+    """Prompts of a tag.
 
     Attributes:
-        factors: a content is one element of each.
-        forms: of saying it; each gives another prompt.
-        record: a content, as a tuple, in a form.
+        factors: Sets whose product is the set of contents.
+        forms: Number of wordings of a content; each gives a different prompt.
+        record: Function that builds the record of a content in a form.
     """
 
     factors: tuple[Sequence[Any], ...]
@@ -73,15 +73,15 @@ class _Kind:
 
 
 def coco_prompts(count: int, seed: int, part: Part = "all") -> list[PromptRow]:
-    """Draw prompts, the six tags of GenEval in turn.
+    """Draw prompts; the six tags of GenEval alternate.
 
-    No content of a tag returns before all of them were there, and no prompt before each content was said in all its
-    forms: 320 prompts of the smallest tag, single_object (256 in `train`, 64 in `eval`).
+    A content of a tag repeats only after all its contents were drawn, and a prompt only after all contents were drawn
+    in all forms: 320 prompts of the smallest tag, single_object (256 in `train`, 64 in `eval`).
 
     Args:
-        count: of prompts, >= 0.
-        seed: of the draw.
-        part: `train` and `eval` share no content, whatever the seeds.
+        count: Number of prompts, >= 0.
+        seed: Seed of the random draw.
+        part: Part of the contents; `train` and `eval` share no content for any seeds.
 
     Returns:
         The prompts; category is the tag, metadata the record, line counts from 1.
@@ -103,7 +103,7 @@ def coco_prompts(count: int, seed: int, part: Part = "all") -> list[PromptRow]:
 
 
 def _draw(kind: _Kind, count: int, part: Part, rng: random.Random) -> list[Record]:
-    """Every content once in random order, then every content again in its next form, until there are enough."""
+    """Draw every content once in random order, then again in its next form, until `count` is reached."""
     numbers = _numbers(math.prod(len(factor) for factor in kind.factors), part)
     forms: dict[int, int] = {}
     drawn: list[Record] = []
@@ -115,7 +115,7 @@ def _draw(kind: _Kind, count: int, part: Part, rng: random.Random) -> list[Recor
 
 
 def _numbers(size: int, part: Part) -> Sequence[int]:
-    """Of the contents of a part."""
+    """Numbers of the contents of a part."""
     if part == "eval":
         return range(HELD_OUT - 1, size, HELD_OUT)
     if part == "train":
@@ -124,7 +124,7 @@ def _numbers(size: int, part: Part) -> Sequence[int]:
 
 
 def _content(factors: Sequence[Sequence[Any]], number: int) -> tuple[Any, ...]:
-    """The content with this number: its digits, in the mixed base of the factors' sizes."""
+    """Content with this number: the digits of the number in the mixed base of the factors' sizes."""
     content = []
     for factor in factors:
         number, digit = divmod(number, len(factor))
@@ -155,7 +155,7 @@ def _colors(content: tuple[Any, ...], form: int) -> Record:
 
 
 def _position(content: tuple[Any, ...], form: int) -> Record:
-    """A relation can be told of either of its two things; GenEval's record names the other one first."""
+    """Odd forms state the inverse relation; GenEval's record lists the reference object first."""
     relation, (placed, target) = content
     if form % 2:
         relation, placed, target = _SEEN_FROM_THE_OTHER[relation], target, placed
@@ -179,12 +179,12 @@ def _entry(thing: str, count: int = 1) -> Record:
 
 
 def _made(tag: str, include: list[Record], prompt: str, exclude: list[Record] | None = None) -> Record:
-    """In the order of GenEval's keys."""
+    """Record with keys in GenEval's order."""
     return {"tag": tag, "include": include, **({"exclude": exclude} if exclude else {}), "prompt": prompt}
 
 
 def _one(thing: str, color: str | None = None) -> str:
-    """One of it, with its article: a red car, an oven, a pair of red skis."""
+    """Singular with article: a red car, an oven, a pair of red skis."""
     words = _MEASURES.get(thing, "") + (f"{color} {thing}" if color else thing)
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
@@ -196,7 +196,7 @@ def _plural(thing: str) -> str:
 
 
 _COLORED = tuple(thing for thing in CLASS_NAMES if thing != "person")
-"""A colour said of a person would be read as one of skin."""
+"""Classes in colour prompts; without person, because the colour could be read as skin colour."""
 
 _KINDS: Mapping[str, _Kind] = {
     "single_object": _Kind((CLASS_NAMES,), len(_ONE), _single_object),

@@ -1,4 +1,4 @@
-"""The content of a file that a user wrote: its text with line numbers, and JSON in which nothing gets lost."""
+"""Read users' files: text with line numbers, and JSON with strict errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from chunk_grpo.prompts.findings import Findings, beginning
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BAD_BYTES = re.compile("[\udc80-\udcff]")
-"""What decoding with surrogateescape makes of bytes that are no UTF-8."""
+"""Characters to which surrogateescape decodes bytes that are not UTF-8."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 """JSON's whitespace."""
 
 
 INVALID: Final = object()
-"""The value of a record that could not be read; what is wrong with it is a problem already."""
+"""Value of an unreadable record, whose problem is already in the findings."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Record:
     """A value of a file.
 
     Attributes:
-        value: text; a mapping of field names to values; None for an empty line or a missing value; INVALID; or
-            whatever else the file holds.
-        line: where it begins, from 1.
-        column: character of that line at which it begins, from 1.
+        value: Text, a mapping of field names to values, None for an empty line or a missing value, INVALID, or any
+            other JSON value.
+        line: Line where the value begins, from 1.
+        column: Character of the line where the value begins, from 1.
     """
 
     value: object
@@ -43,10 +43,10 @@ class Record:
 
 
 def require_file(location: Location) -> None:
-    """Say what to do about a path that does not exist.
+    """Check that a local path is a regular file.
 
     Raises:
-        DataError: there is no such local file, or it is none that can be read as a whole.
+        DataError: The path does not exist or is not a regular file; the message names the remedy.
     """
     if is_remote(location) or Path(location).is_file():
         return
@@ -55,19 +55,19 @@ def require_file(location: Location) -> None:
         reason = "no such file: ~ is not expanded. Write the whole path."
     elif path.is_dir():
         reason = (
-            "a folder, where a file is needed. Name a file in it; of a data set on the hub, by `hub_file`."
+            "a folder, but a file is needed. Name a file in it; for a data set on the hub, set `hub_file`."
         )
     elif path.exists():
         reason = "not a regular file, but a pipe or a device. Save its content in a file."
     elif path.is_symlink():
-        reason = "a link to itself, or to a file that is not there. Mend the link or the path."
+        reason = "a link to itself or to a missing file. Fix the link or the path."
     else:
-        reason = "no such file. Mend the path; of a data set on the hub, name the file to read as well."
+        reason = "no such file. Fix the path; for a data set on the hub, set `hub_file` as well."
     raise DataError(f"{location}: {reason}")
 
 
 def read_bytes(location: Location) -> bytes:
-    """The content of a local file or a URL.
+    """Read the content of a local file or a URL.
 
     Raises:
         DataError: the file is missing or cannot be read.
@@ -79,7 +79,7 @@ def read_bytes(location: Location) -> bytes:
 
 
 def decoded(content: bytes, source: str, findings: Findings) -> str:
-    """UTF-8 with or without a byte order mark, as text; every line with other bytes becomes a problem.
+    """Decode UTF-8 with or without a byte order mark; every line with invalid bytes becomes a finding.
 
     Raises:
         DataError: the file is UTF-16 or UTF-32.
@@ -99,14 +99,14 @@ def decoded(content: bytes, source: str, findings: Findings) -> str:
                 f"must be UTF-8, got the byte 0x{byte:02x} at character {bad.start() + 1}: {beginning(raw)}"
             )
             findings.add("encoding", "wrong encoding", source, number, message, bad.start() + 1)
-    # The lines are refused; a guess at the characters keeps them from being called repeated or unfit as well.
+    # These lines are rejected; guessed characters avoid further findings about duplicates or control characters.
     return _BAD_BYTES.sub(_guessed, text)
 
 
 def split_lines(text: str) -> list[str]:
-    r"""The lines of a text, without \n or \r\n at their ends; after the last \n there is no further line.
+    r"""Split a text into lines without \n or \r\n at their ends; a final \n starts no further line.
 
-    Not str.splitlines, which ends a line at ten other characters too, and so counts otherwise than an editor.
+    str.splitlines would also split at ten other characters, so line numbers would differ from an editor's.
     """
     lines = text.split("\n")
     if not lines[-1]:
@@ -115,7 +115,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def json_lines(text: str, source: str, findings: Findings) -> Iterator[Record]:
-    """The value of each line; None where it is empty. A line that is no JSON is a problem."""
+    """Yield the value of each line, None for an empty line. Invalid JSON becomes a finding."""
     for number, line in enumerate(split_lines(text), start=1):
         if not line.strip():
             yield Record(None, number)
@@ -129,10 +129,10 @@ def json_lines(text: str, source: str, findings: Findings) -> Iterator[Record]:
 
 
 def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
-    """The values of a JSON array, each with the line on which it begins; ends at the first problem.
+    """Yield the values of a JSON array with the lines on which they begin; stop at the first problem.
 
     Raises:
-        DataError: the file holds something else than an array.
+        DataError: The file is not an array.
     """
     at = _after_space(text, 0)
     if text[at : at + 1] != "[":
@@ -162,7 +162,7 @@ def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
             return
         if text[at : at + 1] != ",":
             found = beginning(text[at : at + 200]) if at < len(text) else "the end of the file"
-            message = f"must go on with , or ], got {found}; reading ends here"
+            message = f"must continue with , or ], got {found}; reading ends here"
             line, column = places.of(at)
             findings.add("record", "no JSON", source, line, message, column)
             yield Record(INVALID, line, column)
@@ -171,7 +171,7 @@ def json_array(text: str, source: str, findings: Findings) -> Iterator[Record]:
 
 
 class _Places:
-    """Line and column of positions that only go forward, so that a long text is gone through once."""
+    """Line and column of ascending positions, in one pass over the text."""
 
     def __init__(self, text: str) -> None:
         self._text, self._seen, self._line, self._begin = text, 0, 1, 0
@@ -202,12 +202,12 @@ def _guessed(bad: re.Match[str]) -> str:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object whose keys differ; json would keep the last of equal ones without a word."""
+    """Reject repeated keys in an object; json would silently keep the last one."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands there more than once")
+        raise ValueError(f"the key {twice!r} is repeated")
     return made
 
 

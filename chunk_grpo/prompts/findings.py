@@ -1,4 +1,4 @@
-"""Problems of a set of prompts: collected, then told together in one error, or reported."""
+"""Problems of a set of prompts: collected, then raised together in one error, or reported."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from chunk_grpo.prompts.rows import SHOWN, Action, Finding, Unit
 Kind: TypeAlias = Literal[
     "encoding", "control", "record", "category", "duplicates", "empty", "spaces", "too_long"
 ]
-"""`encoding`, `control` and `record` (not of the file's format) are always refused; `category`, which nobody asked for
-and which is no text, is ignored; the others are rules' names.
+"""`encoding`, `control` and `record` (format errors) are always refused; `category`, an invalid value in a category
+field that was not requested, is ignored; the others are names of rules in PromptChecks.
 """
 
 QUOTED = 60
-"""Characters of a value that a message quotes."""
+"""Maximum number of characters of a value quoted in a message."""
 
 _CHOICES: Mapping[Kind, str] = {
     "duplicates": "`prompts.checks.duplicates: drop` (all but the first) or `keep`",
     "empty": "`prompts.checks.empty: drop`",
     "spaces": "`prompts.checks.spaces: strip` or `keep`",
-    "too_long": "`prompts.checks.too_long: keep` (the text encoder cuts them off) or, for T5, a higher "
+    "too_long": "`prompts.checks.too_long: keep` (the text encoder truncates them) or, for T5, a higher "
     "`model.max_sequence_length`",
 }
 
 
 def action(rules: PromptChecks, kind: Kind) -> Action:
-    """What is done with a problem of a kind."""
+    """Action for a kind of problem."""
     actions: dict[Kind, Action] = {
         "category": "ignore",
         "duplicates": rules.duplicates,
@@ -54,12 +54,11 @@ class _Group:
 
 @dataclass
 class Findings:
-    """Collects problems; of each sort it keeps all line numbers, and the words of the first SHOWN.
+    """Collected problems: per sort, all line numbers and the first SHOWN messages.
 
     Attributes:
-        sources: files, in the order in which messages name them; messages name the file of each problem if there are
-            several.
-        unit: of the line numbers.
+        sources: Files, in the order of messages; with several files, messages name the file of each problem.
+        unit: Unit of the line numbers.
     """
 
     sources: Sequence[str]
@@ -67,15 +66,15 @@ class Findings:
     _groups: dict[tuple[Kind, str, str], _Group] = field(default_factory=dict)
 
     def add(self, kind: Kind, what: str, source: str, line: int, text: str, column: int = 1) -> None:
-        """One problem.
+        """Add one problem.
 
         Args:
-            kind: decides what is done about it.
-            what: sort of problem, in words.
-            source: file.
-            line: number in it.
-            text: the problem, with the beginning of the value.
-            column: character of the line, from 1, where a line may hold several records.
+            kind: Kind of problem, which determines the action.
+            what: Description of the sort of problem.
+            source: File with the problem.
+            line: Line number in the file.
+            text: Message, with the beginning of the value.
+            column: Character of the line, from 1, for lines with several records.
         """
         group = self._groups.setdefault((kind, what, source), _Group())
         group.places.append((line, column))
@@ -83,7 +82,7 @@ class Findings:
             group.examples.append(text)
 
     def until(self, line: int, column: int = 1) -> None:
-        """Forget what stands in `line` from `column` on or in a later line, which was not to be read."""
+        """Discard problems at or after `column` of `line`, beyond the limit of records to read."""
         for key, group in list(self._groups.items()):
             group.places = [place for place in group.places if place < (line, column)]
             group.examples = group.examples[: len(group.places)]
@@ -91,10 +90,10 @@ class Findings:
                 del self._groups[key]
 
     def refuse(self, rules: PromptChecks) -> None:
-        """Raise if anything is to be refused.
+        """Raise if a problem has the action `refuse`.
 
         Raises:
-            DataError: lists the first SHOWN problems in the order of the files and counts the others.
+            DataError: The message lists the first SHOWN problems in the order of the files and counts the others.
         """
         refused = {key: group for key, group in self._groups.items() if action(rules, key[0]) == "refuse"}
         if not refused:
@@ -117,7 +116,7 @@ class Findings:
         raise DataError("\n".join([head, *shown, self._remedy({kind for kind, _, _ in refused})]))
 
     def reported(self, rules: PromptChecks) -> tuple[Finding, ...]:
-        """What is not refused."""
+        """Findings of the problems that are not refused."""
         return tuple(
             Finding(what, action(rules, kind), source, group.lines, tuple(group.examples))
             for (kind, what, source), group in self._groups.items()
@@ -125,17 +124,17 @@ class Findings:
 
     def _remedy(self, kinds: set[Kind]) -> str:
         rules = [choice for kind, choice in _CHOICES.items() if kind in kinds]
-        if self.unit == "prompt":  # of a generator, which has no file
+        if self.unit == "prompt":  # generated prompts have no file to fix
             return f"Set {'; '.join(rules)}."
         if not rules:
-            return "Mend the file, or a copy of it."
-        return f"Mend the file, or a copy of it, or set {'; '.join(rules)}."
+            return "Fix the file, or a copy of it."
+        return f"Fix the file, or a copy of it, or set {'; '.join(rules)}."
 
     def _place(self, source: str, line: int) -> str:
         return f"{source}, {self.unit} {line}" if len(self.sources) > 1 else f"{self.unit} {line}"
 
 
 def beginning(value: object) -> str:
-    """A value as a message quotes it: with escapes, and cut after QUOTED characters."""
+    """Quote a value for a message: with escapes, truncated after QUOTED characters."""
     quoted = repr(value)
     return quoted if len(quoted) <= QUOTED + 2 else f"{quoted[:QUOTED]}..."

@@ -1,9 +1,9 @@
-"""GenEval's prompts: evaluation_metadata.jsonl, in which each line says what the image must and must not show.
+"""GenEval's prompts: evaluation_metadata.jsonl, with the requirements on one image per line.
 
 A record: {"tag": T, "include": [{"class": C, "count": N, "color": K, "position": [R, I]}, ...],
-"exclude": [{"class": C, "count": N}, ...], "prompt": P}. `color`, `position` and `exclude` may be left out. The image
-is right if each entry of `include` is there `count` times at least, in its colour, at its place relative to entry I,
-which stands before it, and no entry of `exclude` is there `count` times. From djghosh13/geneval:
+"exclude": [{"class": C, "count": N}, ...], "prompt": P}. `color`, `position` and `exclude` are optional. The image
+is correct if it shows each entry of `include` at least `count` times, in its colour and in relation R to an earlier
+entry I, and shows no entry of `exclude` `count` times. Sources in djghosh13/geneval:
 prompts/create_prompts.py (the records), prompts/object_names.txt (the classes), evaluation/evaluate_images.py (their
 meaning).
 """
@@ -26,18 +26,18 @@ def read_geneval(location: Location, rules: PromptChecks, count: int | None = No
     """Read a file in the format of evaluation_metadata.jsonl.
 
     Args:
-        location: path or URL.
-        rules: what to do with prompts that may be a mistake.
-        count: take so many prompts from the beginning; None: all of them.
+        location: Path or URL.
+        rules: Actions for suspicious prompts.
+        count: Number of prompts taken from the beginning; None: all.
 
     Returns:
-        The prompts; category is the tag, metadata the whole record. A note tells where the numbers of prompts that
-        are taken differ from the official ones.
+        The prompts; category is the tag, metadata the whole record. A note reports counts per tag that differ from
+        the official ones.
 
     Raises:
-        DataError: the file is missing, or has records that are not of this format, or prompts that are to be refused;
-            all of them are told together.
-        TransientError: the object store does not answer.
+        DataError: The file is missing, or has records of another format or rejected prompts; one message lists all of
+            them.
+        TransientError: The object store does not answer.
     """
     source = str(location)
     findings = Findings([source])
@@ -67,5 +67,5 @@ def _notes(source: str, rows: Iterable[PromptRow]) -> list[str]:
     found = ", ".join(f"{tag} {counts[tag]} ({OFFICIAL_COUNTS[tag]})" for tag in TAGS)
     total = sum(OFFICIAL_COUNTS.values())
     return [
-        f"{source}: not GenEval's official {total} prompts, so scores do not compare; here and (there): {found}"
+        f"{source}: not GenEval's official {total} prompts, so scores do not compare; counts here (official): {found}"
     ]

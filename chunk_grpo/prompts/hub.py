@@ -1,4 +1,4 @@
-"""A file of a data set on the Hugging Face hub: from its cache, or downloaded into it."""
+"""File of a data set on the Hugging Face hub: cached or downloaded."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ def hub_file(repository: str, file: str, revision: str | None) -> Path:
     """Find a file of a data set.
 
     Args:
-        repository: id of the data set, such as ymhao/HPDv2.
-        file: path inside it, such as test.json.
-        revision: commit, branch or tag; None: main.
+        repository: Id of the data set, such as ymhao/HPDv2.
+        file: Path in the data set, such as test.json.
+        revision: Commit, branch or tag; None: main.
 
     Returns:
-        Its path in the hub's cache.
+        Path of the file in the hub's cache.
 
     Raises:
         ConfigError: huggingface_hub is not installed.
-        DataError: the file is not in the cache and cannot be downloaded; says how to get it.
+        DataError: the file is not in the cache and cannot be downloaded; the message explains how to get it.
     """
     try:
         from huggingface_hub import hf_hub_download
@@ -33,7 +33,7 @@ def hub_file(repository: str, file: str, revision: str | None) -> Path:
     try:
         return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
     except Exception as error:
-        # Connections are requests', an OSError, or httpx's, which share no class with Python's.
+        # Connection errors are OSErrors (requests) or httpx's own classes.
         if not isinstance(error, HfHubHTTPError | OSError | ValueError) and not _is_httpx(error):
             raise
         chosen = f" --revision {revision}" if revision else ""

@@ -1,7 +1,7 @@
 """Prompts from a file: text, CSV, JSON lines, a JSON array or Parquet; on a disk, in an object store or on the hub.
 
-Layouts it was made for: a prompt a line (the first 50,000 lines of DanceGRPO's assets/prompts.txt), a CSV file with the
-header `prompt`, JSON arrays of objects with `prompt` (train.json and test.json of ymhao/HPDv2, the files of
+Supported layouts include: one prompt per line (the first 50,000 lines of DanceGRPO's assets/prompts.txt), a CSV file
+with the header `prompt`, JSON arrays of objects with `prompt` (train.json and test.json of ymhao/HPDv2, the files of
 MizzenAI/HPDv3), JSON arrays of prompts (HPSv2's benchmark), and DrawBench's columns `Prompts` and `Category`.
 """
 
@@ -35,7 +35,7 @@ from chunk_grpo.prompts.tables import FieldNames, Fields, csv_records, parquet_n
 _Format: TypeAlias = Literal["txt", "csv", "jsonl", "json", "parquet"]
 
 _Known: TypeAlias = dict[tuple[str, ...], Fields]
-"""Names of a record's fields to what they hold: worked out once for records of the same fields."""
+"""Cache: field names of a record to the selected fields."""
 
 _ODD_CATEGORY = "category of another kind"
 
@@ -54,11 +54,11 @@ class PromptSource:
     """A file of prompts.
 
     Attributes:
-        location: path or URL; with `file`, the id of a data set on the hub.
-        file: to read from that data set; None: `location` is the file itself.
-        revision: of that data set; None: main.
-        fields: which fields hold what, where there are fields.
-        limit: read so many records from the beginning; None: all of them.
+        location: Path or URL; with `file`, the id of a data set on the hub.
+        file: File within the data set; None: `location` is the file itself.
+        revision: Revision of the data set; None: main.
+        fields: Names of the fields to read, for formats with fields.
+        limit: Number of records read from the beginning; None: all.
     """
 
     location: Location
@@ -69,7 +69,7 @@ class PromptSource:
 
     @property
     def name(self) -> str:
-        """As messages name it."""
+        """Name of the source in messages."""
         if self.file is None:
             return str(self.location)
         return f"{self.location}/{self.file}" + (f"@{self.revision}" if self.revision else "")
@@ -79,17 +79,17 @@ def read_prompts(source: PromptSource, rules: PromptChecks) -> CheckedPrompts:
     """Read a file of prompts and check it.
 
     Args:
-        source: the file. An empty line, null or an empty text is an empty prompt; a line end after the last line is no
+        source: File to read. An empty line, null or an empty text is an empty prompt; a final line end starts no
             further line.
-        rules: what to do with prompts that may be a mistake.
+        rules: Actions for suspicious prompts.
 
     Returns:
-        The prompts in the file's order, with a report. Line numbers of a Parquet file are those of its rows.
+        The prompts in the file's order, with a report. For Parquet files, line numbers are row numbers.
 
     Raises:
-        ConfigError: a file of the hub is asked for and huggingface_hub is not installed.
-        DataError: the file is not there, is of no known format, lacks a field, or has problems that are to be refused:
-            up to 20 are named with line and value, the others counted.
+        ConfigError: A file of the hub is requested, but huggingface_hub is not installed.
+        DataError: The file is missing, has an unknown format, lacks a field, or has refused problems; up to 20 are
+            listed with line and value, the others counted.
         TransientError: the object store does not answer.
     """
     kind = _format(source)
@@ -140,7 +140,7 @@ def _text_records(kind: _Format, text: str, source: PromptSource, findings: Find
 def _limited(
     records: Iterator[Record], source: PromptSource, findings: Findings, notes: list[str]
 ) -> Iterator[Record]:
-    """The first `limit` records; what is wrong after them does not count."""
+    """Yield the first `limit` records; discard problems after them."""
     yield from itertools.islice(records, source.limit)
     rest = next(records, None) if source.limit is not None else None
     if rest is not None:
@@ -173,10 +173,10 @@ def _rows(
 
 
 def _values(value: object, wanted: FieldNames, known: _Known) -> tuple[str, object, str | None]:
-    """The prompt of a record, its category, which may be of any kind, and the name of the category's field.
+    """Prompt of a record, its category (any type), and the name of the category field.
 
     Raises:
-        ValueError: it has no prompt.
+        ValueError: The record has no prompt.
     """
     if value is None or isinstance(value, str):
         return value or "", None, None

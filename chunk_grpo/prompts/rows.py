@@ -1,4 +1,4 @@
-"""A prompt with where it stood, and what was found while reading a set of them."""
+"""Prompts with their source lines, and the report of reading a set of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 Unit: TypeAlias = Literal["line", "row", "prompt"]
-"""What the numbers count: lines of a text file, rows of a Parquet table, or prompts of a generator; all from 1."""
+"""Unit of line numbers, from 1: lines of a text file, rows of a Parquet table, or prompts of a generator."""
 
 Action: TypeAlias = Literal["refuse", "drop", "keep", "strip", "ignore"]
 
 SHOWN = 20
-"""Problems or line numbers that a message lists; of the others it gives the number."""
+"""Maximum of problems or line numbers listed in a message; the rest is counted."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class PromptRow:
     """One prompt.
 
     Attributes:
-        text: the prompt.
-        category: of the prompt within its set; may be empty.
-        metadata: what scorers need to know; JSON.
-        line: where it begins in `source`, from 1.
-        source: path, URL or hub file it was read from, or the name of a generator.
+        text: Text of the prompt.
+        category: Category of the prompt within its set; may be empty.
+        metadata: Data for scorers, JSON values.
+        line: Position in `source` where the prompt begins, from 1, in the report's unit.
+        source: Path, URL or hub file of the prompt, or name of a generator.
     """
 
     text: str
@@ -36,15 +36,15 @@ class PromptRow:
 
 @dataclass(frozen=True)
 class Finding:
-    """Rows of one source that break one rule, and what was done about them.
+    """Rows of one source that break one rule, and the action taken.
 
     Attributes:
-        what: is wrong with them, such as "duplicates".
-        action: `drop`: left out; `keep`: taken as they are; `strip`: taken without the whitespace around them;
-            `ignore`: taken without what is wrong.
-        source: of the rows.
-        lines: their numbers, ascending.
-        examples: the first of them as a message shows them, at most SHOWN.
+        what: Description of the problem, such as "duplicates".
+        action: Action taken. `drop`: rows removed; `keep`: rows unchanged; `strip`: surrounding whitespace removed;
+            `ignore`: invalid value removed.
+        source: Source of the rows.
+        lines: Line numbers, ascending.
+        examples: Messages about the first rows, at most SHOWN.
     """
 
     what: str
@@ -56,16 +56,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class PromptReport:
-    """What reading a set of prompts did.
+    """Report of reading a set of prompts.
 
     Attributes:
-        sources: files that were read, in order.
-        unit: of the line numbers.
-        read: prompts, empty ones included.
-        kept: prompts that passed the checks.
-        used: prompts of these that are taken.
-        findings: what was dropped, changed or kept although it breaks a rule.
-        notes: anything else worth knowing, a sentence each.
+        sources: Files that were read, in order.
+        unit: Unit of the line numbers.
+        read: Number of prompts read, including empty ones.
+        kept: Number of prompts that passed the checks.
+        used: Number of passed prompts that are used.
+        findings: Rows that broke a rule and were dropped, changed or kept.
+        notes: Further remarks, one sentence each.
     """
 
     sources: tuple[str, ...]
@@ -77,7 +77,7 @@ class PromptReport:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """A sentence for each thing to tell, for a log."""
+        """Format the report for a log, one sentence per item."""
         done = {
             "drop": "dropped",
             "keep": "kept as they are",
@@ -97,7 +97,7 @@ class PromptReport:
         return said + list(self.notes)
 
     def as_json(self) -> dict[str, object]:
-        """The same for a file; line numbers beyond the first SHOWN are counted only."""
+        """Convert the report to JSON; only the first SHOWN line numbers of a finding are listed."""
         findings = [
             {
                 "what": finding.what,
@@ -122,21 +122,21 @@ class PromptReport:
 
 @dataclass(frozen=True)
 class CheckedPrompts:
-    """Prompts that broke no rule whose answer is to refuse them.
+    """Prompts that passed the checks.
 
     Attributes:
-        rows: in the order of the files.
-        report: what was dropped or changed on the way; it counts `rows` as used.
+        rows: Prompts in the order of the files.
+        report: Report of reading them; `used` is the number of `rows`.
     """
 
     rows: tuple[PromptRow, ...]
     report: PromptReport = field(repr=False)
 
     def part(self, first: int, end: int | None) -> CheckedPrompts:
-        """The prompts from position `first` up to `end`, which is not among them; None: all that follow."""
+        """Prompts from position `first` up to `end` (exclusive; None: to the last)."""
         rows = self.rows[first:end]
         return CheckedPrompts(rows, replace(self.report, used=len(rows)))
 
     def noted(self, notes: Sequence[str]) -> CheckedPrompts:
-        """The same with more notes in the report."""
+        """Copy with more notes in the report."""
         return CheckedPrompts(self.rows, replace(self.report, notes=(*self.report.notes, *notes)))

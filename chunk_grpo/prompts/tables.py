@@ -1,4 +1,4 @@
-"""CSV and Parquet: records with named fields. Of Parquet only the columns that are asked for are read."""
+"""CSV and Parquet: records with named fields. Only the selected columns of Parquet files are read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from chunk_grpo.prompts.findings import Findings, beginning
 
 @dataclass(frozen=True)
 class Fields:
-    """Which fields of a record hold what.
+    """Fields of a record.
 
     Attributes:
-        prompt: holds the prompt.
-        category: holds its category; None: there is none.
-        ignored: are not read.
+        prompt: Field with the prompt.
+        category: Field with the category, or None.
+        ignored: Fields that are not read.
     """
 
     prompt: str
@@ -32,21 +32,21 @@ class Fields:
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Which fields a caller asks for.
+    """Names of the fields to read.
 
     Attributes:
-        prompt: with the prompt; None: the one named prompt or prompts, in small or capital letters.
-        category: with the category; None: the one named category, if there is one.
+        prompt: Field with the prompt; None: the field named prompt or prompts, in any case.
+        category: Field with the category; None: the field named category, in any case, if there is one.
     """
 
     prompt: str | None = None
     category: str | None = None
 
     def among(self, names: Sequence[str]) -> Fields:
-        """The fields of a record with these names.
+        """Select the fields of a record with these names.
 
         Raises:
-            ValueError: a field that is needed is not there, or more than one fits; says which there are.
+            ValueError: A required field is missing or ambiguous; the message lists the names.
         """
         there = ", ".join(repr(name) for name in names) or "none"
         prompts = (
@@ -78,10 +78,10 @@ class FieldNames:
 
 
 def csv_records(text: str, fields: FieldNames, source: str, findings: Findings) -> Iterator[Record]:
-    """The rows below a header line, as mappings; a row may span lines. A row of another width is a problem.
+    """Yield the rows below the header as mappings; a row may span lines. A row of another width becomes a finding.
 
     Raises:
-        DataError: there is no header, or a field that is needed is not in it.
+        DataError: The header or a required field in it is missing.
     """
     # Only \n ends a line here, as in split_lines.
     reader = csv.reader([f"{line}\n" for line in split_lines(text)], strict=True)
@@ -102,10 +102,10 @@ def csv_records(text: str, fields: FieldNames, source: str, findings: Findings) 
             yield Record(None, line)
         elif len(row) != len(header):
             message = (
-                f"{len(row)} fields, where the header has {len(header)} (text with a comma needs quotes): "
+                f"{len(row)} fields, but the header has {len(header)} (text with a comma needs quotes): "
                 f"{beginning(','.join(row))}"
             )
-            findings.add("record", "another number of fields", source, line, message)
+            findings.add("record", "wrong number of fields", source, line, message)
             yield Record(INVALID, line)
         else:
             yield Record(dict(zip(header, row, strict=True)), line)
@@ -117,7 +117,7 @@ def _header(row: list[str], fields: FieldNames, source: str, line: int) -> list[
     names = [name for name in row if name.strip()]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{source}, line {line}: the column {twice!r} stands in the header more than once.")
+        raise DataError(f"{source}, line {line}: the header has the column {twice!r} more than once.")
     try:
         fields.among(names)
     except ValueError as error:
@@ -126,10 +126,10 @@ def _header(row: list[str], fields: FieldNames, source: str, line: int) -> list[
 
 
 def parquet_names(path: Path, fields: FieldNames, source: str) -> list[str]:
-    """The columns of a Parquet file that has those that are asked for.
+    """Read the column names of a Parquet file and check that the required columns are in it.
 
     Raises:
-        DataError: no Parquet file, or a column that is needed is missing, or that of the prompts is no text.
+        DataError: The file is not Parquet, a required column is missing, or the prompt column is not text.
     """
     try:
         columns = pq.read_schema(path)
@@ -146,10 +146,10 @@ def parquet_names(path: Path, fields: FieldNames, source: str) -> list[str]:
 
 
 def parquet_records(path: Path, fields: Fields, source: str, findings: Findings) -> Iterator[Record]:
-    """The rows as mappings of the fields that are asked for, numbered from 1; the others are not read.
+    """Yield the rows, numbered from 1, as mappings of the selected fields.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: The file is damaged.
     """
     columns = dict.fromkeys([fields.prompt, *([fields.category] if fields.category else [])])
     number = 0
@@ -172,7 +172,7 @@ def parquet_records(path: Path, fields: Fields, source: str, findings: Findings)
 
 
 def _mappings(batch: pa.RecordBatch) -> Iterator[dict[str, object] | UnicodeDecodeError]:
-    """Each row as a mapping, or why it is none."""
+    """Yield each row as a mapping, or its decoding error."""
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:

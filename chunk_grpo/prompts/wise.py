@@ -1,8 +1,8 @@
 """WISE's prompts: JSON arrays of {"prompt_id", "Prompt", "Explanation", "Category", "Subcategory"}, in two versions.
 
-The id alone decides the category. From PKU-YuanGroup/WISE (commit eb51174): WISE_legacy/Calculate.py and
-calculate_verified.py (the ranges), WISE_legacy/data (three files, and three with the ending _rewrite.json in which the
-knowledge is spelt out), data_verified (three files, and merge.json with all of them).
+Only the id determines the category. Sources: PKU-YuanGroup/WISE (commit eb51174): WISE_legacy/Calculate.py and
+calculate_verified.py (the ranges), WISE_legacy/data (three files, and three *_rewrite.json files with the
+knowledge spelt out), data_verified (three files, and merge.json with all of them).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CALLED = {
     "physical knowledge": "physics",
     "chemistry": "chemistry",
 }
-"""The files' own words for the categories, in small letters."""
+"""Category names in the files, in lower case, to this package's names."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,23 @@ def read_wise(
     """Read WISE's files.
 
     Args:
-        locations: paths or URLs, one or more of them.
-        version: of the benchmark.
-        rules: what to do with prompts that may be a mistake. Nothing is dropped here: each id is a question of its own,
-            so that `duplicates: drop` keeps them. Of rewritten prompts several are equal in the original, so that they
-            are kept whatever the rule says. Both are reported.
-        rewritten: files with another prompt for each id.
-        missing_ids: whether the files must hold all numbers from 1 to 1000.
-        count: take so many prompts from the beginning; None: all of them. A note tells the ids that are not taken.
+        locations: One or more paths or URLs.
+        version: Version of the benchmark.
+        rules: Actions for suspicious prompts. Duplicates are not dropped, because each id is a separate question:
+            `duplicates: drop` acts like `keep`. With rewritten prompts `duplicates` is always `keep`, because
+            several of WISE's own rewritten prompts are equal. Both are reported.
+        rewritten: Files with a replacement prompt for each id.
+        missing_ids: Action when the files lack ids from 1 to 1000.
+        count: Number of prompts taken from the beginning; None: all. A note lists the missing ids.
 
     Returns:
         The prompts; metadata has `wise_id` (whole number), `explanation` (text) and, with rewritten prompts,
         `original_prompt` (text). Lines are those of `locations`.
 
     Raises:
-        DataError: a file is missing or no JSON, a record lacks a field, an id is there twice, out of range or of
-            another category than the file says, or has no rewritten prompt; or ids are missing and must not.
-        TransientError: the object store does not answer.
+        DataError: A file is missing or not JSON; a record lacks a field; an id is repeated, out of range, in the wrong
+            category or without a rewritten prompt; or ids are missing with `missing_ids: refuse`.
+        TransientError: The object store does not answer.
     """
     findings = Findings([str(location) for location in (*locations, *rewritten)])
     questions = _questions(locations, version, findings, original=True)
@@ -93,7 +93,7 @@ def read_wise(
 
 
 def _missing(rows: Sequence[PromptRow]) -> list[int]:
-    """Ids of the benchmark that are not among the prompts, ascending."""
+    """Ids of the benchmark without a prompt, ascending."""
     return sorted(set(range(1, NUM_PROMPTS + 1)) - {row.metadata["wise_id"] for row in rows})
 
 
@@ -115,24 +115,22 @@ def _questions(
             earlier = found.setdefault(question.number, question)
             if earlier is not question:
                 place = f"{earlier.source}, line {earlier.line}"
-                message = (
-                    f"the id {question.number} was there before, in {place}: {beginning(question.prompt)}"
-                )
-                findings.add("record", "ids there twice", source, record.line, message)
+                message = f"the id {question.number} is already used in {place}: {beginning(question.prompt)}"
+                findings.add("record", "repeated ids", source, record.line, message)
     return found
 
 
 def _question(value: object, line: int, source: str, version: ProtocolName, *, original: bool) -> _Question:
-    """A record, checked.
+    """Check and convert a record.
 
     Raises:
-        ValueError: it is not of WISE's format; says how.
+        ValueError: The record violates WISE's format; the message names the field.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"must be an object, got {beginning(value)}")
     for key in ("prompt_id", "Prompt", "Explanation", "Category"):
         if key not in value:
-            raise ValueError(f"{key}: is missing; known here: {', '.join(map(str, value))}")
+            raise ValueError(f"{key}: required, but missing; the record has: {', '.join(map(str, value))}")
     number = value["prompt_id"]
     if not isinstance(number, int) or isinstance(number, bool):
         raise ValueError(f"prompt_id: must be a whole number, got {beginning(number)}")
@@ -143,11 +141,11 @@ def _question(value: object, line: int, source: str, version: ProtocolName, *, o
         raise ValueError(f"prompt_id: must be from 1 to {NUM_PROMPTS}, got {number}")
     category = category_of(version, number)
     called = _CALLED.get(value["Category"].strip().lower())
-    # Rewritten sets have other words for it in places (id 748 of the legacy ones: Ecology); the id counts.
+    # Rewritten files have some other categories (id 748 of the legacy ones: Ecology); the id determines it.
     if original and called != category:
         raise ValueError(
             f"id {number} is of {category} in the version {version}, but its Category is {value['Category']!r}; is the "
-            "file of the other version?"
+            "file from the other version?"
         )
     return _Question(value["Prompt"], value["Explanation"], number, line, source)
 
@@ -155,15 +153,15 @@ def _question(value: object, line: int, source: str, version: ProtocolName, *, o
 def _compare(
     questions: Mapping[int, _Question], rewritten: Mapping[int, _Question], findings: Findings
 ) -> None:
-    """A mixture of original and rewritten prompts would measure neither."""
+    """Reject differing ids of original and rewritten prompts; a mixture would measure neither."""
     for number, question in questions.items():
         if number not in rewritten:
             message = f"id {number} has no rewritten prompt: {beginning(question.prompt)}"
             findings.add("record", "no rewritten prompt", question.source, question.line, message)
     for number, question in rewritten.items():
         if number not in questions:
-            message = f"id {number} is rewritten, but not among the prompts: {beginning(question.prompt)}"
-            findings.add("record", "nothing to rewrite", question.source, question.line, message)
+            message = f"id {number} has a rewritten prompt, but no original: {beginning(question.prompt)}"
+            findings.add("record", "no original prompt", question.source, question.line, message)
 
 
 def _row(question: _Question, version: ProtocolName, rewritten: _Question | None) -> PromptRow:
@@ -177,7 +175,7 @@ def _row(question: _Question, version: ProtocolName, rewritten: _Question | None
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers in words: 1-3, 7."""
+    """Format ascending numbers as ranges: 1-3, 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -1,1 +1,1 @@
-"""Rewards and benchmarks behind one protocol."""
+"""Rewards and benchmarks with a common interface."""

@@ -1,4 +1,4 @@
-"""Calls in a thread of their own: whoever waits for one still hears signals, and may give it up."""
+"""Calls in a background thread. The waiting thread still handles signals and may abandon a call."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from chunk_grpo.errors import TransientError
 
 Result = TypeVar("Result")
 
-_LOOK_SECONDS = 0.5  # how often a waiting thread looks whether it is to go on
+_LOOK_SECONDS = 0.5  # interval between calls of `check` in `waited`
 
 
 class Background:
-    """One thread that makes calls in their order.
+    """One thread that runs calls in order of submission.
 
-    It is a daemon, so a process ends though a call never returns. If one was given up and still runs then, the process
-    ends without the interpreter's own clearing up, which a thread in foreign code (CUDA, OpenMP) could crash.
+    The thread is a daemon, so a process can end although a call never returns. If an abandoned call still runs at the
+    end, the process skips the interpreter's finalisation: a thread in native code (CUDA, OpenMP) could crash it.
     """
 
     def __init__(self, name: str) -> None:
-        """Start it, on the GPU that the calling thread uses.
+        """Start the thread on the calling thread's GPU.
 
         Args:
-            name: Of the thread, for debuggers.
+            name: Name of the thread, for debuggers.
         """
         self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
         self._calls = SimpleQueue()
@@ -37,22 +37,22 @@ class Background:
         self._thread.start()
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Have a call made after those before it; cancelling the result before its turn takes it back."""
+        """Queue a call. Cancelling the future before the call starts removes it from the queue."""
         answer: Future[Result] = Future()
         self._calls.put((answer, function, arguments))
         return answer
 
     def end(self, seconds: float | None = None) -> None:
-        """End the thread after the calls that were submitted.
+        """End the thread after the submitted calls.
 
         Args:
-            seconds: To wait for it; after that the call under way is given up, by a process that ends with exit code
-                75. None: for as long as it takes.
+            seconds: Time to wait. After that the running call is abandoned, and the process will end with exit code
+                75 if the call still runs. None: wait without limit.
         """
         self._calls.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
-            # Not atexit: before that, Python waits for the threads of every ThreadPoolExecutor that the call may have.
+            # Not atexit: before it, Python joins the threads of every ThreadPoolExecutor, which the call may use.
             threading._register_atexit(_leave, self._thread)  # type: ignore[attr-defined]  # of Python's own libraries
 
     def _run(self, device: int | None) -> None:
@@ -69,11 +69,11 @@ class Background:
 
 
 def waited(answer: Future[Result], check: Callable[[], object]) -> Result:
-    """The result of a call, or its error.
+    """Wait for a call; return its result or raise its error.
 
     Args:
-        answer: Of `Background.submit`.
-        check: Called while the call takes its time; what it raises ends the wait.
+        answer: Future from `Background.submit`.
+        check: Called repeatedly during the wait; an exception that it raises ends the wait.
     """
     while not wait([answer], _LOOK_SECONDS).done:
         check()
@@ -81,7 +81,7 @@ def waited(answer: Future[Result], check: Callable[[], object]) -> Result:
 
 
 def _device() -> int | None:
-    """The GPU of this thread; a new thread would use the first one."""
+    """Current GPU of this thread; a new thread would default to the first GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -89,7 +89,7 @@ def _device() -> int | None:
 
 
 def _leave(thread: threading.Thread) -> None:
-    """At the process's end: do not clear up around a call that was given up."""
+    """At exit, end the process without finalisation if an abandoned call still runs."""
     if thread.is_alive():
         logging.shutdown()
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What every reward and benchmark offers: one number per image, and named details.
+"""Interface of rewards and benchmarks: one number per image, and named details.
 
 Shape letters: B images, H height, W width.
 """
@@ -20,18 +20,18 @@ Pictures: TypeAlias = NDArray[np.uint8]
 """[B, H, W, 3], RGB."""
 
 Need: TypeAlias = Literal["prompt", "metadata"]
-"""What a scorer reads besides the image."""
+"""Input of a scorer besides the image."""
 
 
 @dataclass(frozen=True)
 class ScoreBatch:
-    """B images with what is known of them.
+    """B images with their prompts, metadata and groups.
 
     Attributes:
-        images: uint8 [B, H, W, 3], RGB: what a PNG holds, so that training and evaluation judge the same picture.
+        images: uint8 [B, H, W, 3], RGB: the content of a PNG. Training and evaluation judge the same pixels.
         prompts: B captions.
-        metadata: B records of the prompts table's `metadata` column, parsed.
-        groups: B numbers; images of one prompt that are to be compared share theirs. Groupwise scorers read it.
+        metadata: B parsed records of the prompts table's `metadata` column.
+        groups: B group numbers. Groupwise scorers compare images with the same number.
     """
 
     images: Pictures
@@ -43,7 +43,7 @@ class ScoreBatch:
         return len(self.prompts)
 
     def rows(self, rows: Sequence[int]) -> ScoreBatch:
-        """The images with these numbers, in this order."""
+        """The given rows of the batch, in the given order."""
         return ScoreBatch(
             self.images[list(rows)],
             [self.prompts[row] for row in rows],
@@ -54,12 +54,12 @@ class ScoreBatch:
 
 @dataclass(frozen=True)
 class Scores:
-    """One value per image, higher is better, and named details per image.
+    """One value per image, and named details per image. Higher is better.
 
     Attributes:
         values: float64 [B]; NaN for a refused image.
-        details: Name to float64 [B]; of a refused image anything.
-        refused: Row of each image that the scorer would not judge, to the reason.
+        details: Name to float64 [B]; undefined for a refused image.
+        refused: Row of each refused image to the reason.
     """
 
     values: FloatArray
@@ -67,7 +67,7 @@ class Scores:
     refused: Mapping[int, str] = field(default_factory=dict)
 
     def rows(self, first: int, last: int) -> Scores:
-        """Those of the images from `first` up to, not with, `last`."""
+        """Scores of rows `first` to `last` - 1."""
         return Scores(
             self.values[first:last],
             {name: values[first:last] for name, values in self.details.items()},
@@ -76,49 +76,49 @@ class Scores:
 
 
 class Scorer(Protocol):
-    """What is measured of an image.
+    """A reward or benchmark that scores images.
 
-    A pointwise scorer's value of an image does not depend on the other images of the batch; a groupwise one's depends
-    on those of its group alone, and a batch holds whole groups. Neither depends on the order.
+    The value of a pointwise scorer depends on the image alone. The value of a groupwise scorer depends on the images of
+    its group, and a batch holds whole groups. Neither depends on the order of the images.
     """
 
     @property
     def settings(self) -> ScorerSettings:
-        """Its section of params.yaml."""
+        """The scorer's section of params.yaml."""
         ...
 
     @property
     def name(self) -> str:
-        """What is measured, with the model that does it, such as clip/openai/clip-vit-large-patch14."""
+        """Name of the measure and its model, such as clip/openai/clip-vit-large-patch14."""
         ...
 
     @property
     def version(self) -> int:
-        """Raised whenever the same settings could score the same image differently."""
+        """Version of the scoring code. It changes when the same settings could score the same image differently."""
         ...
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What it reads besides the images."""
+        """Inputs besides the images."""
         ...
 
     @property
     def groupwise(self) -> bool:
-        """Whether it compares the images of a group."""
+        """Whether the scorer compares the images of a group."""
         ...
 
     def check(self) -> None:
-        """Find everything that scoring needs (packages, files, a server) and load no model.
+        """Check the packages, files and servers that scoring needs. Loads no model.
 
         Raises:
-            ConfigError: A package is not installed; names the extra.
-            DataError: A file is missing or a server is another one; says what to do.
+            ConfigError: A package is not installed; the message names the extra.
+            DataError: A file is missing, or the server runs another scorer; the message names the fix.
             TransientError: A server does not answer.
         """
         ...
 
     def spec_hash(self) -> str:
-        """Identifies what is measured: version, settings and model files."""
+        """Hash of version, settings and model files."""
         ...
 
     def score(self, batch: ScoreBatch) -> Scores:
@@ -126,24 +126,24 @@ class Scorer(Protocol):
 
         Raises:
             DataError: An input cannot be judged.
-            TransientError: No answer; another try may get one.
+            TransientError: No answer; a retry may succeed.
         """
         ...
 
     def close(self) -> None:
-        """Give back memory, processes and connections; the scorer is not used after it."""
+        """Release memory, processes and connections. The scorer must not be used afterwards."""
         ...
 
 
 def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
-    """Refuse short or non-finite answers: a failed score is an error, never a reward of 0.
+    """Reject missing or non-finite scores: a failed score is an error, never a reward of 0.
 
-    Images that the scorer refused need no number; whether they may be left out is for the caller to say.
+    Refused images need no value. The caller decides whether they may be left out.
 
     Args:
-        name: The scorer's, for messages.
-        scores: Its answer.
-        prompts: Of the images that were scored.
+        name: Name of the scorer, for messages.
+        scores: Answer of the scorer.
+        prompts: Prompts of the scored images.
 
     Raises:
         DataError: A value or a detail is missing, NaN or infinite.
@@ -171,10 +171,10 @@ def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
 
 
 def check_batch(batch: ScoreBatch) -> None:
-    """Refuse a batch whose parts do not fit together, before a model sees it.
+    """Check that the parts of a batch match, before a model runs.
 
     Raises:
-        ValueError: Another shape or type, or another number of prompts, records or groups than of images.
+        ValueError: The images have a wrong shape or type, or the numbers of images, prompts, records and groups differ.
     """
     if batch.images.dtype != np.uint8 or batch.images.ndim != 4 or batch.images.shape[-1] != 3:
         raise ValueError(f"images: must be uint8 [B, H, W, 3], got {batch.images.dtype} {batch.images.shape}")

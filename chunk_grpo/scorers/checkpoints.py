@@ -1,4 +1,4 @@
-"""Where a scorer's model files are: a local folder, or the hub's cache, into which they are downloaded."""
+"""Finds a scorer's model files in a local folder, or downloads them into the hub's cache."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _GIVE = "Give a folder that holds the model, or its hub id and revision."
 
 
 def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
-    """The folder that holds a model's files; from the hub if `checkpoint` is no local folder.
+    """Find a model's files; download them from the hub if `checkpoint` is no local folder.
 
     Args:
-        key: Of params.yaml, such as scorers.hpsv3.model, for messages.
-        weights: Folder or hub id, with the revision.
-        patterns: Files that are needed, such as "config.json" or "*.safetensors"; each must match one at least.
-            Alternatives stand in one pattern, divided by |: "*.safetensors|pytorch_model.bin".
+        key: Key of params.yaml, such as scorers.hpsv3.model, for messages.
+        weights: Folder, or hub id and revision.
+        patterns: Required files, such as "config.json" or "*.safetensors"; each pattern must match at least one file.
+            Alternatives in one pattern are separated by |: "*.safetensors|pytorch_model.bin".
 
     Returns:
-        The folder.
+        Folder with the files.
 
     Raises:
-        DataError: The folder or a file is not there, the name can be none of the hub's, or the hub cannot be reached;
-            says how to get it.
+        DataError: The folder or a file is missing, the name is no valid hub id, or the hub cannot be reached. The
+            message says how to get the files.
     """
     folder = Path(weights.checkpoint)
     if not folder.is_dir():
@@ -55,7 +55,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _missing(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """The patterns of which no alternative matches a file."""
+    """Patterns without a matching file for any alternative."""
     names = _names(folder)
     return [p for p in patterns if not any(fnmatch.filter(names, part) for part in p.split("|"))]
 
@@ -79,10 +79,12 @@ def _download(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
     except HFValidationError as error:
         raise DataError(
-            f"{key}.checkpoint: {repository!r} is no folder here, and no name of the hub's either, such as "
+            f"{key}.checkpoint: {repository!r} is neither a local folder nor a valid hub id such as "
             f"openai/clip-vit-large-patch14 ({_first_line(error)}). {_GIVE}"
         ) from error
-    except Exception as error:  # of whichever network library the installed huggingface_hub has
+    except (
+        Exception
+    ) as error:  # the error types depend on the network library of the installed huggingface_hub
         raise DataError(
             f"{key}: {repository} (revision {revision or 'main'}) is no folder here, not in the hub's cache, and could "
             f"not be downloaded ({_first_line(error)}). If the network is only away for now, run the same command "
@@ -91,7 +93,7 @@ def _download(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
 
 
 def _kept(repository: str, revision: str | None, files: Sequence[str]) -> Path | None:
-    """The folder in the hub's cache; None: nothing of it was downloaded yet."""
+    """Folder in the hub's cache; None: not downloaded yet."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -106,12 +108,12 @@ def _kept(repository: str, revision: str | None, files: Sequence[str]) -> Path |
 
 
 def _first_line(error: Exception) -> str:
-    """The error's type and the first line of its words; some errors of the network have no words."""
+    """Type of the error and first line of its message; some network errors have no message."""
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _first_that_is_there(pattern: str, names: Sequence[str]) -> str:
-    """Of alternatives such as safetensors and PyTorch files, only one is downloaded."""
+    """First alternative that matches a file, so that only safetensors or PyTorch files are downloaded."""
     parts = pattern.split("|")
     return next((part for part in parts if fnmatch.filter(names, part)), parts[0])
 

@@ -1,11 +1,11 @@
-"""CLIP score and PickScore: how similar an image and its prompt are to a CLIP model.
+"""CLIP score and PickScore: similarity of an image and its prompt under a CLIP model.
 
-Both are the cosine of the two embeddings, image by image, or that times the model's learnt scale:
+Both are the cosine of the two embeddings, per image, or the cosine times the model's learnt scale:
 
     CLIP        Radford et al. 2021, Figure 3; logits_per_image of transformers' CLIPModel, its diagonal
     PickScore   Kirstain et al. 2023, Eq. (1); README of yuvalkirstain/PickScore, before its softmax over candidates
 
-The softmax is left out: it makes an image's score depend on the others.
+The softmax is omitted: it makes an image's score depend on the other images.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from chunk_grpo.scorers.clip_model import (
 from chunk_grpo.scorers.configured import ConfiguredScorer, model_name
 
 _PICKSCORE_RANGE = 26.0
-"""Brings PickScore to about [0, 1]: yifan123/flow_grpo, flow_grpo/pickscore_scorer.py."""
+"""Divisor that scales PickScore to about [0, 1]: yifan123/flow_grpo, flow_grpo/pickscore_scorer.py."""
 
 ClipSettings = TypeVar("ClipSettings", bound=ClipScorer | PickScoreScorer)
 
 
 class _Similarity(ConfiguredScorer[ClipSettings]):
-    """Cosine of image and prompt times a factor; the encoder is shared with the scorers that have the same one."""
+    """Cosine of image and prompt times a factor. Scorers with the same encoder share it."""
 
     _models: tuple[ClipEncoder, ClipProcessor] | None = None
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
-        """Of the model, and of the image processor and tokenizer, which may lie with it."""
+        """File patterns of the model, and of the image processor and tokenizer, which may be in the same folder."""
         if self.settings.processor is None:
             return {"model": MODEL_FILES + PROCESSOR_FILES}
         return {"model": MODEL_FILES, "processor": PROCESSOR_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Score the images of a batch; each prompt is read once, however many images it has.
+        """Score the images of a batch; each distinct prompt is encoded once.
 
         Raises:
             DataError: The model cannot be loaded.
@@ -64,7 +64,7 @@ class _Similarity(ConfiguredScorer[ClipSettings]):
         return Scores(cosine * self._factor(encoder))
 
     def close(self) -> None:
-        """Give the encoder back."""
+        """Release the encoder."""
         self._models = None
         super().close()
 
@@ -79,7 +79,7 @@ class _Similarity(ConfiguredScorer[ClipSettings]):
         return self._models
 
     def _processor_source(self) -> tuple[str, Weights]:
-        """Its key for messages, and where it is."""
+        """Key of the processor for messages, and its weights setting."""
         if self.settings.processor is None:
             return f"scorers.{self.key}.model", self.settings.model
         return f"scorers.{self.key}.processor", self.settings.processor
@@ -93,13 +93,13 @@ class _Similarity(ConfiguredScorer[ClipSettings]):
 
 
 class ClipScore(_Similarity[ClipScorer]):
-    """Similarity by any CLIP model: in [-1, 1] as a cosine, in practice about 0.1 to 0.5."""
+    """Similarity under a CLIP model. As a cosine it is in [-1, 1], in practice about 0.1 to 0.5."""
 
     version = 1
 
     @property
     def name(self) -> str:
-        """Kind and model, such as clip/openai/clip-vit-large-patch14; of a local folder its last part."""
+        """Kind and model, such as clip/openai/clip-vit-large-patch14; for a local folder its last part."""
         return f"clip/{model_name(self.settings.model)}"
 
     def _resize(self) -> Resize:
@@ -107,6 +107,6 @@ class ClipScore(_Similarity[ClipScorer]):
 
 
 class PickScore(_Similarity[PickScoreScorer]):
-    """PickScore: about 22 as a logit, which is what the papers report; its softmax over candidates is left out."""
+    """PickScore, without its softmax over candidates. As a logit, which papers report, it is about 22."""
 
     version = 1

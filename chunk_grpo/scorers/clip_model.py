@@ -1,4 +1,4 @@
-"""A CLIP model of transformers with its image processor and tokenizer: embeddings of pictures and of prompts."""
+"""transformers' CLIP model with image processor and tokenizer: embeddings of images and prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL_FILES = (
     "model.safetensors|model.safetensors.index.json|pytorch_model.bin|pytorch_model.bin.index.json",
     "model.safetensors|model-*.safetensors|pytorch_model.bin|pytorch_model-*.bin",
 )
-"""Of a CLIPModel, in one file or in several with an index."""
+"""Files of a CLIPModel, with weights in one file or in several with an index."""
 
 PROCESSOR_FILES = (
     "preprocessor_config.json",
@@ -35,13 +35,13 @@ PROCESSOR_FILES = (
     "tokenizer.json|vocab.json",
     "tokenizer.json|merges.txt",
 )
-"""Of its image processor and its tokenizer."""
+"""Files of the image processor and the tokenizer."""
 
 Resize = Literal["processor", "squash"]
 
 _FIRST_EOS = 2
-"""The eos_token_id in configurations older than transformers 4.31, whatever the tokenizer's is: transformers then reads
-the text at its highest token (modeling_clip.py, pull request 24773)."""
+"""The eos_token_id in configurations older than transformers 4.31, independent of the tokenizer. For this value
+transformers pools the text at its highest token id (modeling_clip.py, pull request 24773)."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ClipEncoder:
     """A CLIP model on its device.
 
     Attributes:
-        model: In evaluation mode.
-        scale: exp(logit_scale), in float64 from the file's number: bfloat16 would make 98.9 of 100.
+        model: CLIP model in evaluation mode.
+        scale: exp(logit_scale), computed in float64 from the stored value: bfloat16 would give 98.9 for 100.
     """
 
     model: CLIPModel
@@ -58,19 +58,19 @@ class ClipEncoder:
 
     @property
     def image_size(self) -> int:
-        """Height and width of the pictures it takes, in pixels."""
+        """Height and width of the model's input images in pixels."""
         return int(self.model.config.vision_config.image_size)
 
     @property
     def max_tokens(self) -> int:
-        """The longest text it takes, with start and end; 77 in every published CLIP."""
+        """Maximum number of text tokens, including start and end; 77 in every published CLIP."""
         return int(self.model.config.text_config.max_position_embeddings)
 
     def embed_images(self, pixels: Tensor) -> FloatArray:
         """Embeddings of norm 1, float64 [B, D].
 
         Args:
-            pixels: [B, 3, image_size, image_size], normalised by the model's processor.
+            pixels: Images [B, 3, image_size, image_size], normalised by the model's processor.
         """
         with torch.inference_mode():
             pixels = pixels.to(self.model.device, self.model.dtype)
@@ -80,8 +80,8 @@ class ClipEncoder:
         """Embeddings of norm 1, float64 [B, D].
 
         Args:
-            ids: [B, N] tokens, with start and end.
-            mask: [B, N], 0 at padding.
+            ids: Token ids [B, N], with start and end.
+            mask: Attention mask [B, N], 0 at padding.
         """
         device = self.model.device
         with torch.inference_mode():
@@ -90,7 +90,7 @@ class ClipEncoder:
 
 
 def unit(vectors: FloatArray) -> FloatArray:
-    """Vectors [..., D] brought to norm 1."""
+    """Vectors [..., D] normalised to norm 1."""
     length: FloatArray = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / length
 
@@ -100,7 +100,7 @@ def _embedding(features: Tensor) -> FloatArray:
 
 
 def encoder_key(weights: Weights, dtype: Dtype, device: str | None) -> Hashable:
-    """What scorers that can share an encoder have in common, for `take_model`."""
+    """Identity of an encoder for `take_model`: scorers with equal keys share it."""
     return ("clip", weights, dtype, chosen_device(device))
 
 
@@ -108,13 +108,13 @@ def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -
     """Load a CLIPModel.
 
     Args:
-        key: Of params.yaml, such as scorers.pickscore.model, for messages.
+        key: Key of params.yaml, such as scorers.pickscore.model, for messages.
         weights: Folder or hub id.
-        dtype: Of the weights.
-        device: Such as cuda:1; None: the first GPU, else the CPU.
+        dtype: Dtype of the weights.
+        device: Device such as cuda:1; None: the first GPU, else the CPU.
 
     Raises:
-        DataError: A file is missing, is of another kind of model, or its weights do not fit: names them.
+        DataError: A file is missing, the model type differs, or weights do not fit; the message names them.
     """
     folder = find_checkpoint(key, weights, MODEL_FILES)
     read_config(key, folder, "clip")
@@ -125,12 +125,12 @@ def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -
 
 @dataclass(frozen=True)
 class ClipProcessor:
-    """What turns pictures and prompts into an encoder's input.
+    """Converts images and prompts into an encoder's input.
 
     Attributes:
-        pictures: Resizes, crops and normalises.
-        tokenizer: Lower-cases and splits; no repair of broken Unicode (ftfy), unlike open_clip's.
-        max_tokens: Of a prompt; the rest is cut off, the end token kept.
+        pictures: Image processor that resizes, crops and normalises.
+        tokenizer: Tokenizer that lower-cases; unlike open_clip's, it does not repair broken Unicode (ftfy).
+        max_tokens: Maximum number of tokens of a prompt; longer prompts are truncated, keeping the end token.
     """
 
     pictures: CLIPImageProcessorPil
@@ -138,14 +138,14 @@ class ClipProcessor:
     max_tokens: int
 
     def pixels(self, images: Pictures | Sequence[NDArray[np.uint8]]) -> Tensor:
-        """Float32 [B, 3, size, size] of uint8 [B, H, W, 3], or of B pictures [H, W, 3] of any size each."""
+        """Float32 [B, 3, size, size] from uint8 [B, H, W, 3], or from B images [H, W, 3] of different sizes."""
         made = of_each_picture(
             lambda image: self.pictures([image], return_tensors="pt")["pixel_values"], images
         )
         return torch.cat(made)
 
     def tokens(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Tokens and mask, both [B, N]; N is the longest prompt's number, at most `max_tokens`."""
+        """Token ids and mask, both [B, N]; N is the length of the longest prompt, at most `max_tokens`."""
         found = self.tokenizer(
             list(prompts), padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
         )
@@ -156,14 +156,14 @@ def load_processor(key: str, weights: Weights, encoder: ClipEncoder, resize: Res
     """Load an image processor and a tokenizer for an encoder.
 
     Args:
-        key: Of params.yaml, such as scorers.pickscore.processor, for messages.
+        key: Key of params.yaml, such as scorers.pickscore.processor, for messages.
         weights: Folder or hub id.
-        encoder: What it feeds.
-        resize: `processor`: as its files say; `squash`: both sides to the encoder's size by bicubic interpolation and
-            nothing cropped, as mlfoundations/open_clip does where open_clip_config.json says so (transform.py).
+        encoder: Encoder that takes the output.
+        resize: Resizing method. `processor`: as its files define; `squash`: both sides bicubically to the encoder's
+            size without cropping, as in mlfoundations/open_clip with resize mode squash (transform.py).
 
     Raises:
-        DataError: A file is missing or damaged, or it belongs to another model.
+        DataError: A file is missing or damaged, or belongs to another model.
     """
     folder = find_checkpoint(key, weights, PROCESSOR_FILES)
     size = encoder.image_size
@@ -177,29 +177,29 @@ def load_processor(key: str, weights: Weights, encoder: ClipEncoder, resize: Res
     try:
         pictures = CLIPImageProcessorPil.from_pretrained(folder, local_files_only=True, **changes)
         tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # tokenizers and transformers raise anything for damaged files
+    except Exception as error:  # tokenizers and transformers raise any type of error for damaged files
         raise DataError(
-            f"{key}: {folder} holds no CLIP tokenizer and image processor that can be read "
+            f"{key}: {folder} holds no readable CLIP tokenizer and image processor "
             f"({type(error).__name__}: {error}). Fetch the files again."
         ) from error
     processor = ClipProcessor(pictures, tokenizer, encoder.max_tokens)
     shape = tuple(processor.pixels(np.zeros((1, 2 * size, 3 * size, 3), np.uint8)).shape[2:])
     if shape != (size, size):
         raise DataError(
-            f"{key}: {folder / 'preprocessor_config.json'} makes pictures of {shape[0]}x{shape[1]} pixels, the "
-            f"model takes {size}x{size}. Take the processor that belongs to the model, or resize: squash."
+            f"{key}: {folder / 'preprocessor_config.json'} makes images of {shape[0]}x{shape[1]} pixels, the "
+            f"model takes {size}x{size}. Use the model's own processor, or set resize: squash."
         )
     _check_tokens(key, folder, tokenizer, encoder)
     return processor
 
 
 def _check_tokens(key: str, folder: Path, tokenizer: CLIPTokenizer, encoder: ClipEncoder) -> None:
-    """Refuse a tokenizer of another model: an unknown end token would have every text read at its start."""
+    """Reject a tokenizer of another model: with an unknown end token the model would pool every text at its start."""
     text = encoder.model.config.text_config
     end = len(tokenizer) - 1 if text.eos_token_id == _FIRST_EOS else text.eos_token_id
     if len(tokenizer) > text.vocab_size or tokenizer.eos_token_id != end:
         raise DataError(
             f"{key}: the tokenizer in {folder} has {len(tokenizer)} tokens and ends texts with number "
-            f"{tokenizer.eos_token_id}; the model knows {text.vocab_size} tokens and needs {end} at the end. Take the "
-            "tokenizer that belongs to the model."
+            f"{tokenizer.eos_token_id}; the model has {text.vocab_size} tokens and needs {end} at the end. Use the "
+            "model's own tokenizer."
         )

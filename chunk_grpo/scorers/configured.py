@@ -1,4 +1,4 @@
-"""What the scorers of this package share: settings, identity, lazy models, batches that fit into memory."""
+"""Base of the built-in scorers: settings, identity, lazily loaded shared models, batches that fit into memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Model = TypeVar("Model")
 
 
 class ConfiguredScorer(ABC, Generic[Settings]):
-    """Base of the built-in scorers: made from a section of params.yaml, without loading anything.
+    """Base of the built-in scorers, made from a section of params.yaml without loading a model.
 
-    A subclass has `version`, sets `name` where its kind is not all of it, and writes `score_rows`.
+    A subclass sets `version`, overrides `name` if several models could measure its kind, and implements `score_rows`.
     """
 
     version: ClassVar[int]
@@ -30,48 +30,48 @@ class ConfiguredScorer(ABC, Generic[Settings]):
     groupwise: ClassVar[bool] = False
 
     def __init__(self, key: str, settings: Settings, device: str | None = None) -> None:
-        """Keep what is needed to load later.
+        """Load nothing yet.
 
         Args:
-            key: The scorer's name in params.yaml, for messages.
-            settings: Its section.
-            device: Such as cuda:1; None: the first GPU, else the CPU.
+            key: Name of the scorer in params.yaml, for messages.
+            settings: The scorer's section.
+            device: Device such as cuda:1; None: the first GPU, else the CPU.
         """
         self.key, self.settings, self.device = key, settings, device
         self._taken: list[Hashable] = []
 
     @property
     def name(self) -> str:
-        """The kind; a subclass adds the model where several could measure it."""
+        """The kind. A subclass adds the model if several models could measure it."""
         return str(self.settings.kind)  # type: ignore[attr-defined]  # each kind of settings has one
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
-        """The settings that are Weights, each with the patterns of its files, as `find_checkpoint` takes them."""
+        """Fields of the settings of type Weights, with the patterns of their files, as `find_checkpoint` takes them."""
         return {}
 
     def folder(self, field: str) -> Path:
-        """Where the files of one of `files` are.
+        """Folder with the files of one field of `files`.
 
         Raises:
-            DataError: One is missing; says which, and how to get it.
+            DataError: A file is missing; the message names it and the download command.
         """
         return find_checkpoint(
             f"scorers.{self.key}.{field}", getattr(self.settings, field), self.files[field]
         )
 
     def check(self) -> None:
-        """Find everything that scoring needs and load nothing.
+        """Check the packages and files that scoring needs. Loads no model.
 
         Raises:
-            ConfigError: A package is not installed; names the extra.
-            DataError: A file is missing; says which, and how to get it.
+            ConfigError: A package is not installed; the message names the extra.
+            DataError: A file is missing; the message names it and the download command.
         """
         for field in self.files:
             self.folder(field)
 
     def spec_hash(self) -> str:
-        """Identifies what is measured: version, settings, and the models' files."""
+        """Hash of version, settings and model files."""
         return spec_hash(self.key, self.version, self.settings, self.files)
 
     def score(self, batch: ScoreBatch) -> Scores:
@@ -88,42 +88,42 @@ class ConfiguredScorer(ABC, Generic[Settings]):
         """Score a batch that fits into memory."""
 
     def take_model(self, identity: Hashable, load: Callable[[], Model]) -> Model:
-        """A model that this scorer shares with those of the process that need the same one, until `close`.
+        """Model shared with the other scorers of the process that use it, held until `close`.
 
         Args:
-            identity: All that the model depends on: kind, files, dtype and device.
-            load: Loads it, where no scorer has it yet.
+            identity: Everything the model depends on: kind, files, dtype and device.
+            load: Loads the model if no scorer holds it yet.
         """
         model = MODELS.take(identity, load)
         self._taken.append(identity)
         return model
 
     def close(self) -> None:
-        """Give the models back; a subclass drops what it made of them before."""
+        """Release the models. A subclass first drops its own objects that use them."""
         while self._taken:
             MODELS.give_back(self._taken.pop())
 
 
 def chosen_device(device: str | None) -> str:
-    """The device of a scorer's models: as asked for, else the process's GPU, else the CPU."""
-    import torch  # takes seconds, which scorers without a model need not wait for
+    """Device of a scorer's models: `device` if set, else the process's GPU, else the CPU."""
+    import torch  # takes seconds; scorers without a model do not need it
 
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def model_name(weights: Weights) -> str:
-    """A hub id as it is, a local folder by its last part: what names a model in a metric's name."""
+    """Model name for metric names: the hub id, or the last part of a local folder."""
     folder = Path(weights.checkpoint)
     return folder.resolve().name if folder.is_dir() else weights.checkpoint
 
 
 def in_batches(batch: ScoreBatch, batch_size: int, score_rows: Callable[[ScoreBatch], Scores]) -> Scores:
-    """Score `batch_size` images at a time; half as many whenever the device's memory is too small for them.
+    """Score `batch_size` images at a time; halve the number whenever the device runs out of memory.
 
     Args:
-        batch: Images of any number.
-        batch_size: The most at a time, at least 1.
-        score_rows: Scores a part; an image's score must not depend on the part.
+        batch: Any number of images.
+        batch_size: Maximum number of images at a time, at least 1.
+        score_rows: Function that scores a part. An image's score must not depend on the other images of the part.
     """
     parts: list[Scores] = []
     first = 0
@@ -142,7 +142,7 @@ def in_batches(batch: ScoreBatch, batch_size: int, score_rows: Callable[[ScoreBa
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-    """The scores of several batches, at least one, as those of one."""
+    """Concatenated scores of one or more batches."""
     details = {name: np.concatenate([part.details[name] for part in parts]) for name in parts[0].details}
     refused: dict[int, str] = {}
     first = 0
@@ -153,20 +153,20 @@ def joined(parts: Sequence[Scores]) -> Scores:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    import torch  # as above
+    import torch  # slow to import, as above
 
     return isinstance(error, torch.OutOfMemoryError)
 
 
 class SharedModels:
-    """Models that several scorers of a process use: loaded by the first, dropped when the last gives it back."""
+    """Reference-counted models of a process: loaded at the first `take`, dropped at the last `give_back`."""
 
     def __init__(self) -> None:
         self._models: dict[Hashable, Any] = {}
         self._users: dict[Hashable, int] = {}
 
     def take(self, key: Hashable, load: Callable[[], Model]) -> Model:
-        """The model that `key` identifies, loaded if no one has it."""
+        """Model identified by `key`, loaded if it is not held yet."""
         if key not in self._models:
             self._models[key] = load()
         self._users[key] = self._users.get(key, 0) + 1
@@ -174,16 +174,16 @@ class SharedModels:
         return model
 
     def give_back(self, key: Hashable) -> None:
-        """One user less."""
+        """Release one use of a model."""
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key], self._models[key]
             gc.collect()
 
     def users(self) -> Mapping[Hashable, int]:
-        """How many scorers have each model."""
+        """Number of uses of each model."""
         return dict(self._users)
 
 
 MODELS = SharedModels()
-"""The process's models."""
+"""Models of this process."""

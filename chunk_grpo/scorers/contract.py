@@ -1,4 +1,4 @@
-"""Whether a scorer keeps what the Scorer protocol promises; for scorers of this package and of anyone's."""
+"""Checks that a built-in or external scorer satisfies the Scorer protocol."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scorer, Scores, check_batch, check_scores
 
 TOLERANCE = 1e-4
-"""Relative, of numbers above 1; below it absolute. Sums of another batch size may round in another order."""
+"""Tolerance between values: relative above 1, absolute below. Rounding may depend on the batch size."""
 
 
 def check_contract(scorer: Scorer, batch: ScoreBatch, tolerance: float = TOLERANCE) -> None:
-    """Score a batch in several ways and see that the answers are what the protocol promises.
+    """Score a batch in several ways and check the answers against the protocol.
 
-    Use images and prompts that score differently, else nothing can be seen of the order.
+    Use images and prompts that score differently; with equal scores a wrong order cannot be detected.
 
     Args:
-        scorer: What is checked; its model is loaded.
-        batch: At least 3 images; of a groupwise scorer at least 2 groups.
-        tolerance: What values may differ by, as `TOLERANCE`.
+        scorer: Scorer to check; its model is loaded.
+        batch: At least 3 images; for a groupwise scorer at least 2 groups.
+        tolerance: Allowed difference of values, as `TOLERANCE`.
 
     Raises:
-        DataError: A rule is broken; the message begins with it. Or it cannot be seen with these images.
-        ValueError: The batch's parts do not fit together.
+        DataError: A rule is broken; the message begins with the rule. Or the batch does not allow the check.
+        ValueError: The parts of the batch do not match.
     """
     check_batch(batch)
     if len(batch) < 3:
@@ -44,8 +44,8 @@ def check_contract(scorer: Scorer, batch: ScoreBatch, tolerance: float = TOLERAN
         raise DataError(f"leaves the images alone: scorer {scorer.name} wrote into the batch's images")
     if np.ptp(first.values) <= tolerance * max(1.0, float(np.abs(first.values).max())):
         raise DataError(
-            f"contract: scorer {scorer.name} gives all {len(batch)} images {first.values[0]}, so that nothing can be "
-            "seen of the order; use images and prompts that score differently"
+            f"contract: scorer {scorer.name} gives all {len(batch)} images {first.values[0]}, so a wrong order cannot "
+            "be detected; use images and prompts that score differently"
         )
     every = list(range(len(batch)))
     for rule, parts in _rules(scorer.groupwise, batch.groups, every).items():
@@ -57,12 +57,12 @@ def check_contract(scorer: Scorer, batch: ScoreBatch, tolerance: float = TOLERAN
 
 
 def _rules(groupwise: bool, groups: Sequence[int], every: Sequence[int]) -> Mapping[str, list[Sequence[int]]]:
-    """Rule to the rows of the batches whose scores must be those of the whole."""
+    """Rule to the rows of batches that must score as in the whole batch."""
     count = len(every)
     orders = [
         every[::-1],
         [*every[1:], 0],
-    ]  # each alone would miss a scorer that reverses, or turns, its answers
+    ]  # both: one order alone would miss a scorer that reverses, or rotates, its answers
     rules: dict[str, list[Sequence[int]]] = {
         "same answer twice": [every],
         "independent of the order": orders,
@@ -81,7 +81,7 @@ def _check_empty(scorer: Scorer, empty: ScoreBatch) -> None:
         scores = scorer.score(empty)
     except TransientError:
         raise
-    except Exception as error:  # whatever it is, it is a rule broken
+    except Exception as error:  # any error breaks the rule
         raise DataError(
             f"a batch of any size: scorer {scorer.name} fails without images ({type(error).__name__}: {error})"
         ) from error

@@ -1,4 +1,4 @@
-"""Scorers from outside this package: a function, or a class, that params.yaml names."""
+"""External scorers: functions or classes named in params.yaml."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from chunk_grpo.scorers.source_files import ENTRY_POINTS, offered_sources, sourc
 
 
 class External:
-    """A function or a class of the user's as a scorer, with the version that params.yaml gives it.
+    """Wraps a user's function or class as a scorer.
 
-    A function is called as `function(images, prompts, metadata, **options)` and returns B numbers, or a pair of them
-    and a mapping of named details; a list may hold a RefusedError in the place of a number. A class is made with
-    `**options` and has such a function as its method `score`; it may have `close()`, and `groupwise = True` if it
-    compares the images of a prompt; it then gets `groups` as a fourth argument. It is made at the first use, so that
-    finding it loads no model.
+    A function is called as `function(images, prompts, metadata, **options)`. It returns B numbers, or a pair of these
+    numbers and a mapping of named details. A list may contain a RefusedError instead of a number. A class is made with
+    `**options` and has a method `score(images, prompts, metadata)`. It may have `close()`. If it compares the images of
+    a prompt, it sets `groupwise = True`, and `score` gets `groups` as a fourth argument. The instance is made at the
+    first use, so that construction loads no model.
     """
 
     needs: frozenset[Need] = frozenset({"prompt", "metadata"})
 
     def __init__(self, key: str, settings: ExternalScorer) -> None:
-        """Find it.
+        """Import the source and check its signature.
 
         Args:
-            key: Its name in params.yaml.
-            settings: Its section.
+            key: Name of the scorer in params.yaml.
+            settings: The scorer's section.
 
         Raises:
-            ConfigError: There is no such thing, importing it fails, or it cannot be called like this.
+            ConfigError: The source does not exist, cannot be imported, or has another signature.
         """
         self.key, self.settings = key, settings
         self._source = find_source(key, settings.source)
@@ -53,27 +53,29 @@ class External:
 
     @property
     def version(self) -> int:
-        """As params.yaml says."""
+        """Version from params.yaml."""
         return self.settings.version
 
     @property
     def groupwise(self) -> bool:
-        """As the class says; a function is pointwise."""
+        """The class's `groupwise`; False for a function."""
         return bool(getattr(self._source, "groupwise", False))
 
     def check(self) -> None:
-        """It was found when this was made."""
+        """Nothing to check: the constructor imported the source."""
 
     def spec_hash(self) -> str:
-        """Of version, options, its code, and the files that it reads."""
+        """Hash of version, options, code, and the files that the code reads."""
         code = source_digest(self.settings.source, self.settings.files, Digests().of)
         return spec_hash(self.key, self.version, self.settings, {}, {"code": code})
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Call it with `batch_size` images at a time, or, if it is groupwise, with all; without images not at all.
+        """Call the source with `batch_size` images at a time, or with all if it is groupwise.
+
+        An empty batch calls nothing.
 
         Raises:
-            DataError: It does not return a finite number for each image.
+            DataError: The source does not return a finite number for each image.
         """
         check_batch(batch)
         if not len(batch):
@@ -83,7 +85,7 @@ class External:
         return in_batches(batch, self.settings.batch_size, self._call)
 
     def close(self) -> None:
-        """Close the instance, if it can be closed."""
+        """Close the instance if it has `close`."""
         if hasattr(self._instance, "close"):
             self._instance.close()
         self._instance = None
@@ -94,7 +96,7 @@ class External:
             arguments.append(batch.groups)
         try:
             answer = self._answer(arguments)
-        except SystemExit as error:  # it would end the stage, as if all were done
+        except SystemExit as error:  # would end the stage as if it had succeeded
             raise RuntimeError(
                 f"scorer {self.key}: {self.settings.source} called sys.exit({error})"
             ) from error
@@ -110,11 +112,11 @@ class External:
             values = [None if row in refused else each for row, each in enumerate(values)]
         numbers = {name: self._numbers(each) for name, each in details.items()}
         scores = Scores(self._numbers(values), numbers, refused)
-        # Each call by itself: of two, one number too few and one too many would go unseen, and be others' scores.
+        # Check each call: a short and a long answer could add up to the right length with shifted scores.
         return check_scores(self.name, scores, batch.prompts)
 
     def _answer(self, arguments: Sequence[Any]) -> Any:
-        """What the function, or the method of the instance, returns."""
+        """Return value of the function, or of the instance's `score`."""
         if not isinstance(self._source, type):
             return self._source(*arguments, **self.settings.options)
         if self._instance is None:
@@ -124,17 +126,17 @@ class External:
     def _numbers(self, answer: Any) -> FloatArray:
         try:
             return np.asarray(answer, dtype=np.float64)
-        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of a tensor with a gradient
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor with a gradient
             raise DataError(
                 f"scorers.{self.key}: {self.settings.source} must return a number for each image, or a pair of them "
                 f"and a mapping of named details, got {answer!r:.200} ({error})"
             ) from error
 
     def _check_calls(self) -> None:
-        """Refuse what cannot be called with the images and the options, as far as its signature tells.
+        """Check that the signature, where available, accepts the images and the options.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: The signature does not accept them.
         """
         images = ["images", "prompts", "metadata", *(["groups"] if self.groupwise else [])]
         options = self.settings.options
@@ -157,23 +159,23 @@ class External:
         try:
             signature = inspect.signature(called)
         except (TypeError, ValueError):
-            return  # some that are written in C tell none
+            return  # some functions written in C have no signature
         try:
             signature.bind(*positional, **options)
         except TypeError as error:
             given = [*positional, *(f"{name}={value!r}" for name, value in options.items())]
             raise ConfigError(
                 f"scorers.{self.key}.{part}: {getattr(called, '__name__', called)} of {self.settings.source} is called "
-                f"with ({', '.join(given)}), but takes {signature}: {error}. Give the keyword arguments that it takes "
-                "as options; the images and what is known of them come first."
+                f"with ({', '.join(given)}), but takes {signature}: {error}. Set its keyword arguments in options; "
+                "images, prompts and metadata are the first positional arguments."
             ) from error
 
 
 def find_source(key: str, source: str) -> Callable[..., Any]:
-    """What an external scorer's `source` names: an entry point, else `module:attribute`.
+    """Function or class named by an external scorer's `source`: an entry point, else `module:attribute`.
 
     Raises:
-        ConfigError: There is no such thing, importing it fails, or it is neither a function nor a class.
+        ConfigError: The source does not exist, cannot be imported, or is neither a function nor a class.
     """
     offered = offered_sources()
     module, _, attribute = offered.get(source, source).partition(":")
@@ -184,9 +186,9 @@ def find_source(key: str, source: str) -> Callable[..., Any]:
         )
     try:
         found = attrgetter(attribute)(importlib.import_module(module))
-    except (Exception, SystemExit) as error:  # the module runs when it is imported, and may raise anything
+    except (Exception, SystemExit) as error:  # importing runs the module, which may raise any error
         raise ConfigError(
-            f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). A module is found in the "
+            f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). A module must be in the "
             "folder that the command runs in, on PYTHONPATH, or installed."
         ) from error
     if not callable(found):

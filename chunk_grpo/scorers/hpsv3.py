@@ -18,7 +18,7 @@ from chunk_grpo.scorers.hpsv3_model import WEIGHTS, HPSv3Network, load_network
 from chunk_grpo.scorers.hpsv3_prompt import PromptEncoder
 
 PIXELS = 256 * 28 * 28
-"""Images are resized to about so many pixels: hpsv3/inference.py, prepare_batch, min_pixels = max_pixels."""
+"""Approximate number of pixels of resized images: hpsv3/inference.py, prepare_batch, min_pixels = max_pixels."""
 
 _BACKBONE_FILES = ("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -33,25 +33,25 @@ class HPSv3Model:
         processor: Qwen2VLImageProcessorPil,
         device: torch.device,
     ) -> None:
-        """Keep the parts; `load_model` makes them from files."""
+        """Keep the parts; `load_model` loads them from files."""
         self.network, self.questions, self.processor, self.device = network, questions, processor, device
 
     def inputs(self, images: Pictures, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """What the network reads.
+        """Inputs of the network.
 
-        Images are resized bicubically by Pillow to multiples of 28 pixels with about `PIXELS` in all (1024 x 1024 to
-        448 x 448) and normalised with CLIP's means and deviations. The package resizes them twice, the second time to
-        the size that they have.
+        Pillow resizes images bicubically to multiples of 28 pixels with about `PIXELS` in total (1024 x 1024 to
+        448 x 448). They are normalised with CLIP's means and deviations. The package resizes twice, but its second
+        resize keeps the size.
 
         Args:
             images: uint8 [B, H, W, 3].
             prompts: B captions.
 
         Returns:
-            The arguments of HPSv3Network.forward, on the CPU.
+            Arguments of HPSv3Network.forward, on the CPU.
 
         Raises:
-            DataError: An image is more than 200 times as long as it is wide.
+            DataError: The aspect ratio of an image exceeds 200.
         """
         try:
             pixels = self.processor(
@@ -96,14 +96,14 @@ def load_model(
     """Load HPSv3 from local files.
 
     Args:
-        key: The scorer's in params.yaml, for messages.
+        key: Key of the scorer in params.yaml, for messages.
         weights: Folder with HPSv3.safetensors.
         backbone: Folder with configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct.
-        dtype: Of the backbone; the head is float32.
-        device: Where it runs.
+        dtype: Dtype of the backbone; the head is float32.
+        device: Device of the network.
 
     Raises:
-        DataError: A file cannot be read, or they do not fit together.
+        DataError: A file cannot be read, or the files do not match.
     """
     try:
         config = Qwen2VLConfig.from_pretrained(backbone, local_files_only=True)
@@ -111,7 +111,7 @@ def load_model(
         processor = Qwen2VLImageProcessorPil.from_pretrained(backbone, local_files_only=True)
     except DataError:
         raise
-    except Exception as error:  # tokenizers and transformers raise anything for damaged files
+    except Exception as error:  # tokenizers and transformers raise any type of error for damaged files
         raise DataError(
             f"{key}.backbone: a file in {backbone} cannot be read ({type(error).__name__}: {error}). Fetch the files "
             "again."
@@ -119,7 +119,7 @@ def load_model(
     if config.image_token_id != questions.image_id:
         raise DataError(
             f"{key}.backbone: in {backbone}, config.json has image_token_id {config.image_token_id}, but the "
-            f"tokenizer's <|image_pad|> is {questions.image_id}; both must be of one checkpoint."
+            f"tokenizer's <|image_pad|> is {questions.image_id}; both must be from one checkpoint."
         )
     network = load_network(f"{key}.model", weights / WEIGHTS, config, questions.vocabulary, dtype, device)
     return HPSv3Model(network, questions, processor, device)
@@ -133,20 +133,21 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
-        """Of HPSv3's weights; and the backbone's without weights."""
+        """File patterns of HPSv3's weights, and of the backbone without weights."""
         return {"model": (WEIGHTS,), "backbone": _BACKBONE_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Means, with the logarithm of the standard deviation as a detail.
 
-        The loss draws scores from a normal distribution with that mean and deviation (hpsv3/model/qwen2vl_trainer.py,
-        loss_type uncertainty: sigma is the exponential of the second number, which the package returns as it is).
+        The training loss draws scores from a normal distribution with this mean and deviation
+        (hpsv3/model/qwen2vl_trainer.py, loss_type uncertainty). Sigma is the exponential of the second output, which
+        the package returns without the exponential.
         """
         numbers = self._load().judge(batch.images, batch.prompts) if len(batch) else np.empty((0, 2))
         return Scores(numbers[:, 0], {"log_sigma": numbers[:, 1]})
 
     def close(self) -> None:
-        """Give the model back."""
+        """Release the model."""
         self._model = None
         super().close()
 

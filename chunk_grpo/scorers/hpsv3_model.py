@@ -1,4 +1,4 @@
-"""HPSv3's network: Qwen2-VL with a head that reads two numbers at one token.
+"""HPSv3's network: Qwen2-VL with a head that outputs two numbers at one token.
 
 Architecture: MizzenAI/HPSv3, hpsv3/model/qwen2vl_trainer.py (Qwen2VLRewardModelBT, rm_head_type ranknet) and
 hpsv3/config/HPSv3_7B.yaml. Shape letters: B images, L tokens, P patches of all images.
@@ -21,10 +21,10 @@ from chunk_grpo.scorers.strict_loading import check_shapes
 WEIGHTS = "HPSv3.safetensors"
 
 _HIDDEN = (1024, 16)
-"""Widths of the head."""
+"""Hidden widths of the head."""
 
 _NOT_USED = frozenset({"lm_head.weight"})
-"""Saved with the model; a reward needs no logits of words."""
+"""Saved weights that the reward does not use."""
 
 _RULE = "It must be HPSv3.safetensors of MizzenAI/HPSv3, and the backbone Qwen/Qwen2-VL-7B-Instruct."
 
@@ -53,17 +53,17 @@ class HPSv3Network(nn.Module):
     ) -> torch.Tensor:
         """Mean and logarithm of the standard deviation of the preference score.
 
-        Positions count tokens, 0 to L - 1, on all three axes of the rotary embedding. The package passes none, for
-        which transformers 4.45.2, which it pins, counts so; the weights were trained with that. transformers 5 would
-        place the image's tokens on a grid, and the reward would be another.
+        Positions are token indices, 0 to L - 1, on all three axes of the rotary embedding. The package passes no
+        positions; transformers 4.45.2, which it pins, then uses these, and the weights were trained with them.
+        transformers 5 would place the image's tokens on a grid, which changes the reward.
 
-        Padding needs no mask: a token attends to those before it, and padding stands behind the last one that counts.
+        Padding needs no mask: attention is causal, and padding follows the last token that is read.
 
         Args:
-            input_ids: int64 [B, L], padded on the right.
-            reward_at: int64 [B], where the reward token stands.
-            pixel_values: float32 [P, 1176].
-            image_grid_thw: int64 [B, 3], patches of each image in time, height and width.
+            input_ids: Token ids, int64 [B, L], padded on the right.
+            reward_at: Index of the reward token, int64 [B].
+            pixel_values: Patches, float32 [P, 1176].
+            image_grid_thw: Patches of each image in time, height and width, int64 [B, 3].
 
         Returns:
             float32 [B, 2].
@@ -83,7 +83,7 @@ class HPSv3Network(nn.Module):
 
 
 class _Bfloat16VisionAngles(Qwen2VLVisionRotaryEmbedding):  # type: ignore[misc]  # untyped
-    """Angles of the image's patches in bfloat16, cosine and sine included."""
+    """Rotary angles of image patches, with cosine and sine, in bfloat16."""
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,25 +94,25 @@ class _Bfloat16VisionAngles(Qwen2VLVisionRotaryEmbedding):  # type: ignore[misc]
 def load_network(
     key: str, weights: Path, config: Qwen2VLConfig, vocabulary: int, dtype: torch.dtype, device: torch.device
 ) -> HPSv3Network:
-    """Build the network around the saved weights, with one weight at a time in memory besides.
+    """Build the network from the saved weights, with only one additional weight in memory at a time.
 
     Args:
-        key: Of params.yaml, for messages.
-        weights: HPSv3.safetensors.
-        config: Of the backbone; its vocabulary is cut to that of the tokenizer, as the saved embeddings are.
+        key: Key of params.yaml, for messages.
+        weights: Path of HPSv3.safetensors.
+        config: Configuration of the backbone; its vocabulary is cut to the tokenizer's, as in the saved embeddings.
         vocabulary: Number of tokens.
-        dtype: Of the backbone; the head is float32.
-        device: Where it runs.
+        dtype: Dtype of the backbone; the head is float32.
+        device: Device of the network.
 
     Returns:
-        The network, for evaluation.
+        The network in evaluation mode.
 
     Raises:
         DataError: The file cannot be read, or a weight is missing, unknown or of another shape.
     """
     config.text_config.vocab_size = vocabulary
     config.text_config.pad_token_id = (
-        None  # one of the full vocabulary; embeddings of padding are never attended
+        None  # the id belongs to the full vocabulary; padding is never attended to
     )
     with init_empty_weights(include_buffers=False):
         network = HPSv3Network(config)
@@ -139,15 +139,15 @@ def _of_head(name: str) -> bool:
 
 
 def _name_in_file(name: str) -> str:
-    """The name that transformers 4.45.2 gives a weight, by which it is saved."""
+    """Name of a weight in transformers 4.45.2, which the file uses."""
     return name.replace("backbone.visual.", "visual.", 1).replace("backbone.language_model.", "model.", 1)
 
 
 def _round_angles(backbone: Qwen2VLModel) -> None:
     """Round the rotary embeddings' frequencies to bfloat16.
 
-    The package converts the whole model after making it, buffers included (hpsv3/train.py, `model.to(torch.bfloat16)`),
-    in training and inference alike. At position 800 a frequency rounded to 8 bits is up to a radian off.
+    The package converts the whole model with its buffers (hpsv3/train.py, `model.to(torch.bfloat16)`), in training and
+    inference. At position 800, a frequency rounded to 8 bits changes the angle by up to one radian.
     """
     rotary = backbone.language_model.rotary_emb
     rotary.inv_freq = rotary.inv_freq.bfloat16().float()

@@ -1,7 +1,7 @@
-"""What HPSv3 is asked: its instruction, and the token ids of the whole question.
+"""HPSv3's instruction, and the token ids of the whole question.
 
-The question's wording is a constant of the model, as its weights are. It is the text of the package hpsv3 1.0.0
-(MIT licence, Copyright (c) 2024 HPSv3 Team; dataset/data_collator_qwen.py), with the spaces at the ends of lines.
+The wording is fixed by the model's training. It is the text of the package hpsv3 1.0.0 (MIT licence, Copyright (c) 2024
+HPSv3 Team; dataset/data_collator_qwen.py), including the spaces at line ends.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ INSTRUCTION = (
     "original description.\n"
     "Textual prompt - "
 )
-"""Stands before the prompt."""
+"""Text before the prompt."""
 
 RATING = "\n\n\n\nPlease provide the overall ratings of this image: "
-"""Stands between the prompt and the special token."""
+"""Text between the prompt and the reward token."""
 
 CLOSING = "\n\nEND\n"
-"""Stands behind the special token."""
+"""Text after the reward token."""
 
 REWARD = "<|Reward|>"
 IMAGE = "<|image_pad|>"
@@ -66,7 +66,7 @@ _BEFORE_IMAGE = (
     ("<|im_start|>", "user\n"),
     ("<|vision_start|>", ""),
 )
-"""Special tokens, each with the text behind it: the chat template of Qwen2-VL-7B-Instruct, rendered."""
+"""Special tokens, each with the text after it: the rendered chat template of Qwen2-VL-7B-Instruct."""
 
 _AFTER_REWARD = ((REWARD, CLOSING), ("<|im_end|>", "\n"), ("<|im_start|>", "assistant\n"))
 
@@ -74,26 +74,26 @@ _AFTER_REWARD = ((REWARD, CLOSING), ("<|im_end|>", "\n"), ("<|im_start|>", "assi
 class PromptEncoder:
     """Token ids of the question about one image.
 
-    A prompt is text, whatever it holds: a special token written in it (`<|Reward|>`, `<|image_pad|>`, `<|im_end|>`)
-    is encoded by its characters. The package lets it through as a token, which adds a second reward, breaks the
-    image's place, or ends the user's turn. Prompts without special tokens have the package's ids exactly: special
-    tokens divide a text before anything else is done to it, so that the pieces between them may be encoded alone.
+    A special token written in a prompt (`<|Reward|>`, `<|image_pad|>`, `<|im_end|>`) is encoded as plain characters.
+    The package encodes it as a token, which adds a second reward, breaks the image's position, or ends the user's turn.
+    Prompts without special tokens get exactly the package's ids: tokenizers split at special tokens first, so the
+    pieces between them can be encoded separately.
 
     Attributes:
-        vocabulary: Number of tokens, and so of embeddings, with the reward token.
-        image_id: The token whose embeddings are replaced by the image's.
-        reward_id: The token at which the score is read.
-        padding_id: Behind shorter questions of a batch.
+        vocabulary: Number of tokens, and of embeddings, including the reward token.
+        image_id: Token whose embeddings are replaced by the image's.
+        reward_id: Token at which the score is read.
+        padding_id: Token that pads shorter questions of a batch.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Add the reward token to the tokenizer and encode what all questions share.
+        """Add the reward token to the tokenizer and encode the parts that all questions share.
 
         Args:
             tokenizer: A Qwen2Tokenizer of transformers.
 
         Raises:
-            DataError: It lacks one of the chat template's special tokens.
+            DataError: The tokenizer lacks a special token of the chat template.
         """
         tokenizer.add_tokens([REWARD], special_tokens=True)
         self._tokenizer = tokenizer
@@ -106,14 +106,14 @@ class PromptEncoder:
         self._tail = [*self._pieces(_AFTER_REWARD)]
 
     def encode(self, prompt: str, image_tokens: int) -> list[int]:
-        """The ids of the question.
+        """Token ids of the question.
 
         Args:
-            prompt: Of the image.
-            image_tokens: As many as the image has merged patches.
+            prompt: Prompt of the image.
+            image_tokens: Number of merged patches of the image.
 
         Returns:
-            Ids with `image_tokens` times image_id and once reward_id.
+            Token ids, with `image_tokens` times image_id and once reward_id.
         """
         image = [self.image_id] * image_tokens
         return [*self._head, *image, self._image_end, *self._text(INSTRUCTION + prompt + RATING), *self._tail]
@@ -130,6 +130,6 @@ class PromptEncoder:
     def _id(self, special: str) -> int:
         if special not in self._special:
             raise DataError(
-                f"the tokenizer has no special token {special}; it must be the one of Qwen/Qwen2-VL-7B-Instruct"
+                f"the tokenizer has no special token {special}; use the tokenizer of Qwen/Qwen2-VL-7B-Instruct"
             )
         return self._special[special]

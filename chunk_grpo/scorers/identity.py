@@ -1,4 +1,4 @@
-"""What identifies a scorer: whatever could move a score, and nothing else."""
+"""Identity of a scorer: a hash of everything that could change a score, and of nothing else."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from chunk_grpo.config.scorers import ScorerSettings, Weights
 from chunk_grpo.scorers.checkpoints import find_checkpoint
 
 _READ_BESIDES = ("*.json", "*.txt", "*.jinja", "*.model")
-"""Of a local folder, next to the files that a scorer asks for: configurations and tokenizers may have more of them."""
+"""Files of a local folder that are hashed beside the required ones: optional configuration and tokenizer files."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def measured(settings: ScorerSettings) -> dict[str, Any]:
-    """The settings that could move a score, as JSON has them.
+    """Settings that could change a score, as JSON values.
 
-    A model in a local folder is left out: wherever it lies, its files say what it is.
+    Models in local folders are left out: their files identify them, not their paths.
     """
     content = settings.model_dump(mode="json", exclude=set(settings.MOVES_NO_SCORE))
     return {name: value for name, value in content.items() if not _is_local(getattr(settings, name))}
@@ -35,19 +35,19 @@ def spec_hash(
     files: Mapping[str, Sequence[str]],
     besides: Mapping[str, str] | None = None,
 ) -> str:
-    """Sixteen hexadecimal digits that change when the same image could score differently.
+    """Hash of sixteen hexadecimal digits that changes when the same image could score differently.
 
-    Of a local folder, the files that are read count, in whole; of a hub id, the commit that its revision stands for.
+    A local folder is identified by the full content of the files that are read, a hub id by the commit of its revision.
 
     Args:
-        key: The scorer's name in params.yaml, for messages.
-        version: Of the code.
-        settings: Its section.
-        files: Field of the settings to the patterns of the files that are needed, as `find_checkpoint` takes them.
-        besides: More that could move a score, such as the content of a file that a setting names.
+        key: Name of the scorer in params.yaml, for messages.
+        version: Version of the scoring code.
+        settings: The scorer's section.
+        files: Field of the settings to the patterns of the required files, as `find_checkpoint` takes them.
+        besides: Further inputs that could change a score, such as the content of a file that a setting names.
 
     Raises:
-        DataError: A model is not there.
+        DataError: A model is missing.
     """
     models = {
         field: _model(f"scorers.{key}.{field}", getattr(settings, field), patterns)
@@ -62,7 +62,7 @@ def _is_local(value: object) -> bool:
 
 
 def _model(key: str, weights: Weights, patterns: Sequence[str]) -> str:
-    """A digest of local files, or the commit on the hub."""
+    """Digest of the local files, or the commit on the hub."""
     if _is_local(weights):
         return _digest(Path(weights.checkpoint), patterns)
     if weights.revision and _COMMIT.fullmatch(weights.revision):
@@ -81,7 +81,7 @@ def _digest(folder: Path, patterns: Sequence[str]) -> str:
 
 
 def _files_read(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    """In order of their names, without hidden ones: `hf download` writes the time into .cache."""
+    """Sorted by name, without hidden files: `hf download` writes timestamps into .cache."""
     wanted = [*_READ_BESIDES, *(part for pattern in patterns for part in pattern.split("|"))]
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts

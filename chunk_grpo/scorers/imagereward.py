@@ -1,4 +1,4 @@
-"""ImageReward: how well people would like an image for its prompt, by BLIP with a regression head.
+"""ImageReward: predicted human preference for an image given its prompt, by BLIP with a regression head.
 
 Xu et al. 2023, arXiv:2304.05977. Preprocessing: package image-reward 1.5, ImageReward.py (_transform, score).
 """
@@ -22,35 +22,35 @@ from chunk_grpo.scorers.imagereward_model import MODEL_FILES, RewardModel, load_
 from chunk_grpo.scorers.pictures import of_each_picture
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json|vocab.txt")
-"""Of bert-base-uncased."""
+"""Files of bert-base-uncased's tokenizer."""
 
 MAX_TOKENS = 35
-"""Every prompt is cut or padded to this length, with start and end."""
+"""Length to which every prompt is truncated or padded, including start and end."""
 
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
-"""CLIP's, of RGB in [0, 1]."""
+"""CLIP's mean and standard deviation of RGB values in [0, 1]."""
 
 
 def load_tokenizer(key: str, weights: Weights, vocab_size: int) -> BertTokenizer:
     """Load bert-base-uncased's tokenizer and add BLIP's two tokens (blip.py, init_tokenizer).
 
     Args:
-        key: Of params.yaml, such as scorers.imagereward.tokenizer, for messages.
+        key: Key of params.yaml, such as scorers.imagereward.tokenizer, for messages.
         weights: Folder or hub id.
-        vocab_size: Of the model, with the two.
+        vocab_size: Vocabulary size of the model, including the two tokens.
 
     Raises:
-        DataError: A file is missing or damaged, or the tokenizer is another model's.
+        DataError: A file is missing or damaged, or the tokenizer belongs to another model.
     """
     folder = find_checkpoint(key, weights, TOKENIZER_FILES)
     try:
         tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer.add_special_tokens({"bos_token": "[DEC]"})
         tokenizer.add_special_tokens({"extra_special_tokens": ["[ENC]"]})
-    except Exception as error:  # tokenizers and transformers raise anything for damaged files
+    except Exception as error:  # tokenizers and transformers raise any type of error for damaged files
         raise DataError(
-            f"{key}: {folder} holds no BERT tokenizer that can be read ({type(error).__name__}: {error}). Fetch the "
+            f"{key}: {folder} holds no readable BERT tokenizer ({type(error).__name__}: {error}). Fetch the "
             "files again."
         ) from error
     if len(tokenizer) != vocab_size:
@@ -70,14 +70,14 @@ def tokenize(tokenizer: BertTokenizer, prompts: Sequence[str]) -> Mapping[str, T
 
 
 def to_pixels(images: Pictures, size: int) -> Tensor:
-    """The shorter side to `size` by bicubic interpolation, the middle of the longer, normalised.
+    """Resize the shorter side to `size` bicubically, crop the centre of the longer side, and normalise.
 
-    Source: image-reward 1.5, ImageReward.py, _transform, which is torchvision's Resize and CenterCrop: these cut the
-    longer side's length down to a whole number, and round half a pixel of margin to the even number.
+    Source: image-reward 1.5, ImageReward.py, _transform, with torchvision's Resize and CenterCrop. These truncate the
+    longer side to a whole number, and round half-pixel margins to the even number.
 
     Args:
         images: uint8 [B, H, W, 3], RGB.
-        size: In pixels.
+        size: Height and width of the result in pixels.
 
     Returns:
         Float32 [B, 3, size, size].
@@ -96,14 +96,14 @@ def to_pixels(images: Pictures, size: int) -> Tensor:
 
 
 class ImageReward(ConfiguredScorer[ImageRewardScorer]):
-    """ImageReward: standardised and unbounded; -2.03 to 0.58 for the four examples in the authors' README."""
+    """ImageReward: standardised, unbounded; -2.03 to 0.58 for the four examples in the authors' README."""
 
     version = 1
     _models: tuple[RewardModel, BertTokenizer] | None = None
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
-        """Of the model and of the tokenizer."""
+        """File patterns of model and tokenizer."""
         return {"model": MODEL_FILES, "tokenizer": TOKENIZER_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
@@ -126,7 +126,7 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
         return Scores(rewards.double().cpu().numpy())
 
     def close(self) -> None:
-        """Give the model back."""
+        """Release the model."""
         self._models = None
         super().close()
 

@@ -1,8 +1,8 @@
-"""ImageReward's network: BLIP's two encoders of transformers, the head, and the authors' file of weights.
+"""ImageReward's network: transformers' two BLIP encoders and the head, loaded from the authors' weights.
 
 Source: package image-reward 1.5, ImageReward.py (classes MLP and ImageReward) and models/BLIP (vit.py, med.py, blip.py,
-blip_pretrain.py). These modules need an old transformers; BlipVisionModel and BlipTextModel of today's compute the same
-with other names for the weights.
+blip_pretrain.py). These modules need an old transformers version. BlipVisionModel and BlipTextModel of the current
+version compute the same with other weight names.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from chunk_grpo.scorers.checkpoints import find_checkpoint
 from chunk_grpo.scorers.strict_loading import check_shapes
 
 MODEL_FILES = ("ImageReward.pt", "med_config.json")
-"""Of THUDM/ImageReward."""
+"""Files of THUDM/ImageReward."""
 
 REWARD_MEAN = 0.16717362830052426
 REWARD_STD = 1.0333394966054072
-"""Standardise the head's output; image-reward 1.5, ImageReward.py."""
+"""Mean and standard deviation that standardise the head's output; image-reward 1.5, ImageReward.py."""
 
 HEAD_WIDTHS = (1024, 128, 64, 16, 1)
-"""Of the head's linear layers, with no activation between them."""
+"""Output widths of the head's linear layers, without activations between them."""
 
 UNUSED_WEIGHTS = frozenset(
     {
@@ -45,7 +45,7 @@ UNUSED_WEIGHTS = frozenset(
         "blip.text_encoder.embeddings.position_ids",
     }
 )
-"""Of ImageReward.pt: projections of BLIP's pretraining and a row of numbers; the reward reads none of them."""
+"""Weights of ImageReward.pt that the reward does not use: projections of BLIP's pretraining, and position ids."""
 
 _NAMES_IN_FILE = (
     (r"^text\.", "blip.text_encoder."),
@@ -60,8 +60,8 @@ _NAMES_IN_FILE = (
     (r"\.self_attn\.qkv\.", ".attn.qkv."),
     (r"\.self_attn\.projection\.", ".attn.proj."),
 )
-"""From this module's names to those of ImageReward.pt: what transformers and the authors' vit.py call the same weights.
-The text encoder has the same names in both, none of which match the rules for the image's."""
+"""Rules from this module's weight names (transformers) to names in ImageReward.pt (the authors' vit.py). The text
+encoder's names are equal in both and match none of the rules for the image encoder."""
 
 _MED_SETTINGS = (
     "vocab_size",
@@ -74,14 +74,15 @@ _MED_SETTINGS = (
     "layer_norm_eps",
     "pad_token_id",
 )
-"""Of med_config.json; its encoder_width is overwritten by the image encoder's, as blip_pretrain.py does."""
+"""Keys read from med_config.json. Its encoder_width is replaced by the image encoder's, as in blip_pretrain.py."""
 
 _HEAD_DIM = 64
-"""Of the vision tower: 16 heads of ViT-L's width 1024, 12 of ViT-B's 768 (blip.py, create_vit)."""
+"""Width of an attention head of the vision tower: ViT-L has width 1024 and 16 heads, ViT-B 768 and 12 (blip.py,
+create_vit)."""
 
 
 class RewardModel(nn.Module):
-    """BLIP's image encoder, its text encoder that reads the image, and the head on the text's first token."""
+    """BLIP's image encoder, text encoder with cross-attention to the image, and head on the first text token."""
 
     def __init__(self, vision: BlipVisionConfig, text: BlipTextConfig) -> None:
         super().__init__()
@@ -89,45 +90,46 @@ class RewardModel(nn.Module):
         self.text = BlipTextModel(text, add_pooling_layer=False)
         widths = (text.hidden_size, *HEAD_WIDTHS)
         linear = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
-        # Dropout does nothing in evaluation; it holds the places that give the linear layers their names in the file.
+        # Dropout is inactive in evaluation; it keeps the indices by which the file names the linear layers.
         dropped = [part for layer in linear[:3] for part in (layer, nn.Dropout())]
         self.head = nn.Sequential(*dropped, *linear[3:])
 
     @property
     def image_size(self) -> int:
-        """Height and width of the pictures it takes, in pixels."""
+        """Height and width of the input images in pixels."""
         return int(self.vision.config.image_size)
 
     def forward(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         """Standardised rewards [B], float32.
 
         Args:
-            pixels: [B, 3, image_size, image_size], normalised.
-            ids: [B, N] tokens.
-            mask: [B, N], 0 at padding.
+            pixels: Normalised images [B, 3, image_size, image_size].
+            ids: Token ids [B, N].
+            mask: Attention mask [B, N], 0 at padding.
         """
         patches = self.vision(pixel_values=pixels.to(self.vision.dtype)).last_hidden_state
         hidden = self.text(
             input_ids=ids,
             attention_mask=mask,
             encoder_hidden_states=patches,
-            is_decoder=False,  # no causal mask: every token reads the whole prompt
+            is_decoder=False,  # no causal mask: every token attends to the whole prompt
         ).last_hidden_state
         rewards: Tensor = self.head(hidden[:, 0].float())[:, 0]
         return (rewards - REWARD_MEAN) / REWARD_STD
 
 
 def load_model(key: str, weights: Weights, dtype: Dtype, device: str) -> RewardModel:
-    """Load ImageReward.pt, whose sizes are read from its weights and from med_config.json.
+    """Load ImageReward.pt, with sizes read from its weights and from med_config.json.
 
     Args:
-        key: Of params.yaml, such as scorers.imagereward.model, for messages.
+        key: Key of params.yaml, such as scorers.imagereward.model, for messages.
         weights: Folder or hub id.
-        dtype: Of BLIP's weights; the head stays float32.
-        device: Such as cuda:1.
+        dtype: Dtype of BLIP's weights; the head is float32.
+        device: Device such as cuda:1.
 
     Raises:
-        DataError: A file is missing or damaged, or weights are missing, surplus or of another shape: names them.
+        DataError: A file is missing or damaged, or weights are missing, surplus or of another shape; the message names
+            them.
     """
     folder = find_checkpoint(key, weights, MODEL_FILES)
     path = folder / "ImageReward.pt"
@@ -148,7 +150,7 @@ def load_model(key: str, weights: Weights, dtype: Dtype, device: str) -> RewardM
         {named[name]: value.shape for name, value in model.state_dict().items()},
         {name: value.shape for name, value in tensors.items()},
         UNUSED_WEIGHTS,
-        "med_config.json beside it is of another ImageReward. Fetch both files again, of one revision.",
+        "med_config.json beside it belongs to another ImageReward. Fetch both files again, from one revision.",
     )
     model.load_state_dict({name: tensors[named[name]].float() for name in named}, assign=True)
     model.vision.to(getattr(torch, dtype))
@@ -163,18 +165,19 @@ def _name_in_file(name: str) -> str:
 
 
 def _empty_model(tensors: Mapping[str, Tensor], med: Mapping[str, Any]) -> RewardModel:
-    """Of the image encoder's weights, their shapes say the sizes; of the text encoder's, med_config.json.
+    """Model without weights. Image encoder sizes come from weight shapes, text encoder sizes from med_config.json.
 
     Raises:
         KeyError: A weight or a setting is missing.
-        ValueError: The sizes do not fit each other.
+        ValueError: The sizes do not match.
     """
     width, _, patch, _ = tensors["blip.visual_encoder.patch_embed.proj.weight"].shape
     patches = tensors["blip.visual_encoder.pos_embed"].shape[1] - 1
     side = math.isqrt(patches)
     if width % _HEAD_DIM or side * side != patches:
         raise ValueError(
-            f"an image encoder needs a width in steps of {_HEAD_DIM} and a square of patches, got {width} and {patches}"
+            f"an image encoder needs a width divisible by {_HEAD_DIM} and a square number of patches, got {width} and "
+            f"{patches}"
         )
     blocks = {name.split(".")[3] for name in tensors if name.startswith("blip.visual_encoder.blocks.")}
     vision = BlipVisionConfig(

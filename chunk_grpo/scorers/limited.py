@@ -1,4 +1,4 @@
-"""A scorer in the process of the stage, with a limit for the time that it takes."""
+"""A scorer in the stage's process, with a time limit per call."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
 
 
 class TimeLimitError(TransientError):
-    """A scorer took too long and still does: it cannot be asked again in this process."""
+    """A scorer exceeded its time limit and still runs. It cannot be called again in this process."""
 
 
 class Limited:
-    """A scorer whose calls run in a thread of their own, so that the stage can give one up.
+    """Runs a scorer's calls in a separate thread, so that the stage can abandon a call.
 
     Attributes:
-        scorer: The one that is called.
+        scorer: The wrapped scorer.
     """
 
     def __init__(self, key: str, scorer: Scorer, seconds: float) -> None:
-        """Start nothing yet.
+        """Start no thread yet.
 
         Args:
-            key: The scorer's name in params.yaml, for messages.
-            scorer: In this process.
-            seconds: For a call of `score`, with the time to load a model.
+            key: Name of the scorer in params.yaml, for messages.
+            scorer: Scorer in this process.
+            seconds: Time limit of a `score` call, including loading the model.
         """
         self.scorer = scorer
         self._key, self._seconds = key, seconds
@@ -36,42 +36,42 @@ class Limited:
 
     @property
     def settings(self) -> ScorerSettings:
-        """The scorer's."""
+        """Settings of the wrapped scorer."""
         return self.scorer.settings
 
     @property
     def name(self) -> str:
-        """The scorer's."""
+        """Name of the wrapped scorer."""
         return self.scorer.name
 
     @property
     def version(self) -> int:
-        """The scorer's."""
+        """Version of the wrapped scorer."""
         return self.scorer.version
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The scorer's."""
+        """Inputs of the wrapped scorer besides the images."""
         return self.scorer.needs
 
     @property
     def groupwise(self) -> bool:
-        """The scorer's."""
+        """Whether the wrapped scorer is groupwise."""
         return self.scorer.groupwise
 
     def check(self) -> None:
-        """As the scorer's, without a limit: it may download models."""
+        """Check the wrapped scorer, without a time limit: it may download models."""
         self.scorer.check()
 
     def spec_hash(self) -> str:
-        """The scorer's."""
+        """Hash of the wrapped scorer's version, settings and model files."""
         return self.scorer.spec_hash()
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """As the scorer's.
+        """Score a batch with the wrapped scorer.
 
         Raises:
-            TimeLimitError: It took too long.
+            TimeLimitError: The call exceeded the limit.
         """
         if self._given_up:
             raise self._too_long()
@@ -80,7 +80,7 @@ class Limited:
         answer = self._thread.submit(self.scorer.score, batch)
         try:
             wait([answer], self._seconds)
-        finally:  # a signal may end the wait too
+        finally:  # a signal also ends the wait
             if not answer.done():
                 self._given_up = True
                 self._thread.end(seconds=0)
@@ -89,7 +89,7 @@ class Limited:
         return answer.result()
 
     def close(self) -> None:
-        """As the scorer's, unless a call still runs in it."""
+        """Close the wrapped scorer, unless an abandoned call still runs."""
         if self._given_up:
             return
         if self._thread is not None:
@@ -99,7 +99,7 @@ class Limited:
     def _too_long(self) -> TimeLimitError:
         return TimeLimitError(
             f"scorer {self._key}: no answer within {self._seconds:g} s (executors.{self._key}.timeout_seconds), and "
-            "the call still runs, so the stage ends. No score was made up; what is done is kept. Run the same command "
-            "again, with a longer limit if the scorer needs it: "
+            "the call still runs, so the stage ends. No score was made up; what is done is kept. Rerun the same "
+            "command, with a longer limit if the scorer needs it: "
             f"executors: {{{self._key}: {{kind: in-process, device: null, timeout_seconds: ...}}}}"
         )

@@ -1,4 +1,4 @@
-"""Preprocessing of several pictures at once: resizing in Pillow releases the interpreter's lock, so threads help."""
+"""Preprocesses images in threads: Pillow releases the GIL while resizing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from chunk_grpo.scorers.base import Pictures
 Made = TypeVar("Made")
 
 MAX_THREADS = 8
-"""Of one scorer; several processes of a host may score at the same time."""
+"""Maximum number of threads per call; several processes of a host may score at the same time."""
 
 
 def of_each_picture(
     make: Callable[[Image.Image], Made], images: Pictures | Sequence[NDArray[np.uint8]]
 ) -> list[Made]:
-    """What `make` makes of each picture, in their order.
+    """Results of `make` for each image, in order.
 
     Args:
-        make: Runs in threads; no picture's result may depend on another's.
-        images: uint8 [B, H, W, 3], RGB, or B pictures [H, W, 3] of any size each.
+        make: Function of one image. It runs in threads; its result must not depend on other images.
+        images: uint8 [B, H, W, 3], RGB, or B images [H, W, 3] of different sizes.
     """
     threads = max(1, min(MAX_THREADS, len(images), os.cpu_count() or 1))
     with ThreadPoolExecutor(threads) as pool:

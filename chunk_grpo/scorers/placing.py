@@ -1,4 +1,4 @@
-"""Scorers where params.yaml places them: in this process, in another, or at a server."""
+"""Places scorers by the `executors` section: in this process, in a subprocess, or at a server."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ ELSEWHERE: dict[str, str] = {
     "subprocess": "chunk_grpo.scorers.executors.subprocess_scorer:SubprocessScorer",
     "http": "chunk_grpo.scorers.executors.http_scorer:HttpScorer",
 }
-"""Kind of executor to the class. Imported by name, because where a scorer runs moves no result: a change of their code
-trains and scores nothing anew."""
+"""Kind of executor to class. Imported by name, because where a scorer runs changes no result: a change of this code
+must not rerun training or scoring."""
 
 
 def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) -> Scorer:
-    """The scorer of a section of params.yaml where `executors` places it; nothing is loaded, started or reached yet.
+    """Make a scorer where `executors` places it. Loads, starts and contacts nothing yet.
 
     Args:
-        key: Its name in params.yaml, for messages.
-        settings: Its section.
-        executor: Its section of `executors`; None: in this process.
+        key: Name of the scorer in params.yaml, for messages.
+        settings: The scorer's section.
+        executor: The scorer's section of `executors`; None: in this process.
 
     Raises:
-        ConfigError: A package is missing, an external scorer cannot be found, or it is given a device.
+        ConfigError: A package is missing, an external scorer cannot be found, or its executor sets a device.
     """
     if executor is None:
         executor = InProcess(kind="in-process", device=None)
@@ -50,16 +50,16 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
 def place_checked(
     spec: ScorerSpec, scorers: Mapping[str, AnyScorer], executors: Mapping[str, AnyExecutor]
 ) -> Scorer:
-    """The scorer of a spec, by params.yaml; a server or a process of its own is reached.
+    """Make the scorer of a spec as params.yaml defines it. Contacts its server or starts its process.
 
     Args:
-        spec: Of the stage check_scorers.
-        scorers: Of params.yaml.
-        executors: Of params.yaml.
+        spec: Spec from the stage check_scorers.
+        scorers: Section `scorers` of params.yaml.
+        executors: Section `executors` of params.yaml.
 
     Raises:
-        ConfigError: A package is missing, an external scorer cannot be found, or it is given a device.
-        DataError: It is another scorer than the one that was checked.
+        ConfigError: A package is missing, an external scorer cannot be found, or its executor sets a device.
+        DataError: The scorer differs from the one that was checked.
     """
     if spec.key not in scorers:
         raise DataError(f"scorers.{spec.key}: was checked, but is not in params.yaml; run `dvc repro`")
@@ -73,11 +73,11 @@ def place_checked(
 
 
 def _check_device(key: str, settings: AnyScorer, executor: AnyExecutor) -> None:
-    """Refuse a device that nobody reads; a script of the user's own is told it."""
+    """Reject `device` where no executor uses it. Custom worker scripts receive it."""
     told_it = isinstance(executor, InSubprocess) and executor.script is not None
     device = executor.device if isinstance(executor, (InProcess, InSubprocess)) else None
     if isinstance(settings, ExternalScorer) and device is not None and not told_it:
         raise ConfigError(
-            f"executors.{key}.device: must be null, got {device!r}: an external scorer places itself. Give the device "
-            f"as one of scorers.{key}.options, if {settings.source} takes one."
+            f"executors.{key}.device: must be null, got {device!r}: an external scorer chooses its device. Set it in "
+            f"scorers.{key}.options, if {settings.source} takes a device."
         )

@@ -1,4 +1,4 @@
-"""Scorers by the sections of params.yaml."""
+"""Makes scorers from sections of params.yaml."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ BUILT_IN: dict[str, str] = {
     "geneval": "chunk_grpo.scorers.geneval.scorer:GenEval",
     "wise": "chunk_grpo.scorers.wise.scorer:Wise",
 }
-"""Kind in params.yaml to the class, which is imported only when it is used."""
+"""Kind in params.yaml to class, imported on use."""
 
 
 def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Scorer:
-    """The scorer of a section of params.yaml, in this process; no model is loaded yet.
+    """Make a scorer in this process. Loads no model yet.
 
     Args:
-        key: Its name in params.yaml, for messages.
-        settings: Its section.
-        device: Such as cuda:1; None: the first GPU, else the CPU.
+        key: Name of the scorer in params.yaml, for messages.
+        settings: The scorer's section.
+        device: Device such as cuda:1; None: the first GPU, else the CPU.
 
     Raises:
         ConfigError: A package is missing, or an external scorer cannot be found.
@@ -49,10 +49,10 @@ def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Sco
 
 
 def load(name: str) -> Callable[..., Any]:
-    """What `module:attribute` names.
+    """Import the object at `module:attribute`.
 
     Raises:
-        ImportError: The module, or a package that it needs, is not there.
+        ImportError: The module, or a package that it needs, is not installed.
     """
     module, _, attribute = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)

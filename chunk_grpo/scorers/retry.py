@@ -1,4 +1,4 @@
-"""A scorer that gives no answer is asked again, and then ends the stage; its silence is never a score of 0."""
+"""Retries of a failing scorer. The last failure ends the stage; it never counts as a score of 0."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from chunk_grpo.scorers.transient import may_pass
 _LOG = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Of a batch, in evaluation; training has `train.reward_attempts`."""
+"""Attempts per batch in evaluation. Training uses `train.reward_attempts`."""
 
 WAIT_SECONDS = 2.0
-"""Between the first failure and the second attempt, in evaluation; training has `train.reward_wait`."""
+"""Wait before the second attempt in evaluation. Training uses `train.reward_wait`."""
 
 
 def score_with_retries(
@@ -29,24 +29,24 @@ def score_with_retries(
     wait_seconds: float = WAIT_SECONDS,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Scores:
-    """Score a batch; try again after failures that `may_pass`, and wait twice as long after each of them.
+    """Score a batch; retry failures that `may_pass` accepts, with doubled waits.
 
-    DataError, ConfigError and errors of the program are raised at once: another try would end like the first. So is
-    TimeLimitError: the call that took too long still runs.
+    DataError, ConfigError and program errors are raised at once: a retry would fail alike. So is TimeLimitError: the
+    call that took too long still runs.
 
     Args:
-        name: The scorer's in params.yaml, for messages.
-        scorer: What scores.
+        name: Name of the scorer in params.yaml, for messages.
+        scorer: Scorer to call.
         batch: B images.
-        attempts: How often to try in all, at least 1.
-        wait_seconds: Seconds between the first failure and the second attempt, at least 0; then 2x, 4x and so on.
-        sleep: Waits that many seconds; tests give one of their own.
+        attempts: Total number of attempts, at least 1.
+        wait_seconds: Seconds between the first failure and the second attempt, at least 0; doubles with each attempt.
+        sleep: Function that waits the given seconds; tests replace it.
 
     Returns:
-        The scorer's answer as it is; `check_scores` judges it.
+        The scorer's answer, not checked by `check_scores`.
 
     Raises:
-        TransientError: The last attempt failed too. The process ends with exit code 75 and can be run again.
+        TransientError: The last attempt failed. The process ends with exit code 75; the command can be rerun.
         ValueError: `attempts` or `wait_seconds` is out of range.
     """
     if attempts < 1:
@@ -80,7 +80,7 @@ def score_with_retries(
 
 
 def _raise_what_lasts(name: str, error: Exception) -> None:
-    """Raise the error that is being handled, unless another try may mend it; the log names the scorer."""
+    """Raise the error being handled, unless a retry may succeed. The log names the scorer."""
     if isinstance(error, TimeLimitError):
         raise error
     if not may_pass(error):
@@ -89,5 +89,5 @@ def _raise_what_lasts(name: str, error: Exception) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The error's type and words; some errors of the network have no words."""
+    """Type and message of the error; some network errors have no message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

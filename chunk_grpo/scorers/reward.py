@@ -1,4 +1,4 @@
-"""The training reward: several scorers, and the weighted sum of their values."""
+"""Training reward: weighted sum of several scorers' values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from chunk_grpo.scorers.retry import score_with_retries
 
 
 def weighted_sum(scores: Mapping[str, FloatArray], weights: Mapping[str, float]) -> FloatArray:
-    """The weighted sum of scorers' values, added in the order of `weights`.
+    """Weighted sum of scorers' values, added in the order of `weights`.
 
     Args:
-        scores: Scorer to its values [B]. Scorers without a weight do not count.
-        weights: Scorer to its weight; at least one.
+        scores: Scorer name to values [B]. Scorers without a weight do not count.
+        weights: Scorer name to weight; at least one.
 
     Returns:
         Rewards [B].
 
     Raises:
-        DataError: A scorer with a weight has no values, or its values have another shape than the first one's.
+        DataError: A scorer with a weight has no values, or its values differ in shape from the first scorer's.
         ValueError: No weights.
     """
     if not weights:
@@ -40,10 +40,10 @@ def weighted_sum(scores: Mapping[str, FloatArray], weights: Mapping[str, float])
 
 
 class Reward:
-    """The scorers of the training reward, with their weights.
+    """Scorers of the training reward, with their weights.
 
     Attributes:
-        weights: Scorer to its weight.
+        weights: Scorer name to weight.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Reward:
         attempts: int = 3,
         wait_seconds: float = 2.0,
     ) -> None:
-        """Take the scorers that have a weight.
+        """Select the scorers that have a weight.
 
         Args:
             scorers: Name in params.yaml to scorer.
-            weights: Scorer to its weight.
-            attempts: How often a scorer is asked before training stops, at least 1.
-            wait_seconds: Seconds before the second attempt; each further wait is twice as long.
+            weights: Scorer name to weight.
+            attempts: Attempts per batch before training stops, at least 1.
+            wait_seconds: Seconds before the second attempt; doubles with each further attempt.
 
         Raises:
-            ConfigError: A scorer compares the images of a group; training scores parts of groups.
+            ConfigError: A scorer is groupwise; training scores parts of groups.
         """
         self.weights = dict(weights)
         self._scorers = {name: scorers[name] for name in weights}
@@ -75,11 +75,11 @@ class Reward:
                 )
 
     def scores(self, batch: ScoreBatch) -> dict[str, FloatArray]:
-        """Each scorer's values [B], by its name.
+        """Scorer name to values [B].
 
         Raises:
             DataError: A batch cannot be judged, an image is refused, or a score is missing or not finite.
-            TransientError: A scorer gave no answer, however often it was asked.
+            TransientError: A scorer gave no answer in any attempt.
         """
         values = {}
         for name, scorer in self._scorers.items():
@@ -88,7 +88,7 @@ class Reward:
             for row, reason in scores.refused.items():
                 raise DataError(
                     f"scorer {name}: refuses an image of the prompt {batch.prompts[row]!r} ({reason}). Training needs "
-                    f"a number for every image; scorers.{name}.refusals is for evaluation alone. Take the prompt out, "
-                    "or have the scorer return a number for what it would refuse."
+                    f"a number for every image; scorers.{name}.refusals applies to evaluation only. Remove the prompt, "
+                    "or make the scorer return a number for such images."
                 )
         return values

@@ -1,6 +1,6 @@
-"""`python -m chunk_grpo.scorers.serve NAME`: a scorer of params.yaml behind HTTP, for stages that name its URL.
+"""`python -m chunk_grpo.scorers.serve NAME`: serve a scorer of params.yaml over HTTP, for stages that set its URL.
 
-It listens on this machine alone unless it is given a token. SIGTERM lets it finish the batch that it is scoring.
+Without a token it listens on loopback only. After SIGTERM it finishes the batch being scored.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        argv: The command line, by default the process's.
+        argv: Command line; None: the process's.
 
     Returns:
-        The exit code: 0 after a signal, 2 for a bad configuration, 3 for a missing file, 1 if a second signal ended it.
+        Exit code: 0 after a signal, 2 for a bad configuration, 3 for a missing file, 1 after a second signal.
     """
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if token is None and not is_loopback(options.host):
             raise ConfigError(
                 f"--host: without a token a server listens on this machine only (127.0.0.1), got {options.host!r}; "
-                "put a token into an environment variable and name that with --token-variable"
+                "put a token into an environment variable and name the variable with --token-variable"
             )
         scorer = _scorer(options.params, options.name, options.device)
         limits = Limits(options.queue, options.most_megabytes * 10**6, token)
@@ -57,37 +57,37 @@ def _scorer(params: str, name: str, device: str | None) -> Scorer:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chunk_grpo.scorers.serve", description=__doc__)
-    parser.add_argument("name", metavar="NAME", help="the scorer's name in params.yaml")
-    parser.add_argument("--params", default="params.yaml", help="the parameter file (default: params.yaml)")
+    parser.add_argument("name", metavar="NAME", help="name of the scorer in params.yaml")
+    parser.add_argument("--params", default="params.yaml", help="parameter file (default: params.yaml)")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
     )
     parser.add_argument(
-        "--port", type=int, default=8901, help="0: any free one, which is logged (default: 8901)"
+        "--port", type=int, default=8901, help="port; 0: any free port, which is logged (default: 8901)"
     )
     parser.add_argument(
-        "--token-variable", help="environment variable with a token that every request must have"
+        "--token-variable", help="environment variable with the token that every request must carry"
     )
     parser.add_argument(
         "--queue",
         type=_positive,
         default=8,
-        help="batches held at once, the one being scored among them; more are asked to come again (default: 8)",
+        help="maximum number of batches held, including the one being scored; clients retry others (default: 8)",
     )
     parser.add_argument(
         "--merge",
         type=_positive,
         default=1,
-        help="score waiting batches together while they have at most this many images; 1: each on its own, so that no "
-        "rounding depends on who else asks (default: 1)",
+        help="maximum number of images in one call that merges waiting batches; 1: no merging, so that rounding does "
+        "not depend on other clients (default: 1)",
     )
     parser.add_argument(
         "--most-megabytes",
         type=_positive,
         default=512,
-        help="of one request; a 1024x1024 image takes 4.2 (default: 512)",
+        help="maximum size of a request; a 1024x1024 image takes 4.2 (default: 512)",
     )
-    parser.add_argument("--device", help="such as cuda:0 (default: the first GPU, else the CPU)")
+    parser.add_argument("--device", help="device such as cuda:0 (default: the first GPU, else the CPU)")
     return parser
 
 

@@ -17,7 +17,7 @@ from chunk_grpo.shapes.prompts import PromptSpec, parse_metadata
 
 
 class ShapesExact(ConfiguredScorer[ShapesScorer]):
-    """1 when every demand of the prompt is met, else 0, by the rules of GenEval's evaluator."""
+    """Value 1 if the image meets every demand of the prompt, else 0, by the rules of GenEval's evaluator."""
 
     version = 1
     needs = frozenset({"prompt", "metadata"})
@@ -32,7 +32,7 @@ class ShapesExact(ConfiguredScorer[ShapesScorer]):
 
 
 class ShapesGraded(ConfiguredScorer[ShapesScorer]):
-    """How nearly the demands are met, in [0, 1]: smooth, so that every group of images has something to learn from."""
+    """Degree to which the demands are met, in [0, 1]. It is smooth, so that groups rarely have equal rewards."""
 
     version = 1
     needs = frozenset({"prompt", "metadata"})
@@ -46,7 +46,7 @@ class ShapesGraded(ConfiguredScorer[ShapesScorer]):
 
 
 class ShapesVivid(ConfiguredScorer[ShapesScorer]):
-    """Vividness in [0, 1], whatever the prompt: it plays the part of a preference model that can be hacked."""
+    """Vividness in [0, 1], independent of the prompt; a simple model of a preference model that can be hacked."""
 
     version = 1
     needs = frozenset()
@@ -57,7 +57,7 @@ class ShapesVivid(ConfiguredScorer[ShapesScorer]):
 
 
 def _floats(images: Pictures) -> NDArray[np.float32]:
-    """[B, 3, H, W] in [0, 1]."""
+    """Images as float32 [B, 3, H, W] in [0, 1]."""
     floats: NDArray[np.float32] = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) / np.float32(255)
     return floats
 
@@ -73,6 +73,6 @@ def _spec(prompt: str, record: Mapping[str, object], scorer: str) -> PromptSpec:
         return parse_metadata({**record, "prompt": prompt})
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"scorer {scorer}: prompt {prompt!r}: {error}. This scorer judges prompts of the shapes world "
+            f"scorer {scorer}: prompt {prompt!r}: {error}. This scorer needs prompts of the shapes world "
             "(prompts.source: shapes); choose other scorers for other prompts."
         ) from error

@@ -1,4 +1,4 @@
-"""The files behind a scorer of the user's own: its module, and what that imports of the user's own code."""
+"""Source files of an external scorer: its module and the user code that it imports."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 ENTRY_POINTS = "chunk_grpo.scorers"
-"""Group of entry points by which an installed package offers scorers."""
+"""Entry point group through which installed packages offer scorers."""
 
 _OURS = ("chunk_grpo", "stages")
-"""A version of its own says what a scorer gets from this package."""
+"""Top-level packages of this project; not digested."""
 
 
 def offered_sources() -> dict[str, str]:
-    """The scorers that installed packages offer: name of the entry point to module:attribute."""
+    """Scorers of installed packages: entry point name to module:attribute."""
     return {point.name: f"{point.module}:{point.attr}" for point in entry_points(group=ENTRY_POINTS)}
 
 
 def module_of(source: str) -> str:
-    """The module that a scorer's `source` names, by an entry point or as module:attribute."""
+    """Module of a scorer's `source`, which is an entry point or module:attribute."""
     return offered_sources().get(source, source).partition(":")[0]
 
 
 def source_digest(source: str, files: Sequence[str], digest: Callable[[str], str | None]) -> str:
-    """A digest of all code and files behind a scorer of the user's own.
+    """Digest of all code and files of an external scorer.
 
     Args:
-        source: As in params.yaml.
-        files: Files and folders that it reads, as params.yaml names them.
-        digest: Digest of the content at a path; None: there is none.
+        source: `source` of the scorer in params.yaml.
+        files: Files and folders that the scorer reads, as in params.yaml.
+        digest: Returns the digest of the content at a path, or None if nothing is there.
 
     Returns:
-        Sixteen hexadecimal digits. Paths are no part of them: the same code elsewhere is the same scorer.
+        Sixteen hexadecimal digits. Paths do not count: the same code in another place is the same scorer.
     """
     modules = [(name, digest(str(path))) for name, path in sorted(source_files(module_of(source)).items())]
     content = [modules, [digest(path) for path in files]]
@@ -47,16 +47,16 @@ def source_digest(source: str, files: Sequence[str], digest: Callable[[str], str
 
 
 def source_files(module: str) -> dict[str, Path]:
-    """A module, the packages that hold it, and what these import of the user's own code, at any remove.
+    """Files of a module, its parent packages, and the user code that they import, directly or indirectly.
 
-    Nothing is imported. A module counts as the user's own when it lies in none of the interpreter's folders; of an
-    installed module, the modules of the same distribution count. Imports that a string names at run time are not seen.
+    Nothing is imported. A module is user code if it is outside the interpreter's folders, or has the same top-level
+    package as `module`. Imports by a string at run time are not found.
 
     Args:
-        module: Its full name.
+        module: Full name of the module.
 
     Returns:
-        Name of each module to its file; empty when there is no such module.
+        Module name to file; empty if the module does not exist.
     """
     found: dict[str, Path] = {}
     waiting = [module]
@@ -91,7 +91,7 @@ def _installed_folders() -> frozenset[Path]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Where a module is, without importing the packages that hold it."""
+    """Find a module's spec without importing its parent packages."""
     path: Sequence[str] | None = None
     spec: ModuleSpec | None = None
     full = ""
@@ -112,11 +112,11 @@ def _parents(name: str) -> list[str]:
 
 
 def _imports(name: str, file: Path, *, is_package: bool) -> Iterator[str]:
-    """Names of all modules that a file may import; of `from a import b`, a.b too."""
+    """Names of all modules that a file may import; for `from a import b`, also a.b."""
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError:
-        return  # importing it says so
+        return  # importing the module reports the error
     package = name if is_package else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -128,7 +128,7 @@ def _imports(name: str, file: Path, *, is_package: bool) -> Iterator[str]:
 
 
 def _base(package: str, level: int, module: str | None) -> str:
-    """The module that a relative or absolute `from` names."""
+    """Module of a relative or absolute `from` import."""
     if level == 0:
         return module or ""
     parts = package.split(".")

@@ -1,6 +1,6 @@
-"""Which scorer with which settings: what the stage check_scorers finds out and later stages score by.
+"""Scorer specs: identity and settings of scorers, written by the stage check_scorers and read by later stages.
 
-A file of specs is what the cache looks at: as long as it stays the same, nothing is scored or trained anew.
+DVC's cache depends on the file of specs. While it is unchanged, no scoring or training reruns.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from chunk_grpo.scorers.identity import measured
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """A scorer as params.yaml and the code have it.
+    """Identity and settings of a scorer.
 
     Attributes:
-        key: Its name in params.yaml.
-        name: What is measured, such as clip/openai/clip-vit-large-patch14.
-        version: Of the code that measures it.
-        hash: Of version, settings and model files.
-        splits: Of the prompts whose images are scored.
-        settings: Those that could move a score.
-        refusals: Share of the images that may stay without a score.
+        key: Name of the scorer in params.yaml.
+        name: Name of the measure and its model, such as clip/openai/clip-vit-large-patch14.
+        version: Version of the scoring code.
+        hash: Hash of version, settings and model files.
+        splits: Prompt splits whose images are scored.
+        settings: Settings that could change a score.
+        refusals: Maximum share of images without a score.
     """
 
     key: str
@@ -38,7 +38,7 @@ class ScorerSpec:
     refusals: float
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """JSON object of the spec."""
         return {
             "key": self.key,
             "name": self.name,
@@ -51,7 +51,7 @@ class ScorerSpec:
 
 
 def spec_of(key: str, settings: AnyScorer, scorer: Scorer) -> ScorerSpec:
-    """What `scorer` is; reads its local model files in whole."""
+    """Spec of `scorer`. Reads its local model files completely."""
     return ScorerSpec(
         key,
         scorer.name,
@@ -64,14 +64,14 @@ def spec_of(key: str, settings: AnyScorer, scorer: Scorer) -> ScorerSpec:
 
 
 def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
-    """The spec that `to_json` wrote.
+    """Parse the output of `ScorerSpec.to_json`.
 
     Args:
         record: The JSON object.
-        source: Its file, for messages.
+        source: File of the object, for messages.
 
     Raises:
-        DataError: Something is missing or of another kind, for example after an update of this package.
+        DataError: A key is missing or has a wrong type, for example after an update of this package.
     """
     try:
         return ScorerSpec(
@@ -85,16 +85,16 @@ def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{source}: no spec of a scorer that this version reads ({type(error).__name__}: {error}). Run "
+            f"{source}: this version cannot read the scorer spec ({type(error).__name__}: {error}). Run "
             "`dvc repro check_scorers`."
         ) from error
 
 
 def require_same(spec: ScorerSpec, scorer: Scorer) -> None:
-    """Refuse a scorer that is another one than was checked; reads its local model files in whole.
+    """Check that a scorer matches its spec. Reads its local model files completely.
 
     Raises:
-        DataError: Its name, version, settings or models differ.
+        DataError: Name, version, settings or models differ.
     """
     found = (scorer.name, scorer.version)
     if found != (spec.name, spec.version):
@@ -104,6 +104,6 @@ def require_same(spec: ScorerSpec, scorer: Scorer) -> None:
         )
     if scorer.spec_hash() != spec.hash:
         raise DataError(
-            f"scorers.{spec.key}: settings or model files are others than those that were checked; run "
+            f"scorers.{spec.key}: settings or model files differ from those that were checked; run "
             "`dvc repro --force --single-item check_scorers`, then `dvc repro`"
         )

@@ -1,4 +1,4 @@
-"""Models of which every weight is in its place, or an error that names those that are not."""
+"""Loads models strictly: missing, surplus or misshapen weights raise an error that names them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from chunk_grpo.errors import DataError
 Shape = Sequence[int]
 
 _SHOWN = 5
-"""Weights that a message names."""
+"""Maximum number of weights that a message names."""
 
 
 @dataclass(frozen=True)
 class KnownDifferences:
-    """Weights in which files of older versions of transformers differ from today's model, to no effect.
+    """Harmless differences between files of older transformers versions and the current model.
 
     Attributes:
-        may_lack: Pattern of names from which the model computes nothing; None: a file must have all.
-        may_have: Pattern of names that the model computes itself; None: a file may have no more than the model.
+        may_lack: Pattern of weights that the model does not use; None: a file must have all weights.
+        may_have: Pattern of surplus weights, which the model computes itself; None: a file may have no surplus weights.
     """
 
     may_lack: str | None = None
@@ -39,15 +39,15 @@ NO_DIFFERENCES = KnownDifferences()
 
 
 def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
-    """A model's config.json in the transformers layout.
+    """Read a model's config.json in the transformers layout.
 
     Args:
-        key: Of params.yaml, such as scorers.geneval.detector, for messages.
-        folder: With config.json.
-        model_type: What it must be, such as clip.
+        key: Key of params.yaml, such as scorers.geneval.detector, for messages.
+        folder: Folder with config.json.
+        model_type: Required model type, such as clip.
 
     Raises:
-        DataError: The file cannot be read, or is of another kind of model.
+        DataError: The file cannot be read, or the model type differs.
     """
     path = folder / "config.json"
     try:
@@ -63,20 +63,20 @@ def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
 def load_strict(
     key: str, model_class: Any, folder: Path, dtype: torch.dtype, known: KnownDifferences = NO_DIFFERENCES
 ) -> Any:
-    """A model for inference, on the CPU, whose weights are exactly those of its files.
+    """Load a model for inference on the CPU, with exactly the weights of its files.
 
     Args:
-        key: Of params.yaml, such as scorers.geneval.detector, for messages.
-        model_class: A class with from_pretrained.
-        folder: With config.json and the weights.
-        dtype: Of the weights in memory.
-        known: Differences that are none.
+        key: Key of params.yaml, such as scorers.geneval.detector, for messages.
+        model_class: Class with from_pretrained.
+        folder: Folder with config.json and the weights.
+        dtype: Dtype of the weights in memory.
+        known: Harmless differences to accept.
 
     Raises:
         DataError: A weight is missing, surplus or of another shape, or a file cannot be read.
     """
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # its report of the differences would list the harmless ones
+    logging.set_verbosity_error()  # transformers would also log the harmless differences
     try:
         model, report = model_class.from_pretrained(
             folder,
@@ -100,7 +100,7 @@ def load_strict(
         _without(known.may_lack, report["missing_keys"]),
         _without(known.may_have, report["unexpected_keys"]),
         report["mismatched_keys"],
-        f"config.json beside them is of another {model_class.__name__}, or files are of two revisions.",
+        f"config.json beside them belongs to another {model_class.__name__}, or the files are from two revisions.",
     )
     return model.eval().requires_grad_(False)
 
@@ -108,17 +108,17 @@ def load_strict(
 def check_shapes(
     where: str, wanted: Mapping[str, Shape], found: Mapping[str, Shape], may_have: Iterable[str], rule: str
 ) -> None:
-    """Refuse weights that are not exactly a network's.
+    """Check that a file's weights match a network's exactly.
 
     Args:
         where: Key of params.yaml and file, for messages.
-        wanted: Name to shape, of the network.
-        found: Name to shape, of the file.
-        may_have: Names that the file may have besides.
-        rule: A sentence: which files belong here.
+        wanted: Name to shape of the network's weights.
+        found: Name to shape of the file's weights.
+        may_have: Surplus names that the file may have.
+        rule: Sentence about the required files, for messages.
 
     Raises:
-        DataError: Weights are missing, surplus or of another shape: names them.
+        DataError: Weights are missing, surplus or of another shape; the message names them.
     """
     both = sorted(wanted.keys() & found.keys())
     _refuse(

@@ -1,7 +1,7 @@
-"""Which errors of a scorer another try may mend: one rule, in whatever process or interpreter they were raised.
+"""Which scorer errors a retry may fix: one rule for all processes and interpreters.
 
-An error is judged by what `workers.lines.facts_of` notes of it, which crosses between processes. Libraries are known by
-the names of their errors, so that none needs to be installed.
+The rule reads the output of `workers.lines.facts_of`, which workers send with an error. It identifies libraries' errors
+by class name, so no library needs to be installed.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ _PASSING = {
     *("requests.ConnectionError", "requests.Timeout", "requests.ChunkedEncodingError"),
     *("urllib3.TimeoutError", "urllib3.NewConnectionError", "urllib3.ProtocolError"),
 }
-"""Package and class: the network was away, slow or cut off."""
+"""Package and class of errors that may pass: the network was unreachable, slow or cut off."""
 
 _LASTING = {
     "httpx.UnsupportedProtocol",  # a URL without http:// or https://
     "aiohttp.ClientConnectorCertificateError",
     "requests.SSLError",
 }
-"""Of those: the address or a certificate is wrong."""
+"""Subclasses of `_PASSING` that do not pass: the address or a certificate is wrong."""
 
 _WITH_STATUS = {
     *("httpx.HTTPStatusError", "openai.APIStatusError", "aiohttp.ClientResponseError", "requests.HTTPError"),
     "urllib.HTTPError",
 }
-"""The server answered: its HTTP status decides."""
+"""Errors of a server that answered: the HTTP status decides."""
 
 _STATUSES = {408, 409, 425, 429}
-"""Time-out, conflict, too early and too many requests; from 500 on it is the server's fault."""
+"""HTTP statuses that may pass: time-out, conflict, too early, too many requests. All from 500 on may pass too."""
 
 _OF_THE_SYSTEM = {
     *(errno.EAGAIN, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE),
 }
-"""The network, or a file system behind one, is away."""
+"""Error numbers that may pass: the network or a network file system is unavailable."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether another try may end otherwise: not when a file is missing, or a request is refused."""
+    """Whether a retry may succeed. False for, among others, a missing file or a refused request."""
     return isinstance(error, TransientError) or facts_may_pass(lines.facts_of(error))
 
 
 def facts_may_pass(facts: Mapping[str, Any]) -> bool:
-    """The same of an error in another process.
+    """`may_pass` for an error in another process.
 
     Args:
-        facts: What `lines.facts_of` noted of it; what a worker of an older version does not note counts as nothing.
+        facts: Output of `lines.facts_of`. Keys that an older worker does not send count as empty.
     """
     kinds = {_short(name) for name in facts.get("classes", [])}
     if kinds & _WITH_STATUS:
@@ -68,5 +68,5 @@ def facts_may_pass(facts: Mapping[str, Any]) -> bool:
 
 
 def _short(name: str) -> str:
-    """Package and class of a class's full name: requests.ConnectionError of requests.exceptions.ConnectionError."""
+    """Package and class, without modules: requests.ConnectionError for requests.exceptions.ConnectionError."""
     return f"{name.partition('.')[0]}.{name.rpartition('.')[2]}"

@@ -1,6 +1,6 @@
-"""`python -m chunk_grpo.scorers.worker`: a scorer of this package in a process of its own, over its standard streams.
+"""`python -m chunk_grpo.scorers.worker`: a scorer of this package in a separate process, over standard streams.
 
-A stage starts it (`executors: {NAME: {kind: subprocess}}`); workers/lines.py has the protocol.
+A stage starts it (`executors: {NAME: {kind: subprocess}}`); workers/lines.py defines the protocol.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from chunk_grpo.scorers.workers import lines
 
 
 def open_worker(start: lines.Start) -> lines.Worker:
-    """The scorer of a start line, checked.
+    """Make and check the scorer of a start line.
 
     Raises:
-        ConfigError: A package is missing, or this version does not know the settings.
+        ConfigError: A package is missing, or this version does not accept the settings.
         DataError: A file is missing.
     """
     return worker_for(make_scorer(start.key, read_settings(start), start.device))

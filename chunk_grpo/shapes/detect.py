@@ -1,4 +1,4 @@
-"""Find the things in a picture without a learned model: components off the background, judged by outline and colour."""
+"""Detect shapes in an image without a learned model: foreground components, classified by outline and colour."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from chunk_grpo.shapes.render import CROSS_ARM, signed_distances
 from chunk_grpo.shapes.scene import BACKGROUNDS, COLOURS, SHAPES
 
 MIN_CONFIDENCE = 0.75
-"""Least outline overlap (intersection over union) of a detection; a circle and a square of one area overlap by 0.83."""
+"""Minimum outline overlap (intersection over union) of a detection; a circle and a square of equal area have 0.83."""
 
 MIN_AREA = 16.0
-"""Least area of a thing in pixels; smaller components are specks."""
+"""Minimum area of a detection in pixels; smaller components are ignored."""
 
 AREAS = np.array([np.pi, 4.0, 2.0, 4 * (2 * CROSS_ARM - CROSS_ARM**2)])
 """Areas of `SHAPES` at unit radius."""
 
 CENTROID_DROPS = np.array([0.0, 0.0, 1 / 3, 0.0])
-"""How far the centroid lies below the centre of the box, in radii."""
+"""Offset of the centroid below the centre of the box, in radii."""
 
 _FOREGROUND_DISTANCE = 60 / 255
 _COLOUR_SCALE = 0.15
@@ -33,10 +33,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Detection:
-    """One thing found in a picture.
+    """One shape detected in an image.
 
     Attributes:
-        box: (left, top, right, bottom) in pixels, of the best-fitting shape.
+        box: Box of the best-fitting shape: (left, top, right, bottom) in pixels.
         overlaps: Intersection over union with each of `SHAPES` of the same area and centroid, in [0, 1].
         colour_likelihoods: exp(-(distance / 0.15)^2 / 2) of the median colour to each of `COLOURS`, in (0, 1].
     """
@@ -47,17 +47,17 @@ class Detection:
 
     @property
     def shape(self) -> str:
-        """The shape of the largest overlap."""
+        """Shape with the largest overlap."""
         return SHAPES[int(self.overlaps.argmax())]
 
     @property
     def colour(self) -> str:
-        """The nearest colour."""
+        """Nearest colour."""
         return list(COLOURS)[int(self.colour_likelihoods.argmax())]
 
     @property
     def confidence(self) -> float:
-        """The largest overlap, in [0, 1]."""
+        """Largest overlap, in [0, 1]."""
         return float(self.overlaps.max())
 
     @property
@@ -79,7 +79,7 @@ def _palettes() -> tuple[Array, Array]:
 
 
 def _templates(centroid: Array, area: float, size: tuple[int, int]) -> tuple[Array, Array]:
-    """Coverage of every shape of the given area and centroid, with the radius and the box centre of each.
+    """Coverage, box centre and radius of every shape with the given area and centroid.
 
     Returns:
         [len(SHAPES), *size] in [0, 1]; and [len(SHAPES), 3] of (x, y, radius).
@@ -97,10 +97,10 @@ def _templates(centroid: Array, area: float, size: tuple[int, int]) -> tuple[Arr
 
 
 def detect(image: NDArray[np.floating]) -> list[Detection]:
-    """Detections of all components that are large enough, whatever their confidence, from left to right.
+    """Detect all components of at least MIN_AREA, of any confidence, from left to right.
 
     Args:
-        image: [3, H, W] in [0, 1].
+        image: Image [3, H, W] in [0, 1].
     """
     pixels = np.asarray(image, dtype=np.float64)
     backgrounds, colours = _palettes()
@@ -118,11 +118,11 @@ def detect(image: NDArray[np.floating]) -> list[Detection]:
 
 
 def _judge(pixels: Array, distance: Array, member: NDArray[np.bool_], colours: Array) -> Detection | None:
-    """Measure one component, or None for a speck."""
+    """Measure one component; None below MIN_AREA."""
     inside = member & (distance >= 0.8 * np.percentile(distance[member], 75))
     colour = np.median(pixels[:, inside], axis=1)
     typical = np.median(distance[inside])
-    # Anti-aliased rims fall outside the component, so coverage is measured one pixel around it.
+    # Anti-aliased edges are outside the component, so coverage is measured one pixel around it.
     cover = np.where(ndimage.binary_dilation(member), np.clip(distance / typical, 0, 1), 0)
     area = float(cover.sum())
     if area < MIN_AREA:

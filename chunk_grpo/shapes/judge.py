@@ -1,4 +1,4 @@
-"""Scores of a picture: GenEval's exact rules, a smooth grade of the same demands, and vividness."""
+"""Scores of an image: GenEval's exact rules, a smooth grade of the same demands, and vividness."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chunk_grpo.shapes.prompts import Demand, PromptSpec
 from chunk_grpo.shapes.scene import COLOURS, SHAPES
 
 POSITION_MARGIN = 0.1
-"""GenEval's margin: offsets shrink by this fraction of the two boxes' summed sides."""
+"""GenEval's margin: fraction of the two boxes' summed sides that is subtracted from offsets."""
 
 _CLUTTER_FACTOR = 0.9
 
@@ -22,8 +22,8 @@ def exact_score(detections: list[Detection], spec: PromptSpec) -> bool:
     """Whether every demand is met by confident detections, by the rules of GenEval's evaluator.
 
     Args:
-        detections: What `detect` found, whatever the confidence.
-        spec: The caption's demands.
+        detections: Result of `detect`, of any confidence.
+        spec: Demands of the caption.
     """
     sure = [d for d in detections if d.confidence >= MIN_CONFIDENCE]
     matches = [[d for d in sure if _matches(d, demand)] for demand in spec.demands]
@@ -42,7 +42,7 @@ def _matches(detection: Detection, demand: Demand) -> bool:
 
 
 def relation_margins(a: Detection, b: Detection) -> dict[str, float]:
-    """How far `a` lies in each direction of `b`: GenEval's normalised offset components, in [-1, 1]."""
+    """Components of GenEval's normalised offset of `a` from `b` by direction, in [-1, 1]."""
     offset = np.subtract(a.centre, b.centre)
     slack = POSITION_MARGIN * np.add(a.sides, b.sides)
     offset = np.sign(offset) * np.maximum(np.abs(offset) - slack, 0)
@@ -56,11 +56,11 @@ def _holds(relation: str, a: Detection, b: Detection) -> bool:
 
 
 def graded_score(detections: list[Detection], spec: PromptSpec) -> float:
-    """How nearly the demands are met, in [0, 1]; smooth in outlines, colours and places.
+    """Graded fulfilment of the demands, in [0, 1]; smooth in outlines, colours and positions.
 
-    Each demanded thing takes the detection that suits it best (one each, by optimal assignment); its grade is the
-    rescaled outline overlap times the colour's likelihood, times a logistic in the relation's margin. The mean over the
-    demanded things is multiplied by 0.9 for every detection that nothing asked for.
+    Optimal assignment pairs each demanded object with at most one detection. Its grade is the rescaled outline overlap
+    times the likelihood of the colour, times a logistic function of the relation's margin. The mean over the demanded
+    objects is multiplied by 0.9 for every surplus detection.
     """
     wanted = [demand for demand in spec.demands for _ in range(demand.count)]
     if not detections:
@@ -74,7 +74,7 @@ def graded_score(detections: list[Detection], spec: PromptSpec) -> float:
             continue
         grade = float(grades[row, assigned[row]])
         if demand.relation:
-            # A related thing whose partner was not found earns half its grade, as if the direction were undecided.
+            # Without a detected partner the direction counts as undecided: half the grade.
             margin = 0.5
             if 0 in assigned:
                 margin = relation_margins(detections[assigned[row]], detections[assigned[0]])[demand.relation]
@@ -95,11 +95,11 @@ def _grade(detection: Detection, demand: Demand) -> float:
 def vividness(image: NDArray[np.floating]) -> float:
     """Mean chroma (largest minus smallest channel) of the most chromatic quarter of the pixels, in [0, 1].
 
-    It rewards saturated colour and much of it, and knows nothing of the prompt: a policy can raise it by painting
-    larger or more things, or by pushing orange towards yellow. That is its purpose: a reward that can be hacked.
+    It rewards large areas of saturated colour and ignores the prompt. A policy can raise it with larger or more
+    objects, or by shifting orange towards yellow: it serves as a reward that can be hacked.
 
     Args:
-        image: [3, H, W] in [0, 1].
+        image: Image [3, H, W] in [0, 1].
     """
     pixels = np.asarray(image, dtype=np.float64)
     chroma = np.sort((pixels.max(axis=0) - pixels.min(axis=0)).ravel())

@@ -1,4 +1,4 @@
-"""Sample a scene that fulfils a caption: exactly the demanded things, placed so that nothing overlaps."""
+"""Sample a scene that fulfils a caption: exactly the demanded objects, without overlap."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from chunk_grpo.shapes.prompts import PromptSpec
 from chunk_grpo.shapes.scene import BACKGROUNDS, COLOURS, MAX_RADIUS, MIN_RADIUS, SIZE, Scene, Thing
 
 GAP = 2.0
-"""Least distance between two bounding boxes, and of a box from the edge, in pixels."""
+"""Minimum distance between two bounding boxes, and of a box from the edge, in pixels."""
 
 FOLLOWS = "follows"
-"""The relation of `left_to_right`: to the right of the first thing, at any height."""
+"""Relation used by `left_to_right`: to the right of the first object, at any height."""
 
 _ATTEMPTS = 200
 
 
 def sample_scene(spec: PromptSpec, rng: random.Random, *, left_to_right: bool = False) -> Scene:
-    """Draw a scene in which `spec` holds; unmentioned colours, sizes and places are random.
+    """Draw a scene that fulfils `spec`; unspecified colours, sizes and positions are random.
 
     Args:
-        spec: The caption.
-        rng: Source of all that the caption leaves open.
-        left_to_right: Put unlike things that stand in no stated relation beside each other in the caption's order.
+        spec: Caption and its demands.
+        rng: Random generator for everything that the caption does not specify.
+        left_to_right: Place different objects without a stated relation from left to right in the caption's order.
 
     Raises:
-        RuntimeError: No layout was found; with at most four things this does not happen in practice.
+        RuntimeError: No layout was found; this does not happen in practice with at most four objects.
     """
     wanted = [
         (demand.shape, demand.colour, demand.relation or (FOLLOWS if left_to_right and number else None))
@@ -65,7 +65,7 @@ def _apart(a: Thing, b: Thing) -> bool:
 
 
 def _related(thing: Thing, things: list[Thing], relation: str | None) -> bool:
-    """The relation must be the dominant direction, so that a caption is never a matter of opinion."""
+    """Whether the relation holds and is the dominant direction, so that captions are unambiguous."""
     if relation is None:
         return True
     dx, dy = thing.x - things[0].x, thing.y - things[0].y

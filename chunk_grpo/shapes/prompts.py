@@ -1,8 +1,8 @@
-"""Captions of the shapes world in GenEval's six categories, and what each one demands of a picture.
+"""Captions of the shapes world in GenEval's six categories, with their demands on an image.
 
 A `PromptSpec` carries its demands in the format of GenEval's evaluation_metadata.jsonl, so that the same prompt file
-serves our exact detector and the original evaluator's rules. A quarter of the contents is held out of tuning: the
-base model has seen every caption in pre-training, but no training rollout shows these.
+works with this package's detector and with the original evaluator's rules. A quarter of the contents is held out of
+tuning: pre-training of the base model uses every caption, training rollouts do not use these.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SHAPE_KNOWLEDGE = {
 
 @dataclass(frozen=True)
 class Demand:
-    """One entry of GenEval's `include`: at least `count` things of a class, of a colour, in a relation.
+    """One entry of GenEval's `include`: at least `count` objects of a class, colour and relation.
 
     Attributes:
-        shape: The class.
-        count: How many there must be at the least.
-        colour: Their colour, or None for any.
-        relation: One of `RELATIONS` towards the things of entry 0, or None.
+        shape: Class of the objects.
+        count: Minimum number of objects.
+        colour: Colour of the objects; None: any.
+        relation: Relation to the objects of entry 0, one of `RELATIONS`; None: any position.
     """
 
     shape: str
@@ -62,7 +62,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """A caption and its demands; `exact` forbids more things of a class than demanded (GenEval's `exclude`)."""
+    """A caption and its demands; `exact` forbids more objects of a class than demanded (GenEval's `exclude`)."""
 
     prompt: str
     category: Category
@@ -70,7 +70,7 @@ class PromptSpec:
     exact: bool = False
 
     def metadata(self) -> dict[str, object]:
-        """The demands as one record of GenEval's evaluation_metadata.jsonl."""
+        """Convert the demands to a record of GenEval's evaluation_metadata.jsonl."""
         include: list[dict[str, object]] = []
         for demand in self.demands:
             entry: dict[str, object] = {"class": demand.shape, "count": demand.count}
@@ -86,9 +86,9 @@ class PromptSpec:
 
     @property
     def held_out(self) -> bool:
-        """Whether the content belongs to the quarter that no training prompt shows.
+        """Whether the content is in the quarter that training prompts exclude.
 
-        The content is the demands; where there are too few of them (single objects, counts) it is the wording.
+        The content is the demands; for single objects and counts, with few different demands, also the wording.
         """
         wording = self.prompt if self.category in ("single_object", "counting") else ""
         content = f"{self.category}|{self.demands}|{wording}"
@@ -148,14 +148,14 @@ def _attributions() -> list[PromptSpec]:
 
 
 def all_prompts() -> list[PromptSpec]:
-    """Every caption of the six categories, in a fixed order."""
+    """All captions of the six categories, in a fixed order."""
     return [*_single(), *_two(), *_counting(), *_colours(), *_positions(), *_attributions()]
 
 
 def knowledge_prompts() -> list[PromptSpec]:
-    """The WISE-like set: colours and shapes named only through what one has to know about the world.
+    """WISE-like set: colours and shapes described indirectly, through world knowledge.
 
-    The text encoders learn what the phrases mean; the transformer never sees them in training.
+    The text encoders are trained on these phrases; the transformer is not.
     """
     by_colour = [
         PromptSpec(f"a {s} coloured like {phrase}", "wise", (Demand(s, colour=c),))
@@ -175,10 +175,10 @@ def knowledge_prompts() -> list[PromptSpec]:
 
 
 def parse_metadata(record: dict[str, object]) -> PromptSpec:
-    """The inverse of `PromptSpec.metadata`.
+    """Inverse of `PromptSpec.metadata`.
 
     Raises:
-        ValueError: A record that the shapes world cannot judge; the message names the field and its value.
+        ValueError: The record is not one of the shapes world; the message has the field and its value.
     """
     include = record.get("include")
     if not isinstance(include, list) or not include:

@@ -1,4 +1,4 @@
-"""Draw scenes: every shape is a signed distance function, anti-aliased over one pixel."""
+"""Render scenes: every shape is a signed distance function, anti-aliased over one pixel."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def signed_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def render(scenes: Sequence[Scene], device: torch.device | str = "cpu") -> Tensor:
-    """Draw a batch of scenes.
+    """Render a batch of scenes.
 
     Args:
-        scenes: B scenes.
-        device: Where to draw.
+        scenes: Scenes, B of them.
+        device: Device of the images.
 
     Returns:
         [B, 3, SIZE, SIZE] float32 in [0, 1], red, green, blue.

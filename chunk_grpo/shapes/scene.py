@@ -1,6 +1,6 @@
-"""What a picture of the shapes world contains: things of one shape and one colour on a plain background.
+"""Content of an image of the shapes world: coloured shapes on a plain background.
 
-Coordinates are pixels of a `SIZE` x `SIZE` image, x to the right and y downwards, (0, 0) the upper left corner.
+Coordinates are pixels of a `SIZE` x `SIZE` image, x to the right and y downwards, (0, 0) is the upper left corner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BACKGROUNDS: dict[str, tuple[int, int, int]] = {
 }
 
 MIN_RADIUS, MAX_RADIUS = 4.5, 6.0
-"""Half the side of a thing's bounding box, in pixels."""
+"""Range of half the side of a bounding box, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A background colour and the things on it, which never overlap."""
+    """Background colour and non-overlapping objects."""
 
     background: str
     things: tuple[Thing, ...]

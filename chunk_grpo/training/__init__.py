@@ -1,1 +1,1 @@
-"""The training loop: it holds no formula, only the order of things, checkpoints and metrics."""
+"""The training loop, checkpoints and metrics. Formulas are in `chunk_grpo.core`."""

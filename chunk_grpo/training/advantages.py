@@ -19,7 +19,7 @@ def rewards_of(experience: Experience, weights: Mapping[str, float]) -> Tensor:
 
     Args:
         experience: Q groups of M images.
-        weights: Scorer to its weight.
+        weights: Weight of each scorer.
 
     Returns:
         float64 [Q, M].
@@ -32,11 +32,11 @@ def advantages_of(experience: Experience, weights: Mapping[str, float], method: 
 
     Args:
         experience: All images of the iteration.
-        weights: Scorer to its weight, for a method without rewards for each chunk.
-        method: How rewards are standardised and combined.
+        weights: Weight of each scorer. Ignored if `method.chunk_rewards` is set.
+        method: Settings of standardisation and combination.
 
     Returns:
-        [B], or [B, K] where chunks have rewards of their own; float64, within the advantage clip.
+        float64 [B], or [B, K] with `method.chunk_rewards`; absolute values are at most `method.advantage_clip`.
     """
     combined = COMBINED[method.combine]
     if method.chunk_rewards is None:
@@ -51,7 +51,7 @@ def _of_weighted_sum(experience: Experience, weights: Mapping[str, float], metho
 
 
 def _weighted_mean(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
-    """The weighted mean of each reward's own advantages, [Q, M]."""
+    """Weighted mean of the advantages of the single rewards, [Q, M]."""
     each = torch.stack([rewards_of(experience, {name: 1.0}) for name in weights])  # [R, Q, M]
     shares = [weight / sum(weights.values()) for weight in weights.values()]
     return weighted_advantages(each, shares, method.advantage_clip, SCALES[method.advantage_std])

@@ -1,10 +1,10 @@
-"""Checkpoints of a training run: one file an iteration, whole or not there, checked before it is used.
+"""Checkpoints of a training run: one file per iteration, written atomically and verified before use.
 
-A kill at any moment leaves the older files as they were: a new one is written beside them, brought to the disk and
-only then moved into place, and older ones are removed after that.
+A kill at any moment leaves the older files intact: a new file is written under a temporary name, synced to disk and
+then renamed. Older files are removed last.
 
-A file is what torch.save writes, sealed with a checksum of all its bytes. torch.load needs one: it does not compare the
-checksums in a zip archive, and with a single flipped bit in the archive's table it returns memory that it never filled.
+A file is the output of torch.save plus a checksum of all its bytes. torch.load does not verify the checksums of the
+zip archive: after a single flipped bit in the archive's table it returns uninitialised memory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class TrainingState:
-    """All that a run needs to go on: random streams are functions of the iteration and need no state.
+    """State that resumes a run. Random streams are functions of the iteration and have no state.
 
     Attributes:
-        iteration: Iterations done, >= 0.
-        network: State dict of what is trained: the whole policy, or the adapter alone.
+        iteration: Number of completed iterations, >= 0.
+        network: State dict of the trained weights: the whole policy, or the adapter alone.
         optimizer: State dict of the optimiser.
         rows: Metric rows (iteration, metric, value) so far.
-        extra: Small plain values and tensors by name, such as averaged weights or a chunk plan; {} when unused.
+        extra: Other plain values and tensors by name, such as averaged weights or a chunk plan; {} if unused.
     """
 
     iteration: int
@@ -53,15 +53,15 @@ class TrainingState:
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one folder; files with other names are left alone."""
+    """The checkpoints of one run in one folder. Files with other names are ignored."""
 
     def __init__(self, folder: Path, identity: str, keep: int) -> None:
-        """Touch nothing yet; the folder is made by the first save.
+        """Set the folder. The first `save` creates it.
 
         Args:
-            folder: Where the checkpoints are, for this run alone.
-            identity: Names the computation (code, parameters, inputs); only its own checkpoints are used.
-            keep: How many checkpoints stay, >= 1.
+            folder: Folder of this run's checkpoints, not shared with other runs.
+            identity: Name of the computation (code, parameters, inputs). Checkpoints with another identity are refused.
+            keep: Number of checkpoints that are kept, >= 1.
 
         Raises:
             ValueError: `keep` is below 1.
@@ -69,14 +69,14 @@ class CheckpointStore:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._folder, self._identity, self._keep = folder, identity, keep
-        self._refused: set[Path] = set()  # not counted by `keep`, or bad files would push out good ones
+        self._refused: set[Path] = set()  # not counted by `keep`: bad files must not displace good ones
 
     def save(self, state: TrainingState) -> None:
-        """Write `state`, then remove the checkpoints beyond `keep` and what a killed save left.
+        """Write `state`; remove checkpoints beyond `keep` and partial files of killed saves.
 
         Raises:
-            DataError: The disk is full or cannot be written; the older checkpoints are still there.
-            TypeError: `state` holds something that loading would refuse.
+            DataError: The disk is full or not writable. The older checkpoints remain.
+            TypeError: `state` holds a value that loading would refuse.
             ValueError: The iteration is negative.
         """
         path = self._folder / _file_name(state.iteration)
@@ -106,16 +106,16 @@ class CheckpointStore:
                 raise
             raise DataError(
                 f"{path}: the checkpoint cannot be saved ({cause.strerror or cause}). Make room in {self._folder} or "
-                "make it writable, then run again: training goes on from the newest checkpoint there."
+                "make it writable, then run again: training resumes from the newest checkpoint there."
             ) from error
 
     def latest(self) -> TrainingState | None:
-        """The newest checkpoint that is whole and of this computation, or None when there are no checkpoints.
+        """The newest intact checkpoint of this computation, with tensors on the CPU; None without any checkpoint.
 
-        A newer one that is refused is told in a warning. Nothing is removed. Tensors come back on the CPU.
+        Logs a warning for each newer checkpoint that is refused. Removes nothing.
 
         Raises:
-            DataError: There are checkpoints, but none can be used; or the folder cannot be read.
+            DataError: All checkpoints are refused, or the folder cannot be read.
         """
         refused: dict[Path, str] = {}
         for iteration, path in reversed(self._files(_CHECKPOINT)):
@@ -134,7 +134,7 @@ class CheckpointStore:
         return None
 
     def newest_path(self) -> Path | None:
-        """The newest checkpoint by name, for messages; not read, but none that `latest` refused."""
+        """The newest checkpoint by name, for messages. Skips those that `latest` refused; does not read the file."""
         paths = [path for _, path in self._files(_CHECKPOINT) if path not in self._refused]
         return paths[-1] if paths else None
 
@@ -151,7 +151,7 @@ class CheckpointStore:
         return sorted((int(match[1]), path) for match, path in found if match)
 
     def _remove_older_than(self, iteration: int) -> None:
-        """Remove what is beyond `keep`, counted back from the checkpoint of `iteration`."""
+        """Remove checkpoints beyond `keep`, counted back from the one of `iteration`."""
         files = [(number, path) for number, path in self._files(_CHECKPOINT) if number <= iteration]
         oldest_kept = [number for number, path in files if path not in self._refused][-self._keep :][0]
         for number, path in files:
@@ -159,10 +159,14 @@ class CheckpointStore:
                 path.unlink()
 
     def _read(self, path: Path, iteration: int) -> TrainingState:
-        """The state in `path`.
+        """Load the state in `path`.
+
+        Args:
+            path: File to load.
+            iteration: Iteration in the file's name.
 
         Raises:
-            _RefusedError: The file is damaged, of another computation, or not what its name says.
+            _RefusedError: The file is damaged, belongs to another computation, or contradicts its name.
         """
         try:
             whole = _is_whole(path)
@@ -183,25 +187,25 @@ class CheckpointStore:
             )
         state = content.get("state")
         if not isinstance(state, dict) or set(state) != {entry.name for entry in fields(TrainingState)}:
-            raise _RefusedError(f"does not hold the state that the format {FORMAT} asks for")
+            raise _RefusedError(f"does not hold the fields of the format {FORMAT}")
         if state["iteration"] != iteration:
-            raise _RefusedError(f"holds iteration {state['iteration']!r}, which does not fit its name")
+            raise _RefusedError(f"holds iteration {state['iteration']!r}, which does not match its name")
         return TrainingState(**state)
 
 
 class _RefusedError(Exception):
-    """Why a file cannot be used."""
+    """A checkpoint cannot be used; the message is the reason."""
 
 
 def _file_name(iteration: int) -> str:
-    """The checkpoint's name; longer numbers get more digits."""
+    """File name of a checkpoint, with at least six digits."""
     if iteration < 0:
         raise ValueError(f"iteration must be at least 0, got {iteration}")
     return f"iteration-{iteration:06d}.pt"
 
 
 def _seal(stream: BinaryIO) -> None:
-    """Add the checksum of all that is in `stream`, as the comment that may end a zip archive.
+    """Append the checksum of the bytes in `stream`, as the comment at the end of a zip archive.
 
     The last two bytes of an archive are the length of its comment; torch.save leaves 0 there.
     """
@@ -214,14 +218,14 @@ def _seal(stream: BinaryIO) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file ends with the checksum of all that comes before it."""
+    """Whether the file ends with the checksum of the bytes before it."""
     with path.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END) - _CHECKSUM_DIGITS
         return _checksum(stream, size) == stream.read()
 
 
 def _checksum(stream: BinaryIO, size: int) -> bytes:
-    """CRC-32 of the first `size` bytes in hexadecimal; `stream` is left behind them."""
+    """CRC-32 of the first `size` bytes in hexadecimal; leaves `stream` at position `size`."""
     checksum = 0
     stream.seek(0)
     while size > 0 and (block := stream.read(min(size, 2**20))):
@@ -231,9 +235,9 @@ def _checksum(stream: BinaryIO, size: int) -> bytes:
 
 
 def _find_not_plain(value: object) -> str | None:
-    """Where `value` holds what torch.load(weights_only=True) may refuse, and what it is; None when nowhere.
+    """Location and type of a value that torch.load(weights_only=True) may refuse; None if there is none.
 
-    Types are compared exactly: numpy.float64 is a float, can be saved, and cannot be loaded.
+    Types are compared exactly: numpy.float64 is a subclass of float that can be saved but not loaded.
     """
     items: list[tuple[object, object]] = []
     if type(value) in (dict, OrderedDict):
@@ -251,7 +255,7 @@ def _find_not_plain(value: object) -> str | None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder so that it, too, is there after a loss of power."""
+    """Create a folder that survives a loss of power."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -259,7 +263,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync the folder's directory entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -268,7 +272,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """The error of the operating system behind `error`: torch.save hides a full disk behind a RuntimeError."""
+    """The OSError in the chain of `error`: torch.save raises RuntimeError when the disk is full."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

@@ -1,4 +1,4 @@
-"""Which steps of which trajectories an update trains together, with which weights; and the plan over the run."""
+"""The chunks that an update trains, their weights, and the chunk plan over the run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from chunk_grpo.training.rollouts import Drawn
 
 @dataclass(frozen=True)
 class TrainedChunks:
-    """What an update trains of B trajectories.
+    """The trained chunks of B trajectories.
 
     Attributes:
-        assignment: The chunk of each step; a chunk has one importance ratio.
-        selected: bool [B, Kmax], the chunks that are trained.
-        weights: [B, Kmax], what each chunk's term counts, or None for 1.
+        assignment: Chunk of each step. Each chunk has one importance ratio.
+        selected: bool [B, Kmax], whether a chunk is trained.
+        weights: [B, Kmax], weight of each chunk's term in the objective; None: all 1.
     """
 
     assignment: ChunkAssignment
@@ -43,15 +43,15 @@ class TrainedChunks:
 
 @dataclass(frozen=True)
 class Draw:
-    """Which draw of chunks this is: its place in the run, and these rows' places among those of all processes.
+    """Index of a draw of chunks: its update, and the rows of this process among all rows.
 
     Attributes:
         seed: Training seed.
-        iteration: From 1.
-        iterations: Of the whole run.
-        update: From 0, within the iteration.
-        rows: The number of each row in the update of all processes.
-        total: Rows of the update in all processes.
+        iteration: Number of the iteration, from 1.
+        iterations: Number of iterations of the whole run.
+        update: Number of the update within the iteration, from 0.
+        rows: Indices of this process's rows among the update's rows of all processes.
+        total: Number of the update's rows in all processes.
     """
 
     seed: int
@@ -63,7 +63,7 @@ class Draw:
 
 
 class Chunks:
-    """The chunks of a variant: a plan that may follow the policy, and the draw of what is trained."""
+    """The chunks of a variant: the plan, which may be recomputed, and the draw of the trained chunks."""
 
     def __init__(self, method: Method) -> None:
         self._method = method
@@ -76,14 +76,14 @@ class Chunks:
         return self._plan
 
     def follow(self, profile: Sequence[float], iteration: int) -> dict[str, float]:
-        """Make a guided plan anew when it is time to, and tell how far policy and plan have moved.
+        """Recompute a guided plan every `replan_every` iterations, and measure the drift of profile and plan.
 
         Args:
-            profile: Mean relative L1 distance [N] of this iteration's trajectories, so of the current policy.
-            iteration: From 1.
+            profile: Mean relative L1 distance [N] of this iteration's trajectories.
+            iteration: Number of the iteration, from 1.
 
         Returns:
-            Metrics; none for a variant whose plan stays.
+            Metrics by name; empty for a variant with a fixed plan.
         """
         every, num_chunks = self._method.replan_every, self._method.guided_chunks
         if every is None or num_chunks is None:
@@ -101,7 +101,7 @@ class Chunks:
         }
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """Plan, weights and first profile, for a checkpoint."""
         return {
             "sizes": list(self._plan.sizes),
             "weights": self._weights,
@@ -109,14 +109,18 @@ class Chunks:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with what `state` told."""
+        """Restore the result of `state`."""
         self._plan, self._weights = ChunkPlan(tuple(state["sizes"])), state["weights"]
         self._first_profile = state["first_profile"]
 
     def select(self, drawn: Drawn, draw: Draw) -> TrainedChunks:
-        """Draw the chunks to train of these trajectories, each on its own.
+        """Draw the chunks to train, independently for each trajectory.
 
-        With the step objective the steps of the drawn chunks are trained as chunks of one.
+        With the step objective, each step of a drawn chunk becomes a chunk of size 1.
+
+        Args:
+            drawn: B trajectories.
+            draw: Index of the draw; it names the random stream.
         """
         chunks = self._chunks_of(drawn)
         candidates = self._draw_weights(chunks, draw)  # [B, Kmax]
@@ -127,7 +131,7 @@ class Chunks:
         trained = RATIO_CHUNKS[self._method.objective](chunks)  # N chunks at most, [B, N]
 
         def of_trained(values: Tensor) -> Tensor:
-            """Values [B, Kmax] of the drawn chunks as those of the trained ones."""
+            """Values [B, Kmax] of the drawn chunks as values of the trained chunks."""
             return values if trained is chunks else trained.means(chunks.to_steps(values))
 
         weights = None if by_step is None else trained.means(by_step)
@@ -136,7 +140,7 @@ class Chunks:
         return TrainedChunks(trained, of_trained(selected.to(torch.float64)) > 0, weights)
 
     def _chunks_of(self, drawn: Drawn) -> ChunkAssignment:
-        """The plan's chunks, a trajectory's own, or the noisy steps where not all are."""
+        """The plan's chunks; chunks of each trajectory (adaptive plan); or single noisy steps (window, branches)."""
         rows = len(drawn.states)
         if self._method.window or self._method.branching:
             number = drawn.noisy.cumsum(dim=1) - 1
@@ -148,7 +152,12 @@ class Chunks:
         return ChunkAssignment.per_row([adaptive_plan(curve, largest) for curve in curves])
 
     def _draw_weights(self, chunks: ChunkAssignment, draw: Draw) -> Tensor:
-        """Weight of each chunk in the draw, float64 [B, Kmax]; 0 for one that may not be drawn."""
+        """Weight of each chunk in the draw, float64 [B, Kmax]; 0: never drawn.
+
+        Args:
+            chunks: Candidate chunks of B trajectories.
+            draw: Index of the draw; annealed selection depends on its iteration.
+        """
         candidates = chunks.exists.to(torch.float64)
         if self._method.train_chunks is not None:
             allowed = torch.zeros(candidates.shape[1], dtype=torch.float64)
@@ -160,24 +169,28 @@ class Chunks:
         return candidates * rule.weights(self._weights.to(torch.float64), draw.iteration, draw.iterations)
 
     def _draw(self, candidates: Tensor, draw: Draw) -> Tensor:
-        """The drawn chunks, bool [B, Kmax]: one draw for the update of all processes, of which these are rows.
+        """The drawn chunks, bool [B, Kmax].
 
-        Trajectories with chunks of their own are drawn for as if they could have a chunk a step, so that the
-        draw does not depend on how many the others have.
+        Draws for the rows of all processes and returns the rows of this one. With an adaptive plan the draw has one
+        column per step, so that a row's result does not depend on the number of chunks of the other rows.
+
+        Args:
+            candidates: Weights of the draw [B, Kmax].
+            draw: Index of the draw; it names the random stream.
         """
         number = candidates.shape[1]
         width = number if self._method.adaptive_size is None else self._method.grid.num_sde_steps
-        everywhere = torch.ones(draw.total, width, dtype=torch.float64)
+        everywhere = torch.ones(draw.total, width, dtype=torch.float64)  # [rows of all processes, width]
         rows = slice(draw.rows.start, draw.rows.stop)
         everywhere[rows, :number], everywhere[rows, number:] = candidates, 0
         stream = generator("chunks", draw.seed, draw.iteration, draw.update)
         return select_chunks(everywhere, self._method.fraction, stream)[rows, :number]
 
     def _corrections(self, candidates: Tensor, chunks: ChunkAssignment) -> Tensor | None:
-        """Importance weights [B, Kmax] that undo the bias of a weighted draw, where they are asked for."""
+        """Importance weights [B, Kmax] that undo the bias of a weighted draw; None if the rule has none."""
         if not SELECTION_RULES[self._method.selection].is_corrected:
             return None
-        weights = candidates[0]  # a weighted draw has one plan for all
+        weights = candidates[0]  # with weighted selection all rows share one plan
         drawable = weights > 0
         factors = torch.zeros_like(weights)
         count = num_selected(int(drawable.sum()), self._method.fraction)

@@ -1,4 +1,4 @@
-"""Which iteration scored best on the held-out prompts, and whether training has stopped getting better."""
+"""Best held-out score so far, and early stopping."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Mapping
 
 
 class BestScore:
-    """The best of the scores measured so far, higher being better; it holds numbers only and writes nothing.
+    """Best of the scores so far. Higher is better.
 
     Attributes:
         best_iteration: Iteration of the best score, the earliest of equal ones; None before the first.
-        best_score: That score; None before the first.
+        best_score: Best score; None before the first.
     """
 
     def __init__(self) -> None:
-        """Start with nothing measured."""
+        """Start without measurements."""
         self.best_iteration: int | None = None
         self.best_score: float | None = None
         self._last_iteration: int | None = None
         self._since_best = 0
 
     def update(self, iteration: int, score: float) -> bool:
-        """Take in a measurement.
+        """Add a measurement.
 
         Args:
             iteration: Iteration of the policy that was measured; later than the one before.
-            score: Finite.
+            score: Score of that policy, finite.
 
         Returns:
             Whether it is the best so far: the first, or strictly greater than all before.
@@ -61,7 +61,7 @@ class BestScore:
         return self._since_best >= patience
 
     def state(self) -> dict[str, float | int]:
-        """All that `from_state` needs, for a checkpoint; empty before the first measurement."""
+        """Input of `from_state`, for a checkpoint; empty before the first measurement."""
         if self.best_iteration is None or self.best_score is None or self._last_iteration is None:
             return {}
         return {
@@ -73,10 +73,10 @@ class BestScore:
 
     @classmethod
     def from_state(cls, state: Mapping[str, float | int]) -> BestScore:
-        """Go on from what `state` returned.
+        """Restore the result of `state`.
 
         Raises:
-            ValueError: It is not such a state.
+            ValueError: The keys differ from the keys that `state` returns.
         """
         best = cls()
         if not state:

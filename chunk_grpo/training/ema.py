@@ -1,4 +1,4 @@
-"""A moving average of what is trained, and the swap that puts it into the network for a while."""
+"""Exponential moving average of the trained weights, and a context in which the network holds the averages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from chunk_grpo.families.sharding import gathered, part_for
 
 
 class ExponentialMovingAverage:
-    """average <- decay * average + (1 - decay) * weight, from the weights at the start."""
+    """average <- decay * average + (1 - decay) * weight, starting from the initial weights."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
-        """Start at the parameters' present values.
+        """Start at the current values of the parameters.
 
         Args:
-            parameters: What is averaged; held, never re-read from the model.
-            decay: In [0, 1); 0 makes the average the last weights.
+            parameters: Parameters to average. The objects are kept; the model must not replace them.
+            decay: Decay in [0, 1); 0: the average equals the latest weights.
 
         Raises:
-            ValueError: The decay is out of its range, there is no parameter, or one is in half precision, where the
-                small steps of an average are lost to rounding.
+            ValueError: The decay is out of range, there is no parameter, or one is in half precision, which rounds the
+                small steps of an average away.
         """
         self._parameters = list(parameters)
         if not 0 <= decay < 1:
@@ -39,30 +39,30 @@ class ExponentialMovingAverage:
         self._swapped = False
 
     def update(self) -> None:
-        """Take in the parameters' present values; once after each optimiser step.
+        """Add the current values of the parameters; call once after each optimiser step.
 
         Raises:
-            ValueError: Inside `averaged`, where the parameters hold the averages.
+            ValueError: Called inside `averaged`.
         """
         self._require_own_weights("update")
         self._step(self._averages, [parameter.detach() for parameter in self._parameters], None)
 
     def state(self) -> list[Tensor]:
-        """The averages in the parameters' order. They are not copied: save them before the next update.
+        """The averages in the order of the parameters. They are not copied: save them before the next update.
 
-        Where they are spread over processes, all must call, and only the first one gets them.
+        With sharded weights all processes must call, and only the first gets the values.
 
         Raises:
-            ValueError: Inside `averaged`.
+            ValueError: Called inside `averaged`.
         """
         self._require_own_weights("state")
         return [gathered(average) for average in self._averages]
 
     def load_state(self, averages: Sequence[Tensor]) -> None:
-        """Copy back what `state` gave.
+        """Restore the result of `state`.
 
         Raises:
-            ValueError: Number or shapes are not the parameters', or inside `averaged`.
+            ValueError: Number or shapes do not match the parameters, or called inside `averaged`.
         """
         self._require_own_weights("load_state")
         found, wanted = [tuple(a.shape) for a in averages], [tuple(a.shape) for a in self._averages]
@@ -73,13 +73,14 @@ class ExponentialMovingAverage:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the parameters hold the averages inside the block, and their own values to the bit after it.
+        """Inside the block the parameters hold the averages; afterwards their own values, bit for bit.
 
-        Values are exchanged in place, a parameter at a time: it costs the memory of one parameter, and whoever shares
-        the storage (a wrapped network, a reference to the state dict) sees the averages too. Do not train inside.
+        Values are swapped in place, one parameter at a time, which takes the memory of one parameter. Everything that
+        shares the storage (a wrapped network, a reference to the state dict) holds the averages too. Do not train
+        inside the block.
 
         Raises:
-            ValueError: Inside another such block.
+            ValueError: Called inside another `averaged` block.
         """
         self._require_own_weights("averaged")
         self._exchange()

@@ -1,4 +1,4 @@
-"""An iteration that was given up between two updates: all that a resumed run needs to finish it to the same bits."""
+"""State of an iteration that was stopped between two updates. Resuming from it gives the same bits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chunk_grpo.training.update import UpdateStats
 
 @dataclass
 class Halfway:
-    """An iteration under way.
+    """An iteration in progress.
 
     Attributes:
-        lesson: What it learns from.
-        metrics: Those of its rollout, by name.
-        updates: What the updates that are done saw, with the norm of each one's gradient.
-        seconds: Spent on updates.
+        lesson: Trajectories and advantages of the iteration.
+        metrics: Rollout metrics by name.
+        updates: Statistics and gradient norm of each completed update.
+        seconds: Time spent on updates, in seconds.
     """
 
     lesson: Lesson
@@ -30,7 +30,7 @@ class Halfway:
     seconds: float = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Plain values and tensors; prompts are named by the iteration and need not be kept."""
+        """Plain values and tensors, for a checkpoint. Prompts are left out: the iteration determines them."""
         experience = self.lesson.experience
         return {
             "iteration": self.lesson.iteration,
@@ -46,7 +46,13 @@ class Halfway:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], prompts: PromptSet, device: torch.device) -> Halfway:
-        """What `state` told; `prompts` are the iteration's."""
+        """Restore the result of `state`.
+
+        Args:
+            state: Result of `state`, of this process.
+            prompts: Prompts of the iteration, of this process.
+            device: Device of the restored trajectories.
+        """
         stored: dict[str, torch.Tensor | None] = state["drawn"]
         on_device: dict[str, Any] = {n: v if v is None else v.to(device) for n, v in stored.items()}
         drawn = Drawn(**on_device)
@@ -67,6 +73,6 @@ class Halfway:
 
 
 def _plain(values: Drawn | UpdateStats) -> dict[str, Any]:
-    """A dataclass of tensors as a mapping; tensors on the CPU, because processes send them to each other."""
+    """Fields of the dataclass by name, with tensors on the CPU, because processes exchange them."""
     found = {each.name: getattr(values, each.name) for each in fields(values)}
     return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in found.items()}

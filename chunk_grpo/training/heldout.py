@@ -1,4 +1,4 @@
-"""The policy seen from outside its training: ODE samples on held-out prompts with fixed noise."""
+"""Held-out evaluation while training: ODE samples of held-out prompts with fixed noise, and their scores."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
 @dataclass(frozen=True)
 class HeldoutSettings:
-    """How the policy is watched.
+    """Settings of the held-out images.
 
     Attributes:
-        images_per_prompt: Images, each from its own fixed noise.
-        seed: Of that noise.
+        images_per_prompt: Images per prompt, each with its own fixed noise.
+        seed: Seed of the image noise.
         batch_size: Images in one forward pass.
     """
 
@@ -43,14 +43,16 @@ def heldout_images(
     settings: HeldoutSettings,
     check: Check = never,
 ) -> NDArray[np.float32]:
-    """Images [P * images_per_prompt, 3, H, W] of the current policy, comparable between iterations.
+    """Sample images [P * I, 3, H, W] of the current policy; I is `images_per_prompt`.
+
+    The noise is the same in every iteration, so that the images are comparable.
 
     Args:
-        family: The policy.
+        family: Policy.
         times: Time grid [S + 1].
-        prompts: P prompts.
-        settings: Sizes and the noise's seed.
-        check: Called before each evaluation of the policy; it may raise to give up.
+        prompts: P held-out prompts.
+        settings: Sizes and seed.
+        check: Called before each evaluation of the policy; raises to abort.
 
     Raises:
         DataError: A latent is not finite; the message names the prompt.
@@ -75,13 +77,13 @@ def heldout_images(
 def heldout_scores(
     images: NDArray[np.float32], prompts: PromptSet, reward: Reward, waiting: Check = never
 ) -> dict[str, NDArray[np.float64]]:
-    """Values [P * I] of held-out images, by scorer.
+    """Score held-out images: values [P * I] by scorer.
 
     Args:
-        images: [P * I, 3, H, W], a prompt's I images in a row.
-        prompts: P prompts.
-        reward: Its scorers are asked.
-        waiting: Called while it takes its time; it may raise to give up.
+        images: [P * I, 3, H, W] in [0, 1]; the I images of a prompt are consecutive.
+        prompts: P held-out prompts.
+        reward: Scorers.
+        waiting: Called while scoring runs; raises to abort.
 
     Raises:
         DataError: A score is not finite.

@@ -1,6 +1,6 @@
-"""What images look like, in a few numbers: a policy that hacks its reward moves them while the reward rises.
+"""Image statistics that reveal reward hacking: they drift while the reward rises.
 
-None of them knows the prompt or the reward. Images are RGB [B, 3, H, W] in [0, 1], as a family decodes them.
+They do not depend on prompt or reward. Images are RGB [B, 3, H, W] in [0, 1], as a family decodes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Images = NDArray[np.float32]
 FloatArray = NDArray[np.float64]
 
 LUMA_WEIGHTS = (0.2126, 0.7152, 0.0722)
-"""Red, green, blue in luma: Recommendation ITU-R BT.709-6 (2015), item 3.2, on gamma-encoded values."""
+"""Weights of red, green and blue in luma: Recommendation ITU-R BT.709-6 (2015), item 3.2, on gamma-encoded values."""
 
 COLOUR_LEVELS = 4
 """Levels of a channel in `colour_entropy`: 4 ** 3 = 64 colours, an entropy of 6 bits at most."""
@@ -24,7 +24,7 @@ COLOUR_LEVELS = 4
 def saturation(images: Images) -> FloatArray:
     """Mean saturation of an image's pixels.
 
-    A pixel's saturation is that of HSV, (max - min) / max over its channels, and 0 for black.
+    A pixel's saturation is defined as in HSV: (max - min) / max over its channels, and 0 for black.
 
     Args:
         images: [B, 3, H, W] in [0, 1].
@@ -41,8 +41,7 @@ def saturation(images: Images) -> FloatArray:
 def edge_density(images: Images) -> FloatArray:
     """Mean length of an image's luma gradient.
 
-    The gradient is that of forward differences, luma a pixel to the right and a pixel below minus luma here, at all
-    pixels that have both neighbours.
+    The gradient is the pair of forward differences, to the right and down, at all pixels that have both neighbours.
 
     Args:
         images: [B, 3, H, W] in [0, 1], H and W at least 2.
@@ -75,14 +74,14 @@ def colour_entropy(images: Images) -> FloatArray:
 
 
 def group_diversity(images: Images, group_size: int) -> FloatArray:
-    """How much the images of a prompt differ: root mean square difference of two of them, mean over all pairs.
+    """Diversity of the images of a prompt: root mean square difference of two images, mean over all pairs.
 
     Args:
         images: [B, 3, H, W] in [0, 1], row = prompt * G + image.
         group_size: G, at least 2; it divides B.
 
     Returns:
-        [P] in [0, 1]: 0 when a group's images are all the same.
+        [P] in [0, 1]: 0 if all images of a group are equal.
 
     Raises:
         ValueError: Wrong shape, values outside [0, 1], or a group size that does not fit.
@@ -95,7 +94,7 @@ def group_diversity(images: Images, group_size: int) -> FloatArray:
 
 
 def image_statistics(images: Images, group_size: int) -> dict[str, float]:
-    """Means over all images, and over all groups for the diversity.
+    """Mean of each statistic over all images; of the diversity over all groups.
 
     Args:
         images: [B, 3, H, W] in [0, 1], row = prompt * G + image, H and W at least 2.
@@ -137,7 +136,7 @@ def _group_count(images: Images, group_size: int) -> int:
 
 
 def _each(statistic: Callable[[FloatArray], float], images: Images) -> FloatArray:
-    """One number for each image; only one image at a time is held in float64."""
+    """One number per image. Converts one image at a time to float64 to save memory."""
     return np.array([statistic(image.astype(np.float64)) for image in images])
 
 
@@ -155,7 +154,7 @@ def _edge_density(image: FloatArray) -> float:
 def _colour_entropy(image: FloatArray) -> float:
     levels = np.minimum(
         (image * COLOUR_LEVELS).astype(np.int64), COLOUR_LEVELS - 1
-    )  # 1.0 is in the last level
+    )  # 1.0 belongs to the last level
     red, green, blue = levels.reshape(3, -1)
     counts = np.bincount((red * COLOUR_LEVELS + green) * COLOUR_LEVELS + blue)
     shares = counts[counts > 0] / counts.sum()

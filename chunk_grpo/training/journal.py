@@ -1,8 +1,8 @@
-"""A run's metrics as it goes on, one JSON line an iteration: what shows its curves before it has ended.
+"""Metrics of a training in progress, as JSON lines. The live report draws its curves from them.
 
-The file is written with and without trackers, and is for looking at. It holds clock times, so it lies outside of what
-DVC compares. A run that goes on writes it anew from its checkpoint's metrics: no iteration stands twice, none is
-missing, and what came after the checkpoint is gone. Reading it needs no torch.
+The file is written with and without trackers. It contains timestamps and is therefore not a DVC output. A resumed run
+rewrites it from the metrics in its checkpoint: each iteration appears once, and lines after the checkpoint are dropped.
+Reading it does not import torch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FORMAT = "chunk_grpo.progress/1"
 
 @dataclass(frozen=True)
 class Heading:
-    """Which run it is; the first line of its journal.
+    """First line of a journal: identifies the run.
 
     Attributes:
-        identity: Names the computation: code, settings and inputs.
+        identity: Name of the computation: code, settings and inputs.
         seed: Training seed of this run.
-        seeds: Those of all runs of the variant, one after the other.
-        iterations: Of a whole run.
-        done: Iterations that were done when this process began.
+        seeds: Training seeds of all runs of the variant, in the order of the runs.
+        iterations: Number of iterations of a whole run.
+        done: Number of iterations that were complete when this process started.
     """
 
     identity: str
@@ -44,14 +44,14 @@ class Heading:
 
 @dataclass(frozen=True)
 class Record:
-    """What a journal holds.
+    """Content of a journal. All times are in seconds since 1970.
 
     Attributes:
-        heading: Its first line.
-        started: When this process began; seconds since 1970, as are all times here.
-        metrics: Iteration to metric to value; 0 is the base.
-        times: When this process ended each of its iterations; those of earlier processes are not known.
-        ended: When training ended by itself; None while it goes on, and for a process that was stopped.
+        heading: First line.
+        started: Start time of the process.
+        metrics: Values by iteration and metric; iteration 0 is the base model.
+        times: End time of each iteration of this process. Iterations of earlier processes are missing.
+        ended: Time at which training finished; None while it runs, and for a stopped process.
     """
 
     heading: Heading
@@ -67,13 +67,13 @@ class Journal:
     def __init__(
         self, folder: Path, heading: Heading, rows: Iterable[tuple[int, str, float]], *, writes: bool = True
     ) -> None:
-        """Begin the file, or begin it anew.
+        """Write a new file, replacing an older one.
 
         Args:
-            folder: Where it is put; made when it is missing.
-            heading: Which run it is.
-            rows: Metrics (iteration, metric, value) of the checkpoint that the run goes on from.
-            writes: Whether this process is the one that writes; otherwise nothing is touched.
+            folder: Folder of the file; created if missing.
+            heading: First line.
+            rows: Metrics (iteration, metric, value) of the checkpoint from which the run resumes.
+            writes: Whether this process writes the file. If False, no method has an effect.
 
         Raises:
             DataError: The folder cannot be written.
@@ -93,7 +93,11 @@ class Journal:
             self._stream = self._path.open("a", encoding="utf-8")
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics; they are in the file when this returns.
+        """Append metrics and flush the file.
+
+        Args:
+            iteration: Number of completed iterations; 0 is the base model.
+            metrics: Values by name. Values that are not finite become null.
 
         Raises:
             DataError: The disk is full or cannot be written.
@@ -101,11 +105,11 @@ class Journal:
         self._add({"iteration": iteration, "metrics": _finite(metrics), "at": time.time()})
 
     def end(self) -> None:
-        """Note that training has come to its end; errors as `log`."""
+        """Append the end of training. Raises like `log`."""
         self._add({"ended": True, "at": time.time()})
 
     def close(self) -> None:
-        """Further calls write nothing."""
+        """Close the file. Later calls write nothing."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -118,10 +122,10 @@ class Journal:
 
 
 def read_journal(path: Path) -> Record | None:
-    """What a journal holds so far, up to the first line that is not whole; None when there is no file.
+    """Read a journal up to the first incomplete line; None if there is no file.
 
     Raises:
-        DataError: It is a file of another kind or version, or cannot be read.
+        DataError: The file has another format, or cannot be read.
     """
     with storage_errors("read", path):
         try:
@@ -143,19 +147,19 @@ def read_journal(path: Path) -> Record | None:
             continue
         known = {name: value for name, value in entry["metrics"].items() if value is not None}
         metrics.setdefault(entry["iteration"], {}).update(known)
-        # The first line of an iteration is that of its end; held-out images come later.
+        # The first line of an iteration is written at its end; held-out metrics follow in a second line.
         if "at" in entry and entry["iteration"] > heading.done:
             times.setdefault(entry["iteration"], entry["at"])
     return Record(heading, first["at"], metrics, times, ended)
 
 
 def _entries(content: bytes) -> Iterator[dict[str, Any]]:
-    """The lines of a journal; one that is being written, or was when its process died, ends them."""
+    """Parsed lines of a journal, up to the first incomplete one (being written, or cut off by a crash)."""
     *lines, _ = content.split(b"\n")
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:  # after a loss of power a line may be anything
+        except ValueError:  # after a loss of power a line may hold any bytes
             return
         if not isinstance(entry, dict):
             return
@@ -167,5 +171,5 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has neither NaN nor infinity."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     return {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""The updates of one iteration: which rows, which chunks, the gradient, the optimiser's step."""
+"""The updates of one iteration: rows, chunks, gradient and optimiser step."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch,
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one iteration learns from.
+    """Training data of one iteration.
 
     Attributes:
-        iteration: From 1.
-        experience: Rows of this process; those of each update follow each other.
-        advantages: [B] or [B, K].
+        iteration: Number of the iteration, from 1.
+        experience: Trajectories of this process; the rows of each update are consecutive.
+        advantages: Advantages of these rows, float64 [B] or [B, K].
     """
 
     iteration: int
@@ -37,7 +37,7 @@ class Lesson:
 
 
 class Learner:
-    """Takes an iteration's optimiser steps, each on its share of the rows."""
+    """Performs the updates of an iteration, each on its share of the rows."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class Learner:
         processes: Processes,
         seed: int,
     ) -> None:
-        """Prepare.
+        """Create the optimiser.
 
         Args:
-            policies: The velocity that is trained, and the reference's.
-            parameters: What the optimiser changes.
-            method: The variant.
-            settings: The `train` section of params.yaml.
-            processes: Those that train together.
+            policies: Trained policy and reference.
+            parameters: Trained parameters.
+            method: Settings of the variant.
+            settings: `train` section of params.yaml.
+            processes: Processes of this training.
             seed: Training seed.
         """
         self._policies, self._parameters, self._method = policies, parameters, method
@@ -66,28 +66,33 @@ class Learner:
         )
 
     def prepare(self, lesson: Lesson, check: Check, *, fresh: bool) -> list[Update]:
-        """The iteration's updates.
+        """Build the updates of the iteration.
 
         Args:
-            lesson: What they learn from.
-            check: Called before each micro-batch; it may raise to give up.
-            fresh: Whether none of them has changed the policy yet. Only then can the old log-probabilities be
-                evaluated again; they take the place of the rollout's in the lesson.
+            lesson: Training data. With `train.old_log_probs: training` its old log-probabilities are replaced in place.
+            check: Called before each micro-batch; raises to abort.
+            fresh: Whether no update of the iteration has changed the policy yet. Only then can the old
+                log-probabilities be evaluated again.
         """
         updates = [self._update(lesson, number) for number in range(self._settings.updates_per_iteration)]
         if fresh and self._settings.old_log_probs == "training":
             kept = lesson.experience.drawn.log_probs.view(len(updates), -1, self._method.grid.num_sde_steps)
-            # The first one's ratios are 1, whatever the old values.
+            # The first update takes all ratios as 1 and needs no old values.
             for number, update in enumerate(updates[1:], start=1):
                 kept[number] = update.reevaluate_old(self._processes, check)
         return updates
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimiser's own, whole. Where it is spread over processes, all must call, and only the first gets it."""
+        """State dict of the optimiser. With sharded weights all processes must call, and only the first gets it."""
         return _with_tensors(self.optimizer.state_dict(), lambda _, value: gathered(value))
 
     def load_state(self, optimizer: dict[str, Any], chunks: dict[str, Any]) -> None:
-        """Go on with the state of the optimiser and of the chunks."""
+        """Restore a checkpoint.
+
+        Args:
+            optimizer: Result of `optimizer_state`, the same in all processes.
+            chunks: Result of `Chunks.state`.
+        """
 
         def part(index: int, value: Tensor) -> Tensor:
             parameter = self._parameters[index]
@@ -97,20 +102,20 @@ class Learner:
         self.chunks.load_state(chunks)
 
     def step(self, update: Update, lesson: Lesson, number: int, check: Check) -> tuple[UpdateStats, float]:
-        """One optimiser step; what the update saw, and the norm of its gradient.
+        """Perform one update; return its statistics and the norm of its gradient before clipping.
 
         Args:
-            update: The update of that number.
-            lesson: What it learns from.
-            number: From 0 within the iteration.
-            check: Called before each micro-batch; it may raise to give the update up, which changes nothing.
+            update: Update to perform, from `prepare`.
+            lesson: Training data of the iteration.
+            number: Number of the update within the iteration, from 0.
+            check: Called before each micro-batch; raises to abort, which leaves weights and optimiser unchanged.
 
         Raises:
             DataError: A ratio or the gradient is not finite.
         """
         self.optimizer.zero_grad()
         stats = update.accumulate_gradient(self._processes, on_policy=number == 0, check=check)
-        # Asked of all, or the others would wait for one that has left.
+        # All ranks must agree; otherwise the rest block in the next collective.
         if self._processes.any(not bool(torch.isfinite(stats.ratios).all())):
             raise DataError(f"update {number}: an importance ratio is not finite. {_REMEDY}")
         norm = self._processes.clip_gradient(self._parameters, self._settings.max_grad_norm)
@@ -150,7 +155,12 @@ class Learner:
 
 
 def _with_tensors(state: dict[str, Any], change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
-    """An optimiser's state with its tensors changed, given the number of the parameter that each belongs to."""
+    """Map the tensors of an optimiser's state.
+
+    Args:
+        state: State dict of the optimiser.
+        change: Called with the index of the parameter and the tensor.
+    """
     changed = {
         index: {
             name: change(index, value) if isinstance(value, Tensor) else value for name, value in held.items()

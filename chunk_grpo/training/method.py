@@ -1,4 +1,4 @@
-"""A variant as the trainer needs it: its settings, resolved once, in values of the core."""
+"""Settings of a variant, resolved to values of `chunk_grpo.core`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class StepGrid:
     """The sampling grid of the rollouts.
 
     Attributes:
-        times: [S + 1].
-        noise: [S - 1], the strength of each noisy step's noise as `sampler` takes it.
-        sampler: How a noisy step is drawn.
+        times: Time grid, float64 [S + 1].
+        noise: Noise strength of each noisy step [S - 1], in the unit of `sampler`.
+        sampler: Sampler of the noisy steps.
     """
 
     times: Tensor
@@ -32,7 +32,7 @@ class StepGrid:
 
     @property
     def num_sde_steps(self) -> int:
-        """The steps that may carry noise, N = S - 1."""
+        """Number of steps that may carry noise, N = S - 1."""
         return len(self.noise)
 
     def transition_stds(self) -> Tensor:
@@ -42,29 +42,29 @@ class StepGrid:
 
 @dataclass(frozen=True)
 class Method:
-    """What makes one variant differ from another: its settings with all defaults filled in.
+    """Settings of a variant, with all defaults filled in.
 
     Attributes:
-        grid: Sampling grid of its rollouts.
+        grid: Sampling grid of the rollouts.
         window: Sliding window of noisy steps; None: all steps but the last are noisy.
         branching: Branches in place of whole noisy trajectories, or None.
-        plan: Its chunks at the start; with an adaptive plan those of the mean profile, which are not trained.
-        chunk_weights: Eq. (16) weights [K] of these chunks.
-        adaptive_size: Largest chunk of an adaptive plan, or None for one plan for all trajectories.
-        guided_chunks: Number of chunks of a guided plan, or None for another kind.
-        replan_every: Iterations after which a guided plan is made anew, or None for never.
-        selection: How chunks are drawn.
-        fraction: Share of the chunks that is drawn for each sample and update.
-        train_chunks: The chunks that may be drawn; None for all.
+        plan: Chunk plan at the start. With an adaptive plan: the plan of the mean profile, which is not trained.
+        chunk_weights: Eq. (16) weights [K] of the chunks of `plan`.
+        adaptive_size: Largest chunk of an adaptive plan; None: one plan for all trajectories.
+        guided_chunks: Number of chunks of a guided plan; None: another kind of plan.
+        replan_every: Interval in iterations at which a guided plan is recomputed; None: never.
+        selection: Rule by which chunks are drawn.
+        fraction: Share of the chunks drawn for each trajectory and update, in (0, 1].
+        train_chunks: Chunks that may be drawn; None: all.
         objective: Level of the importance ratio.
         step_weights: Weights of the step objective's terms.
         clip_range: Half width of the ratio's trust region: one, or a tensor [K].
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
-        ratio_norm: Scale of the log-ratio.
-        advantage_std: Standard deviation that divides the rewards.
+        ratio_norm: Normalisation of the log-ratio.
+        advantage_std: Kind of standard deviation that divides the rewards.
         advantage_clip: Bound on the absolute advantage.
-        combine: What is summed of several rewards.
-        chunk_rewards: For each chunk its scorers with their weights; None: one reward for all.
+        combine: Whether rewards or advantages of several scorers are summed.
+        chunk_rewards: For each chunk the weight of each scorer; None: one reward for all chunks.
     """
 
     grid: StepGrid
@@ -90,12 +90,12 @@ class Method:
 
 
 def method_from(params: Params, variant: str, plan: ChunkPlan, chunk_weights: Tensor) -> Method:
-    """The method of a variant.
+    """Resolve the settings of a variant.
 
     Args:
-        params: All of params.yaml.
+        params: Content of params.yaml.
         variant: Name of the variant.
-        plan: Its chunk plan, from the stage `chunk_boundaries`.
+        plan: Chunk plan of the variant, from the stage `chunk_boundaries`.
         chunk_weights: Eq. (16) weights [K] of the plan's chunks.
     """
     own = params.variants[variant]

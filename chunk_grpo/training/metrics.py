@@ -1,4 +1,4 @@
-"""The numbers that one iteration leaves behind, by name."""
+"""Metrics of one iteration, by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MetricRow = tuple[int, str, float]
 """(iteration, metric, value); iteration 0 is the base policy."""
 
 FIDELITY_LIMIT = 0.1
-"""Share of the clip range above which the rollout's log-probabilities are too far from the update's."""
+"""Largest accepted `fidelity_p99`, as a share of the clip range."""
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -26,12 +26,12 @@ _LOGGER = logging.getLogger(__name__)
 def reward_metrics(
     rewards: Tensor, scores: Mapping[str, NDArray[np.float64]], advantages: Tensor
 ) -> dict[str, float]:
-    """Means and spreads of an iteration's images.
+    """Means and spreads of rewards, scores and advantages of an iteration.
 
     Args:
         rewards: [Q, M], Q groups of M images.
-        scores: Scorer to its values [B].
-        advantages: [B] or [B, K].
+        scores: Values [B] of each scorer.
+        advantages: Advantages [B] or [B, K].
     """
     metrics = {
         "reward_mean": float(rewards.mean()),
@@ -47,17 +47,27 @@ def reward_metrics(
 
 
 def warn_of_no_advantage(iteration: int, advantages: Tensor) -> None:
-    """Say so when there is nothing to learn from: the rewards are equal within every group."""
+    """Log a warning if all advantages are 0.
+
+    Args:
+        iteration: Number of the iteration, from 1.
+        advantages: Advantages [B] or [B, K].
+    """
     if not bool(advantages.any()):
         _LOGGER.warning(
             "iteration %d: the rewards are equal within every group, so nothing is learnt. Either the images have "
-            "become the same (lower train.learning_rate), or the reward does not tell them apart.",
+            "become equal (lower train.learning_rate), or the reward does not distinguish them.",
             iteration,
         )
 
 
 def update_metrics(updates: Sequence[UpdateStats], grad_norms: Sequence[float]) -> dict[str, float]:
-    """Ratios, clipping and divergence over an iteration's updates."""
+    """Ratios, clipping and KL divergence over the updates of an iteration.
+
+    Args:
+        updates: Statistics of each update, over all processes.
+        grad_norms: Gradient norm of each update before clipping.
+    """
     ratios = [stats.ratios for stats in updates]
     items = sum(len(stats.steps) for stats in updates)
     metrics = {
@@ -80,12 +90,12 @@ def update_metrics(updates: Sequence[UpdateStats], grad_norms: Sequence[float]) 
 
 
 def fidelity_metrics(stats: UpdateStats, num_steps: int) -> dict[str, float]:
-    """How far the rollout's log-probabilities are from the update's, before anything was learnt.
+    """Difference between the log-probabilities of rollout and first update.
 
-    Both come from the same weights, so a difference is rounding: another batch shape, another kernel.
+    Both use the same weights, so any difference is rounding: another batch shape or another kernel.
 
     Args:
-        stats: Of the first update, whose ratios are 1 by definition.
+        stats: Statistics of the iteration's first update.
         num_steps: Number of noisy steps N.
     """
     change = stats.log_prob_change.abs().double()
@@ -99,13 +109,18 @@ def fidelity_metrics(stats: UpdateStats, num_steps: int) -> dict[str, float]:
 
 
 def warn_of_poor_fidelity(metrics: dict[str, float], clip_range: ClipRange) -> None:
-    """Say so when rounding alone moves ratios by a good part of the clip range."""
+    """Log a warning if rounding alone moves ratios by more than `FIDELITY_LIMIT` of the clip range.
+
+    Args:
+        metrics: Result of `fidelity_metrics`.
+        clip_range: Half width of the trust region: one, or a tensor [K] of which the smallest counts.
+    """
     smallest = float(torch.as_tensor(clip_range).min())
     share = metrics["fidelity_p99"] / smallest
     if share > FIDELITY_LIMIT:
         _LOGGER.warning(
-            "ratio fidelity: the log-probabilities of the rollout and those of the update differ by %.2g (p99) with "
-            "the same weights, %.0f %% of the clip range %.2g: rounding of another batch shape or a low precision. "
+            "ratio fidelity: the log-probabilities of rollout and update differ by %.2g (p99) with the same weights, "
+            "%.0f %% of the clip range %.2g. The cause is rounding: another batch shape or low precision. "
             "Ratios of later updates carry this noise; set train.old_log_probs: training to remove it.",
             metrics["fidelity_p99"],
             100 * share,
@@ -114,7 +129,12 @@ def warn_of_poor_fidelity(metrics: dict[str, float], clip_range: ClipRange) -> N
 
 
 def seconds_metrics(seconds: dict[str, float], images: int) -> dict[str, float]:
-    """Where the time went. Their names begin with seconds_ or rate_, which keeps them out of what is compared."""
+    """Wall-clock metrics. The prefixes seconds_/rate_ exclude them from reproducible outputs.
+
+    Args:
+        seconds: Seconds by phase.
+        images: Number of images of the iteration in this process.
+    """
     metrics = {f"seconds_{name}": value for name, value in seconds.items()}
     metrics["rate_images_per_second"] = images / max(sum(seconds.values()) - seconds.get("reward", 0.0), 1e-9)
     return metrics

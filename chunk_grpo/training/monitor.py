@@ -1,4 +1,4 @@
-"""Watching the policy on held-out prompts: is it still getting better, or has it found a way around the reward?"""
+"""Held-out evaluation of the policy: scores, image statistics, best policy and early stopping."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from chunk_grpo.training.stopping import Check, never
 
 @dataclass(frozen=True)
 class Measurement:
-    """One look at the policy.
+    """Result of one held-out evaluation.
 
     Attributes:
-        metrics: By name.
-        images: [P * I, 3, H, W] in [0, 1], a prompt's I images in a row.
-        is_best: Whether no earlier measurement was as good.
+        metrics: Values by name.
+        images: [P * I, 3, H, W] in [0, 1]; the I images of a prompt are consecutive.
+        is_best: Whether the score is higher than all earlier ones.
     """
 
     metrics: dict[str, float]
@@ -36,16 +36,16 @@ class Measurement:
 
 
 class Monitor:
-    """Scores and statistics of the same held-out images, from policy to policy."""
+    """Evaluates successive policies on the same held-out prompts and noise."""
 
     def __init__(self, prompts: PromptSet, reward: Reward, unseen: Reward | None, train: TrainParams) -> None:
-        """Prepare.
+        """Start without measurements.
 
         Args:
-            prompts: Held-out prompts.
-            reward: The training reward.
-            unseen: Scorers that are not trained on, `train.heldout.scorers`; None where there are none.
-            train: The `train` section of params.yaml.
+            prompts: P held-out prompts.
+            reward: Training reward.
+            unseen: Scorers of `train.heldout.scorers`, which training does not maximise; None: none are configured.
+            train: `train` section of params.yaml.
         """
         settings = train.heldout
         self._prompts, self._reward, self._settings = prompts, reward, settings
@@ -56,14 +56,14 @@ class Monitor:
     def measure(
         self, family: Family, times: Tensor, iteration: int, check: Check, waiting: Check = never
     ) -> Measurement:
-        """Draw, score and describe the policy's images.
+        """Sample the policy's held-out images, score them and compute their statistics.
 
         Args:
-            family: The policy.
-            times: Time grid [S + 1] to draw on.
-            iteration: Iterations done.
-            check: Called before each evaluation of the policy; it may raise to give up.
-            waiting: The same while a scorer takes its time.
+            family: Policy.
+            times: Time grid [S + 1].
+            iteration: Number of completed iterations.
+            check: Called before each evaluation of the policy; raises to abort.
+            waiting: Called while scoring runs; raises to abort.
 
         Raises:
             DataError: A latent or a score is not finite.
@@ -82,13 +82,13 @@ class Monitor:
         return Measurement(metrics, images, self.best.update(iteration, decisive))
 
     def should_stop(self) -> bool:
-        """Whether the policy has not got better for as long as `patience` allows."""
+        """Whether the last `patience` measurements brought no new best."""
         return self.best.should_stop(self._settings.patience)
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """State of the best score, for a checkpoint."""
         return self.best.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` told."""
+        """Restore the result of `state`."""
         self.best = BestScore.from_state(state)

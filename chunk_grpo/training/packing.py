@@ -1,4 +1,4 @@
-"""Micro-batches of the update: which (sample, step) items go through the network together."""
+"""Packing of (sample, step) items into the micro-batches of an update."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from chunk_grpo.training.chunks import TrainedChunks
 
 @dataclass(frozen=True)
 class Packing:
-    """The trained items in micro-batches, each int64 [n, 2]: rows and steps.
+    """Micro-batches of trained items, each int64 [n, 2]: row and step of each item.
 
     Attributes:
-        divided: Items of chunks that are larger than a micro-batch.
-        whole: Items of the other chunks; a chunk's items are all in one of them.
+        divided: Micro-batches with items of chunks that are larger than a micro-batch.
+        whole: Micro-batches with items of the other chunks; all items of a chunk are in the same one.
     """
 
     divided: tuple[Tensor, ...]
@@ -25,25 +25,25 @@ class Packing:
 
     @property
     def all(self) -> tuple[Tensor, ...]:
-        """All micro-batches, in the order in which they are run."""
+        """All micro-batches in order of execution."""
         return self.divided + self.whole
 
 
 def pack(chunks: TrainedChunks, size: int) -> Packing:
-    """Put the items of the trained chunks into micro-batches.
+    """Pack the items of the trained chunks into micro-batches.
 
-    Large chunks go first, so that small ones fill what they leave.
+    Chunks are packed in order of decreasing size.
 
     Args:
-        chunks: What is trained.
-        size: Items of a micro-batch, at least 1. Those of `whole` may have fewer.
+        chunks: Trained chunks.
+        size: Items per micro-batch, at least 1. A micro-batch may have fewer.
     """
     assignment = chunks.assignment
-    items = (assignment.to_steps(chunks.selected.to(torch.float64)) > 0).nonzero()
+    items = (assignment.to_steps(chunks.selected.to(torch.float64)) > 0).nonzero()  # [n, 2]
     rows, steps = items.unbind(dim=1)
     chunk = assignment.chunk.to(items.device)[rows, steps]
     chunk_size = assignment.sizes.to(items.device)[rows, chunk]
-    # Items come row by row and step by step, and a stable order leaves those of a chunk beside each other.
+    # Items are sorted by row and step; a stable sort keeps the items of a chunk adjacent.
     order = chunk_size.argsort(descending=True, stable=True)
     num_divided = int((chunk_size > size).sum())
     divided = items[order[:num_divided]].split(size) if num_divided else ()

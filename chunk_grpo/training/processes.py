@@ -1,4 +1,4 @@
-"""The processes that train together, through accelerate; one process is the common case."""
+"""The processes of a distributed training, through accelerate; usually there is one."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
 from chunk_grpo.families.sharding import shard
 
 _PATIENCE = timedelta(days=7)
-"""For the others while the main process writes. They hear at once when it ends, for its connections close."""
+"""Timeout of the other processes while the main one writes. If it dies, its connections close and they fail at once."""
 
 
 class Processes:
-    """What the trainer asks of the other processes; each call that gathers must be made by all of them."""
+    """Collective operations of the trainer. All processes must call the methods that communicate."""
 
     def __init__(self, *, shards_weights: bool = False) -> None:
-        """Join the other processes and take this one's GPU.
+        """Join the process group and select this process's GPU.
 
-        accelerate's environment names the processes and their devices. What would move results is not taken from it.
+        Processes and devices come from accelerate's environment. Its settings that affect results are ignored.
 
         Args:
-            shards_weights: Whether weights are spread over the processes. Otherwise each holds all of them.
+            shards_weights: Whether to shard the weights over the processes. Otherwise each process holds all weights.
 
         Raises:
-            ConfigError: There are others, but accelerate does not see them; or accelerate is set to FSDP.
+            ConfigError: accelerate does not see all started processes, or is set to FSDP.
         """
         if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-            # accelerate leaves it out on CPUs without a word, and then nothing could be tested without GPUs.
+            # accelerate silently ignores FSDP on CPUs, so it could not be tested without GPUs.
             raise ConfigError(
                 "accelerate is set to FSDP: set train.shard_weights to true instead, and run `accelerate config` again "
-                "or take ACCELERATE_USE_FSDP out of the environment"
+                "or unset ACCELERATE_USE_FSDP"
             )
         self._accelerator = Accelerator(
             mixed_precision="no",
@@ -51,40 +51,40 @@ class Processes:
         )
         self._replica: nn.Module | None = None
         if self.count != (started := int(os.environ.get("WORLD_SIZE", "1"))):
-            # Each of them would train on its own, and all would write the same files.
+            # Otherwise each process would train alone, and all would write the same files.
             raise ConfigError(
                 f"{started} processes were started, but accelerate sees {self.count}: without GPUs it needs "
                 "`accelerate launch --cpu` or ACCELERATE_USE_CPU=true"
             )
-        # Collectives of training end with an error after some minutes; those of this group do not.
+        # The default group's collectives time out after minutes, which is too short for writing a checkpoint.
         self._patient = distributed.new_group(backend="gloo", timeout=_PATIENCE) if self.count > 1 else None
         is_spread = shards_weights and self.count > 1
         self._mesh = init_device_mesh(self._accelerator.device.type, (self.count,)) if is_spread else None
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         return int(self._accelerator.num_processes)
 
     @property
     def index(self) -> int:
-        """Which one this is, from 0."""
+        """Rank of this process, from 0."""
         return int(self._accelerator.process_index)
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this process writes the files."""
         return bool(self._accelerator.is_main_process)
 
     def spread(self, network: nn.Module) -> None:
-        """Spread a network's weights over the processes where that is wanted; its parameters are other objects then."""
+        """Shard the network's weights if `shards_weights` is set. This replaces its parameter objects."""
         if self._mesh is not None:
             shard(network, self._mesh)
 
     def wrap(self, network: nn.Module) -> nn.Module:
-        """The network whose gradients are averaged over the processes; itself when there is one.
+        """Return the network with gradients averaged over the processes; unchanged if there is one process.
 
-        Parameters are to be asked for after this.
+        Collect the parameters after this call: sharding replaces them.
         """
         if self._mesh is not None or self.count == 1:
             self.spread(network)
@@ -93,14 +93,17 @@ class Processes:
         return self._replica
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
-        """The optimiser as accelerate wants it."""
+        """Return the optimiser wrapped by accelerate."""
         return self._accelerator.prepare(optimizer)
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:
-        """Around a forward and backward pass: gradients are averaged over the processes in the `last` one only.
+        """Context of a forward and backward pass. Replicas average their gradients in the last pass only.
 
-        Those of spread weights are averaged in each one: waiting would take the memory of whole gradients.
+        Sharded weights average them in every pass: deferring it would take the memory of unsharded gradients.
+
+        Args:
+            last: Whether this is the last pass of the update.
         """
         with nullcontext() if last or self._replica is None else self._accelerator.no_sync(self._replica):
             yield
@@ -110,27 +113,27 @@ class Processes:
         self._accelerator.backward(loss)
 
     def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the gradient down to `max_norm` if it is longer; its norm before that."""
+        """Clip the gradient to `max_norm`; return its norm before clipping."""
         norm = self._accelerator.clip_grad_norm_(parameters, max_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def largest(self, number: int) -> int:
-        """The largest of the processes' numbers."""
+        """Maximum over the processes."""
         return number if self.count == 1 else max(self.gather([number]))
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Whether `flag` is true in any process."""
         return bool(self.largest(int(flag)))
 
     def gather(self, items: list[Any]) -> list[Any]:
-        """All processes' items, in the order of the processes."""
+        """Items of all processes, in order of rank."""
         return items if self.count == 1 else list(gather_object(items))
 
     def by_main(self, write: Callable[[], object]) -> None:
-        """Have the main process write something while the others wait, however long that takes.
+        """Call `write` in the main process while the others wait, up to `_PATIENCE`.
 
         Raises:
-            ChunkGrpoError: Writing failed; of the same type in all processes.
+            ChunkGrpoError: `write` failed; all processes raise the same type.
             TransientError: The main process has ended.
         """
         if self.count == 1:
@@ -151,10 +154,14 @@ class Processes:
             raise failure[0]
 
     def share_of(self, total: int, what: str) -> range:
-        """This process's part of `total` things, as large as that of each other process.
+        """This process's share of `total` items; all shares have the same size.
+
+        Args:
+            total: Number of items of all processes.
+            what: Name of the number, for the error message.
 
         Raises:
-            ConfigError: They cannot be shared out evenly.
+            ConfigError: `total` is not divisible by the number of processes.
         """
         if total % self.count:
             raise ConfigError(
@@ -166,7 +173,7 @@ class Processes:
 
 @contextmanager
 def _announced() -> Iterator[None]:
-    """Inside, the file that the launcher looks at is there."""
+    """Inside the block the file named by `environment.SAVING` exists; the launcher waits for it."""
     if SAVING not in os.environ:
         yield
         return

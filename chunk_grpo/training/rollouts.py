@@ -1,4 +1,4 @@
-"""One iteration's experience: trajectories of the current policy, their pictures and what they earned."""
+"""Experience of one iteration: trajectories of the current policy and the scores of their images."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad
 
 @dataclass(frozen=True)
 class Drawn:
-    """B runs of the sampler, or what is kept of them: M successive steps of each, M = S, or 1 for a branch.
+    """B trajectories. M consecutive steps of each are stored: M = S, or 1 for a branch.
 
     Attributes:
-        states: [B, M + 1, L, D].
+        states: States [B, M + 1, L, D].
         first_step: int64 [B], the step that begins at `states[:, 0]`.
-        noisy: bool [B, S - 1], which steps carry noise and can be trained.
-        log_probs: [B, S - 1] under the policy that sampled; 0 where a step is not noisy.
-        means: [B, M or M - 1, L, D], the means of the noisy steps, or None when nobody asks for them.
-        finals: [B, L, D], the latents of the images.
+        noisy: bool [B, S - 1], whether a step carries noise and can be trained.
+        log_probs: Log-probabilities [B, S - 1] under the sampling policy; 0 where a step is not noisy.
+        means: Means of the noisy steps [B, M or M - 1, L, D]; None if the ratio is not normalised.
+        finals: Final latents of the images [B, L, D].
     """
 
     states: Tensor
@@ -52,7 +52,7 @@ class Drawn:
     finals: Tensor
 
     def rows(self, where: slice) -> Drawn:
-        """The runs of these rows."""
+        """The trajectories at these rows."""
         return Drawn(
             states=self.states[where],
             first_step=self.first_step[where],
@@ -65,16 +65,16 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Experience:
-    """What B images, Q groups of M that are compared with each other, were drawn by and earned.
+    """Trajectories and scores of B images: Q groups of M, each standardised on its own.
 
-    The row of an image is group * M + number; a prompt's groups follow each other.
+    Row = group * M + number within the group. The groups of a prompt are consecutive.
 
     Attributes:
-        prompts: One row for each image.
-        drawn: Their trajectories.
-        group_size: Images of a group, M.
-        scores: Scorer to its values [B].
-        seconds: Seconds by what they were spent on.
+        prompts: Prompt of each image, B rows.
+        drawn: Trajectories of the images.
+        group_size: Images per group, M.
+        scores: Values [B] of each scorer.
+        seconds: Seconds by phase.
     """
 
     prompts: PromptSet
@@ -86,14 +86,14 @@ class Experience:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How experience is gathered.
+    """Settings of the rollout.
 
     Attributes:
-        group_size: Images for each prompt; with branches, for each prompt and branch point.
+        group_size: Images per prompt; with branches, per prompt and branch point.
         batch_size: Trajectories in one forward pass.
-        same_noise_in_group: Whether a group's images start from one noise.
-        background: Whether a batch is decoded and scored while the next one is drawn.
-        seed: Training seed; every trajectory's noise is a function of it, the iteration and the row.
+        same_noise_in_group: Whether the images of a group start from the same noise.
+        background: Whether a batch is decoded and scored while the next one is sampled.
+        seed: Training seed. With iteration and row it determines the noise of a trajectory.
     """
 
     group_size: int
@@ -105,12 +105,12 @@ class RolloutSettings:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Which prompts an iteration trains on here.
+    """Prompts of this process in an iteration.
 
     Attributes:
-        number: From 1.
+        number: Number of the iteration, from 1.
         prompts: P prompts.
-        places: The number of each among the prompts of all processes: it names the prompt's noise.
+        places: Index of each prompt among the iteration's prompts of all processes; it names the prompt's noise.
     """
 
     number: int
@@ -127,16 +127,16 @@ def gather(
     check: Check = never,
     waiting: Check = never,
 ) -> Experience:
-    """Sample the groups of each prompt with the current policy, decode and score.
+    """Sample the groups of each prompt with the current policy, decode and score them.
 
     Args:
-        family: The policy.
-        method: How trajectories are drawn.
-        iteration: Prompts, and the names of their random streams.
-        reward: What scores the images.
-        settings: Sizes.
-        check: Called before each evaluation of the policy; it may raise to give up.
-        waiting: The same while the reward takes its time; how often differs between processes.
+        family: Policy.
+        method: Settings of the variant.
+        iteration: Prompts and the names of their random streams.
+        reward: Scorers.
+        settings: Sizes and seed.
+        check: Called before each evaluation of the policy, equally often in all processes; raises to abort.
+        waiting: Called while scoring runs, not equally often in all processes; raises to abort.
 
     Raises:
         DataError: A latent or a reward is not finite; the message names the prompt.
@@ -171,7 +171,7 @@ def gather(
 
 
 class _Sampling:
-    """The sampler of one iteration; each row has its own streams, so batches and processes change nothing."""
+    """Samples one iteration. Each row has its own random streams, so batch size and processes do not affect them."""
 
     def __init__(
         self, family: Family, method: Method, iteration: Iteration, settings: RolloutSettings, check: Check
@@ -184,7 +184,7 @@ class _Sampling:
         self._keep_means = NORMALISED[method.ratio_norm] is not None
 
     def trajectories(self) -> Iterator[Drawn]:
-        """Whole runs with noise in every step but the last, or in a window's."""
+        """Sample whole trajectories. All steps but the last are noisy, or only the window's steps."""
         grid, size = self._method.grid, self._settings.group_size
         noisy = self._noisy_steps()
         rows = [place * size + image for place in self._places for image in range(size)]
@@ -213,7 +213,7 @@ class _Sampling:
             )
 
     def branches(self, branching: BranchingParams) -> Iterator[Drawn]:
-        """Runs of the ODE with children at the iteration's branch points; row = (prompt, run, point, child)."""
+        """Sample ODE runs with children at the iteration's branch points; row = (prompt, run, point, child)."""
         grid, children = self._method.grid, branching.children
         steps = torch.randperm(grid.num_sde_steps, generator=generator(*self._stream, "points"))
         points = sorted(steps[: branching.points].tolist())
@@ -252,7 +252,7 @@ class _Sampling:
 
     @property
     def _starts_alike(self) -> bool:
-        """Whether the images of a prompt start from one noise, so that their first evaluation is one."""
+        """Whether the images of a prompt start from the same noise and can share the first evaluation."""
         return self._settings.same_noise_in_group
 
     def _starts(self, names: Sequence[int]) -> Tensor:
@@ -263,7 +263,11 @@ class _Sampling:
         return noise.to(self._prompts.conditioning.prompt_embeds.device)
 
     def _velocity(self, prompts: Sequence[int]) -> Velocity:
-        """The policy for rows of these prompts, in order; rows that start alike share their first evaluation."""
+        """Velocity of the policy for rows with these prompts. Rows with the same start share the first evaluation.
+
+        Args:
+            prompts: Index of each row's prompt in `iteration.prompts`.
+        """
         conditioning = self._prompts.conditioning
         everywhere = velocity_function(self._policy, conditioning.rows(prompts))
         if not self._starts_alike:
@@ -283,16 +287,23 @@ class _Sampling:
 
 
 def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> Drawn:
-    """R runs with branches of M children at A points as R * A * M rows of one step each."""
+    """Convert R runs with M children at each of A branch points to R * A * M rows of one step each.
+
+    Args:
+        made: Runs and branches.
+        num_sde_steps: Number of steps that may carry noise, N.
+        keep_means: Whether to keep the means of the noisy steps.
+    """
     rows, children = made.branches[0].log_probs.shape
     steps = torch.tensor([branch.step for branch in made.branches])
-    first_step = steps.view(1, -1, 1).expand(rows, -1, children).flatten()
-    noisy = torch.nn.functional.one_hot(first_step, num_sde_steps).bool()
+    first_step = steps.view(1, -1, 1).expand(rows, -1, children).flatten()  # [R * A * M]
+    noisy = torch.nn.functional.one_hot(first_step, num_sde_steps).bool()  # [R * A * M, S - 1]
 
     def of_children(values: list[Tensor]) -> Tensor:
-        return torch.stack(values, dim=1).flatten(0, 2)
+        return torch.stack(values, dim=1).flatten(0, 2)  # A times [R, M, ...] -> [R * A * M, ...]
 
     def of_runs(values: list[Tensor]) -> Tensor:
+        # A times [R, ...] -> [R * A * M, ...]
         return torch.stack(values, dim=1).flatten(0, 1).repeat_interleave(children, dim=0)
 
     log_probs = of_children([branch.log_probs for branch in made.branches])
@@ -322,9 +333,10 @@ def _joined(batches: Sequence[Drawn]) -> Drawn:
 
 
 class _Judge:
-    """Decodes and scores batch after batch, in order; in the background, so that the next one can be drawn.
+    """Decodes and scores batches in order.
 
-    It does so in a thread of its own in any case: a scorer that hangs must not keep the process from stopping.
+    Always uses a thread of its own, because a scorer that hangs must not keep the process from stopping. With
+    `background` the caller can sample the next batch meanwhile; otherwise `submit` waits for the scores.
     """
 
     def __init__(self, family: Family, reward: Reward, background: bool, waiting: Check) -> None:
@@ -342,14 +354,19 @@ class _Judge:
         self._thread.end(seconds_to_end(error))
 
     def submit(self, latents: Tensor, rows: PromptSet) -> None:
-        """Take the next batch."""
+        """Submit the next batch.
+
+        Args:
+            latents: Final latents [B, L, D].
+            rows: Prompt of each image, B rows.
+        """
         self.count += len(latents)
         self._answers.append(self._thread.submit(self._score, latents, rows))
         if not self._is_ahead:
             waited(self._answers[-1], self._waiting)
 
     def scores(self) -> dict[str, NDArray[np.float64]]:
-        """Scorer to its values [B] of all batches, in their order; an error of any of them is raised here."""
+        """Values [B] of each scorer over all batches, in order. Raises the error of a failed batch."""
         batches = [waited(answer, self._waiting) for answer in self._answers]
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
@@ -363,6 +380,14 @@ class _Judge:
 def score_latents(
     family: Family, latents: Tensor, rows: PromptSet, reward: Reward, batch_size: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Decode final latents and score the pictures: scorer to its values."""
+    """Decode final latents and score the images: values [B] by scorer.
+
+    Args:
+        family: Decoder.
+        latents: Final latents [B, L, D].
+        rows: Prompt of each image, B rows.
+        reward: Scorers.
+        batch_size: Images that are decoded together.
+    """
     images = torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
     return reward.scores(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))

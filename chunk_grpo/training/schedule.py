@@ -1,4 +1,4 @@
-"""Which prompts an iteration trains on."""
+"""Order of the training prompts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from chunk_grpo.seeding import generator
 
 
 def prompts_of_iteration(iteration: int, count: int, total: int, seed: int) -> list[int]:
-    """Which prompts an iteration uses: epochs of seeded shuffles, each prompt once an epoch.
+    """Indices of the prompts of an iteration: seeded shuffles, each prompt once per epoch.
 
     Args:
-        iteration: 0-based.
-        count: Prompts an iteration.
-        total: Prompts there are.
+        iteration: Index of the iteration, from 0.
+        count: Number of prompts per iteration.
+        total: Number of training prompts.
         seed: Training seed.
     """
     first = iteration * count

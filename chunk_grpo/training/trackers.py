@@ -1,10 +1,9 @@
-"""Training as it goes on, in TensorBoard or Weights & Biases, through accelerate's trackers.
+"""Metrics and images of a training in progress in TensorBoard or Weights & Biases, through accelerate's trackers.
 
-What is written here is for looking at. It holds clock times, so `folder` must lie outside of what DVC compares;
-the results of a run are its metric rows.
+The logs contain timestamps, so `folder` must not be a DVC output. The results of a run are its metric rows.
 
-Not run in this project: wandb itself, which is not among its dependencies. The tests put a stand-in in its place, so
-the calls are checked and the service's answers are not.
+Weights & Biases is not tested against the real service: wandb is not a dependency of the project. The tests replace it
+by a stub, which checks the calls but not the service's responses.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from chunk_grpo.errors import ConfigError, DataError
 TrackerName = Literal["tensorboard", "wandb"]
 
 _PROJECT = "chunk-grpo"
-"""Under which Weights & Biases lists the runs."""
+"""Project name in Weights & Biases."""
 
 _ID_FILE = "wandb_run_id.txt"
 
 _WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
-"""Values of WANDB_MODE with which wandb asks no server."""
+"""Values of WANDB_MODE with which wandb contacts no server."""
 
 _WANDB_ADVICE = (
-    "Run `wandb login`, or set WANDB_MODE=offline and upload later with `wandb sync`, or take wandb out of the "
+    "Run `wandb login`, or set WANDB_MODE=offline and upload later with `wandb sync`, or remove wandb from the "
     "trackers."
 )
 
 
 def check_trackers(names: Sequence[TrackerName]) -> None:
-    """Find out before any work whether these trackers can be opened; it asks no server.
+    """Check early that these trackers can be opened. Contacts no server.
 
     Raises:
-        ConfigError: A tracker is unknown or not installed, or wandb has neither a login nor an offline mode.
+        ConfigError: A tracker is unknown or not installed, or wandb is neither logged in nor offline.
     """
     for name in names:
         if name not in get_args(TrackerName):
@@ -53,22 +52,22 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
             )
         if find_spec(name) is None:
             raise ConfigError(
-                f"trackers: {name} is not installed. Run `pip install {name}`, or take {name} out of the trackers."
+                f"trackers: {name} is not installed. Run `pip install {name}`, or remove {name} from the trackers."
             )
     if "wandb" in names and not _wandb_needs_no_login():
         raise ConfigError(f"trackers: wandb is not logged in. {_WANDB_ADVICE}")
 
 
 class Trackers:
-    """Writes metrics and pictures of one training run to all configured trackers.
+    """Writes metrics and images of one training run to all configured trackers.
 
-    A run that is resumed must say so by `start_step`, or its repeated steps would stand twice. TensorBoard then hides
-    what earlier processes wrote at `start_step` or later. Weights & Biases cannot take back: it goes on with
-    the same run and drops steps that it has, so the first values stay.
+    A resumed run passes `start_step`; otherwise repeated steps would appear twice. TensorBoard then hides values that
+    earlier processes logged at `start_step` or later. Weights & Biases cannot delete values: it continues the same run
+    and drops steps that it already has, so the first values remain.
 
-    accelerate's own front, `Accelerator(log_with=...)`, is not used: it cannot name a wandb run apart from its
-    project, adds a TensorBoard run for the configuration at every start, and ends distributed training when it
-    closes its trackers. If the Accelerator takes arguments about devices or process groups, make it first.
+    `Accelerator(log_with=...)` is not used: it cannot set the name of a wandb run apart from the project, adds a
+    TensorBoard run for the configuration at every start, and ends distributed training when it closes its trackers.
+    An Accelerator with arguments about devices or process groups must be created before this object.
     """
 
     def __init__(
@@ -79,17 +78,17 @@ class Trackers:
         config: Mapping[str, Any],
         start_step: int = 0,
     ) -> None:
-        """Open the trackers; with no names, nothing is imported or written.
+        """Open the trackers. Without names, nothing is imported or written.
 
         Args:
-            names: Which trackers; may be empty.
-            folder: Where they write, under `run_name`.
+            names: Names of the trackers; may be empty.
+            folder: Folder of all logs; the trackers write to `folder` / `run_name`.
             run_name: Name of the run, such as "chunk-4/seed-0"; the same after a resume.
-            config: What the run was configured with; plain nested values.
-            start_step: First step that will be logged, at least 0; after a resume the one after the checkpoint's.
+            config: Settings of the run as plain nested values.
+            start_step: First step to log, at least 0; after a resume, the step after the checkpoint.
 
         Raises:
-            ConfigError: See `check_trackers`; or wandb does not start.
+            ConfigError: See `check_trackers`; or wandb fails to start.
             DataError: The folder cannot be written.
             ValueError: The step is negative.
         """
@@ -120,30 +119,30 @@ class Trackers:
             raise
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers; TensorBoard's are on the disk when this returns.
+        """Log numbers and flush TensorBoard's file.
 
         Args:
-            step: Iteration, at least `start_step` and that of the call before.
-            values: Metric to its value.
+            step: Iteration, at least `start_step` and at least the step of the previous call.
+            values: Values by metric.
 
         Raises:
-            ValueError: The step goes back.
+            ValueError: The step decreases.
         """
         self._advance(step)
         for tracker in self._open:
-            # accelerate leaves out numbers of numpy's own types without a word.
+            # accelerate silently drops numpy scalars.
             tracker.log({name: float(value) for name, value in values.items()}, step=step)
 
     def log_images(self, step: int, name: str, images: NDArray[np.uint8]) -> None:
-        """Write pictures under one name: a grid in TensorBoard, a list in Weights & Biases.
+        """Log images under one name: a grid in TensorBoard, a list in Weights & Biases.
 
         Args:
-            step: As in `log`.
-            name: Of the pictures.
+            step: Iteration, as in `log`.
+            name: Name of the images.
             images: [N, H, W, 3], N at least 1.
 
         Raises:
-            ValueError: The step goes back, or the pictures have another shape or type.
+            ValueError: The step decreases, or shape or type of the images is wrong.
         """
         if images.ndim != 4 or images.shape[3] != 3 or images.size == 0 or images.dtype != np.uint8:
             raise ValueError(
@@ -158,7 +157,7 @@ class Trackers:
                 tracker.log_images({name: list(images)}, step=step)
 
     def close(self) -> None:
-        """Finish all trackers; further calls of any method write nothing."""
+        """Finish all trackers. Later calls write nothing."""
         while self._open:
             self._open.pop().finish()
 
@@ -181,9 +180,10 @@ def _start_tensorboard(folder: Path, run_name: str, config: Mapping[str, Any], s
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Wait, less than a second, until a new event file is the last one by its name: in that order they are read.
+    """Wait, less than a second, until a new event file sorts after the existing ones.
 
-    Names are events.out.tfevents.SECOND.HOST.PROCESS.NUMBER, compared as text, so that number 10 comes before 9.
+    TensorBoard reads the files in the order of their names, events.out.tfevents.SECOND.HOST.PROCESS.NUMBER. Names are
+    compared as text: with equal seconds, number 10 would sort before 9.
     """
     while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
         time.sleep(0.05)
@@ -203,7 +203,7 @@ def _start_wandb(place: Path, run_name: str, config: Mapping[str, Any], start_st
 
 
 def _wandb_id(place: Path, start_step: int) -> str:
-    """The run's id: kept for a resume, new for a training that starts again, whose steps wandb would else drop."""
+    """Id of the wandb run: kept after a resume, new after a restart, whose steps wandb would otherwise drop."""
     file = place / _ID_FILE
     if start_step > 0 and file.exists():
         return file.read_text(encoding="utf-8").strip()
@@ -213,12 +213,12 @@ def _wandb_id(place: Path, start_step: int) -> str:
 
 
 def _wandb_needs_no_login() -> bool:
-    """Whether wandb would start without asking for a key, which would hang a run that nobody looks at."""
+    """Whether wandb starts without prompting for a key. A prompt would block an unattended run."""
     if os.environ.get("WANDB_MODE") in _WITHOUT_LOGIN or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     return _wandb().api.api_key is not None
 
 
 def _wandb() -> Any:
-    """The module; a plain import would need its types where mypy runs."""
+    """Import wandb. A plain import statement would require its type stubs for mypy."""
     return import_module("wandb")

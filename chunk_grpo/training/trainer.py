@@ -46,18 +46,18 @@ from chunk_grpo.training.trackers import TrackerName, Trackers
 from chunk_grpo.training.update import Policies, UpdateStats
 
 PICTURES_SHOWN = 16
-"""Of the held-out pictures, how many the trackers get."""
+"""Largest number of held-out images that the trackers log."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on, and on what it is watched.
+    """Prompts and reward of a training.
 
     Attributes:
-        prompts: Trained on.
-        heldout: Watched with.
-        reward: What training maximises.
-        unseen: Scorers of held-out images that are not trained on; None where there are none.
+        prompts: Training prompts.
+        heldout: Held-out prompts.
+        reward: Reward that training maximises.
+        unseen: Scorers of the held-out images that training does not maximise; None: none are configured.
     """
 
     prompts: PromptSet
@@ -68,14 +68,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Places:
-    """Where a run keeps its state, and whom it tells how it goes.
+    """Where a run writes its checkpoints, journal and tracker logs.
 
     Attributes:
-        checkpoints: Folder of this run alone.
-        identity: Names the computation; only its own checkpoints are resumed.
-        logs: Folder of the journal and of the trackers.
-        name: Of the run, for both: the folder below `logs`.
-        trackers: Which ones.
+        checkpoints: Folder of the checkpoints, not shared with other runs.
+        identity: Name of the computation. Checkpoints with another identity are refused.
+        logs: Folder of the journals and tracker logs of all runs.
+        name: Name of the run, and of its folder below `logs`.
+        trackers: Names of the trackers.
         config: Settings that the trackers show.
     """
 
@@ -93,20 +93,20 @@ class Trainer:
     def __init__(
         self, family: Family, task: Task, method: Method, settings: TrainParams, seed: int, places: Places
     ) -> None:
-        """Prepare, and resume from the newest checkpoint when there is one.
+        """Prepare the model, and resume from the newest checkpoint if there is one.
 
         Args:
-            family: The base policy, loaded with the parts "transformer" and "vae".
+            family: Base policy, loaded with the parts "transformer" and "vae".
             task: Prompts and reward.
-            method: The variant.
-            settings: The `train` section of params.yaml.
-            seed: Of every random stream.
-            places: Where state is kept as training goes on.
+            method: Settings of the variant.
+            settings: `train` section of params.yaml.
+            seed: Training seed of the prompt order, rollouts, chunk draws and adapter.
+            places: Folders and names of the run.
 
         Raises:
-            ConfigError: The adapters' settings do not fit the model, prompts cannot be shared out evenly to the
+            ConfigError: The LoRA settings do not match the model, prompts cannot be divided evenly among the
                 processes, or a tracker cannot be opened.
-            DataError: There are checkpoints, and none of them can be used; or the journal cannot be written.
+            DataError: All checkpoints are refused, or the journal cannot be written.
         """
         self._family, self._task, self._method, self._settings = family, task, method, settings
         self._seed, self._processes = seed, Processes(shards_weights=settings.shard_weights)
@@ -128,7 +128,7 @@ class Trainer:
         self._done = 0
         self._halfway: Halfway | None = None
         self._resume()
-        # They hide what they have of the step that is the first and of later ones.
+        # Trackers discard values already logged at `first` and later.
         first = self._done if self._is_watch_due() else self._done + 1
         self._trackers = Trackers(places.trackers, places.logs, places.name, places.config, start_step=first)
         if first == self._done:
@@ -138,13 +138,13 @@ class Trainer:
         self._journal = Journal(where, heading, self._rows, writes=self._processes.is_main)
 
     def run(self, should_stop: Callable[[], bool]) -> list[MetricRow]:
-        """Train to the last iteration, or until the held-out score stops getting better, and return all metrics.
+        """Train to the last iteration or to early stopping, and return all metrics.
 
         Args:
-            should_stop: Asked often; when true, a checkpoint is saved and TransientError raised.
+            should_stop: Polled often. When it returns True, a checkpoint is saved and TransientError raised.
 
         Raises:
-            TransientError: Told to stop, or a scorer does not answer; the same call goes on later.
+            TransientError: Stopped on request, or a scorer does not answer. A later run resumes.
             DataError: Latents, rewards, ratios or gradients are not finite.
         """
         self._should_stop = should_stop
@@ -154,7 +154,7 @@ class Trainer:
                 self._save()
                 raise TransientError(
                     f"stopped after iteration {self._done} of {total}; kept in {self._checkpoints.newest_path()}. "
-                    "Run the same command again; training goes on from there."
+                    "Run the same command again; training resumes from there."
                 )
             self._journal.end()
         except DataError as error:
@@ -167,7 +167,7 @@ class Trainer:
         return self._rows
 
     def _is_stopped_before(self, total: int) -> bool:
-        """Train to iteration `total` or until the held-out score stops getting better; whether a stop came first."""
+        """Train to iteration `total` or to early stopping; True if a stop request came first."""
         try:
             with Meter(f"training, seed {self._seed}", total, self._done) as meter:
                 self._watch_if_due()
@@ -181,9 +181,9 @@ class Trainer:
         return False
 
     def save_policies(self, folder: Path) -> None:
-        """Write the trained policy to `folder`/transformer and, if it is kept, the best one to `folder`/best.
+        """Write the trained policy to `folder`/transformer and, with `keep_best`, the best one to `folder`/best.
 
-        All processes call; the main one writes.
+        All processes must call; the main one writes.
         """
         with self._averaged():
             trained = self._family.trainable_state()
@@ -194,7 +194,7 @@ class Trainer:
                 self._family.save_transformer(best.network, folder / "best")
 
     def _iterate(self, iteration: int) -> None:
-        """Rollout and reward, advantage, update, log."""
+        """Perform an iteration, or the rest of a resumed one: rollout, reward, advantage, update, log."""
         if self._halfway is None:
             experience = self._roll_out(iteration)
             everybody = self._of_all_processes(experience)
@@ -212,7 +212,7 @@ class Trainer:
         self._halfway, self._done = None, iteration
 
     def _roll_out(self, iteration: int) -> Experience:
-        """Images of this iteration's prompts by the current policy, with their rewards."""
+        """Sample and score images of this process's prompts with the current policy."""
         settings = self._settings
         rollout = RolloutSettings(
             group_size=settings.group_size,
@@ -234,21 +234,21 @@ class Trainer:
         )
 
     def _prompts_of(self, iteration: int) -> tuple[PromptSet, list[int]]:
-        """This process's prompts of an iteration, those of each update in a row, and their places among all."""
+        """This process's prompts of an iteration, grouped by update, and their places among all."""
         count = self._settings.prompts_per_iteration
         picked = prompts_of_iteration(iteration - 1, count, len(self._task.prompts), self._seed)
         places = self._shares_of_prompts()
         return self._task.prompts.rows([picked[place] for place in places]), places
 
     def _shares_of_prompts(self) -> list[int]:
-        """The places of this process's prompts among an iteration's: a part of each update's share."""
+        """Places of this process's prompts among all of an iteration: an equal part of each update's share."""
         updates = self._settings.updates_per_iteration
         share = self._settings.prompts_per_iteration // updates
         mine = self._processes.share_of(share, "train.prompts_per_iteration / train.updates_per_iteration")
         return [update * share + place for update in range(updates) for place in mine]
 
     def _of_all_processes(self, experience: Experience) -> Experience:
-        """The same with what the images of all processes earned, those of the first process first."""
+        """The experience with the scores of all processes, in order of rank."""
         if self._processes.count == 1:
             return experience
         scores = {
@@ -258,15 +258,15 @@ class Trainer:
         return replace(experience, scores=scores)
 
     def _follow(self, experience: Experience) -> dict[str, float]:
-        """Let a plan that follows the policy do so."""
+        """Recompute the chunk plan if due, and return its metrics; empty without `replan_every`."""
         if self._method.replan_every is None:
             return {}
-        curves = relative_l1(experience.drawn.states)[:, : self._method.grid.num_sde_steps]
+        curves = relative_l1(experience.drawn.states)[:, : self._method.grid.num_sde_steps]  # [B, N]
         everybody = torch.cat(self._processes.gather([curves.cpu()]))
         return self._learner.chunks.follow(everybody.mean(dim=0).tolist(), self._done + 1)
 
     def _learn(self, halfway: Halfway) -> None:
-        """The updates of an iteration that are not done yet."""
+        """Perform the remaining updates of the iteration."""
         start = time.perf_counter()
         updates = self._learner.prepare(halfway.lesson, self._check, fresh=not halfway.updates)
         for number in range(len(halfway.updates), len(updates)):
@@ -277,7 +277,7 @@ class Trainer:
             start = time.perf_counter()
 
     def _log(self, halfway: Halfway) -> None:
-        """Keep the numbers of an iteration."""
+        """Collect and log the metrics of an iteration."""
         iteration, experience = halfway.lesson.iteration, halfway.lesson.experience
         own, norms = zip(*halfway.updates, strict=True)
         stats = [UpdateStats.of_all(parts) for parts in zip(*self._processes.gather([own]), strict=True)]
@@ -289,24 +289,24 @@ class Trainer:
         self._tell(iteration, metrics)
 
     def _tell(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Keep metrics, and tell those who look on."""
+        """Store metrics, and write them to trackers and journal."""
         self._rows += [(iteration, name, value) for name, value in metrics.items()]
         self._trackers.log(iteration, metrics)
         self._journal.log(iteration, metrics)
 
     def _reward_so_far(self) -> str:
-        """The last iteration's reward, to be shown."""
+        """Reward of the last iteration, for the progress line."""
         last = {name: value for iteration, name, value in self._rows if iteration == self._done}
         return f"reward {last['reward_mean']:.3f} +- {last['reward_std']:.3f}"
 
     def _is_watch_due(self) -> bool:
-        """Whether the policy is to be measured now and was not, before a stop."""
+        """Whether a held-out evaluation is due and was not already done before a stop."""
         iteration, every = self._done, self._settings.heldout.every
         due = iteration % every == 0 or iteration == self._settings.iterations
         return due and not any(row[:2] == (iteration, "heldout_reward") for row in self._rows)
 
     def _watch_if_due(self) -> None:
-        """Measure the policy on held-out prompts when it is time to."""
+        """Evaluate the policy on the held-out prompts if due."""
         if not self._is_watch_due():
             return
         iteration, times = self._done, self._method.grid.times
@@ -319,21 +319,21 @@ class Trainer:
         self._trackers.log_images(iteration, "heldout", as_pictures(measured.images[:PICTURES_SHOWN]))
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """Inside, the policy has its averaged weights where an average is kept."""
+        """Context in which the policy has its averaged weights, if `ema_decay` is set."""
         return nullcontext() if self._average is None else self._average.averaged()
 
     def _check(self) -> None:
-        """Give up what is being done when somebody wants the process to end."""
+        """Raise GivenUpError if any process received a stop request."""
         if self._processes.any(self._should_stop()):
             raise GivenUpError
 
     def _check_alone(self) -> None:
-        """The same, as often as one likes; several processes ask each other, so all must ask equally often."""
+        """Like `_check`, but safe to call unequally often: does nothing with several processes."""
         if self._processes.count == 1:
             self._check()
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint."""
+        """Restore the newest checkpoint."""
         state = self._checkpoints.latest()
         if state is None:
             return
@@ -347,10 +347,10 @@ class Trainer:
             self._resume_halfway(state.extra["halfway"], state.iteration + 1)
 
     def _resume_halfway(self, states: list[dict[str, Any]], iteration: int) -> None:
-        """Go on within an iteration, each process with its own trajectories.
+        """Restore an iteration in progress, each process with its own trajectories.
 
         Raises:
-            ConfigError: They are those of another number of processes.
+            ConfigError: The number of processes has changed.
         """
         if len(states) != self._processes.count:
             raise ConfigError(
@@ -368,7 +368,7 @@ class Trainer:
             self._rows.append((self._done, "seconds_checkpoint", time.perf_counter() - start))
 
     def _save(self) -> None:
-        """Keep all that a resumed run needs: random streams are functions of the iteration and need no state."""
+        """Save a checkpoint. Random streams are functions of the iteration and have no state."""
         halfway = None if self._halfway is None else self._processes.gather([self._halfway.state()])
         extra = {
             "chunks": self._learner.chunks.state(),
@@ -387,7 +387,7 @@ class Trainer:
 
 
 def _tuning(settings: TrainParams) -> TuningOptions:
-    """What of the model is trained, in the family's words."""
+    """Options of `Family.prepare_training`."""
     lora = settings.lora
     return TuningOptions(
         lora_rank=None if lora is None else lora.rank,

@@ -1,10 +1,10 @@
 """The exact gradient of the clipped chunk objective with the memory of single steps.
 
-The objective's gradient is a weighted sum of the gradients of single-step log-probabilities, whose weights need only
-the chunk's ratio. So a pass without gradients finds the ratios, and another one back-propagates (sample, step) items,
-one micro-batch at a time. Where a chunk fits into a micro-batch its ratio is known once that one has gone forward, and
-one pass is enough. On the first update after a rollout every ratio is 1, and nothing needs two. Both passes must be the
-same computation: same dtype, no dropout.
+The objective's gradient is a weighted sum of the gradients of single-step log-probabilities. The weights depend only on
+the chunk's ratio. A first pass without gradients computes the ratios; a second pass back-propagates (sample, step)
+items, one micro-batch at a time. A chunk that fits into a micro-batch needs no first pass: its ratio is known after the
+forward pass of that micro-batch. In the first update after a rollout all ratios are 1, and no chunk needs one. Both
+passes must be the same computation: same dtype, no dropout.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ ValueOfItems = Callable[[Transition, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class UpdateBatch:
-    """What one optimiser step learns from.
+    """Training data of one update.
 
     Attributes:
-        states: [B, M + 1, L, D] stored trajectories, or parts of them.
+        states: States of whole trajectories or parts of them [B, M + 1, L, D].
         first_step: int64 [B], the step that begins at `states[:, 0]`.
-        conditioning: B prompts.
-        advantages: [B], or [B, Kmax] where chunks have rewards of their own.
-        old_log_probs: [B, S - 1] under the policy that made the rollouts.
-        old_means: [B, M or M - 1, L, D], or None where ratios are not normalised.
-        chunks: Which chunks are trained, and with which weights.
+        conditioning: Prompts of the B trajectories.
+        advantages: Advantages [B], or [B, Kmax] with a reward per chunk.
+        old_log_probs: Log-probabilities [B, S - 1] under the sampling policy.
+        old_means: Means of the noisy steps [B, M or M - 1, L, D]; None if the ratio is not normalised.
+        chunks: Trained chunks and their weights.
     """
 
     states: Tensor
@@ -62,9 +62,9 @@ class Objective:
     """Settings of the clipped objective.
 
     Attributes:
-        clip_range: Half width of the ratio's trust region, above 0: one, or a tensor [K].
+        clip_range: Half width of the ratio's trust region, above 0: one number, or a tensor [K].
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
-        ratio_norm: Scale of the log-ratio.
+        ratio_norm: Normalisation of the log-ratio.
     """
 
     clip_range: ClipRange
@@ -74,15 +74,15 @@ class Objective:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What one update saw.
+    """Statistics of one update over its n selected chunks and m trained items.
 
     Attributes:
-        ratios: [n], the ratios of the selected chunks.
-        chunk: int64 [n], the number of each one's chunk.
-        clipped: bool [n], whether clipping stopped its gradient.
-        kl_sum: Sum over the trained steps of the divergence from the reference policy.
-        steps: int64 [m], the trained steps: one entry an item.
-        log_prob_change: [m], new less old log-probability of each item in the pass with gradients.
+        ratios: Ratios of the selected chunks [n].
+        chunk: int64 [n], number of the chunk of each ratio.
+        clipped: bool [n], whether clipping stopped the gradient of the ratio.
+        kl_sum: Sum over the items of the KL divergence from the reference policy.
+        steps: int64 [m], step of each item.
+        log_prob_change: New minus old log-probability of each item [m], from the pass with gradients.
     """
 
     ratios: Tensor
@@ -94,7 +94,7 @@ class UpdateStats:
 
     @classmethod
     def of_all(cls, parts: Sequence[UpdateStats]) -> UpdateStats:
-        """What all processes saw of one update."""
+        """Concatenate the statistics of one update from all processes."""
         return cls(
             ratios=torch.cat([part.ratios for part in parts]),
             chunk=torch.cat([part.chunk for part in parts]),
@@ -107,14 +107,14 @@ class UpdateStats:
 
 @dataclass(frozen=True)
 class Policies:
-    """The policy that is trained, and its reference, which a KL weight needs."""
+    """The trained policy, and the reference policy, which is required if `kl_coef` is above 0."""
 
     policy: PolicyVelocity
     reference: PolicyVelocity | None = None
 
 
 class Update:
-    """One optimiser step's gradient."""
+    """Computes the gradient of one update."""
 
     def __init__(
         self,
@@ -124,17 +124,17 @@ class Update:
         objective: Objective,
         micro_batch_size: int,
     ) -> None:
-        """Prepare.
+        """Pack the items into micro-batches.
 
         Args:
-            policies: Velocity with gradients, and that of the reference policy.
-            grid: The rollouts' sampling grid.
-            batch: Trajectories, advantages and the chunks to train.
-            objective: Clip range, KL weight and kind of ratio.
-            micro_batch_size: Items in one forward and backward pass, at most.
+            policies: Trained policy and reference.
+            grid: Sampling grid of the rollouts.
+            batch: Trajectories, advantages and trained chunks.
+            objective: Clip range, KL coefficient and kind of ratio.
+            micro_batch_size: Largest number of items in one forward and backward pass.
 
         Raises:
-            ValueError: A KL weight without a reference policy, or a normalised ratio without old means.
+            ValueError: A KL coefficient without a reference policy, or a normalised ratio without old means.
         """
         if objective.kl_coef > 0 and policies.reference is None:
             raise ValueError(f"kl_coef {objective.kl_coef} needs a reference policy")
@@ -149,14 +149,14 @@ class Update:
         self._old = self._old_values()
 
     def accumulate_gradient(self, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
-        """Add the gradient of minus the objective to the policy's parameters.
+        """Add the gradient of the negative objective to the gradients of the policy's parameters.
 
         Paper: Eq. (13) and (14); the decomposition is in docs/equations.md.
 
         Args:
-            processes: Those that train together; the gradient becomes the mean of theirs.
-            on_policy: True on the first update after a rollout: ratios are 1 and are not computed.
-            check: Called before each micro-batch; it may raise to give up.
+            processes: Processes of this training. The gradient is averaged over them.
+            on_policy: Whether this is the first update after a rollout: ratios are 1 and are not computed.
+            check: Called before each micro-batch; raises to abort.
         """
         new, packing = self._old, self._packing
         if not on_policy:
@@ -170,7 +170,7 @@ class Update:
                 transition = self._transition(self._policy, rows, steps)
                 value = self._value(transition, rows, steps)
                 if not on_policy and counts:
-                    # Of an item that had a first pass it is the same value again.
+                    # For items of `packing.divided` this repeats the value of the first pass.
                     new[rows, steps] = value.detach()
                     by_value, by_kl = self._coefficients(new)
                 loss = -(by_value[rows, steps] * value).sum()
@@ -184,10 +184,14 @@ class Update:
         return self._statistics(new, kl_sum, torch.cat(changes))
 
     def reevaluate_old(self, processes: Processes, check: Check) -> Tensor:
-        """Replace the rollout's log-probabilities by those of this update's own batches, the policy being the same.
+        """Recompute the old log-probabilities in this update's micro-batches, with the sampling policy's weights.
+
+        Args:
+            processes: Processes of this training.
+            check: Called before each micro-batch; raises to abort.
 
         Returns:
-            [B, S - 1], the values that are used from now on.
+            The new old log-probabilities [B, S - 1]. Steps without an item keep the rollout's values.
         """
         old = self._evaluated(self._batch.old_log_probs, self._log_prob, self._packing.all, processes, check)
         self._batch = replace(self._batch, old_log_probs=old)
@@ -195,7 +199,7 @@ class Update:
         return old
 
     def _old_values(self) -> Tensor:
-        """What `_value` was under the old policy, [B, S - 1]."""
+        """`_value` under the old policy, [B, S - 1]."""
         old = self._batch.old_log_probs
         return old if self._normalised is None else torch.zeros_like(old)
 
@@ -208,7 +212,15 @@ class Update:
         processes: Processes,
         check: Check,
     ) -> Tensor:
-        """[B, S - 1] under the current policy; steps that are not in `parts` stay as they are in `otherwise`."""
+        """Values under the current policy, [B, S - 1].
+
+        Args:
+            otherwise: Values [B, S - 1] of the steps that are not in `parts`.
+            value: `_value` or `_log_prob`.
+            parts: Micro-batches of items.
+            processes: Processes of this training.
+            check: Called before each micro-batch; raises to abort.
+        """
         values = otherwise.clone()
         for rows, steps, counts in self._rounds(parts, processes):
             check()
@@ -218,10 +230,14 @@ class Update:
         return values
 
     def _rounds(self, parts: Sequence[Tensor], processes: Processes) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Rows and steps of each micro-batch, and whether they count.
+        """Rows [n] and steps [n] of each micro-batch, and whether they count.
 
-        A process with fewer of them than another fills up with an item that does not count: every pass of a network
-        whose weights are spread over processes must be made by all of them.
+        All processes must perform every pass of a sharded network. A process with fewer micro-batches than another
+        therefore repeats an item that does not count.
+
+        Args:
+            parts: Micro-batches of this process, each int64 [n, 2].
+            processes: Processes of this training.
         """
         for number in range(processes.largest(len(parts))):
             counts = number < len(parts)
@@ -229,7 +245,7 @@ class Update:
             yield part[:, 0], part[:, 1], counts
 
     def _coefficients(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective's derivatives [B, S - 1] by each value and each divergence; right where `new` is."""
+        """The objective's derivatives [B, S - 1] by each value and each KL divergence; valid where `new` is."""
         chunks, objective = self._batch.chunks, self._objective
         return gradient_coefficients(
             new,
@@ -243,32 +259,57 @@ class Update:
         )
 
     def _transition(self, policy: PolicyVelocity, rows: Tensor, steps: Tensor) -> Transition:
-        """The Gaussian of each item's step."""
+        """Gaussian of each item's step: mean [n, L, D].
+
+        Args:
+            policy: Trained policy or reference.
+            rows: Trajectory of each item [n].
+            steps: Step of each item [n].
+        """
         batch, grid = self._batch, self._grid
-        x, where = batch.states[rows, steps - batch.first_step[rows]], steps.cpu()
+        x, where = batch.states[rows, steps - batch.first_step[rows]], steps.cpu()  # [n, L, D], [n]
         t, t_next = grid.times[where], grid.times[where + 1]
         velocity = policy(x, t.to(x), batch.conditioning.rows(rows))
         return grid.sampler.transition(x, velocity, t, t_next, grid.noise[where])
 
     def _log_prob(self, transition: Transition, rows: Tensor, steps: Tensor) -> Tensor:
-        """Each item's log-probability."""
-        after = self._batch.states[rows, steps - self._batch.first_step[rows] + 1]
+        """Log-probability [n] of each item.
+
+        Args:
+            transition: Gaussians of the items' steps.
+            rows: Trajectory of each item [n].
+            steps: Step of each item [n].
+        """
+        after = self._batch.states[rows, steps - self._batch.first_step[rows] + 1]  # [n, L, D]
         return gaussian_log_prob(after, transition.mean, transition.std)
 
     def _value(self, transition: Transition, rows: Tensor, steps: Tensor) -> Tensor:
-        """Each item's log-probability, or its normalised log-ratio, which is 0 under the old policy."""
+        """Log-probability [n] of each item, or its normalised log-ratio, which is 0 under the old policy.
+
+        Args:
+            transition: Gaussians of the items' steps.
+            rows: Trajectory of each item [n].
+            steps: Step of each item [n].
+        """
         batch, log_probs = self._batch, self._log_prob(transition, rows, steps)
         if batch.old_means is None or self._normalised is None:
             return log_probs
-        old_mean = batch.old_means[rows, steps - batch.first_step[rows]]
-        drift = gaussian_kl(transition.mean, old_mean, transition.std)
+        old_mean = batch.old_means[rows, steps - batch.first_step[rows]]  # [n, L, D]
+        drift = gaussian_kl(transition.mean, old_mean, transition.std)  # [n]
         columns = (log_probs, batch.old_log_probs[rows, steps], drift, transition.std.expand(len(rows)))
         return self._normalised(*(column.unsqueeze(1) for column in columns)).squeeze(1)
 
     def _divergence(
         self, reference: PolicyVelocity, transition: Transition, rows: Tensor, steps: Tensor
     ) -> Tensor:
-        """Each item's divergence from the reference policy."""
+        """KL divergence [n] of each item from the reference policy.
+
+        Args:
+            reference: Reference policy.
+            transition: Gaussians of the items' steps under the trained policy.
+            rows: Trajectory of each item [n].
+            steps: Step of each item [n].
+        """
         with torch.no_grad():
             anchor = self._transition(reference, rows, steps)
         return gaussian_kl(transition.mean, anchor.mean, transition.std)
@@ -279,7 +320,7 @@ class Update:
         clipped = clipped_chunks(
             ratios, self._batch.advantages, self._objective.clip_range, chunks.assignment
         )
-        # On the CPU, because what is gathered comes back on the device of the process that sent it.
+        # On the CPU, because gathered tensors are on the device of the sending process.
         return UpdateStats(
             ratios=ratios[chunks.selected].cpu(),
             chunk=chunks.selected.nonzero()[:, 1].cpu(),

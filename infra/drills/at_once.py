@@ -1,4 +1,4 @@
-"""Run chunk-grpo/full and chunk-grpo/ablations at once with the same inputs, on two GPU workers and one DVC cache.
+"""Run chunk-grpo/full and chunk-grpo/ablations concurrently with the same inputs, two GPU workers and one DVC cache.
 
 python -m infra.drills.at_once
 """
@@ -19,7 +19,7 @@ from infra.local_prefect import stop_on_signals
 
 
 def main() -> int:
-    """The exit status is 1 when something is not as it must be."""
+    """Run the drill; return exit status 1 if it fails."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.drills.at_once",
         description=__doc__,
@@ -46,10 +46,10 @@ def main() -> int:
 
 
 def check(watch: Watch, runs: list[str]) -> str:
-    """Both complete with the same results, each stage computed by one of them.
+    """Check that both runs complete with equal results, and that each stage was computed by only one of them.
 
     Raises:
-        DrillError: Something is otherwise.
+        DrillError: A check failed.
     """
     for run in runs:
         ended = watch.ended(run, 900)

@@ -1,12 +1,11 @@
-"""Change one thing after another at random; each time, what DVC restores or runs must equal a run with no cache at all.
+"""Make random changes one after another; after each, results with DVC's cache must equal results without a cache.
 
     python -m infra.drills.cache --seed 0 --count 200
 
-The pipeline is the preset smoke with prompts, a scorer and a checkpoint of a user's own, at the cheapest settings.
-After each change one checkout runs `dvc repro` with the cache of all runs before. Another one, without DVC, runs the
-commands of all stages in an empty folder. All artifacts must be the same bytes, but for manifests and timings, which a
-clock gave; the second checkout gets those of the first for its report. Where a change makes a stage fail, it must fail
-in both.
+The pipeline is the preset smoke with the user's own prompts, scorer and checkpoint, at the cheapest settings. After
+each change one checkout runs `dvc repro` with the cache of all earlier runs. A second checkout runs the commands of all
+stages without DVC, in an empty folder. All artifacts must be byte-identical except manifests and timings, which contain
+clock times; the second checkout uses the first one's for its report. If a stage fails, it must fail in both.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ _NO_CODE = ("chunk_grpo/orchestration", "chunk_grpo/reporting/templates", "chunk
 
 
 class DrillError(Exception):
-    """Something is not as it must be."""
+    """A check of the drill failed."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
-        failed: The stage that failed, or None.
+        failed: Name of the stage that failed, or None.
         ran: Names of the stages that ran.
-        text: What was said.
+        text: Output of the run.
     """
 
     failed: str | None
@@ -60,14 +59,14 @@ class Ended:
 
 
 def main() -> int:
-    """The exit status is 1 when two runs differ."""
+    """Run the drill; return exit status 1 if two runs differ."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.drills.cache",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the changes (default: 0)")
-    parser.add_argument("--count", type=int, default=200, help="of changes (default: 200)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the changes (default: 0)")
+    parser.add_argument("--count", type=int, default=200, help="number of changes (default: 200)")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     with (
@@ -86,15 +85,15 @@ def main() -> int:
 
 
 class Drill:
-    """Two checkouts that are changed in the same way."""
+    """Two checkouts that receive the same changes."""
 
     def __init__(self, folder: Path, programs: Path, seed: int) -> None:
-        """Clone, and bring along the user's files.
+        """Clone both checkouts, and add the user's files.
 
         Args:
-            folder: For both.
-            programs: With the `python` that runs stages, to go first on PATH.
-            seed: Of the changes.
+            folder: Folder for both checkouts.
+            programs: Folder with the `python` that runs stages; put first on PATH.
+            seed: Random seed of the changes.
         """
         self._kept, self._fresh, self._programs = folder / "kept", folder / "fresh", programs
         for checkout in (self._kept, self._fresh):
@@ -111,10 +110,10 @@ class Drill:
         self._ran = self._failed = self._known = 0
 
     def run(self, count: int) -> Iterator[str]:
-        """Compare after each change; a line about it.
+        """Make changes and compare after each; yield a line about each.
 
         Raises:
-            DrillError: A difference.
+            DrillError: The results differ.
         """
         state = self._states[0]
         yield f"the beginning: {self._compare(state)}"
@@ -130,7 +129,7 @@ class Drill:
                 self._states.append(state)
 
     def summary(self) -> str:
-        """How much was run and restored."""
+        """Numbers of stages run and restored, as text."""
         return (
             f"no difference; {self._ran} stages run, {self._known} restored or left; {self._failed} changes made a "
             "stage fail, in both"
@@ -159,7 +158,7 @@ class Drill:
         return f"same; ran {len(kept.ran)} of {len(fresh.ran)} ({middle - start:.0f} s; all {end - middle:.0f} s)"
 
     def _apply(self, state: State, checkout: Path) -> None:
-        """Bring a checkout into a state; only what differs is written, as an editor does."""
+        """Apply a state to a checkout; write only files that differ, as an editor does."""
         for name, content in (self._commit | state.files).items():
             path = checkout / name
             if not path.exists() or path.read_bytes() != content:
@@ -168,7 +167,7 @@ class Drill:
         dump_yaml(str(checkout / "params.yaml"), state.params)
 
     def _bare(self) -> Ended:
-        """Every stage's command, in the order of the pipeline."""
+        """Run every stage's command in the order of the pipeline."""
         with Repo(str(self._fresh)) as repo:
             commands = {stage.name: stage.cmd for stage in repo.index.stages}
         ran = []
@@ -206,7 +205,7 @@ class Drill:
 
 
 def _code_files() -> Iterator[Path]:
-    """The code of the stages, but for what the drill's pipeline does not use."""
+    """Code files of the stages, except code that the drill's pipeline does not use."""
     for folder in _CODE:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not path.relative_to(ROOT).as_posix().startswith(_NO_CODE):
@@ -214,7 +213,7 @@ def _code_files() -> Iterator[Path]:
 
 
 def _differences(fresh: Path, kept: Path) -> Iterator[str]:
-    """Files of a run without a cache that another one lacks, or has otherwise."""
+    """Artifacts of the run without a cache that are missing or different in the run with the cache."""
     for path in sorted((fresh / "artifacts").rglob("*")):
         name = path.relative_to(fresh).as_posix()
         if not path.is_file() or name.startswith(_CLOCKS) or name == _REPORTS_OWN_CLOCK:

@@ -34,28 +34,28 @@ USER_FILES = {
     "prompts.txt": "".join(f"a red circle and {number} blue squares\n" for number in range(40)),
     "more.txt": "a green cross\na yellow triangle\n",
 }
-"""What a user brings along; `small` names these files."""
+"""Files of the user, referred to by the parameters of `small`."""
 
 
 @dataclass
 class State:
-    """A checkout's parameters, and its files that are others than those of the commit.
+    """Parameters of a checkout, and its files that differ from the commit.
 
     Attributes:
-        params: Of params.yaml, in its order.
-        files: Content by path.
+        params: Content of params.yaml, in order.
+        files: Content of changed files by path.
     """
 
     params: dict[str, Any]
     files: dict[str, bytes] = field(default_factory=dict)
 
     def written(self) -> tuple[str, dict[str, bytes]]:
-        """What stands in the files; 1, 1.0 and true differ, and so does the order of keys."""
+        """Comparable content of the files; distinguishes 1, 1.0 and true, and orders of keys."""
         return repr(self.params), self.files
 
 
 def small(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a preset with files of the user's own, and everything as cheap as a real setting can be."""
+    """Parameters of a preset, changed to the user's files and the cheapest valid settings."""
     result = copy.deepcopy(dict(params))
     file = dict.fromkeys(("hub_file", "revision", "prompt_field", "category_field", "limit"))
     result["model"]["checkpoint"] = "model"
@@ -95,7 +95,7 @@ def small(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(value: Any, path: Key = ()) -> Iterator[Key]:
-    """Where values are that hold no others."""
+    """Paths of all leaf values."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
@@ -114,14 +114,14 @@ def get(value: Any, path: Key) -> Any:
 
 
 def with_value(params: Mapping[str, Any], path: Key, value: Any) -> dict[str, Any]:
-    """A copy with another value at a path."""
+    """A copy of the parameters with another value at a path."""
     result = copy.deepcopy(dict(params))
     get(result, path[:-1])[path[-1]] = value
     return result
 
 
 def is_valid(params: Mapping[str, Any]) -> bool:
-    """Whether they keep all rules of the configuration."""
+    """Whether parameters satisfy all rules of the configuration."""
     try:
         parse_params(params)
     except ConfigError:
@@ -130,21 +130,21 @@ def is_valid(params: Mapping[str, Any]) -> bool:
 
 
 class Changes:
-    """Draws changes of a state; each is one that a person could make."""
+    """Random changes of a state, of kinds that a user could make."""
 
     def __init__(self, seed: int, presets: Sequence[Mapping[str, Any]], code: Mapping[str, bytes]) -> None:
-        """Prepare.
+        """Seed the random generator.
 
         Args:
-            seed: Of the draws.
-            presets: Parameters whose values a change may take over.
-            code: Files of code by their paths, as they are at the commit.
+            seed: Random seed.
+            presets: Parameters whose values a change may use.
+            code: Code files of the commit, by path.
         """
         self._random = random.Random(seed)
         self._presets, self._code = presets, code
 
     def draw(self, state: State, earlier: Sequence[State]) -> tuple[str, State]:
-        """A change in words, and the state after it."""
+        """Draw a change; return its description and the new state."""
         kinds: list[tuple[int, Callable[[State], tuple[str, State] | None]]] = [
             (9, self._value),
             (2, self._order),
@@ -173,7 +173,7 @@ class Changes:
             and new > 4 * max(old, 4)
             and "seed" not in str(path)
         ):
-            return None  # valid, but no longer small
+            return None  # valid, but too expensive
         return f"{'.'.join(map(str, path))}: {old!r} -> {new!r}", State(changed, dict(state.files))
 
     def _elsewhere(self, path: Key) -> Iterator[Any]:
@@ -203,7 +203,7 @@ class Changes:
         return [words.get(value, f"{value}!")] if isinstance(value, str) else []
 
     def _order(self, state: State) -> tuple[str, State] | None:
-        """Another order of the keys of one mapping."""
+        """Shuffle the keys of one mapping."""
         paths = {path[:depth] for path in leaves(state.params) for depth in range(len(path))}
         mappings = [path for path in sorted(paths, key=str) if isinstance(get(state.params, path), dict)]
         path = self._random.choice([path for path in mappings if len(get(state.params, path)) > 1])
@@ -217,7 +217,7 @@ class Changes:
         return f"order of keys at {place}: {', '.join(map(str, names))}", State(params, dict(state.files))
 
     def _line_of_code(self, state: State) -> tuple[str, State] | None:
-        """Another number, or another comment, in a file of code."""
+        """Change a number or add a comment in a code file."""
         name = self._random.choice(list(self._code))
         text = state.files.get(name, self._code[name]).decode()
         if self._random.random() < 0.3:

@@ -1,9 +1,9 @@
-"""Fill the disk while a stage runs, see what is told and kept, make room, and run again.
+"""Fill the disk while a stage runs, check the error and what was kept, free the space, and run again.
 
     python -m infra.drills.disk --disk cache
 
-The disk is a small tmpfs in a mount namespace of this drill's own, where nobody else sees it. Linux alone has these;
-where users may have none, run it as root.
+The disk is a small tmpfs in a private mount namespace (Linux only). Where unprivileged users may not create namespaces,
+run it as root.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
 from infra.setup import ROOT
 
 DISKS = {"clones": ".prefect/runs", "cache": ".dvc/cache", "home": ".prefect"}
-"""What is on the small disk: the clones in which stages write, DVC's cache, or all of PREFECT_HOME with the
-database of the server."""
+"""Folder on the small disk: the clones in which stages write, DVC's cache, or all of PREFECT_HOME with the server's
+database."""
 
 _BLOCK = bytes(2**16)
-_BEAR_SECONDS = 30.0  # after the end of the stage, with the server's database on the full disk
+_BEAR_SECONDS = 30.0  # the server's database stays on the full disk this long after the stage has ended
 
 
 class Filler(threading.Thread):
-    """Another program that takes every byte of a disk, also those that become free, until it is stopped."""
+    """Thread that keeps a disk full, including space that is freed, until it is stopped."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -65,7 +65,7 @@ class Filler(threading.Thread):
                 self._ended.wait(0.05)
 
     def stop(self) -> None:
-        """Give all of it back."""
+        """Stop, and free the space."""
         self._ended.set()
         self.join()
         self._file.unlink()
@@ -82,19 +82,21 @@ def _write_all(descriptor: int, block: bytes) -> None:
 
 
 def main() -> int:
-    """The exit status is 1 when something is not as it must be."""
+    """Run the drill; return exit status 1 if it fails."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.drills.disk",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--disk", choices=DISKS, default="clones", help="what is on the small disk")
-    parser.add_argument("--megabytes", type=int, default=256, help="its size")
+    parser.add_argument("--disk", choices=DISKS, default="clones", help="folder on the small disk")
+    parser.add_argument("--megabytes", type=int, default=256, help="size of the disk")
     parser.add_argument("--root", type=Path, help="repository to serve (default: a clone of this one)")
     parser.add_argument("--preset", default="smoke")
-    parser.add_argument("--overrides", type=json.loads, default={}, help="JSON, as the flow takes them")
-    parser.add_argument("--stage", default="train@chunk-ws", help="on pool gpu, during which the disk fills")
-    parser.add_argument("--command", default="stages.train", help="a part of its command line")
+    parser.add_argument("--overrides", type=json.loads, default={}, help="overrides of the flow, as JSON")
+    parser.add_argument(
+        "--stage", default="train@chunk-ws", help="stage on pool gpu during which the disk fills up"
+    )
+    parser.add_argument("--command", default="stages.train", help="part of the stage's command line")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:
@@ -121,7 +123,7 @@ def main() -> int:
 
 @contextmanager
 def mounted(disk: Path, megabytes: int) -> Iterator[None]:
-    """A disk of so many megabytes at a folder."""
+    """Mount a tmpfs of the given size at a folder."""
     disk.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(disk)], check=True)
     try:
@@ -131,10 +133,10 @@ def mounted(disk: Path, megabytes: int) -> Iterator[None]:
 
 
 def drill(watch: Watch, disk: Path, options: argparse.Namespace, console: Console) -> None:
-    """Fill, look, make room, run again.
+    """Fill the disk, check the failure, free the space, run again.
 
     Raises:
-        DrillError: Something is not as it must be.
+        DrillError: A check failed.
     """
     parameters: dict[str, Any] = {"preset": options.preset, "overrides": options.overrides}
     run = watch.start(**parameters)
@@ -145,7 +147,7 @@ def drill(watch: Watch, disk: Path, options: argparse.Namespace, console: Consol
     filler.start()
     try:
         if options.disk == "home":
-            # The server cannot write down how the run ends.
+            # The server cannot record the end of the run.
             seconds_until_gone([process], 120)
             time.sleep(_BEAR_SECONDS)
         else:
@@ -172,23 +174,23 @@ def drill(watch: Watch, disk: Path, options: argparse.Namespace, console: Consol
 
 
 def _process(watch: Watch, run: str, options: argparse.Namespace) -> psutil.Process | None:
-    """The process of the stage during which the disk fills, once it has begun."""
+    """Process of the stage during which the disk fills up; None before it starts."""
     children: Sequence[dict[str, Any]] = watch.children(run, options.stage)
     return watch.stage(children[-1]["id"], options.command) if children else None
 
 
 def _truncate_log(database: Path) -> bool:
-    """Take from SQLite the room that it has in its write-ahead log; False while another one reads there."""
+    """Truncate SQLite's write-ahead log, whose space it could reuse; False while the log has another reader."""
     with closing(sqlite3.connect(database)) as connection:
         (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def _failure(watch: Watch, run: str) -> str:
-    """What the run says that failed: the stage that needed room first, perhaps another one than was waited for.
+    """Error message of the failed run; it may name another stage that ran out of space first.
 
     Raises:
-        DrillError: It ended in another way, or not at all.
+        DrillError: The run ended in another way, or not at all.
     """
     ended = watch.ended(run, 120)
     message = str(ended["state"]["message"])

@@ -1,7 +1,7 @@
-"""Python programs without their start: a server has imported torch, diffusers, DVC and the rest, and forks for each.
+"""Python without start-up time: a server that has imported torch, diffusers, DVC and others forks for each program.
 
-A folder with a program named `python` stands for it on PATH. The programs are the real ones, of the folder in which
-they are started; only modules of installed packages are there already.
+A folder with a program named `python`, first on PATH, connects to the server. The programs are the unchanged ones of
+the folder in which they are started; only modules of installed packages are already imported.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ sys.exit(int(answer) if answer else 1)
 
 @contextmanager
 def forking(folder: Path) -> Iterator[Path]:
-    """Inside, a server runs; the folder that it yields goes first on PATH.
+    """Run the server inside the context; yield the folder to put first on PATH.
 
     Args:
-        folder: For its socket and its program; new.
+        folder: New folder for the server's socket and program.
     """
     programs, path = folder / "bin", str(folder / "socket")
     programs.mkdir(parents=True)
@@ -95,7 +95,7 @@ def _serve(listening: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Run what a client asks for in a child, and send its exit code."""
+    """Run a client's program in a child process, and send its exit code."""
     length, streams, _, _ = socket.recv_fds(connection, 8, 3)
     request = b""
     while len(request) < int.from_bytes(length, "big"):
@@ -113,7 +113,7 @@ def _answer(connection: socket.socket) -> None:
 def _run(
     streams: Sequence[int], folder: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> None:
-    """Become `python -m MODULE ...`, as far as this can be told from inside; does not return."""
+    """Run `python -m MODULE ...` in this process; does not return."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -124,7 +124,7 @@ def _run(
     if option != "-m":
         raise ValueError(f"only python -m MODULE is served, got {arguments}")
     for name in [name for name in sys.modules if name.partition(".")[0] in ("chunk_grpo", "stages")]:
-        del sys.modules[name]  # of the folder that the server was started in
+        del sys.modules[name]  # imported from the folder in which the server was started
     sys.path[0] = folder
     sys.argv = [module, *rest]
     code: Any = 0

@@ -1,11 +1,12 @@
-"""Kill or interrupt `dvc repro` of a real training at random moments, and compare what comes out, byte by byte.
+"""Kill or interrupt `dvc repro` of a real training at random times, and compare its final results byte by byte.
 
     python -m infra.drills.stops --seed 0 --count 30
 
-One process and two take turns, and so do moments after the start of DVC and after that of the training. COUNT times
-SIGKILL hits DVC, the training, or one of two processes; COUNT times SIGINT hits the whole process group, as Ctrl-C
-does. Each time no process may be left, nothing may be lost but what is told, and the same command then goes on to the
-bytes of an undisturbed training. All runs in a clone of this repository at its commit, with a DVC cache of its own.
+Trainings with one and two processes alternate, and so do times after the start of DVC and of the training. SIGKILL is
+sent COUNT times to DVC, the training, or one of two processes; SIGINT is sent COUNT times to the whole process group,
+like Ctrl-C. Each time no process may survive, only reported losses are allowed, and the same command must then resume
+and reach results byte-identical to an undisturbed training. It runs in a clone of this repository at its commit, with
+its own DVC cache.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from infra.setup import ROOT
 ITERATIONS, CHECKPOINT_EVERY = 12, 4
 OVERRIDES = [
     "preset=smoke",
-    "train.prompts_per_iteration=4",  # which two processes can share
+    "train.prompts_per_iteration=4",  # divisible by two processes
     f"train.iterations={ITERATIONS}",
     f"train.checkpoint_every={CHECKPOINT_EVERY}",
 ]
-_END_SECONDS = 30.0  # for a checkpoint and the end of all processes, on a busy machine
+_END_SECONDS = 30.0  # time for a checkpoint and the end of all processes, on a busy machine
 _KEPT = re.compile(r"stopped after iteration (\d+) of \d+; kept in (\S+)\. Run")
 
 Victim = Literal["dvc", "launcher", "process", "group"]
@@ -53,11 +54,11 @@ Victim = Literal["dvc", "launcher", "process", "group"]
 
 @dataclass
 class Repository:
-    """A clone in which a training is run by DVC.
+    """A clone in which DVC runs a training.
 
     Attributes:
-        root: Its folder.
-        processes: How many train together.
+        root: Folder of the clone.
+        processes: Number of training processes.
     """
 
     root: Path
@@ -65,34 +66,34 @@ class Repository:
 
     @property
     def folder(self) -> Path:
-        """The outputs of the training."""
+        """Folder with the outputs of the training."""
         return self.root / "artifacts" / "train" / VARIANT
 
     def checkpoints(self) -> list[Path]:
-        """The oldest first."""
+        """Paths of the checkpoints, oldest first."""
         return sorted(self.root.glob(".ckpt/*/seed-*/iteration-*.pt"), key=lambda path: path.name)
 
     def newest(self) -> int:
-        """Iteration of the newest checkpoint; 0 when there is none."""
+        """Iteration of the newest checkpoint; 0 if there is none."""
         return max((iteration_of(path) for path in self.checkpoints()), default=0)
 
     def journal(self) -> Record | None:
-        """What the newest process that trained has written as it went on."""
+        """Journal of the newest training process."""
         return read_journal(self.root / "logs" / VARIANT / "seed-0" / FILE)
 
     def trains_since(self, moment: float) -> bool:
-        """Whether a process has begun to train after that time."""
+        """Whether a process began to train after `moment`."""
         record = self.journal()
         return record is not None and record.started > moment
 
     def outputs(self) -> dict[str, bytes]:
-        """Weights and metrics."""
+        """Weights and metrics: content by path."""
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
 
     @contextmanager
     def repro(self, *options: str) -> Iterator[subprocess.Popen[str]]:
-        """`dvc repro` in a session of its own."""
+        """Run `dvc repro` in its own session; kill what is left of the session at the end."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             PROCESSES: str(self.processes),
@@ -117,10 +118,10 @@ class Repository:
                         left.kill()
 
     def finish(self) -> float:
-        """Train to the end; how many seconds that took.
+        """Train to the end; return the seconds it took.
 
         Raises:
-            DrillError: It failed, or it left checkpoints.
+            DrillError: The training failed, or left checkpoints.
         """
         start = time.monotonic()
         with self.repro("--single-item", "--force") as process:
@@ -132,13 +133,13 @@ class Repository:
 
 @dataclass
 class Story:
-    """What happened.
+    """Statistics of the drill.
 
     Attributes:
-        hits: How often each victim was hit.
-        resumed: Iterations of the checkpoints that training went on from.
-        kept: How often a stopped training told which checkpoint it had saved.
-        slowest: The longest time until all processes had ended, in seconds.
+        hits: Number of signals per victim.
+        resumed: Iterations of the checkpoints from which training resumed.
+        kept: Number of stopped trainings that reported the checkpoint they saved.
+        slowest: Longest time until all processes had ended, in seconds.
     """
 
     hits: dict[str, int] = field(default_factory=dict)
@@ -148,20 +149,20 @@ class Story:
 
     def __str__(self) -> str:
         return (
-            f"hit {self.hits}; all ended within {self.slowest:.1f} s; {self.kept} told what they kept; "
-            f"went on from iterations {sorted(self.resumed)}"
+            f"hit {self.hits}; all ended within {self.slowest:.1f} s; {self.kept} reported their checkpoint; "
+            f"resumed from iterations {sorted(self.resumed)}"
         )
 
 
 def main() -> int:
-    """The exit status is 1 when something is not as it must be."""
+    """Run the drill; return exit status 1 if it fails."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.drills.stops",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
-    parser.add_argument("--count", type=int, default=30, help="of kills, and of interrupts")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the times and victims")
+    parser.add_argument("--count", type=int, default=30, help="number of kills, and of interrupts")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"seed {options.seed}; {load()}")
@@ -176,10 +177,10 @@ def main() -> int:
 
 
 def drill(root: Path, seed: int, count: int, console: Console) -> Story:
-    """Prepare, then hit and go on, again and again.
+    """Prepare, then repeatedly send a signal and resume.
 
     Raises:
-        DrillError: Something is not as it must be.
+        DrillError: A check failed.
     """
     made = Repository(root)
     prepare(made)
@@ -206,16 +207,16 @@ def drill(root: Path, seed: int, count: int, console: Console) -> Story:
         record = made.journal()
         if record is None or record.heading.done != newest:
             raise DrillError(
-                f"hit {number}: went on from {record and record.heading.done}, kept was {newest}"
+                f"hit {number}: resumed from {record and record.heading.done}, newest checkpoint was {newest}"
             )
         story.resumed += [newest] if newest else []
         compare(dict(untouched[made.processes]), made.outputs())
-        console.print(f"hit {number}, {made.processes} processes: {told}; went on from {newest}")
+        console.print(f"hit {number}, {made.processes} processes: {told}; resumed from {newest}")
     return story
 
 
 def prepare(made: Repository) -> None:
-    """A clone, in which all stages before the training and the training itself ran once."""
+    """Make the clone, and run the training and all stages before it once."""
     make_clone(ROOT, resolved(ROOT, "HEAD"), made.root)
     compose_and_dump(
         made.root / "params.yaml", str(made.root / "conf"), None, "config", str(made.root), OVERRIDES
@@ -227,7 +228,7 @@ def prepare(made: Repository) -> None:
 
 
 def hits(seed: int) -> Iterator[tuple[Victim, random.Random]]:
-    """Who is hit, kills and interrupts in turns."""
+    """Yield victims, kills and interrupts in turn."""
     random_ = random.Random(seed)
     victims: tuple[Victim, ...] = ("dvc", "launcher", "process")
     while True:
@@ -238,10 +239,10 @@ def hits(seed: int) -> Iterator[tuple[Victim, random.Random]]:
 def hit(
     made: Repository, victim: Victim, delay: float, random_: random.Random, story: Story, *, trains: bool
 ) -> str:
-    """Start, wait, hit, and look what is left; in words what happened.
+    """Start, wait, send the signal, and check the remains; return a description.
 
     Raises:
-        DrillError: A process is left, or something is lost that was not told.
+        DrillError: A process survived, or an unreported loss happened.
     """
     before, begun = made.newest(), time.time()
     with made.repro("--single-item", "--force") as process:
@@ -268,7 +269,7 @@ def hit(
 
 
 def strike(leader: int, victim: Victim, random_: random.Random) -> str:
-    """Send the signal; who got it. Where the training has not begun or has ended, that is DVC."""
+    """Send the signal and return the name of the receiver; DVC if the training is not running."""
     if victim == "group":
         with suppress(ProcessLookupError):
             os.killpg(leader, signal.SIGINT)
@@ -285,10 +286,11 @@ def strike(leader: int, victim: Victim, random_: random.Random) -> str:
 
 
 def check_interrupt(made: Repository, told: str, begun: float) -> bool:
-    """Whether a training told what it kept, as it has to from its first iteration on.
+    """Whether an interrupted training reported its checkpoint; it must if it had begun to train.
 
     Raises:
-        DrillError: It told another thing than what is there, it lost an iteration, or it has a traceback.
+        DrillError: The report is missing or does not match the newest checkpoint, an iteration was lost, or there is a
+            traceback.
     """
     stage = told.partition("Running stage")[2]
     if "Traceback" in stage:
@@ -298,19 +300,19 @@ def check_interrupt(made: Repository, told: str, begun: float) -> bool:
     found = _KEPT.search(stage)
     if found is None:
         if trained:
-            raise DrillError(f"a training that was stopped told nothing of what it kept:\n{told}")
+            raise DrillError(f"a stopped training did not report its checkpoint:\n{told}")
         return False
     assert record is not None
     path = made.checkpoints()[-1].relative_to(made.root)
     if Path(found[2]) != path or int(found[1]) != iteration_of(path):
-        raise DrillError(f"told {found[0]}, the newest checkpoint is {path}")
+        raise DrillError(f"reported {found[0]!r}, but the newest checkpoint is {path}")
     if iteration_of(path) < max(record.metrics):
         raise DrillError(f"iteration {max(record.metrics)} was done, kept is {path}")
     return True
 
 
 def session(leader: int) -> list[psutil.Process]:
-    """The live processes of a session."""
+    """Live processes of a session."""
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, PermissionError):
@@ -320,14 +322,14 @@ def session(leader: int) -> list[psutil.Process]:
 
 
 def is_training(process: psutil.Process) -> bool:
-    """Whether it is the stage's own, and not DVC's, whose command line names the stage otherwise."""
+    """Whether a process is the stage's; DVC's command line has `train@`, not `stages.train`."""
     with suppress(psutil.NoSuchProcess):
         return "stages.train" in process.cmdline()
     return False
 
 
 def iteration_of(checkpoint: Path) -> int:
-    """The iteration in a checkpoint's name."""
+    """Iteration in a checkpoint's file name."""
     return int(checkpoint.stem.removeprefix("iteration-"))
 
 

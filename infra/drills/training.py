@@ -1,8 +1,8 @@
-"""Kill a real training with its checkpoint behind it, and compare what comes out with an untouched one, byte by byte.
+"""Kill a real training after its first checkpoint, and compare its final results with an undisturbed one byte by byte.
 
     python -m infra.drills.training --kill stage
 
-Both run in clones of this repository at its commit, each with a DVC cache, a server and a PREFECT_HOME of its own.
+Both run in clones of this repository at its commit, each with its own DVC cache, server and PREFECT_HOME.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VARIANT = "chunk-ws"
 STAGE = f"train@{VARIANT}"
 COMMAND = f"stages.train --manifest artifacts/runs/{STAGE}.json"
 PARAMETERS: dict[str, Any] = {"preset": "smoke", "until": STAGE, "overrides": {"train": {"iterations": 8}}}
-"""Long enough for a kill between the first checkpoint and the end."""
+"""Flow parameters; enough iterations for a kill between the first checkpoint and the end."""
 
 Victim = Literal["stage", "engine"]
 
 
 def main() -> int:
-    """The exit status is 1 when something is not as it must be."""
+    """Run the drill; return exit status 1 if it fails."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.drills.training",
         description=__doc__,
@@ -40,7 +40,7 @@ def main() -> int:
         "--kill",
         choices=["stage", "engine"],
         default="stage",
-        help="the training process, or the process of its flow run",
+        help="process to kill: the training, or its flow run",
     )
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
@@ -61,15 +61,15 @@ def main() -> int:
 
 
 def completed(watch: Watch, run: str) -> tuple[str, set[str]]:
-    """A run that has completed, and the checkpoints that were seen to be written meanwhile.
+    """Wait for a run to complete; return its id and the names of the checkpoints written meanwhile.
 
     Raises:
-        DrillError: It ended in another way.
+        DrillError: The run ended in another way.
     """
     begun, written = time.time(), set[str]()
 
     def ended() -> bool:
-        with suppress(FileNotFoundError):  # a newer one has just taken its place
+        with suppress(FileNotFoundError):  # replaced by a newer one
             written.update(path.name for path in checkpoints(watch) if path.stat().st_mtime > begun)
         return watch.run(run)["state_type"] in FINAL
 
@@ -81,7 +81,7 @@ def completed(watch: Watch, run: str) -> tuple[str, set[str]]:
 
 
 def disturbed(watch: Watch, victim: Victim, console: Console) -> str:
-    """Kill while there is a checkpoint; the run that completed in the end."""
+    """Kill the victim while there is a checkpoint; return the id of the run that finally completed."""
     run = watch.start(**PARAMETERS)
     wait_for(lambda: checkpoints(watch), 300, "a checkpoint")
     (child,) = watch.children(run, STAGE)
@@ -103,10 +103,10 @@ def disturbed(watch: Watch, victim: Victim, console: Console) -> str:
                 raise DrillError(f"{what}: {ended['state_type']}: {message}")
             console.print(f"{what} Failed after {time.monotonic() - start:.1f} s")
         run = watch.start(**PARAMETERS)
-    console.print(f"Goes on from {kept[-1].name}: {load()}")
+    console.print(f"Resumes from {kept[-1].name}: {load()}")
     _, written = completed(watch, run)
     if not written or min(written) <= kept[-1].name:
-        raise DrillError(f"did not go on from {kept[-1].name}: wrote {sorted(written)}")
+        raise DrillError(f"did not resume from {kept[-1].name}: wrote {sorted(written)}")
     if watch.outcomes(run)[STAGE] != "ran":
         raise DrillError(f"{STAGE} did not run: {watch.outcomes(run)[STAGE]}")
     console.print(f"Wrote {', '.join(sorted(written))}")
@@ -115,23 +115,23 @@ def disturbed(watch: Watch, victim: Victim, console: Console) -> str:
 
 
 def checkpoints(watch: Watch) -> list[Path]:
-    """Of the training that goes on, the newest one last."""
+    """Checkpoints of the running training, newest last."""
     found = (watch.prefect.home / "state" / ".ckpt").glob("*/seed-*/iteration-*.pt")
     return sorted(found, key=lambda path: path.name)
 
 
 def outputs(watch: Watch, run: str) -> dict[str, bytes]:
-    """What the training left in the clone of a run."""
+    """Outputs of the training in the clone of a run: content by path."""
     clone = max(watch.prefect.home.glob(f"runs/*-{run}-*"))
     folder = clone / "artifacts" / "train" / VARIANT
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def compare(untouched: dict[str, bytes], killed: dict[str, bytes]) -> None:
-    """Raise when a file differs.
+    """Compare the outputs of two trainings.
 
     Raises:
-        DrillError: With its name.
+        DrillError: A file differs.
     """
     names = sorted(untouched.keys() | killed.keys())
     if differ := [name for name in names if untouched.get(name) != killed.get(name)]:

@@ -1,4 +1,4 @@
-"""Start flow runs on a local Prefect server, find their processes, and time what becomes of them."""
+"""Start flow runs on a local Prefect server, find their processes, and wait for their end."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from chunk_grpo.orchestration.clones import make_clone
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import ROOT
 
-_BUSY_SECONDS = 10  # as many more requests, to a server that is busy
+_BUSY_SECONDS = 10  # retries of a request to a busy server, one per second
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 Value = TypeVar("Value")
 Run = dict[str, Any]
-"""A flow run, or a task run, as the server tells it."""
+"""A flow run or task run as returned by the server."""
 
 
 class DrillError(Exception):
-    """Something did not happen in time, or otherwise than it must."""
+    """A check of a drill failed, or an event did not happen in time."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Eyes and hands on a local Prefect server and the processes of its workers.
+    """Access to a local Prefect server and the processes of its workers.
 
     Attributes:
-        prefect: What `make serve` runs.
+        prefect: Server and workers.
     """
 
     prefect: LocalPrefect
     _workers: ExitStack
 
     def start_worker(self, pool: str) -> None:
-        """Start a worker as on another machine; it ends with `watching`."""
+        """Start a worker as another machine would; it is stopped at the end of `watching`."""
         self._workers.enter_context(self._worker(pool))
 
     @contextmanager
@@ -66,13 +66,13 @@ class Watch:
             process.wait()
 
     def start(self, deployment: str = "chunk-grpo/full", **parameters: Any) -> str:
-        """Schedule a run of a deployment for now; its id."""
+        """Schedule a run of a deployment for now; return its id."""
         found = self.ask("GET", f"deployments/name/{deployment}")
         body = {"parameters": parameters}
         return str(self.ask("POST", f"deployments/{found['id']}/create_flow_run", body)["id"])
 
     def command(self, deployment: str = "chunk-grpo/full", **parameters: Any) -> tuple[int, str]:
-        """`prefect deployment run DEPLOYMENT --watch`: its exit status, and what it prints."""
+        """Run `prefect deployment run DEPLOYMENT --watch`; return its exit status and output."""
         command = [sys.executable, "-m", "prefect", "deployment", "run", deployment, "--watch"]
         done = subprocess.run(
             [*command, "--params", json.dumps(parameters)],
@@ -86,7 +86,7 @@ class Watch:
         return done.returncode, done.stdout
 
     def cancel(self, run: str) -> None:
-        """Do what the button Cancel does."""
+        """Cancel a run as the UI's button does."""
         state = {"type": "CANCELLING", "name": "Cancelling"}
         self.ask("POST", f"flow_runs/{run}/set_state", {"state": state})
 
@@ -95,27 +95,27 @@ class Watch:
         return dict(self.ask("GET", f"flow_runs/{run}"))
 
     def children(self, run: str, name: str | None = None) -> list[Run]:
-        """The flow runs that this one has started, the oldest first; only those of this name."""
+        """Flow runs started by this one, oldest first; with `name`, only those of that name."""
         mine = {"parent_flow_run_id": {"any_": [run]}}
         found = self.ask("POST", "flow_runs/filter", {"flow_runs": mine, "sort": "EXPECTED_START_TIME_ASC"})
         return [child for child in found if name in (None, child["name"])]
 
     def tasks(self, run: str) -> list[Run]:
-        """The task runs of a flow run, without those that only stand for another flow run; tries are one."""
+        """Task runs of a flow run, without those that represent another flow run; retries are one task run."""
         mine = {"flow_run_id": {"any_": [run]}}
         found = self.ask("POST", "task_runs/filter", {"task_runs": mine, "sort": "EXPECTED_START_TIME_ASC"})
         return [task for task in found if "run_deployment" not in task["task_key"]]
 
     def states(self, run: str) -> list[str]:
-        """The types of the states that a flow run has had, the first one first."""
+        """Types of the states of a flow run, in order of time."""
         history = self.ask("GET", "flow_run_states/", flow_run_id=run)
         return [state["type"] for state in sorted(history, key=lambda state: state["timestamp"])]
 
     def ended(self, run: str, seconds: float) -> Run:
-        """The flow run when it has ended, within so many seconds.
+        """Wait for the end of a flow run; return the run.
 
         Raises:
-            DrillError: It has not.
+            DrillError: The run has not ended within `seconds`.
         """
 
         def final() -> Run | None:
@@ -125,11 +125,11 @@ class Watch:
         return wait_for(final, seconds, f"the end of run {run}")
 
     def outcomes(self, run: str, preset: str = "%") -> dict[str, str]:
-        """What became of each stage, as the outcome table of a flow run says.
+        """Outcome of each stage, from the outcome tables of a flow run.
 
         Args:
-            run: Its id.
-            preset: Of a run of several presets.
+            run: Id of the flow run.
+            preset: Preset whose table is read; default: all.
         """
         mine = {"flow_run_id": {"any_": [run]}, "key": {"like_": f"outcomes-{preset}"}}
         tables = self.ask("POST", "artifacts/filter", {"artifacts": mine, "sort": "CREATED_DESC"})
@@ -142,7 +142,7 @@ class Watch:
         return {row[1]: row[3] for row in rows if row[1] != "stage"}
 
     def latest_artifact(self, key: str) -> str:
-        """The text of the newest artifact with this key, whichever run made it.
+        """Text of the newest artifact with this key, of any run.
 
         Raises:
             DrillError: There is none.
@@ -150,7 +150,7 @@ class Watch:
         return str(self.ask("GET", f"artifacts/{key}/latest")["data"])
 
     def busy(self, pool: str) -> int:
-        """How many flow runs hold a slot of a work pool."""
+        """Number of flow runs that hold a slot of a work pool."""
         live = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
         found = self.ask(
             "POST", "flow_runs/filter", {"flow_runs": live, "work_pools": {"name": {"any_": [pool]}}}
@@ -158,10 +158,10 @@ class Watch:
         return len(found)
 
     def engine(self, run: str) -> psutil.Process:
-        """The process of a flow run; its parent is the worker.
+        """Process of a flow run; its parent is the worker.
 
         Raises:
-            DrillError: It has none.
+            DrillError: The run has no process.
         """
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -171,7 +171,7 @@ class Watch:
         raise DrillError(f"flow run {run} has no process")
 
     def stage(self, run: str, command: str) -> psutil.Process | None:
-        """The process of a stage of a flow run, known by a part of its command line, which DVC's shell has too."""
+        """Python process of a stage of a flow run, found by a part of its command line; not DVC's shell."""
         with suppress(DrillError, psutil.NoSuchProcess):
             for process in self.engine(run).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
@@ -181,16 +181,16 @@ class Watch:
         return None
 
     def ask(self, method: str, path: str, body: Any = None, **parameters: str) -> Any:
-        """One request; again when the server says that its database is busy, as Prefect's own client does.
+        """Send a request; retry while the server's database is busy, like Prefect's client.
 
         Args:
-            method: Of HTTP.
-            path: Below `api/`.
-            body: As JSON has it.
-            parameters: Of the URL.
+            method: HTTP method.
+            path: Path below `api/`.
+            body: JSON body.
+            parameters: Query parameters of the URL.
 
         Raises:
-            DrillError: It is refused.
+            DrillError: The server refused the request.
         """
         url = f"{self.prefect.url}/api/{path}"
         for _ in range(_BUSY_SECONDS):
@@ -205,14 +205,14 @@ class Watch:
 
 @contextmanager
 def watching(prefect: LocalPrefect) -> Iterator[Watch]:
-    """Serve, and watch; also the workers that were started meanwhile end with it."""
+    """Run the server and its workers; stop them, and workers started meanwhile, at the end."""
     with prefect.running(), ExitStack() as workers:
         yield Watch(prefect, workers)
 
 
 @contextmanager
 def serving(root: Path, gpu_workers: int = 1) -> Iterator[Watch]:
-    """Clone this repository at its commit into a new folder, and serve the clone, with a DVC cache of its own."""
+    """Clone this repository at its commit into a new folder, and serve the clone with its own DVC cache."""
     make_clone(ROOT, resolved(ROOT, "HEAD"), root)
     server = LocalPrefect(root=root, home=root / ".prefect", port=free_port(), gpu_workers=gpu_workers)
     with watching(server) as watch:
@@ -220,15 +220,15 @@ def serving(root: Path, gpu_workers: int = 1) -> Iterator[Watch]:
 
 
 def tree(root: psutil.Process) -> list[psutil.Process]:
-    """A process and all that it has started, as it is now: later nobody can tell which orphans were its."""
+    """A process and its current descendants; later orphans could no longer be assigned to it."""
     return [root, *root.children(recursive=True)]
 
 
 def seconds_until_gone(processes: Sequence[psutil.Process], limit: float) -> float:
-    """How long it takes until these processes have ended; one that nobody has waited for counts as ended.
+    """Wait until processes have ended (zombies count as ended); return the seconds.
 
     Raises:
-        DrillError: One of them lives after the limit.
+        DrillError: A process is alive after `limit` seconds.
     """
     start = time.monotonic()
 
@@ -240,17 +240,17 @@ def seconds_until_gone(processes: Sequence[psutil.Process], limit: float) -> flo
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether a process has not ended."""
+    """Whether a process is alive and not a zombie."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def wait_for(happened: Callable[[], Value | None], limit: float, what: str) -> Value:
-    """What `happened` returns once that is something.
+    """Call `happened` until it returns a true value; return that value.
 
     Raises:
-        DrillError: It was nothing until the limit, in seconds.
+        DrillError: It returned none within `limit` seconds.
     """
     deadline = time.monotonic() + limit
     while not (value := happened()):
@@ -261,12 +261,12 @@ def wait_for(happened: Callable[[], Value | None], limit: float, what: str) -> V
 
 
 def load() -> str:
-    """How busy this machine is, to judge measured seconds by."""
+    """Load of this machine, as context for measured seconds."""
     return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
 def damaged_objects(cache: Path) -> list[Path]:
-    """The objects in a DVC cache whose name is not the MD5 of what they hold."""
+    """Objects of a DVC cache whose name is not the MD5 of their content."""
     objects = [path for path in (cache / "files" / "md5").rglob("*") if path.is_file()]
     if not objects:
         raise DrillError(f"{cache} has no objects")

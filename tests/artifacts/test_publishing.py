@@ -252,7 +252,7 @@ def test_there_must_be_something_to_publish(workspace: Path, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"preset: must be letters.*got '\.\./x'"):
         publish(workspace, tmp_path, RunFacts("../x", "", ""))
     (workspace / "artifacts" / "run.json").write_text("")
-    with pytest.raises(DataError, match=r"artifacts/run\.json: must have a name of its own"):
+    with pytest.raises(DataError, match=r"artifacts/run\.json: reserved name"):
         publish(workspace, tmp_path, RUN)
     shutil.rmtree(workspace / "artifacts")
     with pytest.raises(DataError, match="artifacts: cannot read: no such file or directory"):
@@ -282,7 +282,9 @@ def test_a_file_that_changes_while_it_is_published(
         copyfile(source, target)
 
     monkeypatch.setattr(publishing.shutil, "copyfile", copy_what_changed)
-    with pytest.raises(DataError, match=r"index\.html: must stay as it is while it is published, got other"):
+    with pytest.raises(
+        DataError, match=r"index\.html: must not change while it is published, but its content"
+    ):
         publish(workspace, tmp_path, RUN)
     assert not (tmp_path / "tiny" / "report" / "index.html").exists()
 
@@ -326,7 +328,7 @@ def test_the_command_line(
     assert main([*arguments, "--commit", "c0ffee", "--preset", "mine", "--models"]) == 0
     assert (tmp_path / "out" / "mine" / "train").exists()
     assert main(arguments) == 2
-    assert "must be a git checkout to know the commit" in capfd.readouterr().err
+    assert "must be a git checkout, to read the commit" in capfd.readouterr().err
     (workspace / "params.yaml").write_text("seed: 0\n")
     assert main(arguments) == 2
     assert "params.yaml: must have the key `composed_from`" in capfd.readouterr().err

@@ -196,7 +196,7 @@ def test_s3_shows_nothing_of_a_failed_write(bucket: str) -> None:
         read_text(f"{bucket}/a.txt")
     assert written(caught) == (
         f"{bucket}/a.txt: cannot read: no such file. Run the stage that writes it (`dvc repro`), "
-        "or mend the path."
+        "or fix the path."
     )
 
 

@@ -116,7 +116,7 @@ def test_a_missing_table(tmp_path: Path) -> None:
     path = tmp_path / "prompts.parquet"
     assert fails(path) == (
         f"{path}: cannot read: no such file or directory. Run the stage that writes it (`dvc repro`), "
-        "or mend the path."
+        "or fix the path."
     )
 
 

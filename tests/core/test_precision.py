@@ -23,7 +23,7 @@ def test_broadcast_takes_dtype_and_rank_of_the_tensor():
 
 
 def test_wrong_number_of_entries_is_refused():
-    with pytest.raises(ValueError, match=r"one entry a sample \(2\), got 3"):
+    with pytest.raises(ValueError, match=r"one entry per sample \(2\), got 3"):
         broadcast(torch.ones(3), torch.zeros(2, 4))
 
 

@@ -159,7 +159,7 @@ def test_the_same_noise_can_be_shared_within_a_group():
 
 
 def test_wrong_number_of_generators_is_refused():
-    with pytest.raises(ValueError, match=r"one a sample \(2\), got 3"):
+    with pytest.raises(ValueError, match=r"one generator per sample \(2\), got 3"):
         sample_noise((2, 3, 4), one_each(1, 2, 3))
 
 

@@ -85,7 +85,7 @@ class TestStart:
     def test_targets_that_are_not_there(self, tiny: Load, options: Options, targets: tuple[str, ...]) -> None:
         family = tiny()
         message = (
-            f"linear layers of FluxTransformer2DModel, got '{targets[-1]}'. There are .*to_out.0, to_q, to_v"
+            f"linear layers of FluxTransformer2DModel, got '{targets[-1]}'. Available: .*to_out.0, to_q, to_v"
         )
         with pytest.raises(ConfigError, match=message):
             family.prepare_training(options(rank=3, targets=targets), seed=0)

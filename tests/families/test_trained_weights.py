@@ -96,6 +96,6 @@ def test_damage_is_told(damage: Damage, message: str, tiny: Load, trained: Path)
         tiny().with_transformer(trained)
     assert str(caught.value).startswith(message.replace("{}", str(trained), 1))
     assert str(caught.value).endswith(
-        "delete the folder of this variant below artifacts/train and run `dvc repro`: it comes back from the DVC "
-        "cache, or is trained again"
+        "delete the folder of this variant below artifacts/train and run `dvc repro`: it is restored from the "
+        "DVC cache or trained again"
     )

@@ -234,7 +234,7 @@ class TestBothKinds:
         family = load()
         family.prepare_training(options(rank), seed=0)
         for again in (None, 2):
-            with pytest.raises(ValueError, match="prepared already"):
+            with pytest.raises(ValueError, match="already prepared"):
                 family.prepare_training(options(again), seed=0)
 
     def test_a_wrapped_network_is_run_in_place_of_the_transformer(
@@ -257,5 +257,5 @@ class TestBothKinds:
     def test_another_network_is_refused(self, load: Load, options: Options, rank: int | None) -> None:
         family, other = load(), load()
         family.prepare_training(options(rank), seed=0)
-        with pytest.raises(ValueError, match="must be inside the network, got another Wrapper"):
+        with pytest.raises(ValueError, match="must contain the transformer, got another Wrapper"):
             family.use_network(Wrapper(other.transformer))

@@ -18,5 +18,5 @@ def test_a_killed_training_goes_on_from_its_checkpoint_to_the_same_bytes(victim:
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     print(result.stdout)  # noqa: T201
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "Goes on from iteration-" in result.stdout
+    assert "Resumes from iteration-" in result.stdout
     assert "The same bytes in " in result.stdout

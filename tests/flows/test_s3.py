@@ -186,7 +186,7 @@ def test_half_an_object_is_no_result(machines: Machines) -> None:
     store().pipe_file(f"{machines.url}/{key}", content[: len(content) // 2])
     second = machines.workspace("b")
     with pytest.raises(
-        RemoteError, match=f"Damaged in the remote, or on the way: {key}. When it stays so, del"
+        RemoteError, match=f"Damaged in the remote, or in transfer: {key}. If this happens again, del"
     ) as error:
         restored(second)
     assert error.value.may_pass

@@ -104,7 +104,7 @@ def test_numbers_of_make_serve_are_whole_and_not_too_small(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("GPU_WORKERS", text)
-    with pytest.raises(SetUpError, match="GPU_WORKERS must be a whole number from 1 on"):
+    with pytest.raises(SetUpError, match="GPU_WORKERS must be a whole number of at least 1"):
         serve._number("GPU_WORKERS", 1, least=1)
     monkeypatch.setenv("GPU_WORKERS", "0")
     assert serve._number("GPU_WORKERS", 1, least=0) == 0

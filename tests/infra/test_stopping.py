@@ -52,7 +52,7 @@ def test_everything_ends_when_the_server_takes_no_state(tmp_path: Path, asked: t
     started = [prefect.process(name) for name in ("server", "worker-cpu")]
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 3}),
-        pytest.raises(SetUpError, match=r"did not take it .*server\.log"),
+        pytest.raises(SetUpError, match=r"did not accept state .*server\.log"),
     ):
         prefect.stop()
     assert len(paths) == 2

@@ -86,7 +86,7 @@ def test_a_damaged_object_is_named_as_it_is_in_the_remote(key: str) -> None:
     log.add(f"DEBUG: corrupted cache file 'runs/one/.dvc/cache/{key}'.")
     assert len(log.troubles) == 1
     error = log.error("dvc repro --pull", 255)
-    assert f"Damaged in the remote, or on the way: {key}. When it stays so, delete this" in str(error)
+    assert f"Damaged in the remote, or in transfer: {key}. If this happens again, delete" in str(error)
     assert error.may_pass
     log.add("ERROR: failed to transfer 'b71d' - Connection timeout")
     assert "goes on from what has arrived" in str(log.error("dvc repro --pull", 255))

@@ -47,7 +47,7 @@ def test_edits_are_listed_and_kept(preset: str, root: Path) -> None:
         "  train.seeds: [3]; the preset has [0, 1, 2]",
         "  train.iterations: 7; the preset has 40",
         "  train.own: added: 1",
-        "Copy it, or keep them in a preset of your own in conf/preset/; `make params FORCE=1` replaces it.",
+        "Copy the file, or move the edits to a new preset in conf/preset/; `make params FORCE=1` overwrites it.",
     ]
     assert (root / "params.yaml").read_bytes() == before
     replace_params(root, preset, force=True)
@@ -57,7 +57,7 @@ def test_edits_are_listed_and_kept(preset: str, root: Path) -> None:
 @pytest.mark.parametrize("text", ["a: [", "train: {}\n", "composed_from: mine\n"])
 def test_what_is_no_presets_is_kept(text: str, root: Path) -> None:
     (root / "params.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="which of its values are edits cannot be said"):
+    with pytest.raises(ConfigError, match="its edits cannot be listed"):
         replace_params(root, "tiny", force=False)
     assert (root / "params.yaml").read_text() == text
 

@@ -47,7 +47,7 @@ class TestRefusing:
             "  line 5: the control character U+0007 at character 2: 'a\\x07b'",
             "  line 6: the replacement character U+FFFD at character 5, which a wrong encoding leaves behind: "
             "'bad \ufffd'",
-            "Mend the file, or a copy of it, or set `prompts.checks.duplicates: drop` (all but the first) or `keep`; "
+            "Fix the file, or a copy of it, or set `prompts.checks.duplicates: drop` (all but the first) or `keep`; "
             "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip` or `keep`.",
         ]
 
@@ -55,7 +55,7 @@ class TestRefusing:
         assert refused(tmp_path, ["a", "b\tc"]) == [
             "1 problem (control characters: 1)",
             "  line 2: a tab (U+0009) at character 2: 'b\\tc'",
-            "Mend the file, or a copy of it.",
+            "Fix the file, or a copy of it.",
         ]
 
     def test_twenty_are_shown_and_the_others_counted(self, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ class TestRefusing:
     def test_twenty_problems_need_no_count(self, tmp_path: Path) -> None:
         lines = refused(tmp_path, [""] * 20)
         assert lines[20] == "  line 20: an empty prompt"
-        assert lines[21].startswith("Mend")
+        assert lines[21].startswith("Fix")
 
     def test_problems_that_are_not_refused_are_not_among_them(self, tmp_path: Path) -> None:
         rules = LENIENT.model_copy(update={"empty": "refuse"})
@@ -179,7 +179,7 @@ class TestLengths:
             "  line 1: 4 tokens of clip, which takes 2: 'a b c d'",
             "  line 1: 4 tokens of t5, which takes 3: 'a b c d'",
             "  line 3: 3 tokens of clip, which takes 2: 'a b c'",
-            "Mend the file, or a copy of it, or set `prompts.checks.too_long: keep` (the text encoder cuts them off) "
+            "Fix the file, or a copy of it, or set `prompts.checks.too_long: keep` (the text encoder truncates them) "
             "or, for T5, a higher `model.max_sequence_length`.",
         ]
 
@@ -200,7 +200,7 @@ class TestLengths:
             check_lengths(rows, None, STRICT, LIMITS)
         assert str(caught.value).splitlines()[1:] == [
             "  prompt 2: 3 tokens of clip, which takes 2: 'a b c'",
-            "Set `prompts.checks.too_long: keep` (the text encoder cuts them off) or, for T5, a higher "
+            "Set `prompts.checks.too_long: keep` (the text encoder truncates them) or, for T5, a higher "
             "`model.max_sequence_length`.",
         ]
 

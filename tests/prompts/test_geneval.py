@@ -56,7 +56,7 @@ def test_all_problems_of_a_file_are_told_with_their_lines(tmp_path: Path) -> Non
 def test_other_numbers_than_the_official_ones_are_noted(tmp_path: Path) -> None:
     (note,) = read_geneval(write(tmp_path / "m.jsonl", COUNTING, POSITION), STRICT).report.notes
     assert (
-        "not GenEval's official 553 prompts, so scores do not compare; here and (there): single_object 0 (80)"
+        "not GenEval's official 553 prompts, so scores do not compare; counts here (official): single_object 0 (80)"
         in note
     )
     assert "counting 1 (80), colors 0 (94), position 1 (100)" in note

@@ -25,7 +25,7 @@ def refused(path: Path | str) -> str:
     [
         pytest.param(
             Path.mkdir,
-            "a folder, where a file is needed. Name a file in it; of a data set on the hub, by `hub_file`.",
+            "a folder, but a file is needed. Name a file in it; for a data set on the hub, set `hub_file`.",
             id="folder",
         ),
         pytest.param(
@@ -33,12 +33,12 @@ def refused(path: Path | str) -> str:
         ),
         pytest.param(
             lambda path: path.symlink_to(path),
-            "a link to itself, or to a file that is not there. Mend the link or the path.",
+            "a link to itself or to a missing file. Fix the link or the path.",
             id="link to itself",
         ),
         pytest.param(
             lambda path: path.symlink_to(path.with_name("gone")),
-            "a link to itself, or to a file that is not there. Mend the link or the path.",
+            "a link to itself or to a missing file. Fix the link or the path.",
             id="link to nothing",
         ),
     ],
@@ -63,4 +63,4 @@ def test_a_line_without_end_is_refused_before_it_reaches_a_tokenizer(tmp_path: P
     assert line.startswith(
         "  line 2: must have at most 10,000 characters, got 10,001; is a line end missing? 'xxxx"
     )
-    assert last == "Mend the file, or a copy of it."
+    assert last == "Fix the file, or a copy of it."

@@ -117,7 +117,7 @@ class TestFormats:
 
     @pytest.mark.parametrize("name", ["p.txt", "p.parquet"])
     def test_a_missing_file_is_named(self, name: str, tmp_path: Path) -> None:
-        assert refused(tmp_path / name).startswith(f"{tmp_path / name}: no such file. Mend the path")
+        assert refused(tmp_path / name).startswith(f"{tmp_path / name}: no such file. Fix the path")
 
     @pytest.mark.parametrize(
         ("name", "content"), [("p.txt", ""), ("p.csv", "prompt\n"), ("p.jsonl", ""), ("p.json", "[ ]")]
@@ -165,7 +165,7 @@ class TestFields:
              "'prompt', 'style'; name it by `category_field`"),
             ("prompt,Category,category", FieldNames(), "needs one field 'category', got 2 among the fields 'prompt', "
              "'Category', 'category'; name it by `category_field`"),
-            ("prompt,style,style", FieldNames(), "the column 'style' stands in the header more than once"),
+            ("prompt,style,style", FieldNames(), "the header has the column 'style' more than once"),
         ],
     )  # fmt: skip
     def test_a_field_that_is_not_there(
@@ -266,12 +266,12 @@ class TestBrokenFiles:
     @pytest.mark.parametrize(
         ("content", "rule"),
         [
-            ('["a",\n"b"\n"c"]', "line 3: must go on with , or ], got '\"c\"]'; reading ends here"),
-            ('["a",\n"b"\n', "line 3: must go on with , or ], got the end of the file"),
+            ('["a",\n"b"\n"c"]', "line 3: must continue with , or ], got '\"c\"]'; reading ends here"),
+            ('["a",\n"b"\n', "line 3: must continue with , or ], got the end of the file"),
             ('["a",\n]', "line 2: no JSON (Expecting value, character 1)"),
             ('["a",\n{"prompt":\n"b" 1}]', "line 3: no JSON (Expecting ',' delimiter, character 5)"),
             ('["a"]\n["b"]', "line 2: must end after the array, got '[\"b\"]'"),
-            ('["a",\n{"x": 1, "x": 2}]', "line 2: no JSON (the key 'x' stands there more than once); reading"),
+            ('["a",\n{"x": 1, "x": 2}]', "line 2: no JSON (the key 'x' is repeated); reading"),
             ('["a",\n{"prompt": "b", "score": NaN}]', "line 2: no JSON (NaN is no JSON value)"),
             ('\n{"prompt": "a"}', "line 2: must be a JSON array of prompts, got '{\"prompt\": \"a\"}'"),
             ("", "line 1: must be a JSON array of prompts, got ''"),
@@ -290,18 +290,18 @@ class TestBrokenFiles:
             write(tmp_path / "p.jsonl", '"a"\n{"prompt": "b"\n"c"\n{"prompt": 1, "prompt": 2}\n"d" 1\n')
         )
         assert "line 2: no JSON (Expecting ',' delimiter, character 15): '{\"prompt\": \"b\"'" in message
-        assert "line 4: no JSON (the key 'prompt' stands there more than once)" in message
+        assert "line 4: no JSON (the key 'prompt' is repeated)" in message
         assert "line 5: no JSON (Extra data, character 5)" in message
 
     def test_broken_csv(self, tmp_path: Path) -> None:
         content = 'prompt,category\na cat, asleep,x\n"two\nlines",y\nshort\n"no end,z\nb,c\n'
         message = refused(write(tmp_path / "p.csv", content))
         assert (
-            "line 2: 3 fields, where the header has 2 (text with a comma needs quotes): 'a cat, asleep,x'"
+            "line 2: 3 fields, but the header has 2 (text with a comma needs quotes): 'a cat, asleep,x'"
             in message
         )
         assert "line 3: a line feed (U+000A) at character 4: 'two\\nlines'" in message
-        assert "line 5: 1 fields, where the header has 2" in message
+        assert "line 5: 1 fields, but the header has 2" in message
         assert "line 6: no CSV (unexpected end of data); reading ends here" in message
 
     def test_a_csv_file_without_a_header(self, tmp_path: Path) -> None:

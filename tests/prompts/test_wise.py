@@ -66,12 +66,12 @@ class TestCategories:
 
     def test_a_file_of_the_other_version_is_noticed(self, tmp_path: Path) -> None:
         path = write(tmp_path / "w.json", [record(number, "legacy") for number in (520, 521, 567)])
-        rest = "is of space in the version verified, but its Category is 'time'; is the file of the other version?"
+        rest = "is of space in the version verified, but its Category is 'time'; is the file from the other version?"
         assert refused(path, version="verified").splitlines() == [
             f"{path}: 2 problems (not WISE's format: 2)",
             f"  line 3: id 521 {rest}",
             f"  line 4: id 567 {rest}",
-            "Mend the file, or a copy of it.",
+            "Fix the file, or a copy of it.",
         ]
 
 
@@ -88,7 +88,10 @@ class TestRecords:
         ("value", "rule"),
         [
             ("text", "must be an object, got 'text'"),
-            ({"prompt_id": 1, "Prompt": "a", "Category": "time"}, "Explanation: is missing; known here: prompt_id, "),
+            (
+                {"prompt_id": 1, "Prompt": "a", "Category": "time"},
+                "Explanation: required, but missing; the record has: prompt_id, ",
+            ),
             (record(1, prompt_id="1"), "prompt_id: must be a whole number, got '1'"),
             (record(1, prompt_id=True), "prompt_id: must be a whole number, got True"),
             (record(1, prompt_id=0), "prompt_id: must be from 1 to 1000, got 0"),
@@ -107,16 +110,16 @@ class TestRecords:
         first = write(tmp_path / "a.json", [record(1), record(2), record(1, Prompt="again")])
         second = write(tmp_path / "b.json", [record(2, Prompt="and again")])
         message = refused(first, second)
-        assert "2 problems (ids there twice: 2)" in message
-        assert f"{first}, line 4: the id 1 was there before, in {first}, line 2: 'again'" in message
-        assert f"{second}, line 2: the id 2 was there before, in {first}, line 3: 'and again'" in message
+        assert "2 problems (repeated ids: 2)" in message
+        assert f"{first}, line 4: the id 1 is already used in {first}, line 2: 'again'" in message
+        assert f"{second}, line 2: the id 2 is already used in {first}, line 3: 'and again'" in message
 
     def test_a_broken_file(self, tmp_path: Path) -> None:
         path = write(tmp_path / "w.json", [record(1)])
         path.write_text(path.read_text()[:-3])
         message = refused(path)
         assert "1 problem (no JSON: 1)" in message
-        assert "line 2: must go on with , or ], got the end of the file" in message
+        assert "line 2: must continue with , or ], got the end of the file" in message
 
 
 class TestMissingIds:
@@ -169,7 +172,7 @@ class TestRewritten:
         other = write(tmp_path / "r.json", [record(2, Prompt="a cake"), record(3, Prompt="a tree")])
         message = refused(path, rewritten=(other,))
         assert f"{path}, line 2: id 1 has no rewritten prompt: 'question 1'" in message
-        assert f"{other}, line 3: id 3 is rewritten, but not among the prompts: 'a tree'" in message
+        assert f"{other}, line 3: id 3 has a rewritten prompt, but no original: 'a tree'" in message
         assert "2 problems" in message
 
     @pytest.mark.parametrize("rules", [STRICT, LENIENT])

@@ -88,7 +88,7 @@ def test_without_a_network_the_way_to_get_a_hub_model_is_told(
 def test_what_can_be_no_hub_id_is_told(checkpoint: str) -> None:
     with pytest.raises(DataError) as caught:
         find(checkpoint)
-    said = f"scorers.clip.model.checkpoint: '{checkpoint}' is no folder here, and no name of the hub's either"
+    said = f"scorers.clip.model.checkpoint: '{checkpoint}' is neither a local folder nor a valid hub id"
     assert str(caught.value).startswith(said)
     assert str(caught.value).endswith("Give a folder that holds the model, or its hub id and revision.")
 

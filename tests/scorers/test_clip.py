@@ -300,12 +300,12 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "half a tokenizer",
         lambda f: (f / "tokenizer.json").write_text("{}"),
-        "scorers.pick.processor: .* holds no CLIP tokenizer and image processor",
+        "scorers.pick.processor: .* holds no readable CLIP tokenizer and image processor",
     ),
     (
         "pictures of another size",
         lambda f: reconfigure(f, "preprocessor_config.json", lambda c: c.update(size=24, crop_size=24)),
-        "scorers.pick.processor: .*makes pictures of 24x24 pixels, the model takes 32x32",
+        "scorers.pick.processor: .*makes images of 24x24 pixels, the model takes 32x32",
     ),
     (
         "another end of texts",
@@ -330,7 +330,7 @@ def test_a_tokenizer_of_a_larger_model_is_refused(folder: Path, tmp_path: Path) 
         word: number for number, word in enumerate([*words, "dog</w>", "<|startoftext|>", "<|endoftext|>"])
     }
     other = make_clip(tmp_path / "other", vocabulary=(larger, merges))
-    with pytest.raises(DataError, match=r"has 521 tokens .* the model knows 520"):
+    with pytest.raises(DataError, match=r"has 521 tokens .* the model has 520"):
         pickscore(folder, processor=weights(other)).score(batch())
 
 

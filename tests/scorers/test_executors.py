@@ -128,7 +128,10 @@ class TestElsewhere:
         with pytest.raises(WorkerError) as caught:
             remote.score(batch("bug"))
         text = str(caught.value)
-        assert "failed with ZeroDivisionError: the reason (bug)\nThere:\nTraceback (most recent" in text
+        assert (
+            "failed with ZeroDivisionError: the reason (bug)\nTraceback of the worker:\nTraceback (most recent"
+            in text
+        )
         assert 'odd_scorers.py", line' in text
 
     def test_an_error_of_a_scorers_own_keeps_its_kind(self, remote: Scorer) -> None:

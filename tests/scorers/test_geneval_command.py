@@ -143,7 +143,7 @@ def test_a_mode_with_several_seeds_needs_one(
     options += ["--prompts", str(artifacts / "prompts.parquet"), "--split", "things", "--mode", "tuned"]
     assert main([command, *options]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "--train-seed: is needed with --mode tuned" in said and "has the seeds 3 in this mode" in said
+    assert "--train-seed: required with --mode tuned" in said and "has the seeds 3 in this mode" in said
     assert main([command, *options, "--train-seed", "4"]) == 3
     assert "in mode tuned the seeds 3" in " ".join(capsys.readouterr().err.split())
 

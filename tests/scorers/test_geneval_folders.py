@@ -29,7 +29,7 @@ def test_layout(tmp_path: Path) -> None:
 
 def test_pictures_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     write_prompt_folder(tmp_path, 0, RECORD, [b"1", b"2"])
-    with pytest.raises(DataError, match="00000: is there already"):
+    with pytest.raises(DataError, match="00000: exists already"):
         write_prompt_folder(tmp_path, 0, RECORD, [b"1"])
 
 

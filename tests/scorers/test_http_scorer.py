@@ -107,11 +107,11 @@ def strange_server() -> Iterator[tuple[str, dict[str, Any]]]:
         ({"version": 2}, r"scorers.odd: must be odd \(version 1\), but .* is odd \(version 2"),
         (
             {"measured": {"kind": "external", "version": 7}},
-            r"scorers.odd.version: is 1 here, but 7 for .*the server at .* Give both the same section of scorers",
+            r"scorers.odd.version: is 1 here, but 7 for .*the server at .* Use the same section of scorers",
         ),
-        ({"protocol": 2}, "speaks no protocol 1"),
-        ({"needs": ["sound"]}, "needs sound; known are prompt, metadata"),
-        ({"spec_hash": None, "packages": None}, "does not say what it is"),
+        ({"protocol": 2}, "expected a ready message of protocol 1"),
+        ({"needs": ["sound"]}, "needs must be among prompt, metadata, got sound"),
+        ({"spec_hash": None, "packages": None}, "sent a malformed ready message"),
     ],
 )
 def test_another_scorer_is_refused(
@@ -133,7 +133,7 @@ def test_another_scorer_is_refused(
         ),
         (lambda m: {**m, "keys": m["keys"][::-1]}, "another question: keys must be"),
         (lambda m: {**m, "id": "earlier"}, "another question: id must be"),
-        (lambda m: {**m, "values": "many"}, "answered in another form"),
+        (lambda m: {**m, "values": "many"}, "sent malformed scores"),
         (lambda m: b"<html>", "is no scoring server: status 200, not JSON"),
     ],
 )
@@ -171,7 +171,7 @@ def test_an_address_with_a_user_or_a_query_is_refused_and_its_password_not_told(
     rule = "must be http:// or https:// with a host, and no user, password, query or fragment"
     executor = {"kind": "http", "url": url, "token_variable": None, "timeout_seconds": 10.0}
     assert problems(put("executors.shapes-exact", executor)) == [
-        f"executors.shapes-exact.url: {rule} (secrets stand in an environment variable that another key names), "
+        f"executors.shapes-exact.url: {rule} (store secrets in an environment variable and name it with another key), "
         f"got {told!r}"
     ]
 

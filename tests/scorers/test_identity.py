@@ -139,9 +139,7 @@ def redness(images: Any, prompts: Any, metadata: Any, scale: float = 1.0) -> Any
 def test_what_was_checked_is_what_scores() -> None:
     spec = spec_of("own", own(scale=2.0), make_scorer("own", own(scale=2.0)))
     assert place_checked(spec, {"own": own(scale=2.0).model_copy(update={"batch_size": 9})}, {}).name == "own"
-    with pytest.raises(
-        DataError, match=r"scorers.own: settings or model files are others than .* checked; run"
-    ):
+    with pytest.raises(DataError, match=r"scorers.own: settings or model files differ from .* checked; run"):
         place_checked(spec, {"own": own(scale=3.0)}, {})
     with pytest.raises(
         DataError, match=r"scorers.own: was checked, but is not in params.yaml; run `dvc repro`"
@@ -157,7 +155,10 @@ def test_a_spec_survives_json() -> None:
 @pytest.mark.parametrize("missing", ["key", "name", "version", "spec_hash", "splits", "settings"])
 def test_a_spec_of_another_kind_is_refused_with_its_file(missing: str) -> None:
     record = spec_of("it", SHAPES, shapes_scorer("shapes-exact")).to_json()
-    with pytest.raises(DataError, match=r"^it.json: no spec .*Run `dvc repro check_scorers`.$"):
+    with pytest.raises(
+        DataError,
+        match=r"^it.json: this version cannot read the scorer spec .*Run `dvc repro check_scorers`.$",
+    ):
         spec_from({name: value for name, value in record.items() if name != missing}, "it.json")
-    with pytest.raises(DataError, match=r"^it.json: no spec "):
+    with pytest.raises(DataError, match=r"^it.json: this version cannot read the scorer spec "):
         spec_from({**record, "settings": 7}, "it.json")

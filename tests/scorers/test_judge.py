@@ -66,7 +66,7 @@ class TestFailures:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        with pytest.raises(TransientError, match=f"{url} .*Connection error.*See that the server runs"):
+        with pytest.raises(TransientError, match=f"{url} .*Connection error.*Check that the server runs"):
             wise(url, tmp_path, attempts=1).score(batch_of(1))
 
     @pytest.mark.parametrize(
@@ -95,7 +95,9 @@ class TestFailures:
         judge_server.replies.extend([reply] * 3)
         scores = make_wise().score(batch_of(1, first=2))
         assert np.isnan(scores.values).all()
-        assert re.search(rf"(?s)^no answer .* 3 attempts\. WISE prompt 2: .*{fault}", scores.refused[0])
+        assert re.search(
+            rf"(?s)^no well-formed answer .* 3 attempts\. WISE prompt 2: .*{fault}", scores.refused[0]
+        )
         assert len(judge_server.requests) == 6
 
     def test_all_are_asked_whatever_one_of_them_answers(
@@ -262,7 +264,7 @@ class TestCheck:
                 "does not list tiny-judge, but a, b",
             ),
             (Reply(b'{"data": []}'), "does not list tiny-judge, but none"),
-            (Reply(b"{}", 404), "does not list its models; tiny-judge was not looked for"),
+            (Reply(b"{}", 404), "does not list its models; tiny-judge was not checked"),
             (Reply(b"<html>"), "does not list its models"),
         ],
     )

@@ -151,7 +151,7 @@ def test_prompts_of_another_world_are_refused_by_name(
         shapes_scorer(name).score(foreign)
     message = str(caught.value)
     assert message.startswith(f"scorer {name}: prompt 'a photo of a dog': {reason}")
-    assert "judges prompts of the shapes world (prompts.source: shapes)" in message
+    assert "needs prompts of the shapes world (prompts.source: shapes)" in message
 
 
 def test_vivid_judges_any_prompt() -> None:

@@ -138,9 +138,9 @@ class TestQueue:
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
             assert refused.json() == {
                 "type": "refused",
-                "message": "it holds 2 batches, its limit; ask again",
+                "message": "the queue is full (2 batches); retry later",
             }
-            with pytest.raises(TransientError, match=r"was busy for 0.5 s: it holds 2 batches, its limit"):
+            with pytest.raises(TransientError, match=r"was busy for 0.5 s: the queue is full \(2 batches\)"):
                 client(url, timeout_seconds=0.5).score(batch())
             third = pool.submit(client(url).score, batch(count=3))
             time.sleep(0.2)
@@ -287,7 +287,10 @@ class TestToken:
         for value, words in (
             ("wrong-" + TOKEN, f"refuses the token in {VARIABLE} (executors.odd.token_variable)"),
             ("", f"executors.odd.token_variable: the environment variable {VARIABLE} is not set or empty"),
-            (TOKEN + "\n", f"executors.odd.token_variable: the token in {VARIABLE} must be of visible ASCII"),
+            (
+                TOKEN + "\n",
+                f"executors.odd.token_variable: the token in {VARIABLE} must consist of visible ASCII",
+            ),
         ):
             monkeypatch.setenv(VARIABLE, value)
             with pytest.raises(ConfigError) as caught:
@@ -364,7 +367,7 @@ class TestEnd:
         server.process.send_signal(signal.SIGTERM)
         assert running.result().values.tolist() == expected(batch())
         with pytest.raises(
-            TransientError, match="the scoring server is leaving; it did not score this batch"
+            TransientError, match="the scoring server is shutting down; it did not score this batch"
         ):
             waiting.result()
         assert server.process.wait(5.0) == 0

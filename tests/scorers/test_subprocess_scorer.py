@@ -62,7 +62,9 @@ def test_a_crash_restarts_it_once_and_asks_again(
 def test_the_second_crash_is_told_with_exit_code_and_last_words(shared: SubprocessScorer) -> None:
     with pytest.raises(TransientError) as caught:
         shared.score(batch("exit"))
-    assert "ended with exit code 7. Its last words:\none line\nsomething is broken\n" in str(caught.value)
+    assert "ended with exit code 7. Last lines of its stderr:\none line\nsomething is broken\n" in str(
+        caught.value
+    )
     assert str(caught.value).endswith("This was the second attempt.")
     assert shared.score(batch()).values.shape == (4,)
 
@@ -191,9 +193,9 @@ def test_an_interpreter_without_the_package_scores_by_a_script(
         ("answer['id'] = 'x'", "answered another question: id must be"),
         ("answer['spec_hash'] = 'x'", "answered another question: spec_hash must be"),
         ("answer['type'] = 'ready'", "answered another question: type must be"),
-        ("answer['values'] = [None, 'x']", "answered in another form"),
-        ("del answer['details']", "answered in another form"),
-        ("answer = 'text'", "what is no message: must be a JSON object, got str"),
+        ("answer['values'] = [None, 'x']", "sent malformed scores"),
+        ("del answer['details']", "sent malformed scores"),
+        ("answer = 'text'", "a malformed message: must be a JSON object, got str"),
     ],
 )
 def test_an_answer_to_another_question_is_never_used(tmp_path: Path, change: str, message: str) -> None:
@@ -208,15 +210,19 @@ def test_an_answer_to_another_question_is_never_used(tmp_path: Path, change: str
 @pytest.mark.parametrize(
     ("script", "kind", "message"),
     [
-        ("print('hello')", DataError, "answered what is no message: not JSON"),
+        ("print('hello')", DataError, "sent a malformed message: not JSON"),
         (
             "raise SystemExit('no such package')",
             ConfigError,
-            "exit code 1. Its last words:\nno such package",
+            "exit code 1. Last lines of its stderr:\nno such package",
         ),
-        ("import os; os.kill(os.getpid(), 9)", TransientError, "was ended by SIGKILL, without a word"),
-        ('print(\'{"type": "ready", "protocol": 0}\')', DataError, "speaks no protocol 1"),
-        ('print(\'{"type": "ready", "protocol": 1}\')', DataError, "does not say what it is"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            TransientError,
+            "was ended by SIGKILL, with nothing on stderr",
+        ),
+        ('print(\'{"type": "ready", "protocol": 0}\')', DataError, "expected a ready message of protocol 1"),
+        ('print(\'{"type": "ready", "protocol": 1}\')', DataError, "sent a malformed ready message"),
     ],
 )
 def test_a_worker_that_does_not_start_is_told(

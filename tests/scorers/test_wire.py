@@ -86,7 +86,7 @@ def test_settings_come_back_as_they_were() -> None:
     start = lines.read_start(lines.read_message(start_line("odd", sent, "cuda:1")))
     assert (start.key, start.device) == ("odd", "cuda:1")
     assert read_settings(start) == sent
-    with pytest.raises(ConfigError, match=r"scorers.odd: the worker does not know these settings"):
+    with pytest.raises(ConfigError, match=r"scorers.odd: the worker does not accept these settings"):
         read_settings(replace(start, settings={**start.settings, "kind": "of tomorrow"}))
 
 

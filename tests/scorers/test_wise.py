@@ -305,7 +305,7 @@ class TestKept:
         self, make_wise: Callable[..., Wise], tmp_path: Path
     ) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(DataError, match="the judge's answers cannot be kept there"):
+        with pytest.raises(DataError, match="cannot store the judge's answers"):
             make_wise(answers=str(tmp_path / "file")).score(batch_of(1))
 
     def test_a_killed_run_asks_only_for_what_is_missing(

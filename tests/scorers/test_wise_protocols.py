@@ -87,7 +87,7 @@ class TestAnswers:
             ("Consistency: 2/2\nRealism: 1\nAesthetic Quality: 0", "'Consistency: 2/2' is none of"),
             ("Consistency: two\nRealism: 1\nAesthetic Quality: 0", "'Consistency: two' is none of"),
             ("Consistency: 2\nRealism: 1", "no line for aesthetic quality"),
-            ("Consistency: 2\nRealism: 1\nRealism: 1\nAesthetic Quality: 0", "realism is there twice"),
+            ("Consistency: 2\nRealism: 1\nRealism: 1\nAesthetic Quality: 0", "realism occurs twice"),
             ("Here you are:\nConsistency: 2\nRealism: 1\nAesthetic Quality: 0", "'Here you are:' is none of"),
             ("Consistency: 2, Realism: 1, Aesthetic Quality: 0", "is none of"),
             ("2\n1\n0", "'2' is none of"),
@@ -186,7 +186,7 @@ class TestInstructions:
             (EVALUATOR.replace('"Be fair."', "f\"{prompt_data['Prompt']}\""), "and only that"),
             (
                 EVALUATOR.replace("Realism:", "Look:"),
-                "asks for no line `Realism:`, so it is not of .* legacy",
+                "does not request a line `Realism:`, so it is not for .* legacy",
             ),
         ],
     )

@@ -29,9 +29,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"RANK": "1"}, f"LOCAL_RANK: must be set beside RANK, got nothing; {REMEDY}"),
-        ({"LOCAL_RANK": "3"}, f"RANK: must be set beside LOCAL_RANK, got nothing; {REMEDY}"),
-        ({"WORLD_SIZE": "2"}, f"RANK: must be set beside WORLD_SIZE, got nothing; {REMEDY}"),
+        ({"RANK": "1"}, f"LOCAL_RANK: must be set together with RANK, got nothing; {REMEDY}"),
+        ({"LOCAL_RANK": "3"}, f"RANK: must be set together with LOCAL_RANK, got nothing; {REMEDY}"),
+        ({"WORLD_SIZE": "2"}, f"RANK: must be set together with WORLD_SIZE, got nothing; {REMEDY}"),
         ({"WORLD_SIZE": "x"}, f"WORLD_SIZE: must be a whole number of at least 0, got 'x'; {REMEDY}"),
         ({"RANK": "-1"}, f"RANK: must be a whole number of at least 0, got '-1'; {REMEDY}"),
         (
@@ -40,8 +40,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {RUN_MARKER: "/nowhere/at/all"},
-            f"{RUN_MARKER}: must be a file that can be written, got '/nowhere/at/all' (No such file or directory); "
-            "unset it, or make its folder",
+            f"{RUN_MARKER}: must be a writable file, got '/nowhere/at/all' (No such file or directory); "
+            "unset it, or create its folder",
         ),
     ],
     ids=str,

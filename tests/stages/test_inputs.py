@@ -179,7 +179,7 @@ def test_a_model_that_changed_meanwhile_is_refused(
     before = workspace.files()
     appended("model/vae/config.json", " ")(workspace.root)
     assert workspace.run(stage) == 3
-    assert "the files of model are not those that artifacts/inputs/model.json was written for" in " ".join(
+    assert "the files of model differ from those recorded in artifacts/inputs/model.json" in " ".join(
         capsys.readouterr().err.split()
     )
     assert workspace.files() == before

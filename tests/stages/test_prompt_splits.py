@@ -69,7 +69,7 @@ def test_what_is_trained_on_is_not_evaluated_on(tmp_path: Path) -> None:
         splits(train_file=file, eval_file=held_out)
     assert str(caught.value).startswith(
         f"{tmp_path / 'b.txt'}, line 2: 'y' is also trained on ({tmp_path / 'a.txt'}, line 2); "
-        "prompts of the eval split that are: 1. Take them out of one of the two files"
+        "eval prompts that are also trained on: 1. Take them out of one of the two files"
     )
     same = write(tmp_path / "c.txt", "x", "x", "x", "x", "x")
     with pytest.raises(

@@ -122,7 +122,7 @@ def test_bad_input_is_exit_code_3(command: list[str], tmp_path: Path) -> None:
     assert done.returncode == 3
     assert done.stderr == (
         f"error: {missing}: cannot read: no such file or directory. "
-        "Run the stage that writes it (`dvc repro`), or mend the path.\n"
+        "Run the stage that writes it (`dvc repro`), or fix the path.\n"
     )
     assert (tmp_path / "marker").exists()
 

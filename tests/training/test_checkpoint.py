@@ -227,9 +227,9 @@ def our_content(iteration: int = 3) -> dict[str, object]:
         ),
         (
             our_content() | {"state": {"iteration": 3}},
-            "does not hold the state that the format chunk_grpo.training/2 asks for",
+            "does not hold the fields of the format chunk_grpo.training/2",
         ),
-        (our_content(4), "holds iteration 4, which does not fit its name"),
+        (our_content(4), "holds iteration 4, which does not match its name"),
     ],
 )
 def test_a_foreign_checkpoint_is_refused(content: object, reason: str, tmp_path: Path) -> None:

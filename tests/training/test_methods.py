@@ -48,7 +48,7 @@ def test_a_method_trains_and_goes_on_from_halfway(name: str, train: Train, tmp_p
     of = {(iteration, metric): value for iteration, metric, value in whole.rows}
     assert of[1, "grad_norm"] > 0
     assert of[1, "ratio_max"] - of[1, "ratio_min"] > 1e-8  # the second update is off policy
-    with pytest.raises(TransientError, match="training goes on from there"):
+    with pytest.raises(TransientError, match="training resumes from there"):
         train(tmp_path / "stopped", stop_at=18, **run)
     resumed = train(tmp_path / "stopped", **run)
     assert resumed.without_times() == whole.without_times()

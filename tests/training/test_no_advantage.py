@@ -17,8 +17,8 @@ from tests.training.conftest import Outcome
 
 Train = Callable[..., Outcome]
 WARNING = (
-    "the rewards are equal within every group, so nothing is learnt. Either the images have become the same (lower "
-    "train.learning_rate), or the reward does not tell them apart."
+    "the rewards are equal within every group, so nothing is learnt. Either the images have become equal (lower "
+    "train.learning_rate), or the reward does not distinguish them."
 )
 
 

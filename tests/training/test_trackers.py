@@ -178,7 +178,7 @@ def test_a_tracker_that_is_not_installed_is_a_configuration_error(
     with pytest.raises(ConfigError) as caught:
         Trackers(["tensorboard", name], tmp_path / "runs", "run", CONFIG)
     assert str(caught.value) == (
-        f"trackers: {name} is not installed. Run `pip install {name}`, or take {name} out of the trackers."
+        f"trackers: {name} is not installed. Run `pip install {name}`, or remove {name} from the trackers."
     )
     assert not (tmp_path / "runs").exists()
 
@@ -231,7 +231,7 @@ def test_wandb_without_a_login_is_a_configuration_error(wandb: StandIn, tmp_path
         Trackers(["wandb"], tmp_path / "runs", "run", CONFIG)
     assert str(caught.value) == (
         "trackers: wandb is not logged in. Run `wandb login`, or set WANDB_MODE=offline and upload later with "
-        "`wandb sync`, or take wandb out of the trackers."
+        "`wandb sync`, or remove wandb from the trackers."
     )
     assert wandb.calls == []
     assert not (tmp_path / "runs").exists()

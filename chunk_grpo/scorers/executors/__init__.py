@@ -1,1 +1,1 @@
-"""Scorers in another process or at a server: clients, the server, and what they say to each other."""
+"""Scorers in another process or at a server: clients, server, and message format."""

@@ -1,4 +1,4 @@
-"""Who may ask a scoring server: this machine, or whoever has the token, which stands in an environment variable."""
+"""Access control: loopback clients, or clients with the bearer token from an environment variable."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from chunk_grpo.errors import ConfigError
 
 
 def read_token(option: str, variable: str | None) -> str | None:
-    """The token in an environment variable.
+    """Read the token from an environment variable.
 
     Args:
-        option: What names the variable, for messages.
-        variable: The variable's name; None: no token.
+        option: Option or key that names the variable, for messages.
+        variable: Name of the variable; None: no token.
 
     Returns:
-        The token; None if there is no variable.
+        The token; None if `variable` is None.
 
     Raises:
-        ConfigError: The variable is not set, or holds what no HTTP header can; the message does not quote it.
+        ConfigError: The variable is not set, or its value is not allowed in an HTTP header. The message does not quote
+            the value.
     """
     if variable is None:
         return None
@@ -29,23 +30,23 @@ def read_token(option: str, variable: str | None) -> str | None:
         raise ConfigError(f"{option}: the environment variable {variable} is not set or empty")
     if not all("!" <= character <= "~" for character in token):
         raise ConfigError(
-            f"{option}: the token in {variable} must be of visible ASCII characters, without spaces or line ends"
+            f"{option}: the token in {variable} must consist of visible ASCII characters, without spaces or line ends"
         )
     return token
 
 
 def is_allowed(authorization: str, token: str | None) -> bool:
-    """Whether a request's Authorization header has the token; compared in the same time whatever it holds."""
+    """Whether a request's Authorization header has the token. The comparison takes constant time."""
     if token is None:
         return True
     return hmac.compare_digest(authorization.encode("utf-8"), f"Bearer {token}".encode())
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or a name is reached from this machine only."""
+    """Whether an address or host name is a loopback address."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # another name
+    except ValueError:  # a host name
         return False

@@ -1,4 +1,4 @@
-"""The scoring server's two addresses: GET /health and POST /score."""
+"""HTTP routes of the scoring server: GET /health and POST /score."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ from chunk_grpo.scorers.workers import lines
 _LOG = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1
-_BODY_SECONDS = 300.0  # for a request to arrive: a client that is gone must not keep a place for ever
-_LOOK_SECONDS = 0.5  # how often a waiting request's client is looked at
+_BODY_SECONDS = (
+    300.0  # limit for receiving a body, so that a lost client does not hold its place in the queue
+)
+_LOOK_SECONDS = 0.5  # interval of the check whether a waiting client is still connected
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes.
+    """Limits for requests to a server.
 
     Attributes:
-        queue: Batches held at once, the one being scored among them.
-        most_bytes: Of one request's body.
-        token: That requests must have; None: any may ask.
+        queue: Maximum number of batches held at once, including the one being scored.
+        most_bytes: Maximum size of a request body.
+        token: Token that requests must carry; None: no token required.
     """
 
     queue: int
@@ -53,14 +55,14 @@ class _RefusedError(Exception):
 
 
 class ScoringApp:
-    """Answers requests with what a scoring thread makes of them."""
+    """Web application that passes requests to a scoring thread."""
 
     def __init__(self, thread: ScoringThread, limits: Limits) -> None:
-        """Take a thread, which the caller starts and ends."""
+        """Keep the thread, which the caller starts and ends."""
         self._thread, self._limits, self._held = thread, limits, 0
 
     def asgi(self) -> Starlette:
-        """The application."""
+        """The Starlette application."""
         return Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
@@ -96,7 +98,7 @@ class ScoringApp:
         except _RefusedError as error:
             return _refusal(error)
         except ClientDisconnect:
-            _LOG.warning("a client left before its answer")
+            _LOG.warning("a client disconnected before its answer")
             return Response(status_code=499)
         except Exception as error:  # the client raises it
             if not isinstance(error, ChunkGrpoError):
@@ -109,11 +111,11 @@ class ScoringApp:
 
     @contextmanager
     def _place(self) -> Iterator[Mapping[str, Any]]:
-        """A place among the batches that are held; taken before a body is read, so that memory is bounded."""
+        """Reserve a place in the queue; before the body is read, to bound memory."""
         ready = self._thread.ready
         if ready is None or self._held >= self._limits.queue:
-            reason = "it is loading" if ready is None else f"it holds {self._held} batches, its limit"
-            raise _RefusedError(503, f"{reason}; ask again", {"Retry-After": str(_RETRY_SECONDS)})
+            reason = "the scorer is loading" if ready is None else f"the queue is full ({self._held} batches)"
+            raise _RefusedError(503, f"{reason}; retry later", {"Retry-After": str(_RETRY_SECONDS)})
         self._held += 1
         try:
             yield ready
@@ -150,7 +152,7 @@ def _read(body: bytes) -> lines.Batch:
 
 
 async def _result(request: Request, future: Future[Scores]) -> Scores:
-    """Wait for scores; a client that no longer waits takes its batch back, unless it is being scored."""
+    """Wait for the scores. If the client disconnects, its batch is cancelled unless it is being scored."""
     waiting = asyncio.wrap_future(future)
     while not waiting.done():
         await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
@@ -161,7 +163,7 @@ async def _result(request: Request, future: Future[Scores]) -> Scores:
 
 
 def _status(error: Exception) -> int:
-    """For whoever looks at it; this package's client reads the message."""
+    """HTTP status of an error, for other clients; this package's client reads the message instead."""
     if may_pass(error):
         return 503
     return 422 if isinstance(error, ChunkGrpoError) else 500

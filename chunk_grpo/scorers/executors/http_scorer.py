@@ -18,23 +18,25 @@ from chunk_grpo.scorers.workers.lines import MalformedError, read_message
 
 _POLL_SECONDS = 0.5  # while a server loads
 _CONNECT_SECONDS = 10.0
-_KEEP_SECONDS = 4.0  # an idle connection; less than the server does, so that none is used while it closes
+_KEEP_SECONDS = (
+    4.0  # keep-alive of idle connections; less than the server's, so that no closing one is reused
+)
 
 
 class HttpScorer(Remote):
     """Client of a scoring server.
 
-    A full server says so, and is asked again until `timeout_seconds` have passed. Proxies of the environment are used
-    for other machines only.
+    If the server's queue is full, requests are retried until `timeout_seconds` have passed. Proxy variables of the
+    environment apply only to other machines, not to loopback.
     """
 
     def __init__(self, key: str, settings: AnyScorer, executor: OverHttp) -> None:
-        """Reach nothing yet.
+        """Contact nothing yet.
 
         Args:
-            key: The scorer's name in params.yaml.
-            settings: Its section.
-            executor: Where the server is.
+            key: Name of the scorer in params.yaml.
+            settings: The scorer's section.
+            executor: URL, token variable and timeout of the server.
         """
         super().__init__(key, settings)
         self.executor = executor
@@ -46,16 +48,16 @@ class HttpScorer(Remote):
 
     @property
     def who(self) -> str:
-        """The server, for messages."""
+        """Name of the server, for messages."""
         return f"scorer {self.key}: the server at {self._url}"
 
     def identity(self) -> Identity:
-        """What the server is, once it is ready.
+        """Identity of the server's scorer; waits until the server is ready.
 
         Raises:
-            ConfigError: No token, or a wrong one.
-            DataError: It is another scorer than the settings say, or no scoring server.
-            TransientError: It does not answer, or is still loading.
+            ConfigError: The token is missing or wrong.
+            DataError: The server runs another scorer than the settings, or is no scoring server.
+            TransientError: The server does not answer, or is still loading.
         """
         with self._lock:
             if self._identity is None:
@@ -68,11 +70,11 @@ class HttpScorer(Remote):
             return self._identity
 
     def ask(self, question: Question) -> Mapping[str, Any]:
-        """The server's answer; a full server is asked again.
+        """Answer of the server; requests are retried while its queue is full.
 
         Raises:
-            ConfigError: A wrong token.
-            DataError: The batch is larger than the server takes.
+            ConfigError: The token is wrong.
+            DataError: The batch exceeds the server's size limit.
             TransientError: No answer in time.
         """
         size = len(question.line)
@@ -93,7 +95,7 @@ class HttpScorer(Remote):
             time.sleep(wait)
 
     def distrust(self) -> None:
-        """Nothing is kept between questions but a connection."""
+        """Nothing to drop: each HTTP response belongs to its request."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -121,7 +123,7 @@ class HttpScorer(Remote):
         timeout = httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
         try:
             return self._connected().request(method, self._url + path, content=content, timeout=timeout)
-        except (httpx.InvalidURL, UnicodeError) as error:  # the latter of a host that is no domain name
+        except (httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: the host is no domain name
             raise ConfigError(
                 f"executors.{self.key}.url: must be a URL, got {self.executor.url!r} ({error})"
             ) from error
@@ -156,7 +158,7 @@ class HttpScorer(Remote):
         try:
             message = read_message(response.content)
         except MalformedError as error:
-            if response.is_server_error:  # of a server that was ended, or of a proxy before it
+            if response.is_server_error:  # from a terminated server, or a proxy in front of it
                 raise TransientError(f"{self.who} failed: status {response.status_code}") from error
             raise DataError(
                 f"{self.who} is no scoring server: status {response.status_code}, {error}"
@@ -168,7 +170,7 @@ class HttpScorer(Remote):
         return message
 
     def _how_to_start(self) -> str:
-        """A command that the server's own rules let pass: no other machine reaches one without a token."""
+        """Command that starts the server, with the token option that non-loopback hosts require."""
         url, variable = httpx.URL(self._url), self.executor.token_variable
         command, notes = f"python -m chunk_grpo.scorers.serve {self.key}", ""
         if url.scheme == "https":
@@ -191,7 +193,7 @@ class HttpScorer(Remote):
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds after which a full server asks to be asked again; None for any other answer."""
+    """Seconds to wait before the retry that a full server requests; None for any other answer."""
     text = response.headers.get("Retry-After", "")
     full = response.status_code == httpx.codes.SERVICE_UNAVAILABLE and text.isdigit()
     return float(text) if full else None

@@ -1,4 +1,4 @@
-"""A scoring server as a process: its socket, its signals, its end."""
+"""Process of a scoring server: socket, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ __all__ = ["Limits", "serve"]
 
 _LOG = logging.getLogger(__name__)
 
-_KEEP_SECONDS = 60  # an idle connection; longer than the client does
+_KEEP_SECONDS = 60  # keep-alive of idle connections; longer than the client's
 
 
 def serve(scorer: Scorer, address: tuple[str, int], limits: Limits, merge: int = 1) -> int:
-    """Serve a scorer until SIGTERM or SIGINT; must be called in the main thread.
+    """Serve a scorer until SIGTERM or SIGINT. Must be called in the main thread.
 
     Args:
-        scorer: What scores.
-        address: Host and port; port 0: any free one.
-        limits: What is taken from clients.
+        scorer: Scorer to serve.
+        address: Host and port; port 0: any free port.
+        limits: Limits for requests.
         merge: See ScoringThread.
 
     Returns:
-        0 after a signal, when the batch that was being scored is answered; 1 if a second signal cut that short.
+        0 if a signal ended the server after it answered the running batch; 1 if a second signal interrupted that batch.
 
     Raises:
-        ConfigError: The address cannot be listened on, or a package is missing.
+        ConfigError: Listening on the address fails, or a package is missing.
         DataError: A file is missing.
     """
     with _listen(*address) as listener:
         thread = ScoringThread(scorer, merge)
         config = uvicorn.Config(
             ScoringApp(thread, limits).asgi(),
-            log_config=None,  # its lines go where ours do
+            log_config=None,  # use this process's logging
             access_log=False,
             lifespan="off",
             timeout_keep_alive=_KEEP_SECONDS,
@@ -55,7 +55,7 @@ def serve(scorer: Scorer, address: tuple[str, int], limits: Limits, merge: int =
         server.run(sockets=[listener])
     if server.force_exit:
         return 1
-    thread.leave()  # again, for a signal that came before there was anything to shut down
+    thread.leave()  # again, for a signal that arrived before startup, when uvicorn skips `shutdown`
     thread.join()
     if thread.failure is not None:
         raise thread.failure
@@ -63,7 +63,7 @@ def serve(scorer: Scorer, address: tuple[str, int], limits: Limits, merge: int =
 
 
 class _Server(uvicorn.Server):
-    """After a signal it scores nothing that still waits, and the process's exit code is ours."""
+    """Server that refuses waiting batches after a signal and leaves the exit code to `serve`."""
 
     def __init__(self, config: uvicorn.Config, thread: ScoringThread) -> None:
         super().__init__(config)
@@ -74,12 +74,12 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         del sig, frame
-        self.force_exit = self.should_exit  # at the second one
+        self.force_exit = self.should_exit  # at the second signal
         self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # As uvicorn's, but for raising the signals again at the end, which would be the exit code.
+        # Unlike uvicorn's, does not re-raise the signals at the end, which would set the exit code.
         before = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
         }

@@ -1,4 +1,4 @@
-"""What scorers in other processes share: who answers there, and that only answers to what was asked are used."""
+"""Base of scorers in other processes: identity check, batching, and validation of answers."""
 
 from __future__ import annotations
 
@@ -16,91 +16,91 @@ from chunk_grpo.scorers.registry import make_scorer
 
 
 class Remote(ABC):
-    """A scorer in another process, behind the same protocol as one in this process.
+    """A scorer in another process with the interface of a local one.
 
-    What it is (`name`, `version`, `needs`, `groupwise`, `spec_hash`) the other side says, at the first use.
+    The remote process reports `name`, `version`, `needs`, `groupwise` and `spec_hash` at the first use.
     """
 
     def __init__(self, key: str, settings: AnyScorer) -> None:
-        """Reach nothing yet.
+        """Contact nothing yet.
 
         Args:
-            key: The scorer's name in params.yaml.
-            settings: Its section.
+            key: Name of the scorer in params.yaml.
+            settings: The scorer's section.
         """
         self.key, self.settings = key, settings
 
     @property
     @abstractmethod
     def who(self) -> str:
-        """The other side, for messages."""
+        """Name of the remote process, for messages."""
 
     @abstractmethod
     def identity(self) -> Identity:
-        """What the other side is, asked for at the first use and then remembered.
+        """Identity of the remote scorer, requested at the first use and then cached.
 
         Raises:
-            ConfigError: It cannot be started or asked like this.
-            DataError: It is another one, or a file is missing there.
-            TransientError: No answer; another try may get one.
+            ConfigError: The settings do not allow to start or contact it.
+            DataError: It is another scorer, or a file is missing there.
+            TransientError: No answer; a retry may succeed.
         """
 
     @abstractmethod
     def ask(self, question: Question) -> Mapping[str, Any]:
-        """The answer to a question, as it came.
+        """Send a batch and return the answer, unchecked.
 
         Raises:
-            TransientError: No answer; another try may get one.
+            TransientError: No answer; a retry may succeed.
         """
 
     @abstractmethod
     def distrust(self) -> None:
-        """It answered what was not asked: do not read on from it."""
+        """Drop the connection after an unexpected answer."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back processes and connections; the scorer is not used after it."""
+        """Release processes and connections. The scorer must not be used afterwards."""
 
     @property
     def name(self) -> str:
-        """As the other side says."""
+        """Name that the remote scorer reports."""
         return self.identity().name
 
     @property
     def version(self) -> int:
-        """As the other side says."""
+        """Version that the remote scorer reports."""
         return self.identity().version
 
     @property
     def needs(self) -> frozenset[Need]:
-        """As the other side says."""
+        """Inputs besides the images that the remote scorer reports."""
         return self.identity().needs
 
     @property
     def groupwise(self) -> bool:
-        """As the other side says."""
+        """Whether the remote scorer reports that it is groupwise."""
         return self.identity().groupwise
 
     def check(self) -> None:
-        """Reach the other side, which finds its packages and files; no model is loaded.
+        """Contact the remote scorer, which checks its packages and files. Loads no model.
 
         Raises:
-            ConfigError: A package is missing there, or it cannot be started or asked like this.
+            ConfigError: A package is missing there, or the settings do not allow to start or contact it.
             DataError: A file is missing there, or it is another scorer.
             TransientError: No answer.
         """
         self.identity()
 
     def spec_hash(self) -> str:
-        """The other side's: its model's folder may lie elsewhere."""
+        """Spec hash that the remote scorer reports: its model's folder may be elsewhere."""
         return self.identity().spec_hash
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch of any size, `batch_size` images a message, or, of a groupwise scorer, all in one.
+        """Score a batch of any size with `batch_size` images per message; a groupwise scorer gets all in one.
 
         Raises:
-            DataError: An input cannot be judged, or the answer is not one to this batch.
-            TransientError: No answer; another try may get one.
+            DataError: An input cannot be judged, or the answer does not belong to this batch.
+            TransientError: No answer; a retry may succeed.
             WorkerError: The scorer has a bug.
         """
         check_batch(batch)
@@ -122,35 +122,35 @@ class Remote(ABC):
 
 
 def check_identity(key: str, settings: AnyScorer, identity: Identity, who: str) -> None:
-    """Refuse another scorer than `settings` asks for.
+    """Check that a remote scorer is the one of `settings`.
 
     Raises:
-        DataError: Another name, version or setting.
+        DataError: Name, version or a setting differs.
     """
     expected = _expected(key, settings)
     if expected is not None and (identity.name, identity.version) != expected:
         name, version = expected
         raise DataError(
             f"scorers.{key}: must be {name} (version {version}), but {who} is {identity.name} (version "
-            f"{identity.version}; {identity.software}). Give both the same section and the same version of chunk-grpo."
+            f"{identity.version}; {identity.software}). Use the same section and version of chunk-grpo for both."
         )
     asked = measured(settings)
-    for name in asked.keys() & identity.measured.keys():  # one side may have in a folder what the other names
+    for name in asked.keys() & identity.measured.keys():  # `measured` omits models in local folders
         if asked[name] != identity.measured[name]:
             raise DataError(
-                f"scorers.{key}.{name}: is {asked[name]!r} here, but {identity.measured[name]!r} for {who}. Give both "
-                "the same section of scorers."
+                f"scorers.{key}.{name}: is {asked[name]!r} here, but {identity.measured[name]!r} for {who}. Use the "
+                "same section of scorers for both."
             )
 
 
 def _expected(key: str, settings: AnyScorer) -> tuple[str, int] | None:
-    """Name and version by the settings; None if the scorer's packages are not installed in this process's Python."""
+    """Name and version by the settings; None if this interpreter lacks the scorer's packages."""
     if isinstance(settings, ExternalScorer):
         return key, settings.version
     try:
         scorer = make_scorer(key, settings)
     except ConfigError as error:
-        if isinstance(error.__cause__, ImportError):  # a reason to run it elsewhere
+        if isinstance(error.__cause__, ImportError):  # missing packages are a reason to run it elsewhere
             return None
         raise
     return scorer.name, scorer.version

@@ -1,4 +1,4 @@
-"""One thread that scores what a server's clients ask, one batch after the other."""
+"""Thread that scores the batches of a server's clients one after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chunk_grpo.scorers.workers import lines
 
 _LOG = logging.getLogger(__name__)
 
-_LEAVING = "the scoring server is leaving; it did not score this batch"
+_LEAVING = "the scoring server is shutting down; it did not score this batch"
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class _Job:
 
 
 class ScoringThread:
-    """Scores in the order of arrival, in one thread, because a model on one device does one thing at a time.
+    """Scores batches in order of arrival, in one thread because a model uses its device exclusively.
 
     Attributes:
-        ready: The `ready` message, once the scorer is checked.
-        failure: Why it cannot be.
+        ready: The `ready` message; None until the scorer is checked.
+        failure: Error that ended the thread; None if there was none.
     """
 
     def __init__(self, scorer: Scorer, merge: int = 1) -> None:
-        """Do nothing yet.
+        """Start no thread yet.
 
         Args:
-            scorer: What scores; it is checked, used and closed in the thread.
-            merge: Batches that wait together are scored in one call while they have at most this many images; 1: each
-                on its own, so that no rounding depends on who else asks.
+            scorer: Scorer to use; the thread checks, calls and closes it.
+            merge: Maximum number of images in one call that merges waiting batches; 1: no merging, so that rounding
+                does not depend on other clients.
         """
         self.ready: Mapping[str, Any] | None = None
         self.failure: Exception | None = None
@@ -57,14 +57,14 @@ class ScoringThread:
         """Check the scorer, then score.
 
         Args:
-            on_failure: Called, in the thread, if the scorer cannot be checked.
+            on_failure: Called in the thread if the check of the scorer fails.
         """
-        # A daemon, so that a second SIGTERM ends a process whose scorer hangs.
+        # A daemon, so that a second SIGTERM ends a process with a hanging scorer.
         self._thread = threading.Thread(target=self._run, args=(on_failure,), name="scoring", daemon=True)
         self._thread.start()
 
     def submit(self, batch: lines.Batch) -> Future[Scores]:
-        """Have a batch scored; cancelling the result before its turn takes it back."""
+        """Queue a batch. Cancelling the future before scoring starts removes the batch from the queue."""
         job = _Job(decode_batch(batch))
         with self._changed:
             if self._leaving:
@@ -75,7 +75,7 @@ class ScoringThread:
         return job.scores
 
     def leave(self) -> None:
-        """Finish the batch that is being scored, refuse those that wait, and end."""
+        """Finish the batch being scored, refuse the waiting batches, and end the thread."""
         with self._changed:
             self._leaving = True
             waiting = list(self._jobs)
@@ -86,7 +86,7 @@ class ScoringThread:
                 job.scores.set_exception(TransientError(_LEAVING))
 
     def join(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -103,7 +103,7 @@ class ScoringThread:
             self._scorer.close()
 
     def _next(self) -> list[_Job]:
-        """What is scored next, in one call; nothing if it is time to leave."""
+        """Jobs of the next call; empty if the thread must end."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._jobs or self._leaving)
@@ -125,12 +125,12 @@ class ScoringThread:
             whole = jobs[0].batch if len(jobs) == 1 else _joined([job.batch for job in jobs])
             scores = self._scorer.score(whole)
             parts = [scores] if len(jobs) == 1 else _parts(self._scorer.name, scores, jobs, whole)
-        except (Exception, SystemExit) as error:  # its client raises it
+        except (Exception, SystemExit) as error:  # the client raises it
             if len(jobs) == 1:
                 leaves = isinstance(error, SystemExit)
                 jobs[0].scores.set_exception(RuntimeError(f"sys.exit({error})") if leaves else error)
                 return
-            for job in jobs:  # one of them is to blame; the others get their scores
+            for job in jobs:  # score each alone: only the failing batches get the error
                 self._score([job])
             return
         _LOG.info(
@@ -141,7 +141,7 @@ class ScoringThread:
 
 
 def _joined(batches: Sequence[ScoreBatch]) -> ScoreBatch:
-    """One batch; groups of different batches stay different."""
+    """Concatenate batches; groups of different batches stay distinct."""
     groups = {
         key: number
         for number, key in enumerate(

@@ -1,4 +1,4 @@
-"""A scorer in a process of its own, which may be another Python with other packages."""
+"""A scorer in a worker process, which may use another Python interpreter with other packages."""
 
 from __future__ import annotations
 
@@ -24,72 +24,72 @@ from chunk_grpo.scorers.workers.lines import MalformedError, read_message
 _LOG = logging.getLogger(__name__)
 
 _NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONPATH")
-"""Of the stage's interpreter; a script for another one would import the wrong packages."""
+"""Variables for the stage's interpreter; with them a script for another interpreter would import wrong packages."""
 
 
 class SubprocessScorer(Remote):
-    """Client of a worker process, which is started at the first use and once more after it crashed or was too slow."""
+    """Client of a worker process. It starts at the first use, and once more after a crash or timeout."""
 
     def __init__(self, key: str, settings: AnyScorer, executor: InSubprocess) -> None:
-        """Start nothing yet.
+        """Start no process yet.
 
         Args:
-            key: The scorer's name in params.yaml.
-            settings: Its section.
-            executor: Which interpreter and script, and how long they may take.
+            key: Name of the scorer in params.yaml.
+            settings: The scorer's section.
+            executor: Interpreter, script and time limits.
         """
         super().__init__(key, settings)
         self.executor = executor
         self._process: WorkerProcess | None = None
         self._identity: Identity | None = None
         self._left_to_load = (
-            0.0  # seconds of start_seconds for the first batch, with which the model is loaded
+            0.0  # rest of start_seconds, granted to the first batch because it loads the model
         )
         self._lock = threading.RLock()
 
     @property
     def who(self) -> str:
-        """The worker, for messages."""
+        """Name of the worker, for messages."""
         return f"scorer {self.key}: its worker process"
 
     @property
     def pid(self) -> int | None:
-        """Of the worker; None if none runs."""
+        """Process id of the worker; None if none runs."""
         return None if self._process is None else self._process.pid
 
     def spec_hash(self) -> str:
-        """As the worker says; of a worker of the user's own, with the content of its script."""
+        """Spec hash that the worker reports, combined with a custom script's content."""
         said = super().spec_hash()
         if self.executor.script is None:
             return said
         return hashlib.sha256(f"{said} {Digests().of(self.executor.script)}".encode()).hexdigest()[:16]
 
     def identity(self) -> Identity:
-        """What the worker is; it is started if none has been yet.
+        """Identity of the worker, which is started if none has run yet.
 
         Raises:
-            ConfigError: It cannot be started, or a package is missing there.
-            DataError: A file is missing there, or it is another scorer than before.
-            TransientError: It was too slow or was killed, twice.
+            ConfigError: The worker cannot be started, or a package is missing there.
+            DataError: A file is missing there, or the scorer changed after a restart.
+            TransientError: The worker timed out or was killed, twice.
         """
         with self._lock:
             if self._identity is None:
                 self._with_one_restart(None)
             if self._identity is None:
-                raise RuntimeError("a worker was started and not asked what it is")
+                raise RuntimeError("a worker was started but its identity was not read")
             return self._identity
 
     def ask(self, question: Question) -> Mapping[str, Any]:
-        """The worker's answer; asked once more of a new one if the first crashes or is too slow.
+        """Answer of the worker. If the worker crashes or times out, a new one gets the batch once more.
 
         Raises:
-            TransientError: The second did not answer either; with its exit code and its last words.
+            TransientError: The second worker failed too. The message gives its exit code and the last lines of stderr.
         """
         with self._lock:
             return self._with_one_restart(question)
 
     def distrust(self) -> None:
-        """End the worker; the next question starts another."""
+        """Kill the worker. The next batch starts another."""
         with self._lock:
             process, self._process = self._process, None
             if process is not None:
@@ -106,7 +106,7 @@ class SubprocessScorer(Remote):
         try:
             return self._once(question)
         except WorkerLostError as error:
-            _LOG.warning("%s %s\nIt is started once more.", self.who, error)
+            _LOG.warning("%s %s\nRestarting it once.", self.who, error)
         try:
             return self._once(question)
         except WorkerLostError as error:
@@ -122,7 +122,7 @@ class SubprocessScorer(Remote):
             return read_message(answer)
         except MalformedError as error:
             self.distrust()
-            raise DataError(f"{self.who} answered what is no message: {error}") from error
+            raise DataError(f"{self.who} sent a malformed message: {error}") from error
         except BaseException:
             self.distrust()
             raise
@@ -158,8 +158,8 @@ class SubprocessScorer(Remote):
             _LOG.info("%s is %s (%s)", self.who, identity.name, identity.software)
         elif identity.spec_hash != self._identity.spec_hash:
             raise DataError(
-                f"{self.who} is another scorer after a restart: its identity was {self._identity.spec_hash} and is "
-                f"{identity.spec_hash} ({identity.name}). Its files were changed; run the stage again."
+                f"{self.who} is another scorer after a restart: its identity was {self._identity.spec_hash} and is now "
+                f"{identity.spec_hash} ({identity.name}). Its files changed meanwhile; run the stage again."
             )
 
     def _command(self) -> list[str]:
@@ -174,7 +174,7 @@ class SubprocessScorer(Remote):
 
 
 def _device_of_this_process() -> str | None:
-    """The GPU that this process trains on; a worker of its own would take the first one."""
+    """GPU of this process; without it a worker would default to the first GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

@@ -1,7 +1,7 @@
-"""Batches and scores as messages between processes, without loss; the same over pipes and over HTTP.
+"""Lossless messages with batches and scores between processes, the same over pipes and HTTP.
 
-Pixels travel as base64 of the raw bytes: for 1024x1024 pictures PNG at its fastest level takes ten times as long to
-write and read, which costs more than the bytes it saves within a machine or its network.
+Pixels are sent as base64 of the raw bytes. For 1024x1024 images, PNG at its fastest level takes ten times as long to
+encode and decode, which costs more than it saves on one machine or a local network.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from chunk_grpo.scorers.transient import facts_may_pass
 from chunk_grpo.scorers.workers import lines
 
 PACKAGES = ("chunk-grpo", "numpy", "pillow", "torch", "transformers")
-"""Whose versions a worker tells."""
+"""Packages whose versions a worker reports."""
 
 _ERRORS = {"ConfigError": ConfigError, "DataError": DataError, "TransientError": TransientError}
 _SETTINGS: TypeAdapter[AnyScorer] = TypeAdapter(AnyScorer)
 
 
 class WorkerError(Exception):
-    """A scorer in another process has a bug: its exception and its traceback are the message."""
+    """A bug in a scorer of another process. The message holds its exception and traceback."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A batch on its way to a worker.
+    """An encoded batch for a worker.
 
     Attributes:
-        id: The answer must name it.
-        keys: Of the images; the answer must name them in this order.
-        line: The message, with a newline at its end.
+        id: Id of the message; the answer must repeat it.
+        keys: Keys of the images; the answer must repeat them in this order.
+        line: The message, ending with a newline.
     """
 
     id: str
@@ -52,16 +52,16 @@ class Question:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a worker says it is; see `Scorer`.
+    """Identity that a worker reports; see `Scorer`.
 
     Attributes:
-        name: What is measured, with the model that does it.
-        version: Of how it is measured.
-        needs: What it reads besides the images.
-        groupwise: Whether it compares the images of a group.
-        spec_hash: Of name, version, settings and model files.
-        measured: The settings that could move a score.
-        software: Its Python and packages, for messages.
+        name: Name of the measure and its model.
+        version: Version of the scoring code.
+        needs: Inputs of the scorer besides the images.
+        groupwise: Whether the scorer compares the images of a group.
+        spec_hash: Hash of name, version, settings and model files.
+        measured: Settings that could change a score.
+        software: Python and package versions of the worker, for messages.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Identity:
 
 
 def start_line(key: str, settings: AnyScorer, device: str | None) -> bytes:
-    """The first line to a worker."""
+    """First line sent to a worker."""
     return lines.write_message(
         {
             "protocol": lines.PROTOCOL,
@@ -87,29 +87,31 @@ def start_line(key: str, settings: AnyScorer, device: str | None) -> bytes:
 
 
 def read_settings(start: lines.Start) -> AnyScorer:
-    """The section of params.yaml that a start line holds.
+    """Section of params.yaml in a start line.
 
     Raises:
-        ConfigError: This version of the package has no such section.
+        ConfigError: This version of the package does not accept the section.
     """
     try:
         return _SETTINGS.validate_json(json.dumps(start.settings))
     except ValueError as error:
-        raise ConfigError(f"scorers.{start.key}: the worker does not know these settings: {error}") from error
+        raise ConfigError(
+            f"scorers.{start.key}: the worker does not accept these settings: {error}"
+        ) from error
 
 
 def encode_batch(batch: ScoreBatch) -> Question:
-    """A batch as a message.
+    """Encode a batch as a message.
 
     Args:
-        batch: Of any size; `check_batch` has seen it.
+        batch: Batch of any size, already checked by `check_batch`.
 
     Raises:
-        DataError: A record of metadata cannot be written as JSON.
+        DataError: A metadata record cannot be written as JSON.
     """
     height, width = batch.images.shape[1:3]
     question, keys = uuid.uuid4().hex, []
-    # Put together by hand: json.dumps would look at each of millions of characters that need no escape.
+    # Assembled by hand: json.dumps would scan millions of base64 characters for escapes.
     head = {"type": "score", "id": question, "height": height, "width": width, "rows": []}
     parts = [json.dumps(head).encode("ascii").removesuffix(b"]}")]
     for row, image in enumerate(batch.images):
@@ -132,7 +134,7 @@ def _about(key: str, prompt: str, record: Mapping[str, object], group: int) -> b
 
 
 def decode_batch(batch: lines.Batch) -> ScoreBatch:
-    """A question that was read, as what scorers take."""
+    """Decode a parsed message into a ScoreBatch."""
     images: NDArray[np.uint8] = np.empty((len(batch.rows), batch.height, batch.width, 3), dtype=np.uint8)
     for image, row in zip(images, batch.rows, strict=True):
         image[:] = np.frombuffer(row.pixels, dtype=np.uint8).reshape(image.shape)
@@ -145,7 +147,7 @@ def decode_batch(batch: lines.Batch) -> ScoreBatch:
 
 
 def worker_for(scorer: Scorer) -> lines.Worker:
-    """A scorer of this process as what answers messages. It is checked; no model is loaded.
+    """Check a scorer of this process and wrap it as a worker. Loads no model.
 
     Raises:
         ConfigError: A package is missing.
@@ -170,7 +172,7 @@ def worker_for(scorer: Scorer) -> lines.Worker:
 
 
 def answer_of(scores: Scores) -> lines.Answer:
-    """Scores as a worker tells them."""
+    """Scores as a worker's answer, with a RefusedError for each refused image."""
     if not scores.refused:
         return scores.values, scores.details
     values: list[Any] = scores.values.tolist()
@@ -180,28 +182,30 @@ def answer_of(scores: Scores) -> lines.Answer:
 
 
 def read_identity(message: Mapping[str, Any], who: str) -> Identity:
-    """What a worker's `ready` message says.
+    """Parse a worker's `ready` message.
 
     Args:
-        message: Its first answer.
-        who: The worker, for messages.
+        message: First answer of the worker.
+        who: Name of the worker, for messages.
 
     Raises:
-        ChunkGrpoError: It told an error of that kind instead.
-        DataError: It speaks another protocol.
-        WorkerError: It has a bug.
+        ChunkGrpoError: The worker reported an error of that kind.
+        DataError: The worker uses another protocol.
+        WorkerError: The worker has a bug.
     """
     raise_told(message, who)
     if message.get("type") != "ready" or message.get("protocol") != lines.PROTOCOL:
         raise DataError(
-            f"{who} speaks no protocol {lines.PROTOCOL}, it says {_short(message)}: take both sides from one version "
-            "of chunk-grpo"
+            f"{who}: protocol mismatch: expected a ready message of protocol {lines.PROTOCOL}, got {_short(message)}; "
+            "install the same version of chunk-grpo on both sides"
         )
     try:
         needs = message["needs"]
         unknown = sorted(set(needs) - set(get_args(Need)))
         if unknown:
-            raise DataError(f"{who} needs {', '.join(unknown)}; known are {', '.join(get_args(Need))}")
+            raise DataError(
+                f"{who}: needs must be among {', '.join(get_args(Need))}, got {', '.join(unknown)}"
+            )
         software = [f"python {message['python']}", *(f"{n} {v}" for n, v in message["packages"].items())]
         return Identity(
             str(message["name"]),
@@ -214,21 +218,21 @@ def read_identity(message: Mapping[str, Any], who: str) -> Identity:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{who} does not say what it is ({type(error).__name__}: {error}): {_short(message)}"
+            f"{who} sent a malformed ready message ({type(error).__name__}: {error}): {_short(message)}"
         ) from error
 
 
 def read_scores(message: Mapping[str, Any], question: Question, spec_hash: str, who: str) -> Scores:
-    """The scores in the answer to `question`; an answer to another one is never used.
+    """Parse the scores in the answer to `question`; reject an answer to another question.
 
     Args:
-        message: The answer, which tells no error.
-        question: What was asked.
-        spec_hash: Of the scorer that was asked.
-        who: The worker, for messages.
+        message: The answer, not an error message.
+        question: The batch that was sent.
+        spec_hash: Spec hash of the scorer.
+        who: Name of the worker, for messages.
 
     Raises:
-        DataError: It answers another question, in another order, by another scorer, or in another form.
+        DataError: The answer is malformed, or belongs to another question, order of images or scorer.
     """
     asked = {"type": "scores", "id": question.id, "keys": list(question.keys), "spec_hash": spec_hash}
     for name, value in asked.items():
@@ -243,19 +247,19 @@ def read_scores(message: Mapping[str, Any], question: Question, spec_hash: str, 
         values = _floats(message["values"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{who} answered in another form ({type(error).__name__}: {error}): {_short(message)}"
+            f"{who} sent malformed scores ({type(error).__name__}: {error}): {_short(message)}"
         ) from error
     if not set(refused) <= set(range(len(question.keys))):
-        raise DataError(f"{who} refused images that were not asked about: {_short(refused)}")
+        raise DataError(f"{who} refused images that are not in the batch: {_short(refused)}")
     return Scores(values, details, refused)
 
 
 def raise_told(message: Mapping[str, Any], who: str) -> None:
-    """Raise the error that a worker tells, if it tells one.
+    """Raise the error that a worker's message reports, if any.
 
     Raises:
-        ChunkGrpoError: Of the kind that was raised there, with its message; TransientError for what may pass.
-        WorkerError: Anything else that was raised there.
+        ChunkGrpoError: Error of the reported kind and message; TransientError for errors that may pass.
+        WorkerError: Any other error of the worker.
     """
     if message.get("type") != "error":
         return
@@ -264,7 +268,9 @@ def raise_told(message: Mapping[str, Any], who: str) -> None:
         raise _ERRORS[kind](text)
     if facts_may_pass(message):
         raise TransientError(f"{kind}: {text}")
-    raise WorkerError(f"{who} failed with {kind}: {text}\nThere:\n{message.get('traceback')}")
+    raise WorkerError(
+        f"{who} failed with {kind}: {text}\nTraceback of the worker:\n{message.get('traceback')}"
+    )
 
 
 def _floats(values: Any) -> FloatArray:

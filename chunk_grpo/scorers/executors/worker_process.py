@@ -1,4 +1,4 @@
-"""A process that answers lines with lines, in a limited time, and leaves nothing behind."""
+"""Worker process that answers each line with a line, with a time limit and clean termination."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-_KEPT_LINES = 20  # of the standard error
+_KEPT_LINES = 20  # last lines of stderr, for messages
 _BLOCK = 2**20  # bytes read or written at a time
-_LEAVE_SECONDS = 10.0  # for a worker to end after its input did
-_WORDS_SECONDS = 0.5  # for its last words; longer only if a process that it left behind could write more
+_LEAVE_SECONDS = 10.0  # time for a worker to end after its input is closed
+_WORDS_SECONDS = 0.5  # time to read the rest of stderr; a surviving child could keep it open
 
 
 class WorkerLostError(Exception):
-    """The process ended, or did not answer in time; the message says how, with its last words.
+    """The process ended or did not answer in time. The message gives the cause and the last lines of stderr.
 
     Attributes:
-        returncode: Of the process, negative for a signal; None if it was too slow and was killed.
+        returncode: Return code of the process, negative for a signal; None if it was killed after a timeout.
     """
 
     def __init__(self, message: str, returncode: int | None = None) -> None:
-        """Keep both."""
+        """Set the message and the return code."""
         super().__init__(message)
         self.returncode = returncode
 
 
 class WorkerProcess:
-    """A running worker, the leader of a process group of its own."""
+    """A running worker, leader of its own process group."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             command: Interpreter and arguments.
-            environment: All of it.
+            environment: Complete environment of the process.
 
         Raises:
-            OSError: It cannot be started.
+            OSError: The process cannot be started.
         """
         self._process: subprocess.Popen[bytes] | None = None
         self._refusal: OSError | None = None
         self._last_lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self._unread = b""
         started = threading.Event()
-        # The kernel ends a worker together with the thread that started it (PR_SET_PDEATHSIG), and whoever scores may
-        # be a thread that ends earlier. This one stays for as long as the worker does.
+        # The kernel kills a worker when the thread that started it ends (PR_SET_PDEATHSIG). The calling thread may end
+        # early, so a dedicated thread starts the worker and lives as long.
         self._keeper = threading.Thread(target=self._keep, args=(command, environment, started), daemon=True)
         self._keeper.start()
         started.wait()
@@ -61,26 +61,26 @@ class WorkerProcess:
     def ask(self, line: bytes, seconds: float) -> bytes:
         """Write a line, or nothing, and read one.
 
-        Args:
-            line: With its newline, or empty.
-            seconds: For both.
+        After any exception the caller must kill the process: a late answer would be taken for the next one.
 
-        Whatever is raised, kill it then: interrupted between question and answer it cannot be asked again.
+        Args:
+            line: Line with its newline, or empty.
+            seconds: Time limit for writing and reading.
 
         Raises:
-            WorkerLostError: It ended or was too slow.
+            WorkerLostError: The process ended or exceeded the limit.
         """
         return self._exchange(memoryview(line), seconds)
 
     def kill(self) -> None:
-        """End it and its process group at once."""
+        """Kill the process group at once."""
         self._signal_group()
         self._leave()
 
     def close(self) -> None:
-        """End its input, wait until it has ended, and end what is left of its process group."""
+        """Close the input, wait until the process ends, and kill the rest of its process group."""
         self._running.stdin.close()  # type: ignore[union-attr]  # made with a pipe
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it is ended below
+        with contextlib.suppress(subprocess.TimeoutExpired):  # killed below
             self._running.wait(_LEAVE_SECONDS)
         self._signal_group()
         self._leave()
@@ -112,7 +112,7 @@ class WorkerProcess:
         while block := os.read(stream, 2**16):
             *whole, rest = (rest + block).split(b"\n")
             self._last_lines.extend(whole)
-            rest = rest[-(2**16) :]  # a progress bar writes one endless line
+            rest = rest[-(2**16) :]  # a progress bar never ends its line
         if rest:
             self._last_lines.append(rest)
 
@@ -148,7 +148,7 @@ class WorkerProcess:
             raise self._lost() from None
 
     def _lost(self) -> WorkerLostError:
-        """It has closed its end: how it ended, once it has."""
+        """Error for a closed pipe, after waiting for the process to end."""
         try:
             code = self._running.wait(_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -159,14 +159,14 @@ class WorkerProcess:
 
     def _words(self) -> str:
         text = b"\n".join(self._last_lines).decode("utf-8", "replace").strip()
-        return f". Its last words:\n{text}" if text else ", without a word"
+        return f". Last lines of its stderr:\n{text}" if text else ", with nothing on stderr"
 
     def _signal_group(self) -> None:
         try:
             os.killpg(self._running.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return  # all of it has ended
-        except PermissionError:  # macOS says so of a group that only has ended processes
+            return  # the whole group has ended
+        except PermissionError:  # raised by macOS if all processes of the group have ended
             return
 
     def _leave(self) -> None:
@@ -178,7 +178,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """Id of the process and of its group."""
         return self._running.pid
 
     @property

@@ -1,1 +1,1 @@
-"""GenEval: its rules, and a detector and a classifier of colours that feed them."""
+"""GenEval: the rules, with the detector and the colour classifier that they use."""

@@ -1,4 +1,4 @@
-"""GenEval's colours: a CLIP model names the colour of a detected object, which it sees alone on grey.
+"""GenEval's colours: a CLIP model names the colour of a detected object, cut out on grey.
 
 Source: color_classification and ImageCrops of evaluation/evaluate_images.py, github.com/djghosh13/geneval (commit
 af4902f), and zero_shot_classifier of clip_benchmark 1.4.0, which it calls.
@@ -23,7 +23,7 @@ TEMPLATES = (
     "a photo of a {colour}-colored {name}",
     "a photo of a {colour} object",
 )
-"""Texts whose mean stands for a colour of a class."""
+"""Texts whose mean embedding represents a colour of a class."""
 
 BACKGROUND = 0x99
 """Grey of all three channels outside the mask: the original's #999."""
@@ -38,24 +38,24 @@ class ColourClassifier:
         """Keep the parts.
 
         Args:
-            encoder: The model.
-            processor: Its own.
+            encoder: CLIP model.
+            processor: Processor of the model.
         """
         self.encoder, self.processor = encoder, processor
         self._directions: dict[str, FloatArray] = {}
 
     def classify(self, crops: Sequence[NDArray[np.uint8]], class_names: Sequence[str]) -> list[str]:
-        """Name colours.
+        """Classify the colours of objects.
 
         Args:
-            crops: K pictures [H, W, 3] of any size each, from `crop_object`.
-            class_names: K names: what each one shows.
+            crops: K images [H, W, 3] from `crop_object`; sizes may differ.
+            class_names: Class name of each of the K objects.
 
         Returns:
-            K of COLOURS.
+            K colours from COLOURS.
 
         Raises:
-            DataError: The model's answer is not finite.
+            DataError: The model's output is not finite.
         """
         colours: list[str] = []
         for first in range(0, len(crops), CROPS_AT_ONCE):
@@ -71,7 +71,7 @@ class ColourClassifier:
         return colours
 
     def directions(self, class_name: str) -> FloatArray:
-        """Unit vectors of the colours of a class, float64 [10, D]: the normalised mean of the normalised TEMPLATES."""
+        """Unit vectors of a class's colours, float64 [10, D]: normalised means of normalised TEMPLATES embeddings."""
         if class_name not in self._directions:
             texts = [
                 template.format(colour=colour, name=class_name)
@@ -87,12 +87,12 @@ class ColourClassifier:
 def crop_object(
     image: NDArray[np.uint8], mask: NDArray[np.bool_], box: NDArray[np.float32]
 ) -> NDArray[np.uint8]:
-    """An object alone: grey outside its mask, cropped to its box.
+    """Cut out an object: grey outside its mask, cropped to its box.
 
     Args:
-        image: [H, W, 3].
-        mask: [H, W].
-        box: [4]: left, top, right, bottom in whole pixels, right and bottom exclusive.
+        image: Image [H, W, 3].
+        mask: Mask of the object [H, W].
+        box: Box of the object [4]: left, top, right, bottom in whole pixels, right and bottom exclusive.
     """
     left, top, right, bottom = box.astype(np.int64).tolist()
     rows, columns = slice(top, bottom), slice(left, right)

@@ -1,7 +1,7 @@
-"""GenEval's detector: a Mask2Former of transformers, with the post-processing of mmdet.
+"""GenEval's detector: transformers' Mask2Former with mmdet's post-processing.
 
-transformers' own post-processing gives one label to each pixel and other scores; GenEval's thresholds belong to
-mmdet's detections, in which objects overlap.
+transformers' own post-processing assigns one label per pixel and different scores. GenEval's thresholds were set for
+mmdet's detections, which may overlap.
 
 Shape letters: B images, Q queries, C classes, N detections, H height, W width.
 """
@@ -26,13 +26,13 @@ from chunk_grpo.scorers.strict_loading import KnownDifferences, load_strict, rea
 DETECTOR_FILES = ("config.json", "preprocessor_config.json", "model.safetensors|pytorch_model.bin")
 
 _OLDER_FILES = KnownDifferences(
-    may_lack=r"pixel_level_module\.encoder\.swin\.layernorm\.",  # the backbone has a norm for each stage instead
+    may_lack=r"pixel_level_module\.encoder\.swin\.layernorm\.",  # unused: the backbone has one norm per stage
     may_have=r"pixel_level_module\.encoder\..*\.relative_position_index$",
 )
 """facebook/mask2former-swin-small-coco-instance was written by transformers 4.26."""
 
 MAX_DETECTIONS = 100
-"""Pairs of query and class that are looked at (mmdet 2.28.2, mask2former_r50_lsj_8x2_50e_coco-panoptic.py)."""
+"""Number of query-class pairs considered (mmdet 2.28.2, mask2former_r50_lsj_8x2_50e_coco-panoptic.py)."""
 
 _AVOIDS_ZERO = 1e-6
 
@@ -44,25 +44,25 @@ class Detector:
         """Keep the parts.
 
         Args:
-            model: A Mask2FormerForUniversalSegmentation with COCO's 80 classes.
-            processor: Its image processor.
-            device: Where the model is.
+            model: Mask2FormerForUniversalSegmentation with COCO's 80 classes.
+            processor: Image processor of the model.
+            device: Device of the model.
         """
         self.model, self.processor, self.device = model, processor, device
 
     @torch.inference_mode()
     def detect(self, images: Pictures, min_score: float) -> list[Detections]:
-        """Find objects.
+        """Detect objects.
 
         Args:
-            images: uint8 [B, H, W, 3] of any size; the processor brings them to that of the model.
-            min_score: Less certain detections are left out; from 0 on.
+            images: uint8 [B, H, W, 3] of any size; the processor resizes them.
+            min_score: Detections with a score at or below it are left out; at least 0.
 
         Returns:
-            B times what is in an image.
+            Detections of each of the B images.
 
         Raises:
-            DataError: The model's answer is not finite.
+            DataError: The model's output is not finite.
         """
         inputs = self.processor(images=list(images), input_data_format="channels_last", return_tensors="pt")
         pixels = inputs["pixel_values"].to(self.device, self.model.dtype)
@@ -79,13 +79,13 @@ def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> De
     """Load a Mask2Former.
 
     Args:
-        key: Of params.yaml, such as scorers.geneval.detector.
-        folder: With DETECTOR_FILES.
-        dtype: Of the weights; float32 is what the thresholds are for.
-        device: Such as cuda:0.
+        key: Key of params.yaml, such as scorers.geneval.detector.
+        folder: Folder with DETECTOR_FILES.
+        dtype: Dtype of the weights; the thresholds are for float32.
+        device: Device such as cuda:0.
 
     Raises:
-        DataError: The files are damaged, or those of another model.
+        DataError: The files are damaged or belong to another model.
     """
     check_classes(key, folder)
     model = load_strict(key, Mask2FormerForUniversalSegmentation, folder, dtype, _OLDER_FILES)
@@ -97,14 +97,14 @@ def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> De
 
 
 def check_classes(key: str, folder: Path) -> None:
-    """Refuse a model that is no Mask2Former of COCO's 80 classes; reads config.json alone.
+    """Check that a model is a Mask2Former with COCO's 80 classes. Reads config.json only.
 
     Args:
-        key: Of params.yaml, for messages.
-        folder: With config.json.
+        key: Key of params.yaml, for messages.
+        folder: Folder with config.json.
 
     Raises:
-        DataError: Another kind of model, or other classes, or another order of them.
+        DataError: The model type, the classes or their order differ.
     """
     path = folder / "config.json"
     labels = read_config(key, folder, "mask2former").get("id2label")
@@ -119,7 +119,7 @@ def check_classes(key: str, folder: Path) -> None:
         if labels.get(str(index)) not in names:
             raise DataError(
                 f"{key}: class {index} must be {names[0]!r}, but id2label in {path} says {labels.get(str(index))!r}; "
-                "detections are told apart by their number"
+                "detections are identified by class number, so names and order must match"
             )
 
 
@@ -130,20 +130,20 @@ def postprocess(
     image_size: tuple[int, int],
     min_score: float,
 ) -> Detections:
-    """Detections of one image, as mmdet makes them.
+    """Detections of one image, computed as in mmdet.
 
-    Of all pairs of query and class, the 100 of highest probability; score = that probability times the mean
-    probability of the mask's pixels inside the mask (logit > 0); box = the mask's. Masks are brought to the size
-    of the model's input, then to that of the image, both bilinear. A query may be several detections.
+    Detections are the 100 query-class pairs of highest probability. The score is this probability times the mean
+    probability of the pixels inside the mask (logit > 0). The box is the mask's bounding box. Masks are resized
+    bilinearly to the model's input, then to the image. One query may give several detections.
 
     Source: mmdet 2.28.2, MaskFormerHead.simple_test, MaskFormerFusionHead.instance_postprocess, mask2bbox.
 
     Args:
-        class_logits: [Q, C + 1]; the last is "no object".
-        mask_logits: [Q, h, w], of any size.
+        class_logits: Class logits [Q, C + 1]; the last class is "no object".
+        mask_logits: Mask logits [Q, h, w] at any resolution.
         input_size: Height and width of the model's input.
         image_size: H and W.
-        min_score: Detections with a greater score stay; from 0 on, which leaves out empty masks.
+        min_score: Detections with a greater score are kept; at least 0, which leaves out empty masks.
 
     Raises:
         DataError: A logit is not finite.
@@ -154,7 +154,7 @@ def postprocess(
         )
     probabilities = class_logits.float().softmax(dim=-1)[:, :-1]
     scores, pairs = probabilities.flatten().topk(min(MAX_DETECTIONS, probabilities.numel()))
-    # A mask lowers the score further: most pairs are out already, and their masks need not be enlarged.
+    # The mask factor only lowers scores, so pairs already below the threshold need no resized mask.
     pairs, scores = pairs[scores > min_score], scores[scores > min_score]
     labels = pairs % probabilities.shape[1]
     queries, query = (pairs // probabilities.shape[1]).unique(return_inverse=True)
@@ -177,10 +177,10 @@ def postprocess(
 
 
 def _boxes(masks: Tensor) -> Tensor:
-    """float32 [N, 4], left, top, right, bottom, of bool [N, H, W] without empty ones; right and bottom exclusive."""
+    """Boxes of non-empty masks [N, H, W]: float32 [N, 4], left, top, right, bottom; right and bottom exclusive."""
     columns, rows = masks.any(dim=1).int(), masks.any(dim=2).int()
     sides = (
-        columns.argmax(dim=1),  # the first of several maxima
+        columns.argmax(dim=1),  # argmax gives the first maximum
         rows.argmax(dim=1),
         columns.shape[1] - columns.flip(1).argmax(dim=1),
         rows.shape[1] - rows.flip(1).argmax(dim=1),

@@ -1,10 +1,10 @@
-"""Pictures in the folders that GenEval's own evaluator reads, and its results back.
+"""Writes images in the folder layout of GenEval's original evaluator, and reads its results.
 
     ROOT/00000/metadata.jsonl       the prompt's record, one JSON object
-    ROOT/00000/samples/0000.png     its pictures
+    ROOT/00000/samples/0000.png     the prompt's images
 
 `python evaluation/evaluate_images.py ROOT --outfile results.jsonl` of github.com/djghosh13/geneval (commit af4902f)
-then writes one line per picture. It needs mmdet 2 and a GPU; this is how a few hundred pictures are judged by both.
+then writes one line per image. It needs mmdet 2 and a GPU. Use it to compare both evaluators on a few hundred images.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _KINDS: dict[str, type] = {
     "reason": str,
     "metadata": str,
 }
-"""What is read of a line of the results."""
+"""Keys read from a line of the results, with their types."""
 
 
 @dataclass(frozen=True)
 class OriginalResult:
-    """What the original evaluator says of a picture.
+    """Result of the original evaluator for one image.
 
     Attributes:
-        prompt_number: Of the prompt's folder, from 0.
-        sample: Of the picture among the prompt's, from 0.
-        tag: The prompt's task.
-        prompt: The prompt.
-        correct: Whether every demand is met.
-        reason: Why not, a line each; empty for a correct picture.
-        metadata: The prompt's record.
+        prompt_number: Number of the prompt's folder, from 0.
+        sample: Number of the image within its prompt, from 0.
+        tag: Task of the prompt.
+        prompt: Text of the prompt.
+        correct: Whether the image meets every clause of the record.
+        reason: Reasons for a wrong image, one per line; empty for a correct image.
+        metadata: GenEval record of the prompt.
     """
 
     prompt_number: int
@@ -54,20 +54,20 @@ class OriginalResult:
 def write_prompt_folder(
     root: Path, number: int, record: Mapping[str, object], pictures: Sequence[bytes]
 ) -> Path:
-    """Write one prompt's pictures.
+    """Write the images of one prompt.
 
     Args:
-        root: Folder of all prompts; made if need be.
-        number: The prompt's, from 0; below 100,000.
-        record: Its GenEval record with `tag` and `prompt`.
-        pictures: PNG files, in the order of their samples; at most 10,000.
+        root: Folder of all prompts; created if missing.
+        number: Number of the prompt, from 0; below 100,000.
+        record: GenEval record of the prompt, with `tag` and `prompt`.
+        pictures: PNG files in the order of their samples; at most 10,000.
 
     Returns:
-        The prompt's folder.
+        Folder of the prompt.
 
     Raises:
         ValueError: The number is too large or negative, or the record has no tag or prompt.
-        DataError: The folder is there already: pictures of another run would be judged with these.
+        DataError: The folder exists already: images of another run would be mixed with these.
     """
     if not 0 <= number < 100_000:
         raise ValueError(f"number: must be from 0 to 99999, got {number}")
@@ -75,7 +75,7 @@ def write_prompt_folder(
         raise ValueError(f"record: the original evaluator needs {', '.join(sorted(missing))}")
     folder = root / f"{number:05}"
     if folder.exists():
-        raise DataError(f"{folder}: is there already; write into an empty folder, or remove it")
+        raise DataError(f"{folder}: exists already; write into an empty folder, or remove it")
     samples = folder / "samples"
     samples.mkdir(parents=True)
     (folder / "metadata.jsonl").write_text(json.dumps(dict(record)) + "\n", encoding="utf-8")
@@ -85,13 +85,13 @@ def write_prompt_folder(
 
 
 def read_results(path: Path) -> list[OriginalResult]:
-    """Read what the original evaluator wrote, sorted by prompt and sample: it goes through folders in no order.
+    """Read the original evaluator's results, sorted by prompt and sample: the evaluator visits folders in any order.
 
     Args:
-        path: Its --outfile.
+        path: File written with --outfile.
 
     Raises:
-        DataError: The file is missing or a line is not the evaluator's; names the line. Or a picture has two lines.
+        DataError: The file is missing, a line is no result (the message names the line), or an image has two lines.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""GenEval's prompt records: what a picture of a prompt must and must not show.
+"""GenEval's prompt records: what an image of a prompt must and must not show.
 
 A record is a line of evaluation_metadata.jsonl (github.com/djghosh13/geneval, commit af4902f):
 
@@ -8,8 +8,8 @@ A record is a line of evaluation_metadata.jsonl (github.com/djghosh13/geneval, c
      "exclude": [],
      "prompt": "a photo of a bird below a skateboard"}
 
-`color` is one more key of an `include` clause; the number of a `position` is that of an earlier clause; `exclude`
-may be left out.
+An `include` clause may also have the key `color`. The number in `position` is the index of an earlier clause.
+`exclude` may be omitted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ OFFICIAL_COUNTS: Mapping[str, int] = {
     "position": 100,
     "color_attr": 100,
 }
-"""Prompts of each tag in the official file, 553 together."""
+"""Number of prompts of each tag in the official file, 553 in total."""
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
-"""Those that the classifier tells apart, in the original's order: it decides between equal similarities."""
+"""Colours of the classifier, in the original's order, which breaks ties between equal similarities."""
 
 RELATIONS = ("left of", "right of", "above", "below")
 
@@ -75,10 +75,10 @@ COCO_NAMES = (
 """COCO's 80 classes in the order of a detector's outputs."""
 
 _GENEVAL_NAMES = {"mouse": "computer mouse", "remote": "tv remote", "keyboard": "computer keyboard"}
-"""COCO's names that GenEval's prompts and records word differently (its object_names.txt)."""
+"""COCO names to GenEval's names where they differ (GenEval's object_names.txt)."""
 
 CLASS_NAMES = tuple(_GENEVAL_NAMES.get(name, name) for name in COCO_NAMES)
-"""The same classes in the words of GenEval's records."""
+"""COCO_NAMES with GenEval's names."""
 
 
 def _known(name: str) -> str:
@@ -92,8 +92,8 @@ class Unwanted(Section):
     """A clause of `exclude`: fewer than `count` objects of a class.
 
     Attributes:
-        class_name: One of CLASS_NAMES.
-        count: At least 1.
+        class_name: Class of the objects, from CLASS_NAMES.
+        count: Number of objects that is too many, at least 1.
     """
 
     class_name: Annotated[str, AfterValidator(_known), Field(alias="class")]
@@ -101,11 +101,11 @@ class Unwanted(Section):
 
 
 class Wanted(Unwanted):
-    """A clause of `include`: at least `count` objects of a class, of a colour or at a place.
+    """A clause of `include`: at least `count` objects of a class, optionally with a colour or a position.
 
     Attributes:
-        colour: One of COLOURS; None: any.
-        position: One of RELATIONS and the number of an earlier clause, from whose objects they lie so; None: anywhere.
+        colour: Colour of the objects, from COLOURS; None: any colour.
+        position: Relation from RELATIONS, and number of the earlier clause it refers to; None: any position.
     """
 
     colour: Annotated[Literal[COLOURS] | None, Field(alias="color")] = None  # type: ignore[valid-type]
@@ -113,13 +113,13 @@ class Wanted(Unwanted):
 
 
 class GenEvalRecord(Section):
-    """What a picture is judged by.
+    """Record of a prompt, by which its images are judged.
 
     Attributes:
-        tag: One of TAGS; counting has a threshold of its own.
-        include: Every one must be met.
-        exclude: None may be broken.
-        prompt: What the picture was drawn from; no rule reads it, so that it may be left out.
+        tag: Task, from TAGS; counting has a separate threshold.
+        include: Clauses that the image must meet.
+        exclude: Clauses that limit the objects of a class.
+        prompt: Text of the prompt; optional, no rule reads it.
     """
 
     tag: Literal[TAGS]  # type: ignore[valid-type]
@@ -129,16 +129,16 @@ class GenEvalRecord(Section):
 
 
 def parse_record(value: object) -> GenEvalRecord:
-    """Read a line of evaluation_metadata.jsonl.
+    """Parse a line of evaluation_metadata.jsonl.
 
-    The original takes whatever it is given: a misspelt class is never found and a misspelt key asks for nothing.
-    Here both are refused.
+    Unlike the original, it rejects unknown classes and keys. The original never finds a misspelt class and ignores a
+    misspelt key.
 
     Args:
         value: The JSON object.
 
     Raises:
-        ValueError: It is no such record; tells key, rule and value of each fault.
+        ValueError: The record is invalid; the message gives key, rule and value of each fault.
     """
     problems = _form_problems(value)
     if problems:
@@ -147,9 +147,9 @@ def parse_record(value: object) -> GenEvalRecord:
 
 
 def record_problems(value: object) -> list[str]:
-    """What is wrong with a prompt's record: key, rule and value of each fault; empty for a good one.
+    """Faults of a prompt's record, each with key, rule and value; empty for a valid record.
 
-    Also where it demands what it forbids, which the benchmark's rules can judge, and no image can meet.
+    Includes contradictions between `include` and `exclude`: `parse_record` accepts them, but no image can meet them.
     """
     problems = _form_problems(value)
     return problems or [str(problem) for problem in _contradictions(GenEvalRecord.model_validate(value))]

@@ -1,8 +1,8 @@
-"""GenEval's rules: is the picture, as a detector sees it, the one the prompt asks for?
+"""GenEval's rules: whether the detections of an image match its prompt.
 
-Written anew from the rules of evaluation/evaluate_images.py and evaluation/summary_scores.py of
-github.com/djghosh13/geneval (commit af4902f); the tests run both on the same detections. Boxes and scores are
-float32 throughout, as there: some decisions hang on the last bit.
+Reimplements evaluation/evaluate_images.py and evaluation/summary_scores.py of github.com/djghosh13/geneval (commit
+af4902f). The tests run both on the same detections. Boxes and scores are float32 throughout, as in the original: some
+decisions depend on the last bit.
 
 Shape letters: N detections in an image, H height, W width.
 """
@@ -19,27 +19,27 @@ from numpy.typing import NDArray
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS, TAGS, GenEvalRecord, Wanted
 
 SAME_PLACE = 1e-3
-"""Offset in pixels below which there is no relation."""
+"""Offset in pixels below which two objects have no relation."""
 
 FAR_ENOUGH = 0.5
-"""Part of the distance of two centres that must be left of an offset for a relation: half a right angle has 0.71."""
+"""Minimum of the shortened offset over the distance of the centres, for a relation. At 45 degrees the ratio is 0.71."""
 
 Found: TypeAlias = Mapping[str, Sequence[int]]
-"""Class to numbers of detections, the most confident first."""
+"""Class to detection numbers, most confident first."""
 
 Asked: TypeAlias = tuple[str, int]
-"""Class, and number of a detection whose colour is asked for: the classifier is told the class."""
+"""Class and number of a detection whose colour must be classified; the classifier's texts contain the class."""
 
 
 @dataclass(frozen=True)
 class Detections:
-    """What a detector found in one image, in no order.
+    """Detections of one image, unordered.
 
     Attributes:
-        labels: int64 [N], into CLASS_NAMES.
-        scores: float32 [N], confidence in [0, 1].
+        labels: int64 [N], indices into CLASS_NAMES.
+        scores: float32 [N], confidences in [0, 1].
         boxes: float32 [N, 4]: left, top, right, bottom in pixels, right and bottom exclusive.
-        masks: bool [N, H, W].
+        masks: bool [N, H, W], True inside the object.
     """
 
     labels: NDArray[np.int64]
@@ -50,14 +50,14 @@ class Detections:
 
 @dataclass(frozen=True)
 class Reason:
-    """A demand that is not met.
+    """A clause that the image does not meet.
 
     Attributes:
-        rule: `include`: too few objects; `color`: too few of the colour; `position`: elsewhere; `target`: nothing
-            that a position could refer to; `exclude`: too many objects.
-        class_name: Of the clause.
-        expected: What the clause demands.
-        found: What there is.
+        rule: Failed rule: `include` (too few objects), `color` (too few of the colour), `position` (wrong position),
+            `target` (the clause that the position refers to failed), `exclude` (too many objects).
+        class_name: Class of the clause.
+        expected: Value that the clause requires.
+        found: Value in the image.
     """
 
     rule: Literal["include", "color", "position", "target", "exclude"]
@@ -66,17 +66,17 @@ class Reason:
     found: str
 
     def __str__(self) -> str:
-        """In one line."""
+        """The reason in one line."""
         return f"{self.class_name}: {self.rule} {self.expected}, found {self.found}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a picture is the one that its prompt asks for.
+    """Judgement of an image.
 
     Attributes:
-        reasons: Why not, in the order of the clauses; empty for a correct picture.
-        num_objects: Detections that counted, of all classes.
+        reasons: Unmet clauses in order; empty for a correct image.
+        num_objects: Number of counted detections, of all classes.
     """
 
     reasons: tuple[Reason, ...]
@@ -84,24 +84,24 @@ class Verdict:
 
     @property
     def correct(self) -> bool:
-        """Every demand is met."""
+        """Whether the image meets every clause."""
         return not self.reasons
 
 
 def found_objects(detections: Detections, threshold: float, max_objects: int) -> dict[str, list[int]]:
-    """The detections that count: above the threshold, the most confident `max_objects` of each class.
+    """Detections that count: above the threshold, at most the `max_objects` most confident of each class.
 
-    Overlapping ones all stay: the original's suppression is off at its default max_overlap of 1.
+    Overlapping detections are all kept: the original's suppression is off at its default max_overlap of 1.
 
     Args:
-        detections: Of one image.
-        threshold: Scores must be greater; 0.3, and 0.9 for prompts of the tag counting, in the original.
-        max_objects: 16 in the original.
+        detections: Detections of one image.
+        threshold: Exclusive lower bound of the scores; in the original 0.3, and 0.9 for the tag counting.
+        max_objects: Maximum number of objects of a class; 16 in the original.
 
     Returns:
-        Class to numbers of detections, the most confident first; classes without any are left out.
+        Class to detection numbers, most confident first; classes without detections are left out.
     """
-    # Reversed after sorting, so that of equal scores the later detection comes first, as in the original.
+    # Reverse after a stable sort: of equal scores the later detection comes first, as in the original.
     order = np.argsort(detections.scores, kind="stable")[::-1]
     found: dict[str, list[int]] = {}
     for row in order[detections.scores[order] > np.float32(threshold)].tolist():
@@ -110,15 +110,15 @@ def found_objects(detections: Detections, threshold: float, max_objects: int) ->
 
 
 def relations(box: NDArray[np.float32], target: NDArray[np.float32], threshold: float) -> tuple[str, ...]:
-    """Where a box lies, seen from another: none, one or two of RELATIONS.
+    """Position of a box relative to another: none, one or two of RELATIONS.
 
-    Centres' offset (x, y), each shortened by `threshold` times the sum of both boxes' sides along it, and divided by
-    the distance of the centres: a component beyond 0.5 is a relation.
+    Each component (x, y) of the centres' offset is shortened by `threshold` times the sum of both boxes' sides along
+    it, then divided by the distance of the centres. A component beyond 0.5 is a relation.
 
     Args:
-        box: float32 [4].
-        target: float32 [4].
-        threshold: 0.1 in the original.
+        box: Box, float32 [4].
+        target: Reference box, float32 [4].
+        threshold: Share of the boxes' sides to subtract; 0.1 in the original.
     """
     box, target = box.reshape(2, 2), target.reshape(2, 2)  # corners, each x and y
     offset = box.mean(axis=0) - target.mean(axis=0)
@@ -132,7 +132,7 @@ def relations(box: NDArray[np.float32], target: NDArray[np.float32], threshold: 
 
 
 def asked_colours(record: GenEvalRecord, found: Found) -> list[Asked]:
-    """The detections whose colour decides: the most confident ones of each clause with a colour and enough objects."""
+    """Detections whose colour is needed: the most confident `count` of each clause with a colour and enough objects."""
     return [
         (wanted.class_name, row)
         for wanted in record.include
@@ -148,18 +148,18 @@ def judge(
     colours: Mapping[Asked, str],
     position_threshold: float,
 ) -> Verdict:
-    """Hold what was found against every clause.
+    """Check the detections of an image against every clause.
 
-    A clause's objects are the most confident `count` of its class. All must lie in the demanded relation to all
-    objects of the clause it refers to; if that clause failed, so does this one. Extra objects are no fault unless
-    `exclude` limits them.
+    A clause's objects are the most confident `count` of its class. All must have the required relation to all objects
+    of the clause it refers to. If that clause failed, this one fails too. Extra objects are allowed unless `exclude`
+    limits them.
 
     Args:
-        record: The prompt's.
-        found: From `found_objects`.
-        boxes: float32 [N, 4], of the detections.
-        colours: One of COLOURS for each of `asked_colours`.
-        position_threshold: As in `relations`.
+        record: Record of the prompt.
+        found: Output of `found_objects`.
+        boxes: Boxes of the detections, float32 [N, 4].
+        colours: Colour from COLOURS for each entry of `asked_colours`.
+        position_threshold: `threshold` of `relations`.
     """
     reasons: list[Reason] = []
     met: list[Sequence[int] | None] = []
@@ -218,14 +218,14 @@ def _elsewhere(
 
 
 def tag_means(tags: Sequence[str], values: NDArray[np.float64]) -> dict[str, float]:
-    """Part of the images that are correct, for each tag that there is, in the order of TAGS.
+    """Share of correct images of each present tag, in the order of TAGS.
 
     Args:
-        tags: Of B images, from TAGS.
+        tags: Tags of B images, from TAGS.
         values: float64 [B], 1 for a correct image, else 0.
 
     Raises:
-        ValueError: A tag is none of GenEval's, or there are not as many tags as values.
+        ValueError: A tag is not in TAGS, or the numbers of tags and values differ.
     """
     if len(tags) != len(values):
         raise ValueError(f"tags: needs one for each of {len(values)} images, got {len(tags)}")
@@ -236,13 +236,13 @@ def tag_means(tags: Sequence[str], values: NDArray[np.float64]) -> dict[str, flo
 
 
 def overall(means: Mapping[str, float]) -> float:
-    """GenEval's one number: the plain mean of its six tags, however many prompts each has.
+    """GenEval's overall score: the unweighted mean of its six tags.
 
     Args:
-        means: From `tag_means`.
+        means: Output of `tag_means`.
 
     Raises:
-        ValueError: A tag is missing: without it, the number is no GenEval score.
+        ValueError: A tag is missing; the mean would be no GenEval score.
     """
     if missing := [tag for tag in TAGS if tag not in means]:
         raise ValueError(f"Overall needs images of all six tags; none of {', '.join(missing)}")

@@ -1,8 +1,8 @@
-"""GenEval: does the picture show the objects, numbers, colours and places that the prompt names?
+"""GenEval: whether an image shows the objects, numbers, colours and positions that its prompt names.
 
-The benchmark's rules (rules) on a Mask2Former's detections (detector) and a CLIP model's colours (colours). The
-detector of the original needs mmdet; the one of the same architecture from transformers has other weights, for which
-the thresholds are not calibrated: hence the name geneval-hf.
+Applies the benchmark's rules (rules) to a Mask2Former's detections (detector) and a CLIP model's colours (colours).
+The original detector needs mmdet. transformers' detector has the same architecture but other weights, for which the
+thresholds are not calibrated; hence the name geneval-hf.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from chunk_grpo.scorers.geneval.rules import Verdict, asked_colours, found_objec
 
 
 class GenEval(ConfiguredScorer[GenEvalScorer]):
-    """1 when every demand of the prompt's record is met, else 0.
+    """Value 1 if the image meets every clause of the prompt's record, else 0.
 
-    Details: `objects`, how many detections counted; `unmet`, how many demands are not met.
+    Details: `objects`, the number of counted detections; `unmet`, the number of unmet clauses.
     """
 
     version = 1
@@ -42,25 +42,25 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
 
     @property
     def name(self) -> str:
-        """The detector is part of what is measured."""
+        """Name with the detector, which the score depends on."""
         return f"geneval-hf/{model_name(self.settings.detector)}"
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
-        """Of both models."""
+        """File patterns of detector and classifier."""
         return {"detector": DETECTOR_FILES, "classifier": MODEL_FILES + PROCESSOR_FILES}
 
     def check(self) -> None:
-        """Find the files of both models, and refuse a detector of other classes than COCO's.
+        """Check the files of both models, and that the detector has COCO's classes.
 
         Raises:
-            DataError: A file is missing or of another model; says which, and how to get it.
+            DataError: A file is missing or belongs to another model; the message names it and the fix.
         """
         super().check()
         check_classes(self._key("detector"), self.folder("detector"))
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """1.0 or 0.0, with details."""
+        """Values 1.0 or 0.0, with details."""
         verdicts = self.judge_rows(batch)
         return Scores(
             np.array([float(verdict.correct) for verdict in verdicts]),
@@ -71,14 +71,14 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
         )
 
     def judge_rows(self, batch: ScoreBatch) -> list[Verdict]:
-        """What `score_rows` decides, with the reasons.
+        """Verdicts behind `score_rows`, with the reasons.
 
         Raises:
-            DataError: A prompt's record is none of GenEval's; or the models cannot be loaded.
+            DataError: A prompt's metadata is no GenEval record, or the models cannot be loaded.
         """
         records = [self._record(*row) for row in zip(batch.prompts, batch.metadata, strict=True)]
         if not records:
-            return []  # the detector's processor needs an image
+            return []  # the detector's processor needs at least one image
         detector, classifier = self._load()
         detections = detector.detect(
             batch.images, min(self.settings.threshold, self.settings.counting_threshold)
@@ -109,7 +109,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
         ]
 
     def close(self) -> None:
-        """Give both models back."""
+        """Release both models."""
         self._models = None
         super().close()
 
@@ -121,8 +121,8 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             return parse_record(record)
         except ValueError as error:
             raise DataError(
-                f"scorers.{self.key}: prompt {prompt!r}: {error}. This scorer judges GenEval's prompts, with the "
-                "records of its evaluation_metadata.jsonl as metadata; choose other scorers for other prompts."
+                f"scorers.{self.key}: prompt {prompt!r}: {error}. This scorer needs GenEval's prompts, with the "
+                "records of evaluation_metadata.jsonl as metadata; choose other scorers for other prompts."
             ) from error
 
     def _load(self) -> tuple[Detector, ColourClassifier]:

@@ -1,4 +1,4 @@
-"""A judge's answers in a file, each written as soon as it is there: what was paid for is not asked again."""
+"""File of a judge's answers, each written on arrival, so that no paid request is repeated."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _LOG = logging.getLogger(__name__)
 
 
 class AnswerFile:
-    """JSON lines of the form {"key": ..., "label": ..., "answer": ...}; several processes of a host may share one."""
+    """JSON lines {"key": ..., "label": ..., "answer": ...}. Several processes of a host may share the file."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is opened yet; `path` is made by the first use."""
+        """Open nothing yet; the first use creates `path`."""
         self.path = path
 
     def read(self, check: Callable[[str], object]) -> dict[str, str]:
-        """Every answer by its key; of two with one key, the first.
+        """Key to answer; of several answers with the same key, the first.
 
-        A last line that was cut off, as by a kill, is dropped.
+        A truncated last line, as after a kill, is dropped.
 
         Args:
-            check: Raises ValueError for an answer that is not of the form asked for.
+            check: Raises ValueError for a malformed answer.
 
         Raises:
-            DataError: A line is damaged otherwise, or the file cannot be read; names the line.
+            DataError: Another line is damaged (the message names it), or the file cannot be read.
         """
         with self._locked() as stream:
             lines = stream.read().splitlines()
@@ -46,8 +46,8 @@ class AnswerFile:
                 check(answer)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
-                    f"{self.path}, line {number}: no answer of this judge ({type(error).__name__}: {error}). Delete "
-                    "the line, and its image is judged again."
+                    f"{self.path}, line {number}: no valid answer of this judge ({type(error).__name__}: {error}). "
+                    "Delete the line to have its image judged again."
                 ) from error
             answers.setdefault(key, answer)
         return answers
@@ -56,12 +56,12 @@ class AnswerFile:
         """Add an answer.
 
         Args:
-            key: Identifies the question.
-            label: Says what was asked, for those who read the file.
-            answer: The judge's words.
+            key: Key of the question.
+            label: Description of the question, for readers of the file.
+            answer: Text of the judge's answer.
 
         Raises:
-            DataError: It cannot be written.
+            DataError: The file cannot be written.
         """
         line = json.dumps({"key": key, "label": label, "answer": answer})
         with self._locked() as stream:
@@ -69,7 +69,7 @@ class AnswerFile:
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        """The file from its start, whole lines only, for this process alone; what is written goes to its end."""
+        """Open and lock the file. Reads start at its beginning and see whole lines only; writes append."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as stream:
@@ -78,7 +78,7 @@ class AnswerFile:
                 stream.seek(0)
                 yield stream
         except OSError as error:
-            raise DataError(f"{self.path}: the judge's answers cannot be kept there ({error}).") from error
+            raise DataError(f"{self.path}: cannot store the judge's answers ({error}).") from error
 
     def _drop_cut_line(self, stream: BinaryIO) -> None:
         end = stream.seek(0, os.SEEK_END)

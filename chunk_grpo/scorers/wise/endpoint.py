@@ -1,4 +1,4 @@
-"""Where a judge is, its key, and what its failures mean."""
+"""Endpoint of a judge: URL, API key, and the meaning of HTTP errors."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, RefusedError, TransientError
 
 _QUOTED = 120
-"""Characters of an answer or of a refusal that a message quotes."""
+"""Maximum number of characters of a server's text that a message quotes."""
 
 _SECRET = 4
-"""Characters from which on a key is hidden; shorter ones are placeholders, and parts of many words."""
+"""Minimum length of a key to be hidden; shorter keys are placeholders and occur inside many words."""
 
 _CONTENT_FILTERS = {"content_filter", "content_policy_violation"}
-"""Codes with which Azure's and OpenAI's own endpoints refuse a prompt or an image."""
+"""Error codes of Azure's and OpenAI's content filters."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server and how its model is asked.
+    """An OpenAI-compatible server and the request settings for its model.
 
-    The key is read from the environment when it is needed. No message of this class holds it, nor what the server says
-    of it.
+    The key is read from the environment on demand. No message of this class contains the key, nor the server's text
+    about a refused key.
 
     Attributes:
-        section: Of params.yaml, such as scorers.wise, for messages.
-        judge: The model's id.
-        url: Up to and with /v1.
+        section: Section of params.yaml, such as scorers.wise, for messages.
+        judge: Id of the model.
+        url: Base URL, up to and including /v1.
         api_key_variable: Environment variable with the key; None: no key is sent.
-        request: Fields of every request besides, or instead of, the usual ones; None leaves one out.
-        max_tokens: Of an answer.
-        concurrency: Requests under way at once.
-        attempts: Of a request, and of a question.
-        timeout_seconds: Of a request.
+        request: Request fields that extend or replace the default ones; a value of None omits the field.
+        max_tokens: Maximum number of tokens of an answer.
+        concurrency: Maximum number of simultaneous requests.
+        attempts: Attempts per request, and per question.
+        timeout_seconds: Timeout of a request.
     """
 
     section: str
@@ -50,10 +50,10 @@ class Endpoint:
     timeout_seconds: float
 
     def key(self) -> str:
-        """The key, or an empty text where none is needed.
+        """The key; empty if none is needed.
 
         Raises:
-            ConfigError: The variable is not set, or holds what can be no key.
+            ConfigError: The variable is not set, or holds characters that no key can have.
         """
         variable = self.api_key_variable
         if variable is None:
@@ -62,7 +62,7 @@ class Endpoint:
         if not key:
             raise ConfigError(
                 f"{self.section}.api_key_variable: the environment variable {variable} is not set; put the key of "
-                f"{self.url} into it, or write null if that asks for none."
+                f"{self.url} into it, or set api_key_variable to null if the server needs no key."
             )
         if not (key.isascii() and key.isprintable()) or set(key) & set(" \"'\\"):
             raise ConfigError(
@@ -72,24 +72,24 @@ class Endpoint:
         return key
 
     def hide(self, text: str) -> str:
-        """A server's text without the key, which some servers repeat; to be called before anything is cut off."""
+        """Mask the key in a server's text: some servers repeat it. Call this before truncating the text."""
         key = self.key()
         return text.replace(key, "***") if len(key) >= _SECRET else text
 
     def quote(self, text: str) -> str:
-        """The beginning of a server's text."""
+        """Quoted beginning of a server's text, with the key masked."""
         return repr(self.hide(text)[:_QUOTED])
 
     def refusal(self, what: str, status: int, body: bytes) -> ChunkGrpoError:
-        """What an HTTP status of 400 or more means.
+        """Error for an HTTP status of 400 or more.
 
         Args:
-            what: Was asked.
-            status: Of the last attempt.
-            body: What the server says.
+            what: Name of the request, for the message.
+            status: HTTP status of the last attempt.
+            body: Body of the response.
 
         Returns:
-            DataError, or, for what may pass, TransientError; RefusedError where a content filter stopped this request.
+            RefusedError if a content filter stopped the request, TransientError if a retry may succeed, else DataError.
         """
         said = f"{self.url} answered {status} to {what}"
         if status in (401, 403):
@@ -105,21 +105,21 @@ class Endpoint:
         if status in (408, 409, 429) or status >= 500:
             return self.silence(what, said)
         return DataError(
-            f"{self.section}: {said}. See that base_url goes up to /v1, that {self.judge} is the id of a model there "
-            "that sees images, and whether `request` must leave out or replace a field (null leaves it out)."
+            f"{self.section}: {said}. Check that base_url ends with /v1, that {self.judge} is the id of a model there "
+            "that accepts images, and whether `request` must omit or replace a field (null omits it)."
         )
 
     def silence(self, what: str, reason: str) -> TransientError:
-        """No answer in all attempts."""
+        """Error for a request without an answer in all attempts."""
         return TransientError(
             f"{self.section}: no answer from {self.url} to {what} after {self.attempts} attempts of "
-            f"{self.timeout_seconds:g} s at most ({reason}). See that the server runs and can be reached, or lower "
-            "`concurrency` if it limits requests; then run the same command again. Answers that came are kept."
+            f"{self.timeout_seconds:g} s at most ({reason}). Check that the server runs and can be reached, or lower "
+            "`concurrency` if it limits requests; then run the same command again. Received answers are kept."
         )
 
 
 def _code(body: bytes) -> object:
-    """The code of an error that the server explains in OpenAI's form; None for any other body."""
+    """Error code of a body in OpenAI's error format; None for any other body."""
     try:
         return json.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError):
@@ -127,7 +127,7 @@ def _code(body: bytes) -> object:
 
 
 def plain(body: bytes) -> str:
-    """A reply as text; JSON without escapes, in which a key could hide."""
+    """Reply as text. JSON is rewritten without escapes, so that `hide` finds an escaped key."""
     text = body.decode(errors="replace")
     try:
         return json.dumps(json.loads(text), ensure_ascii=False)

@@ -1,9 +1,9 @@
-"""What WISE's judge is asked.
+"""Instructions for WISE's judge.
 
-The wording here is this package's own: it defines the criteria and the scales of PKU-YuanGroup/WISE, whose text has no
-licence and is not shipped. A judge's scores move with the wording, so numbers compare only among runs with the same
-protocol, judge and wording. To compare with published numbers, give a copy of the original evaluator, from which
-`read_evaluator` takes the question.
+The wording is this package's own. It defines the criteria and scales of PKU-YuanGroup/WISE, whose text has no licence
+and is not shipped. Scores depend on the wording, so they compare only among runs with the same protocol, judge and
+wording. To compare with published scores, provide a copy of the original evaluator; `read_evaluator` extracts its
+question.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chunk_grpo.scorers.wise.protocols import PROTOCOLS, ProtocolName
 
 
 class Slot(Enum):
-    """What is filled in for each image."""
+    """Part of the question that is filled in for each image."""
 
     PROMPT = "Prompt"
     EXPLANATION = "Explanation"
@@ -28,23 +28,23 @@ class Slot(Enum):
 
 @dataclass(frozen=True)
 class Instructions:
-    """The text of a question; the image follows it.
+    """Text of a question; the image follows it.
 
     Attributes:
         system: The system message.
-        question: Pieces of the user's message.
+        question: Pieces of the user message.
     """
 
     system: str
     question: tuple[str | Slot, ...]
 
     def fill(self, prompt: str, explanation: str) -> str:
-        """The user's message for an image."""
+        """User message for an image."""
         values = {Slot.PROMPT: prompt, Slot.EXPLANATION: explanation}
         return "".join(values[piece] if isinstance(piece, Slot) else piece for piece in self.question)
 
     def digest(self) -> str:
-        """Identifies the wording."""
+        """SHA-256 of the wording."""
         pieces = [[piece.value] if isinstance(piece, Slot) else piece for piece in self.question]
         return hashlib.sha256(json.dumps([self.system, pieces]).encode()).hexdigest()
 
@@ -118,15 +118,15 @@ Score: N""",
 
 
 def find_instructions(key: str, protocol: ProtocolName, path: str | None) -> Instructions:
-    """This package's wording, or that of the user's copy of the evaluator.
+    """This package's wording, or the wording of the user's copy of the evaluator.
 
     Args:
-        key: Of params.yaml, for messages.
-        protocol: Whose answers are asked for.
-        path: Of gpt_eval.py or vllm_eval.py; None: this package's.
+        key: Key of params.yaml, for messages.
+        protocol: Protocol of the answers.
+        path: Path of gpt_eval.py or vllm_eval.py; None: this package's wording.
 
     Raises:
-        DataError: The file cannot be read, or asks for other answers.
+        DataError: The file cannot be read, or belongs to the other protocol.
     """
     if path is None:
         return OWN[protocol]
@@ -141,23 +141,23 @@ def find_instructions(key: str, protocol: ProtocolName, path: str | None) -> Ins
     for label in PROTOCOLS[protocol].labels:
         if f"{label}: " not in text:
             raise DataError(
-                f"{key}.instructions: {path} asks for no line `{label.title()}:`, so it is not of the protocol "
+                f"{key}.instructions: {path} does not request a line `{label.title()}:`, so it is not for the protocol "
                 f"{protocol}. Give {'gpt_eval.py' if protocol == 'legacy' else 'vllm_eval.py'}."
             )
     return found
 
 
 def read_evaluator(source: str) -> Instructions:
-    """The question that WISE's evaluator asks, read without running it.
+    """Extract the question from the source of WISE's evaluator, without running it.
 
-    Both evaluators have a function build_evaluation_messages, which returns the messages as one literal: the system's
-    text is a constant, the user's an f-string with prompt_data['Prompt'] and prompt_data['Explanation'].
+    Both evaluators have a function build_evaluation_messages that returns the messages as one literal. The system text
+    is a constant. The user text is an f-string with prompt_data['Prompt'] and prompt_data['Explanation'].
 
     Args:
-        source: Of gpt_eval.py or vllm_eval.py.
+        source: Source code of gpt_eval.py or vllm_eval.py.
 
     Raises:
-        ValueError: It is not written like that.
+        ValueError: The source does not have this form.
     """
     try:
         tree = ast.parse(source)
@@ -190,7 +190,7 @@ def read_evaluator(source: str) -> Instructions:
 
 
 def _pieces(text: ast.expr) -> tuple[str | Slot, ...]:
-    """Of a constant, or of an f-string whose values are prompt_data[...]."""
+    """Pieces of a constant, or of an f-string whose values are prompt_data[...]."""
     pieces: list[str | Slot] = []
     for part in text.values if isinstance(text, ast.JoinedStr) else [text]:
         match part:

@@ -1,6 +1,6 @@
-"""A vision-language model behind an OpenAI-compatible endpoint, asked about many images at once.
+"""Client of a vision-language model at an OpenAI-compatible endpoint, with concurrent requests.
 
-Time-outs, waits (Retry-After, else twice as long each time), connections and the protocol are the openai package's.
+The openai package handles time-outs, retry waits (Retry-After, else doubling), connections and the protocol.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about one image.
+    """A question about one image.
 
     Attributes:
-        key: Identifies it.
-        label: Names it in messages, such as "WISE prompt 401".
+        key: Key of the question.
+        label: Name of the question in messages, such as "WISE prompt 401".
         system: The system message.
-        text: The user's message.
+        text: The user message.
         image: uint8 [H, W, 3]; sent after the text, as PNG.
     """
 
@@ -49,7 +49,7 @@ class Question:
     image: NDArray[np.uint8]
 
     def messages(self) -> list[dict[str, Any]]:
-        """In the form of a chat completion."""
+        """Messages of a chat completion request."""
         stream = io.BytesIO()
         Image.fromarray(self.image).save(stream, format="PNG", compress_level=1)
         url = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
@@ -61,17 +61,17 @@ class Question:
 
 
 class Judge:
-    """Asks the model at an endpoint.
+    """Sends questions to the model at an endpoint.
 
-    The key goes into the requests' Authorization header alone: no log record or exception of this class holds it.
+    The key is only in the requests' Authorization header. No log record or exception of this class contains it.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Nothing is read or opened yet."""
+        """Read and open nothing yet."""
         self._endpoint = endpoint
 
     def check(self) -> None:
-        """Ask the endpoint for its models; warn if the judge is not among them.
+        """Request the endpoint's list of models; warn if the judge is not in it.
 
         Raises:
             ConfigError: The openai package is not installed, or the key's variable is not set.
@@ -81,29 +81,29 @@ class Judge:
         self._find_packages()
         endpoint, listed = self._endpoint, _run(self._list_models)
         if listed is None:
-            _LOG.warning("%s does not list its models; %s was not looked for", endpoint.url, endpoint.judge)
+            _LOG.warning("%s does not list its models; %s was not checked", endpoint.url, endpoint.judge)
         elif endpoint.judge not in listed:
             others = endpoint.hide(", ".join(sorted(listed)[:8]) or "none")
             _LOG.warning("%s does not list %s, but %s", endpoint.url, endpoint.judge, others)
 
     def ask(self, questions: Sequence[Question], take: Callable[[Question, str], object]) -> dict[str, str]:
-        """Ask every question, several at once, whether or not the others get an answer.
+        """Send all questions concurrently. A question without a well-formed answer does not stop the others.
 
-        A thread of its own waits for the answers, so that this works inside a running event loop, and so that a signal
-        handler's exception reaches the caller, whereupon the requests under way are given up.
+        The event loop runs in a separate thread. This works inside a running event loop, and an exception from a signal
+        handler reaches the caller and cancels the pending requests.
 
         Args:
-            questions: In any number.
-            take: Called with a question and its answer as soon as it is there; raises ValueError for an answer of
-                another form than asked for, and the question is asked again.
+            questions: Any number of questions.
+            take: Called with a question and its answer on arrival. Raises ValueError for a malformed answer, and the
+                question is sent again.
 
         Returns:
-            The key of each question without a well-formed answer, to the reason.
+            Key of each question without a well-formed answer, to the reason.
 
         Raises:
             ConfigError: The openai package is not installed, or the key's variable is not set.
-            DataError: The key or a request is refused.
-            TransientError: The endpoint fails or is silent.
+            DataError: The endpoint refuses the key or a request.
+            TransientError: The endpoint fails or does not answer.
         """
         self._find_packages()
         return _run(self._ask_all, questions, take)
@@ -120,7 +120,7 @@ class Judge:
         from openai import AsyncOpenAI
 
         return AsyncOpenAI(
-            api_key=self._endpoint.key() or "none",  # or else the package looks for one in the environment
+            api_key=self._endpoint.key() or "none",  # without a value the package reads OPENAI_API_KEY
             base_url=self._endpoint.url,
             timeout=self._endpoint.timeout_seconds,
             max_retries=self._endpoint.attempts - 1,
@@ -139,7 +139,7 @@ class Judge:
                 return (await client.models.with_raw_response.list(extra_headers=self._headers())).content
             except APIStatusError as error:
                 if error.status_code in (404, 405, 501):
-                    return b""  # it is there, and keeps no list
+                    return b""  # the server runs, but has no list of models
                 raise
 
         async with self._client() as client:
@@ -171,13 +171,13 @@ class Judge:
     async def _ask(
         self, client: AsyncOpenAI, question: Question, take: Callable[[Question, str], object]
     ) -> str:
-        """Why there is no well-formed answer; empty if there is one."""
-        messages = await asyncio.to_thread(question.messages)  # PNG takes its time
+        """Reason why there is no well-formed answer; empty if there is one."""
+        messages = await asyncio.to_thread(question.messages)  # PNG encoding is slow
         endpoint = self._endpoint
         for attempt in range(endpoint.attempts):
             try:
                 reply = await self._request(client, question, messages, seed=attempt)
-            except RefusedError as error:  # it would be refused again
+            except RefusedError as error:  # a retry would be refused too
                 return str(error)
             said = endpoint.hide(plain(reply))
             try:
@@ -189,12 +189,12 @@ class Judge:
                     f"{question.label}: {endpoint.hide(str(error))}; the answer begins {endpoint.quote(said)}"
                 )
             _LOG.warning("attempt %d of %d: %s", attempt + 1, endpoint.attempts, fault)
-        return f"no answer of the form asked for in {endpoint.attempts} attempts. {fault}"
+        return f"no well-formed answer in {endpoint.attempts} attempts. {fault}"
 
     async def _request(
         self, client: AsyncOpenAI, question: Question, messages: list[dict[str, Any]], seed: int
     ) -> bytes:
-        """The reply's body. Another attempt has another seed, for a server that would answer alike."""
+        """Body of the reply. Each attempt has its own seed, since a deterministic server would repeat its answer."""
         fields = {"temperature": 0.0, "seed": seed, "max_tokens": self._endpoint.max_tokens}
         kept = {k: v for k, v in {**fields, **self._endpoint.request}.items() if v is not None}
         reply = await self._explained(
@@ -209,7 +209,7 @@ class Judge:
         return reply.content
 
     async def _explained(self, what: str, request: Awaitable[Result]) -> Result:
-        """The request's result; errors of the openai package as this package's, with no trace of those."""
+        """Result of the request. Errors of the openai package become this package's, without a reference to them."""
         from openai import APIConnectionError, APIStatusError
 
         failure: ChunkGrpoError
@@ -219,14 +219,14 @@ class Judge:
             failure = self._endpoint.refusal(what, error.status_code, error.response.content)
         except APIConnectionError as error:
             failure = self._endpoint.silence(what, f"{error.message} {type(error.__cause__).__name__}")
-        raise failure  # not above, where it would carry the error along, and with it the key if a server repeats it
+        raise failure  # outside the except clause: the chained error could contain the key, if a server repeats it
 
 
 def _answer(reply: bytes) -> str:
-    """The judge's words in a chat completion.
+    """Text of the judge's answer in a chat completion.
 
     Raises:
-        ValueError: There are none; says what the server gave as the reason.
+        ValueError: There is no text; the message gives the server's finish_reason.
     """
     try:
         choice = json.loads(reply)["choices"][0]
@@ -239,7 +239,7 @@ def _answer(reply: bytes) -> str:
 
 
 def _run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:
-    """Run a coroutine in an event loop of a thread of its own; an exception that comes here meanwhile ends it."""
+    """Run a coroutine in an event loop in a separate thread; an exception in this thread cancels it."""
     from anyio.from_thread import start_blocking_portal
 
     with start_blocking_portal() as portal:

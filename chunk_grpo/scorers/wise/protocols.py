@@ -1,11 +1,11 @@
-"""WISE's two protocols: what an answer must look like, the score of an image, and the categories of the prompts.
+"""WISE's two protocols: form of an answer, score of an image, and categories of the prompts.
 
-Facts from PKU-YuanGroup/WISE at eb51174: `legacy` is WISE_legacy/gpt_eval.py and WISE_legacy/Calculate.py, the protocol
-of the paper (arXiv 2503.07265); `verified` is vllm_eval.py and calculate_verified.py of April 2026. They ask other
-questions of other prompts, so their numbers do not compare.
+Source: PKU-YuanGroup/WISE at eb51174. `legacy` is WISE_legacy/gpt_eval.py and WISE_legacy/Calculate.py, the protocol of
+the paper (arXiv 2503.07265). `verified` is vllm_eval.py and calculate_verified.py of April 2026. Questions and prompts
+differ, so scores of the two protocols do not compare.
 
-Parsing is stricter than the original's, which takes the first digit after a label wherever it stands, so that it reads
-10 as 1 and lets 3 to 9 pass, and which also takes bare numbers.
+Parsing is stricter than the original's. The original takes the first digit after a label anywhere in the text, so it
+reads 10 as 1 and accepts 3 to 9; it also accepts bare numbers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Literal, TypeAlias
 ProtocolName: TypeAlias = Literal["legacy", "verified"]
 
 NUM_PROMPTS = 1000
-"""Ids 1 to 1000 in both protocols."""
+"""Number of prompts, with ids 1 to 1000, in both protocols."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What distinguishes the two.
+    """Parameters of a protocol.
 
     Attributes:
-        labels: Of the answer's lines, to the names of their scores.
-        maximum: Of each score; the least is 0.
-        weights: Of the scores in the image's value, before it is divided by the maximum.
-        max_tokens: Of an answer.
-        last_ids: Category to the id of its last prompt; the first follows the category before it. In the original's
-            Overall a category weighs its share of the ids, so that Overall is the mean of all of them.
+        labels: Label of an answer's line to the name of its score.
+        maximum: Maximum of each score; the minimum is 0.
+        weights: Score name to its weight in the image's value, before division by the maximum.
+        max_tokens: Maximum number of tokens of an answer.
+        last_ids: Category to the id of its last prompt; categories are consecutive. The original's Overall weights a
+            category by its share of the ids, so Overall is the mean over all ids.
     """
 
     labels: Mapping[str, str]
@@ -78,22 +78,22 @@ _LINE = re.compile(r"(?:\*\*)?([a-z ]+?)(?:\*\*)?\s*[:：]\s*(?:\*\*)?\s*(-?\d+)
 
 
 def without_thoughts(answer: str) -> str:
-    """An answer without what the judge thought aloud before it, up to </think>."""
+    """Answer without the reasoning up to </think>."""
     return answer.rpartition("</think>")[2].strip()
 
 
 def parse_answer(protocol: ProtocolName, answer: str) -> dict[str, int]:
-    """The scores of an answer.
+    """Parse the scores of an answer.
 
     Args:
-        protocol: Whose form it must have: one line a label, in any order, each with a whole number.
-        answer: The judge's words, without its thoughts.
+        protocol: Protocol of the answer: one line per label, in any order, each with a whole number.
+        answer: Text of the answer, without reasoning.
 
     Returns:
         Name to score: consistency, realism and aesthetic in 0 to 2, or score in 0 to 1.
 
     Raises:
-        ValueError: Anything else; a number out of its range is never moved into it.
+        ValueError: The answer has another form, or a number is out of range; numbers are never clipped.
     """
     rules = PROTOCOLS[protocol]
     scores: dict[str, int] = {}
@@ -104,7 +104,7 @@ def parse_answer(protocol: ProtocolName, answer: str) -> dict[str, int]:
             raise ValueError(f"the line {line[:60]!r} is none of {_lines(rules)}")
         name, score = rules.labels[label], int(found[2])
         if name in scores:
-            raise ValueError(f"{label} is there twice")
+            raise ValueError(f"{label} occurs twice")
         if not 0 <= score <= rules.maximum:
             raise ValueError(f"{label} must be 0 to {rules.maximum}, got {score}")
         scores[name] = score
@@ -119,16 +119,16 @@ def _lines(rules: Protocol) -> str:
 
 
 def image_value(protocol: ProtocolName, scores: Mapping[str, int]) -> float:
-    """The value of an image in [0, 1]: WiScore (legacy), or right or wrong (verified)."""
+    """Value of an image in [0, 1]: WiScore (legacy), or 1 for right and 0 for wrong (verified)."""
     rules = PROTOCOLS[protocol]
     return sum(weight * scores[name] for name, weight in rules.weights.items()) / rules.maximum
 
 
 def category_of(protocol: ProtocolName, wise_id: int) -> str:
-    """The category of a prompt: by its id, as the original counts; its JSON's names of categories vary.
+    """Category of a prompt by its id, as in the original; the category names in its JSON vary.
 
     Raises:
-        ValueError: No such id.
+        ValueError: The id is out of range.
     """
     if not 1 <= wise_id <= NUM_PROMPTS:
         raise ValueError(f"wise_id must be 1 to {NUM_PROMPTS}, got {wise_id}")

@@ -1,4 +1,4 @@
-"""WISE: what a vision-language model thinks of images whose prompts ask for knowledge of the world."""
+"""WISE: a vision-language model judges images whose prompts require world knowledge."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from chunk_grpo.scorers.wise.protocols import (
 
 
 class Wise(ConfiguredScorer[WiseScorer]):
-    """Asks a judge about each image, by WISE's legacy or verified protocol.
+    """Queries a judge about each image, by WISE's legacy or verified protocol.
 
-    It reads `wise_id` (whole number from 1 to 1000) and `explanation` (text) of the prompts' metadata; which of WISE's
-    prompt sets they are of, must fit the protocol. The value is WiScore in [0, 1] with the details consistency, realism
-    and aesthetic in [0, 2] (legacy), or 0 or 1 (verified). The mean over all 1,000 prompts of a version is WISE's
-    Overall; that over some of them is not.
+    The prompts' metadata must have `wise_id` (whole number from 1 to 1000) and `explanation` (text). The prompts must
+    come from the protocol's prompt set. The value is WiScore in [0, 1] with the details consistency, realism and
+    aesthetic in [0, 2] (legacy), or 0 or 1 (verified). The mean over all 1,000 prompts of a version is WISE's Overall;
+    the mean over a part of them is not.
 
-    Unless `instructions` names a copy of the original evaluator, the judge is asked in this package's own words: such
-    numbers compare only among runs with the same protocol, judge and version, not with published ones.
+    Unless `instructions` names a copy of the original evaluator, the judge gets this package's own wording. Such scores
+    compare only among runs with the same protocol, judge and version, not with published scores.
 
-    Every answer is written at once to `answers`/<spec hash>.jsonl. A question is known by its image, prompt,
-    explanation and id, so a run that was killed asks only for what is missing, and equal images are judged once.
+    Every answer is written at once to `answers`/<spec hash>.jsonl. A question is identified by image, prompt,
+    explanation and id. A killed run therefore resumes with the missing answers, and equal images are judged once.
     """
 
     version = 1
@@ -49,40 +49,41 @@ class Wise(ConfiguredScorer[WiseScorer]):
 
     @property
     def name(self) -> str:
-        """wise/<protocol>/<judge>: another judge is another metric."""
+        """wise/<protocol>/<judge>: the judge is part of the metric."""
         return f"wise/{self.settings.protocol}/{self.settings.judge}"
 
     def check(self) -> None:
-        """Read the instructions, and see that the endpoint answers.
+        """Read the instructions, and check that the endpoint answers.
 
         Raises:
-            ConfigError: The openai package is not installed (names the extra), or the key's variable is not set.
-            DataError: The instructions cannot be read, or the key is refused.
+            ConfigError: The openai package is not installed (the message names the extra), or the key's variable is
+                not set.
+            DataError: The instructions cannot be read, or the endpoint refuses the key.
             TransientError: The endpoint does not answer.
         """
         self.spec_hash()  # reads the instructions
         self._judge.check()
 
     def spec_hash(self) -> str:
-        """Of all but how often and how fast is asked; of the instructions, their words."""
+        """Hash of version, score-relevant settings and wording of the instructions; not of request rates or retries."""
         words = {"instructions": self._instructions.digest()}
         return spec_hash(self.key, self.version, self.settings, self.files, words)
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch of any size, with `concurrency` requests under way.
+        """Score a batch of any size, with `concurrency` requests at a time.
 
-        An image without a well-formed answer is refused; all others are asked about nevertheless.
+        An image without a well-formed answer is refused; the other images are still judged.
 
         Raises:
             ConfigError: The openai package is not installed, or the key's variable is not set.
-            DataError: The metadata is not of WISE, or the endpoint refuses the key or the form of the requests.
-            TransientError: The endpoint fails or is silent.
+            DataError: The metadata is not WISE's, or the endpoint refuses the key or the form of the requests.
+            TransientError: The endpoint fails or does not answer.
         """
         check_batch(batch)
         return self.score_rows(batch)
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """As `score`."""
+        """Same as `score`, without checking the batch."""
         protocol = self.settings.protocol
         questions = [self._question(batch, row) for row in range(len(batch))]
         missing = {q.key: q for q in questions if q.key not in self._answers}
@@ -134,7 +135,7 @@ class Wise(ConfiguredScorer[WiseScorer]):
         )
 
     def _take(self, question: Question, answer: str) -> None:
-        """Keep a well-formed answer."""
+        """Store a well-formed answer; raise ValueError for any other."""
         answer = without_thoughts(answer)
         parse_answer(self.settings.protocol, answer)
         self._file.append(question.key, question.label, answer)
@@ -161,12 +162,12 @@ class Wise(ConfiguredScorer[WiseScorer]):
         else:
             return wise_id, explanation
         raise DataError(
-            f"scorers.{self.key}: prompt {prompt!r}: metadata: {fault}. This scorer judges WISE's prompts; give it the "
-            "splits that hold them."
+            f"scorers.{self.key}: prompt {prompt!r}: metadata: {fault}. This scorer needs WISE's prompts; set "
+            "its `splits` to the splits that hold them."
         )
 
 
 def _key(image: NDArray[np.uint8], wise_id: int, text: str, name: str) -> str:
-    """Identifies a question. The pixels count, not the PNG's bytes, which differ between versions of the encoder."""
+    """Key of a question. It hashes pixels, not PNG bytes, which differ between encoder versions."""
     asked = json.dumps([name, wise_id, text, image.shape])
     return hashlib.sha256(asked.encode() + image.tobytes()).hexdigest()

@@ -1,1 +1,1 @@
-"""Worker scripts for interpreters without this package, and what they share."""
+"""Worker scripts for interpreters without this package, and their shared protocol module."""

@@ -9,15 +9,15 @@
 #     "transformers==4.45.2",
 # ]
 # ///
-"""The untouched package hpsv3 as a worker, in an interpreter of its own: it pins another transformers.
+"""The unmodified package hpsv3 as a worker. It needs a separate interpreter: it pins another transformers version.
 
 In params.yaml, below `executors`, with the scorer's usual section below `scorers`:
 
     hpsv3: {kind: subprocess, python: hpsv3-env/bin/python, script: chunk_grpo/scorers/workers/hpsv3_original.py,
             device: null, start_seconds: 600.0, timeout_seconds: 600.0}
 
-Model and backbone are folders, or the hub ids that the package knows, which it downloads in their newest revision.
-matplotlib and tensorboard are imported by hpsv3 1.0.0 but not named among its dependencies.
+Model and backbone are folders, or the package's own hub ids, which it downloads in their newest revision.
+hpsv3 1.0.0 imports matplotlib and tensorboard without listing them as dependencies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import lines  # type: ignore[import-not-found]  # beside this file
 from PIL import Image
 
 MODEL, WEIGHTS = "MizzenAI/HPSv3", "HPSv3.safetensors"
-"""Hub id and file: what the package downloads where it is given none."""
+"""Hub id and file that the package downloads by default."""
 
 BACKBONE = "Qwen/Qwen2-VL-7B-Instruct"
 BACKBONE_FILES = (
@@ -56,12 +56,12 @@ class Original:
         """Find the files.
 
         Args:
-            key: The scorer's name in params.yaml, for messages.
-            settings: Its section; `model`, `backbone` and `dtype` are read, and `batch_size` to score.
-            device: Such as cuda:0, or cpu, where the dtype must be float32.
+            key: Name of the scorer in params.yaml, for messages.
+            settings: The scorer's section; reads `model`, `backbone`, `dtype` and `batch_size`.
+            device: Device such as cuda:0; on cpu the dtype must be float32.
 
         Raises:
-            ConfigError: A revision is asked for of what the package downloads.
+            ConfigError: A revision is set for a model that the package downloads.
             DataError: A file is missing.
         """
         self._settings, self._device = settings, device
@@ -70,14 +70,14 @@ class Original:
         self._inferencer: Any = None
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of the local files that are read: wherever they lie, they are the same model."""
+        """File name to SHA-256 of each local file that is read. Paths do not count."""
         folders = ((self._weights, (WEIGHTS,)), (self._backbone, BACKBONE_FILES))
         return {
             name: _digest(folder / name) for folder, names in folders if folder is not None for name in names
         }
 
     def score(self, batch: Any) -> tuple[list[float], dict[str, list[float]]]:
-        """Means, and logarithms of the standard deviations, of as many images at a time as the settings say."""
+        """Means, and logarithms of the standard deviations, scored `batch_size` images at a time."""
         import torch
 
         size = (batch.width, batch.height)
@@ -94,7 +94,7 @@ class Original:
         return [mean for mean, _ in numbers], {"log_sigma": [log_sigma for _, log_sigma in numbers]}
 
     def load(self) -> Any:
-        """The HPSv3RewardInferencer."""
+        """The HPSv3RewardInferencer, made at the first call."""
         if self._inferencer is None:
             import torch
             from hpsv3.inference import HPSv3RewardInferencer
@@ -109,7 +109,7 @@ class Original:
         return self._inferencer
 
     def _config(self, folder: Path) -> Path:
-        """The package's own configuration, but for where the backbone is and the dtype."""
+        """Write the package's configuration with this backbone path and dtype."""
         import hpsv3
         import yaml
 
@@ -132,7 +132,7 @@ def _digest(path: Path) -> str:
 
 
 def _with_weights(backbone: Path, folder: Path) -> Path:
-    """The backbone, or a copy with a weight more if it has none: the package reads a file, and replaces them all."""
+    """The backbone, or a copy with a dummy weight file if it has none: the package requires one, then replaces it."""
     import torch
     from safetensors.torch import save_file
 
@@ -145,11 +145,11 @@ def _with_weights(backbone: Path, folder: Path) -> Path:
 
 
 def _find(key: str, weights: Mapping[str, Any], hub_id: str, files: tuple[str, ...]) -> Path | None:
-    """The folder with these files; None: the package downloads what it always does.
+    """Folder with the files; None: the package downloads its default.
 
     Raises:
-        ConfigError: A revision is asked for, which the package does not regard.
-        DataError: There is no such folder, it lacks a file, or it is another model of the hub.
+        ConfigError: A revision is set, which the package ignores.
+        DataError: The folder does not exist, lacks a file, or the hub id is not the package's.
     """
     folder, how = Path(weights["checkpoint"]), f"`hf download {hub_id} {' '.join(files)} --local-dir FOLDER`"
     if not folder.is_dir():
@@ -160,7 +160,7 @@ def _find(key: str, weights: Mapping[str, Any], hub_id: str, files: tuple[str, .
             )
         if weights.get("revision") is not None:
             raise lines.ConfigError(
-                f"{key}.revision: must be null, got {weights['revision']!r}: the package hpsv3 does not regard it and "
+                f"{key}.revision: must be null, got {weights['revision']!r}: the package hpsv3 ignores it and "
                 f"downloads the newest. Where there is a network: {how} with --revision; then give FOLDER."
             )
         return None
@@ -173,10 +173,10 @@ def _find(key: str, weights: Mapping[str, Any], hub_id: str, files: tuple[str, .
 
 
 def open_worker(start: Any) -> Any:
-    """The worker of a section of params.yaml.
+    """Make the worker for a start line.
 
     Raises:
-        ConfigError: A package is not installed, or a revision is asked for of what the package downloads.
+        ConfigError: A package is not installed, or a revision is set for a model that the package downloads.
         DataError: A file is missing.
     """
     missing = [

@@ -1,9 +1,9 @@
-"""The worker's side of the protocol between a stage and a scorer in another process; standard library only.
+"""Worker's side of the protocol between a stage and a scorer in another process. Standard library only.
 
-Messages are JSON objects, one a line. The stage writes a start line, the worker answers `ready` with what it is; then
-each `score` line is answered by one `scores` or `error` line. The worker ends at the end of its input.
+Messages are JSON objects, one per line. The stage writes a start line; the worker answers with a `ready` line that
+identifies it. Then each `score` line gets one `scores` or `error` line. The worker ends at the end of its input.
 
-A worker script for an interpreter without chunk_grpo lies in this folder, or has this file beside it:
+A worker script for an interpreter without chunk_grpo must be in the same folder as this file:
 
     import lines
 
@@ -36,19 +36,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, BinaryIO
 
 PROTOCOL = 1
-"""Raised whenever a message changes its meaning."""
+"""Version of the message format."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_BUFFER = 2**20  # bytes; a batch has megabytes
+_BUFFER = 2**20  # bytes; a batch is megabytes large
 _KINDS = ("ConfigError", "DataError", "TransientError")
 
 
 class DataError(Exception):
-    """An input cannot be judged, or a file is missing: another try would end alike."""
+    """An input cannot be judged, or a file is missing. A retry would fail alike."""
 
 
 class RefusedError(DataError):
-    """An image will not be judged: returned in the place of its value, with the reason."""
+    """Reason why an image is refused; returned in place of its value."""
 
 
 class ConfigError(Exception):
@@ -56,22 +56,22 @@ class ConfigError(Exception):
 
 
 class TransientError(Exception):
-    """No answer; another try may get one."""
+    """No answer; a retry may succeed."""
 
 
 class MalformedError(ValueError):
-    """A message is not what the protocol says."""
+    """A message does not follow the protocol."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker is told first.
+    """Content of the start line.
 
     Attributes:
-        key: The scorer's name in params.yaml, for messages.
-        settings: Its section, as JSON has it.
-        measured: The part of it that could move a score.
-        device: Such as cuda:1; None: the first GPU, else the CPU.
+        key: Name of the scorer in params.yaml, for messages.
+        settings: The scorer's section, as JSON values.
+        measured: Settings that could change a score.
+        device: Device such as cuda:1; None: the first GPU, else the CPU.
     """
 
     key: str
@@ -82,13 +82,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Row:
-    """An image with what is known of it.
+    """An image with its prompt, metadata and group.
 
     Attributes:
-        key: Its number in the batch and a digest of picture and prompt; the answer names it.
-        prompt: Its caption.
-        metadata: Of the prompts table, parsed.
-        group: Images that are to be compared share theirs.
+        key: Row number in the batch and digest of image and prompt; the answer repeats it.
+        prompt: Caption of the image.
+        metadata: Parsed record of the prompts table's `metadata` column.
+        group: Group number. Groupwise scorers compare images with the same number.
         pixels: height * width * 3 bytes, RGB, row by row: `Image.frombytes("RGB", (width, height), pixels)`.
     """
 
@@ -101,13 +101,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is asked.
+    """Images to score.
 
     Attributes:
-        id: Of the question; the answer names it.
-        height: Of every image.
-        width: Of every image.
-        rows: The images.
+        id: Id of the message; the answer repeats it.
+        height: Height of every image in pixels.
+        width: Width of every image in pixels.
+        rows: The images with their prompts.
     """
 
     id: str
@@ -117,30 +117,31 @@ class Batch:
 
 
 Answer = tuple[Any, Mapping[str, Any]]
-"""A value for each row, in their order, and named details, each with a value for each row: lists or arrays.
+"""Values in the order of the rows, and named details with a value per row: lists or arrays.
 
-A list may hold a RefusedError in the place of a value."""
+A list of values may contain a RefusedError in place of a value."""
 
 
 def _nothing() -> None:
-    """Nothing is held."""
+    """Default of `Worker.close`: nothing to release."""
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A scorer that is ready.
+    """A scorer ready to answer.
 
     Attributes:
-        name: What is measured, with the model that does it.
-        version: Raised whenever the same settings could score the same image differently.
-        score: Scores a batch of any size.
-        needs: What it reads besides the images: of prompt, metadata.
-        groupwise: Whether it compares the images of a group.
-        spec_hash: Identifies what is measured; None: a digest of name, version and `measured`, which names no local
-            folder: a script that reads one adds its files to `settings_hash`, as hpsv3_original.py does.
-        measured: The settings that could move a score; None: those of the start line.
-        packages: Distributions whose versions are told.
-        close: Gives back what is held.
+        name: Name of the measure and its model.
+        version: Version of the scoring code. Increase it when the same settings could score the same image differently.
+        score: Function that scores a batch of any size.
+        needs: Inputs besides the images, from prompt and metadata.
+        groupwise: Whether the scorer compares the images of a group.
+        spec_hash: Hash that identifies the scorer; None: a digest of name, version and `measured`. `measured` omits
+            models in local folders: a script that reads one must add its files to `settings_hash`, as
+            hpsv3_original.py does.
+        measured: Settings that could change a score; None: `measured` of the start line.
+        packages: Distributions whose versions are reported.
+        close: Releases the scorer's resources.
     """
 
     name: str
@@ -155,12 +156,12 @@ class Worker:
 
 
 def serve(open_worker: Callable[[Start], Worker]) -> None:
-    """Be a worker until the input ends.
+    """Answer messages on the standard streams until the input ends.
 
-    Whatever is printed meanwhile goes to the standard error: the standard output belongs to the protocol.
+    Other prints to standard output are redirected to standard error, because standard output carries the protocol.
 
     Args:
-        open_worker: Makes the scorer; what it raises is told to the stage.
+        open_worker: Makes the scorer. An exception that it raises is sent to the stage.
     """
     _die_with_parent()
     questions, answers = _take_streams()
@@ -193,7 +194,7 @@ def _answer(worker: Worker, line: bytes) -> bytes:
 
 
 def ready_message(worker: Worker) -> dict[str, Any]:
-    """What a worker with a spec hash is: the answer to the start line."""
+    """Answer to the start line: the identity of a worker that has a spec hash."""
     return {
         "type": "ready",
         "protocol": PROTOCOL,
@@ -211,7 +212,7 @@ def ready_message(worker: Worker) -> dict[str, Any]:
 def scores_message(
     batch: Batch, values: Any, details: Mapping[str, Any], spec_hash: str | None
 ) -> dict[str, Any]:
-    """The answer to `batch`: it names the question, the images in their order, and what judged them."""
+    """Answer to `batch`, with the message id, the keys of the images in order, and the scorer's spec hash."""
     given = _plain(values)
     refused = {str(row): str(value) for row, value in enumerate(given) if isinstance(value, RefusedError)}
     return {
@@ -228,12 +229,12 @@ def scores_message(
 
 
 def _plain(values: Any) -> Any:
-    """As JSON takes it; an array keeps its shape, so that a wrong one is seen."""
+    """Values for JSON. An array keeps its shape, so that the stage can detect a wrong one."""
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def error_message(error: Exception) -> dict[str, Any]:
-    """An exception: its kind if it is one of the three that a user can mend, its text, traceback and facts."""
+    """Message for an exception: kind (one of `_KINDS` or the class name), text, traceback, and `facts_of`."""
     names = [kind.__name__ for kind in type(error).__mro__]
     kinds = [kind for kind in names if kind in _KINDS]
     return {
@@ -246,9 +247,9 @@ def error_message(error: Exception) -> dict[str, Any]:
 
 
 def facts_of(error: BaseException) -> dict[str, Any]:
-    """What tells whether another try may mend an error: its classes, the system's number, the HTTP status.
+    """Facts that decide whether a retry may succeed: the error's classes, errno and HTTP status.
 
-    The stage judges them (chunk_grpo.scorers.transient), by one rule for all interpreters.
+    The stage evaluates them in chunk_grpo.scorers.transient, with one rule for all interpreters.
     """
     number, response = getattr(error, "errno", None), getattr(error, "response", None)
     found = [getattr(error, name, None) for name in ("status_code", "status")]
@@ -261,10 +262,10 @@ def facts_of(error: BaseException) -> dict[str, Any]:
 
 
 def read_message(line: bytes) -> dict[str, Any]:
-    """A line as a JSON object.
+    """Parse a line as a JSON object.
 
     Raises:
-        MalformedError: It is none.
+        MalformedError: The line is no JSON object.
     """
     try:
         message = json.loads(line)
@@ -276,21 +277,21 @@ def read_message(line: bytes) -> dict[str, Any]:
 
 
 def write_message(message: Mapping[str, Any]) -> bytes:
-    """A message as a line. Floats keep every bit; NaN and infinities are written as Python's json writes them."""
-    return json.dumps(message, default=float).encode("ascii") + b"\n"  # float: of NumPy's and torch's numbers
+    """Encode a message as a line. Floats keep every bit; NaN and infinities are written as Python's json does."""
+    return json.dumps(message, default=float).encode("ascii") + b"\n"  # float: for NumPy and torch numbers
 
 
 def read_start(message: Mapping[str, Any]) -> Start:
-    """The start line.
+    """Parse the start line.
 
     Raises:
-        ConfigError: The stage speaks another protocol.
-        MalformedError: Something is missing.
+        ConfigError: The stage uses another protocol.
+        MalformedError: A key is missing or has a wrong type.
     """
     if message.get("protocol") != PROTOCOL:
         raise ConfigError(
-            f"the worker speaks protocol {PROTOCOL}, the stage {message.get('protocol')}: take both from one version "
-            "of chunk-grpo"
+            f"protocol mismatch: the worker uses {PROTOCOL}, the stage {message.get('protocol')}; install the same "
+            "version of chunk-grpo on both sides"
         )
     device = message.get("device")
     if not (device is None or isinstance(device, str)):
@@ -300,10 +301,10 @@ def read_start(message: Mapping[str, Any]) -> Start:
 
 
 def read_batch(message: Mapping[str, Any]) -> Batch:
-    """A question, whose pictures and prompts are what their keys say.
+    """Parse a `score` message and verify images and prompts against their keys.
 
     Raises:
-        MalformedError: Something is missing, of another type, or was changed on the way.
+        MalformedError: A key is missing, has a wrong type, or the data changed in transit.
     """
     height, width = _field(message, "height", int), _field(message, "width", int)
     rows = [_read_row(number, height, width, row) for number, row in enumerate(_field(message, "rows", list))]
@@ -341,7 +342,7 @@ def _field(record: Mapping[str, Any], name: str, kind: type, where: str = "") ->
 
 
 def image_key(number: int, height: int, width: int, pixels: bytes | memoryview, prompt: str) -> str:
-    """Row number and the first half of the SHA-256 of size, prompt and pixels."""
+    """Key of an image: row number, and the first half of the SHA-256 of size, prompt and pixels."""
     digest = hashlib.sha256(f"{height} {width} ".encode())
     digest.update(json.dumps(prompt).encode())
     digest.update(pixels)
@@ -349,18 +350,18 @@ def image_key(number: int, height: int, width: int, pixels: bytes | memoryview, 
 
 
 def settings_hash(name: str, version: int, measured: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits of what a script measures."""
+    """Hash of sixteen hexadecimal digits of a worker script's name, version and settings."""
     identity = json.dumps([name, version, dict(measured)], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The installed ones with their versions."""
+    """Installed packages with their versions."""
     found = {}
     for package in packages:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:  # an optional one
+        except PackageNotFoundError:  # optional package
             continue
     return found
 
@@ -371,7 +372,7 @@ def _write(stream: BinaryIO, line: bytes) -> None:
 
 
 def _take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """The protocol's streams; what others print to the standard output goes to the standard error from now on."""
+    """Take over the protocol's streams. Later prints to standard output go to standard error."""
     sys.stdout.flush()
     questions = os.fdopen(os.dup(0), "rb", _BUFFER)
     answers = os.fdopen(os.dup(1), "wb", _BUFFER)
@@ -383,7 +384,7 @@ def _take_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _die_with_parent() -> None:
-    """On Linux the kernel ends this process with the stage; elsewhere the end of the input does, between batches."""
+    """On Linux, let the kernel kill this process with the stage. Elsewhere it ends between batches, with its input."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
