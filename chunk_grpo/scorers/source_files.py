@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import pkgutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -81,7 +82,9 @@ def _counts(spec: ModuleSpec, module: str) -> bool:
     if spec.origin in ("built-in", "frozen"):
         return False
     same = spec.name.partition(".")[0] == module.partition(".")[0]
-    return same or not any(Path(spec.origin).is_relative_to(folder) for folder in _installed_folders())
+    return same or not any(
+        Path(spec.origin).resolve().is_relative_to(folder) for folder in _installed_folders()
+    )
 
 
 @cache
@@ -92,18 +95,32 @@ def _installed_folders() -> frozenset[Path]:
 
 def _spec(name: str) -> ModuleSpec | None:
     """Find a module's spec without importing its parent packages."""
-    path: Sequence[str] | None = None
     spec: ModuleSpec | None = None
-    full = ""
+    folders, full = sys.path, ""
     for part in name.split("."):
         full = f"{full}.{part}" if full else part
         if full in sys.builtin_module_names:
             return None
-        spec = PathFinder.find_spec(full, path)
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or ())
+        spec, folders = _found(full, folders)
     return spec
+
+
+def _found(name: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
+    """Find a module in the folders of its package.
+
+    PathFinder is not used: of a namespace package inside another package it reads the imported parent.
+
+    Returns:
+        Spec, or None for a namespace package or a missing module; and the folders of its own modules.
+    """
+    portions: list[str] = []
+    for folder in folders:
+        finder = pkgutil.get_importer(folder)
+        spec = finder.find_spec(name) if finder is not None else None
+        if spec is not None and spec.loader is not None:
+            return spec, list(spec.submodule_search_locations or ())
+        portions += [] if spec is None else spec.submodule_search_locations or []
+    return None, portions
 
 
 def _parents(name: str) -> list[str]:

@@ -22,11 +22,11 @@ HELD_IN = {"rewards": "SCORER"}
 """What stands for a key of a mapping; elsewhere it is NAME."""
 
 ROW_OF_DEVIATION = {
-    "The last step carries no noise": "The last step has no noise and is not trained",
+    "The last step has no noise": "The last step has no noise and is not trained",
     "A transition’s log-probability is the mean": "logarithm is a mean over latent dimensions",
     "Chunks are drawn without replacement": "without replacement, no correction, as released",
     "The profile is measured under the SDE": "profile on the SDE",
-    "KL is the closed form": "closed form between the two Gaussians",
+    "KL is computed in closed form": "closed form between the two Gaussians",
 }
 """The start of each of the report's deviations, and words of its row in docs/deviations.md."""
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch, check_scores
+from chunk_grpo.scorers.reward import weighted_sum
 from chunk_grpo.shapes.prompts import Demand, PromptSpec
 from chunk_grpo.shapes.render import render
 from chunk_grpo.shapes.scene import COLOURS, Scene, Thing
@@ -104,11 +105,13 @@ def test_a_batch_whose_parts_do_not_fit_is_refused(broken: ScoreBatch, said: str
 
 
 def test_the_reward_is_the_weighted_sum() -> None:
-    scores = shapes_reward({"shapes-graded": 2.0, "shapes-vivid": 0.25}).score(ALL)
+    reward = shapes_reward({"shapes-graded": 2.0, "shapes-vivid": 0.25})
+    scores = reward.scores(ALL)
     graded, vivid = (shapes_scorer(name).score(ALL).values for name in ("shapes-graded", "shapes-vivid"))
-    assert np.allclose(scores.values, 2.0 * graded + 0.25 * vivid, rtol=0, atol=1e-15)
-    assert list(scores.details) == ["shapes-graded", "shapes-vivid"]
-    assert np.array_equal(scores.details["shapes-graded"], graded)
+    total = weighted_sum(scores, reward.weights)
+    assert np.allclose(total, 2.0 * graded + 0.25 * vivid, rtol=0, atol=1e-15)
+    assert list(scores) == ["shapes-graded", "shapes-vivid"]
+    assert np.array_equal(scores["shapes-graded"], graded)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

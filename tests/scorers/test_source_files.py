@@ -1,10 +1,12 @@
 """chunk_grpo/scorers/source_files.py: the code behind a scorer of the user's own."""
 
 import importlib
+import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
+import safetensors
 
 from chunk_grpo.digests import Digests
 from chunk_grpo.scorers import source_files
@@ -45,6 +47,26 @@ def test_the_modules_are_those_of_the_user_that_it_imports(own: Path) -> None:
 
 def test_a_module_in_a_package_brings_the_package(own: Path) -> None:
     assert found("kit.deep.names") == ["kit", "kit.deep", "kit.deep.names"]
+
+
+def test_a_namespace_package_inside_a_package_is_searched_without_an_import(own: Path) -> None:
+    (own / "kit" / "loose").mkdir()  # without __init__.py
+    (own / "kit" / "loose" / "late.py").write_text("import beside\n")
+    (own / "rewards.py").write_text("from kit.loose import late\n")
+    importlib.invalidate_caches()
+    assert found("rewards") == ["beside", "kit", "kit.loose.late", "rewards"]
+
+
+def test_a_linked_environment_is_not_the_users(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules are found below the link, and the folders of Python are those that it points to."""
+    installed = Path(safetensors.__file__).parents[1]
+    (own / "link").symlink_to(installed)
+    monkeypatch.setattr(
+        sys, "path", [str(own / "link"), *(path for path in sys.path if path != str(installed))]
+    )
+    (own / "rewards.py").write_text("import safetensors\n")
+    importlib.invalidate_caches()
+    assert found("rewards") == ["rewards"]
 
 
 def test_of_an_installed_package_its_own_modules_count() -> None:
