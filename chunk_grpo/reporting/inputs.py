@@ -146,12 +146,17 @@ def _first_images(path: str) -> Source:
     return Source(path, table.filter(pc.equal(table["sample"], 0)))
 
 
+_BY_NAME = ("train", "generate", "score", "score_base")
+"""Stages that run once per variant or scorer of params.yaml."""
+
+
 def _manifests(folder: str, settings: ReportSettings) -> Iterator[RunManifest]:
-    """Manifests of the current variants and scorers; other manifests may remain from earlier parameters."""
+    """Manifests of this run; those of other variants and scorers may remain from earlier parameters."""
     scorers = [use.name for use in settings.measured]
     pairs = {f"{variant}-{scorer}" for variant in settings.variants for scorer in scorers}
-    items = {"", *settings.variants, *scorers, *pairs}
+    items = {*settings.variants, *scorers, *pairs}
     for path in find_files(folder, "*.json"):
         run = read_manifest(path)
-        if run.stage != "report" and run.stage.partition("@")[2] in items:
+        stage, _, item = run.stage.partition("@")
+        if stage != "report" and (item in items or stage not in _BY_NAME):
             yield run

@@ -102,7 +102,7 @@ def test_the_page_names_variants_samples_and_durations(run: Run) -> None:
     assert html.index("chunk objective, plan listed, selection weighted") < html.index("<nav")
     assert markdown.index("- chunk-ws: chunk objective, plan listed") < markdown.index("## Does it help?")
     assert re.search(r'<small title="seed 20\d\d">sample 0</small>', html)
-    assert "12\xa0min\xa047\xa0s" in html.split("<nav")[0]  # five stages: 5 x 3.2 s + 41.7 s x 18
+    assert "14\xa0min\xa058\xa0s" in html.split("<nav")[0]  # seven stages: 7 x 3.2 s + 41.7 s x 21
     assert "3 training seeds each" in html and "3 training seeds per variant" in markdown
     assert html.index('<section id="limits">') < html.index('<section id="run">')
 
