@@ -158,14 +158,14 @@ def from_file(raw: dict[str, Any]) -> None:
         pytest.param(
             b"a dog\n\n a cat\n\n",
             "prompts.txt: 2 problems (empty: 2)\n  line 2: an empty prompt\n  line 4: an empty prompt\n"
-            "Mend the file, or a copy of it, or set `prompts.checks.empty: drop`.",
+            "Fix the file, or a copy of it, or set `prompts.checks.empty: drop`.",
             id="empty line",
         ),
         pytest.param(
             "a dog\nein W\xfcrfel\n".encode("latin-1"),
             "prompts.txt: 1 problem (wrong encoding: 1)\n"
             "  line 2: must be UTF-8, got the byte 0xfc at character 6: b'ein W\\xfcrfel'\n"
-            "Mend the file, or a copy of it.",
+            "Fix the file, or a copy of it.",
             id="not UTF-8",
         ),
         pytest.param(
@@ -176,7 +176,7 @@ def from_file(raw: dict[str, Any]) -> None:
         ),
         pytest.param(
             None,
-            "prompts.txt: no such file. Mend the path; of a data set on the hub, name the file to read as well.",
+            "prompts.txt: no such file. Fix the path; of a data set on the hub, name the file to read as well.",
             id="missing",
         ),
     ],
