@@ -176,7 +176,7 @@ def from_file(raw: dict[str, Any]) -> None:
         ),
         pytest.param(
             None,
-            "prompts.txt: no such file. Fix the path; of a data set on the hub, name the file to read as well.",
+            "prompts.txt: no such file. Fix the path; for a data set on the hub, set `hub_file` as well.",
             id="missing",
         ),
     ],

@@ -32,14 +32,13 @@ def main(what: str) -> int:
     processes.gather([0])
     try:
         processes.by_main(lambda: write(what))
-        processes.gather(
-            [0]
-        )  # a collective of the training, which the others enter when the first one has written
+        processes.gather([0])  # a collective of the training, entered by all once the first one has written
     except ChunkGrpoError as error:
         print(f"{type(error).__name__}: {error}")  # noqa: T201
         return error.exit_code
+    finally:
+        distributed.destroy_process_group()  # its threads would abort a process that ends
     print(f"waited {time.monotonic() - start > COLLECTIVE_SECONDS}")  # noqa: T201
-    distributed.destroy_process_group()
     return 0
 
 
