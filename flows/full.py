@@ -27,7 +27,7 @@ def full(
 
     Args:
         preset: Name of a preset in conf/preset/. Default: params.yaml of the current commit.
-        overrides: Parameter values that replace those of the preset. In a mapping of names, null removes the entry.
+        overrides: Changed parameters, by key. In a mapping of names, null removes the entry.
         until: Last stage, or group of stages, to run: for example `profile_l1`, `train` or `train@chunk`.
         force: Run every stage, even if its result is cached.
     """

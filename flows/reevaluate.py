@@ -32,7 +32,7 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
     Args:
         preset: Preset whose models were published by the last run of deployment `full`.
         new_seeds: Draw new images, with seeds from the scheduled time. If off, score the existing images.
-        overrides: Parameter values that replace those of the preset, for example of scorers.
+        overrides: Changed parameters, by key, for example of scorers.
     """
     models = TrainedModels.published(join(published(), preset))
     if models is None:

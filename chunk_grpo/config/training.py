@@ -59,7 +59,7 @@ class TrainParams(Section):
         clip_range: clip range of the ratio, epsilon of Eq. (13).
         advantage_clip: bound of the advantages, which are clipped to [-advantage_clip, advantage_clip].
         kl_coef: KL coefficient, beta of Eq. (13).
-        fraction: share of the chunks (step objective: of the steps) trained per sample and update.
+        fraction: share of the chunks trained per sample and update.
         micro_batch_size: (sample, step) items per forward and backward pass.
         same_noise_in_group: whether the images of a group start from the same noise.
         reward_in_background: whether a batch is scored while the next one is sampled.

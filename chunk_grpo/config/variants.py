@@ -1,4 +1,4 @@
-"""The section `variants` of params.yaml: settings by which one trained policy differs from another.
+"""The section `variants` of params.yaml: the settings in which the trained policies differ.
 
 Every method is a combination of independent settings. The defaults are those of Chunk-GRPO; a key that `train` or
 `sampling` also has defaults to the value there. docs/methods.md lists the methods of the papers.
@@ -61,7 +61,8 @@ class VariantParams(Section):
         eta: scale of the noise; null: sampling.eta.
         window: sliding window of noisy steps; null: noise in all steps.
         branching: branches instead of whole noisy trajectories; null: none.
-        advantage_std: standard deviation in the advantage: of the `group`, or `global` as in Flow-GRPO's first release.
+        advantage_std: rewards whose standard deviation divides the advantage: those of the `group`, or all rewards
+            (`global`, as in Flow-GRPO's first release).
         combine: combination of several rewards: sum of the `rewards`, or sum of their standardised `advantages`.
         chunk_rewards: one mix of `rewards` per chunk, each a mapping of scorer to weight; null: `rewards` for all
             chunks.

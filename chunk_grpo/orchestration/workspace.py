@@ -70,7 +70,7 @@ class RunSpec(BaseModel):
     Attributes:
         commit: Commit of the code.
         preset: Name of a preset in conf/preset/; None: params.yaml of the commit.
-        overrides: Parameter values that replace those of the preset.
+        overrides: Changed parameters, by key.
         variants: Names of the variants to keep; None for all.
         models: Finished run to re-evaluate. Its models and parameters are reused, except the sections in OF_THE_DAY.
         inputs: Records of the user's files at the start of the run, by path; None: the files are read again.
@@ -197,7 +197,7 @@ def share_cache(source: Path, clone: Path) -> None:
 
 
 def parameters(root: Path, preset: str | None, log: Log) -> dict[str, Any]:
-    """Parameters of a run before overrides: those of a preset, or of the committed params.yaml.
+    """The parameters of a preset, or the committed params.yaml.
 
     Args:
         root: Root of the clone.

@@ -276,7 +276,7 @@ class ScoreBook:
         return total
 
     def samples(self, measure: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
-        """Prompt to the samples that every policy is paired on: those of the base without those left out."""
+        """Numbers of the samples on which policies are compared, by prompt: those of the base, without refused ones."""
         refused = set().union(*(self._refused.get(scorer, {}) for scorer in self._scorers(measure)))
         found = self._samples(self._scorers(measure)[0], prompt_ids)
         return {name: [s for s in found[name] if (name, s) not in refused] for name in prompt_ids}

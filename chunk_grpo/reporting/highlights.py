@@ -1,4 +1,4 @@
-"""Highlights of an unfinished run: each is available as soon as its inputs exist.
+"""Results of an unfinished run for the Prefect UI, each as soon as its inputs exist.
 
 Numbers and pictures come from the same functions as those of the report.
 """

@@ -1,4 +1,4 @@
-"""Joint test of which scores moved since their reference, for evaluations with new image noise.
+"""Joint test of the changes of all scores since their reference evaluations.
 
 Two evaluations of the same policies by the same scorer on the same prompts differ by the image noise. If nothing else
 changed, the sign of each prompt's difference is random, and shared by all scores, since they judge the same images. The

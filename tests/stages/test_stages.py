@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import stages
 from chunk_grpo.artifacts import SchemaName, read_manifest, read_table
 from chunk_grpo.config import load_params
+from chunk_grpo.core.choices import SDES
 from chunk_grpo.image_files import decode_image
 from stages.train import Arguments, checkpoint_key, forget
 from tests.conftest import ORDER, SCORER, VARIANT, Workspace, any_prompt, new_workspace, prompt_file
@@ -138,6 +139,19 @@ def test_the_profile_has_both_samplers_and_every_step(finished: Workspace) -> No
             for step in range(params.sampling.num_steps)
         ]
         assert [float(row[sampler]) for row in curves] == pytest.approx(means, rel=1e-12)
+
+
+@pytest.mark.parametrize("sde", sorted(SDES))
+def test_the_profile_follows_the_kind_of_noise(sde: str, workspace: Workspace) -> None:
+    before = rows(workspace, "profile/l1_profile.parquet", "l1_profile")
+    workspace.edit(lambda raw: raw["sampling"].update(sde=sde, eta=0.9))
+    assert workspace.run("profile_l1") == 0
+    after = rows(workspace, "profile/l1_profile.parquet", "l1_profile")
+    for sampler, moves in (("ode", False), ("sde", True)):
+        old, new = (
+            [row["l1_rel"] for row in table if row["sampler"] == sampler] for table in (before, after)
+        )
+        assert (old != new) == moves, sampler
 
 
 def test_every_plan_covers_the_noisy_steps_with_its_weights(finished: Workspace) -> None:
