@@ -25,7 +25,7 @@ from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.training.method import Method, method_from
-from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.run import TrainingData
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "assets" / "tiny-flux"
@@ -124,7 +124,7 @@ class Configuration:
         weights = chunk_weights(PROFILE[: self.num_sde_steps], plan)
         return method_from(self.params(), VARIANT, plan, weights)
 
-    def task(self) -> Task:
+    def data(self) -> TrainingData:
         """The prompts of one iteration, spread over the categories, and the toy reward."""
         specs = all_prompts()[:: len(all_prompts()) // self.prompts][: self.prompts]
         encoded = FluxFamily.load(self._options(), ("text",)).encode([spec.prompt for spec in specs])
@@ -137,7 +137,7 @@ class Configuration:
         params = self.params()
         scorers = {key: make_scorer(key, settings) for key, settings in params.scorers.items()}
         unseen = dict.fromkeys(params.train.heldout.scorers, 1.0)
-        return Task(
+        return TrainingData(
             prompts, prompts, Reward(scorers, params.rewards), Reward(scorers, unseen) if unseen else None
         )
 

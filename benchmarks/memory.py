@@ -26,7 +26,7 @@ from benchmarks.held import held_gradient
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.families.base import Conditioning, TuningOptions
 from chunk_grpo.families.flux import FluxFamily
-from chunk_grpo.training.chunks import TrainedChunks
+from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch
 

@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.configurations import Configuration
 from benchmarks.rows import ITERATION, SEED
-from chunk_grpo.training.chunks import Chunks, Draw
-from chunk_grpo.training.rollouts import Drawn
+from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
+from chunk_grpo.training.rollouts import SampledTrajectories
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def counted_minimum(configuration: Configuration, same_noise: bool) -> Minimum:
     params, method = configuration.params(), configuration.method()
     B, S, N = configuration.images, params.sampling.num_steps, method.grid.num_sde_steps
     shared = B - configuration.prompts if same_noise else 0
-    chunks, updates = Chunks(method), params.train.updates_per_iteration
+    chunks, updates = ChunkSelector(method), params.train.updates_per_iteration
     size = B // updates
-    rows = Drawn(
+    rows = SampledTrajectories(
         states=torch.zeros(size, S + 1, 1, 1),
         first_step=torch.zeros(size, dtype=torch.int64),
         noisy=torch.ones(size, N, dtype=torch.bool),
@@ -63,7 +63,7 @@ def counted_minimum(configuration: Configuration, same_noise: bool) -> Minimum:
     )
     items = []
     for update in range(updates):
-        draw = Draw(SEED, ITERATION, params.train.iterations, update, range(size), size)
-        trained = chunks.select(rows, draw)
+        context = DrawContext(SEED, ITERATION, params.train.iterations, update, range(size), size)
+        trained = chunks.select(rows, context)
         items.append(int((trained.selected * trained.assignment.sizes).sum()))
     return Minimum(B * S - shared, tuple(items))

@@ -27,9 +27,9 @@ from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward, weighted_sum
 from chunk_grpo.seeding import generator
-from chunk_grpo.training.chunks import Chunks, Draw
+from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.method import Method, StepGrid
-from chunk_grpo.training.rollouts import Drawn
+from chunk_grpo.training.rollouts import SampledTrajectories
 from chunk_grpo.training.schedule import prompts_of_iteration
 
 
@@ -171,7 +171,7 @@ class ReferenceTrainer:
         log_probs = torch.stack([sample.log_probs for sample in samples])
         zeros = torch.zeros(len(samples), dtype=torch.int64)
         noisy = torch.ones(log_probs.shape, dtype=torch.bool)
-        draw = Draw(
+        context = DrawContext(
             seed=self._seed,
             iteration=iteration,
             iterations=self._settings.iterations,
@@ -179,8 +179,8 @@ class ReferenceTrainer:
             rows=range(len(samples)),
             total=len(samples),
         )
-        drawn = Drawn(states, zeros, noisy, log_probs, None, states[:, -1])
-        return Chunks(self._method).select(drawn, draw).selected
+        trajectories = SampledTrajectories(states, zeros, noisy, log_probs, None, states[:, -1])
+        return ChunkSelector(self._method).select(trajectories, context).selected
 
 
 @dataclass(frozen=True)

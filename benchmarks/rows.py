@@ -23,12 +23,13 @@ from chunk_grpo.config import TrainParams
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training import rollouts
 from chunk_grpo.training import update as training_update
-from chunk_grpo.training.chunks import TrainedChunks
+from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.packing import Packing, pack
 from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.stopping import Check
-from chunk_grpo.training.trainer import Places, Task, Trainer
+from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import Update, UpdateStats
 
 SEED, ITERATION = 0, 1
@@ -147,7 +148,7 @@ class OneIteration(Trainer):
     def __init__(
         self,
         family: FluxFamily,
-        task: Task,
+        data: TrainingData,
         method: Method,
         settings: TrainParams,
         folder: Path,
@@ -155,7 +156,7 @@ class OneIteration(Trainer):
     ) -> None:
         """Prepare training; `settings.micro_batch_size` applies to the update, `rollout_batch` to the rollout."""
         super().__init__(
-            family, task, method, settings, SEED, Places(folder, "benchmark", folder, "benchmark")
+            family, data, method, settings, SEED, RunPaths(folder, "benchmark", folder, "benchmark")
         )
         # The learner has read its settings already; only the rollout reads this size.
         self._settings = settings.model_copy(update={"micro_batch_size": rollout_batch})
@@ -168,10 +169,10 @@ class OneIteration(Trainer):
         return {name[len(prefix) :]: value for _, name, value in self._rows if name.startswith(prefix)}
 
 
-def measure(row: Row, configuration: Configuration, task: Task) -> Measurement:
+def measure(row: Row, configuration: Configuration, data: TrainingData) -> Measurement:
     """Measure the row's first iteration from the base policy; it is always the same, so only the machine varies."""
     with TemporaryDirectory() as folder, accounting() as account, row.replaced():
-        trainer = make_trainer(row, configuration, task, Path(folder))
+        trainer = make_trainer(row, configuration, data, Path(folder))
         gc.collect()
         start = time.perf_counter()
         parts = trainer.iterate(ITERATION)
@@ -179,17 +180,17 @@ def measure(row: Row, configuration: Configuration, task: Task) -> Measurement:
 
 
 def make_trainer(
-    row: Row, configuration: Configuration, task: Task, folder: Path
+    row: Row, configuration: Configuration, data: TrainingData, folder: Path
 ) -> ReferenceTrainer | OneIteration:
     """The row's trainer with a newly loaded policy."""
     family, method = configuration.family(), configuration.method()
     settings = configuration.params().train.model_copy(update=dict(row.settings))
     if row.name == REFERENCE:
-        return ReferenceTrainer(family, task.prompts, task.reward, method, settings, SEED)
+        return ReferenceTrainer(family, data.prompts, data.reward, method, settings, SEED)
     rollout_batch = row.rollout_batch or settings.micro_batch_size
     if row.update_batch is not None:
         settings = settings.model_copy(update={"micro_batch_size": row.update_batch})
-    return OneIteration(family, task, method, settings, folder, rollout_batch)
+    return OneIteration(family, data, method, settings, folder, rollout_batch)
 
 
 def _measurement(seconds: float, parts: Mapping[str, float], account: Account) -> Measurement:

@@ -25,7 +25,7 @@ from benchmarks.report import about, sheets
 from benchmarks.results import Results
 from benchmarks.rows import OURS, REFERENCE, ROWS, Row, measure
 from chunk_grpo.progress import Meter
-from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.run import TrainingData
 
 TRAJECTORIES_AT_ONCE = (1, 4)
 """Trajectories per pass in the memory measurement."""
@@ -57,14 +57,14 @@ def main(options: Sequence[str] | None = None) -> None:
 
 def run(configuration: Configuration, rows: Sequence[Row], at_once: Sequence[int]) -> dict[str, Any]:
     """Run all measurements of one configuration."""
-    task = configuration.task()
+    data = configuration.data()
     found: dict[str, list[dict[str, float]]] = {row.name: [] for row in rows}
     total = configuration.repetitions * len(rows) + len(at_once)
     with Meter(configuration.name, total) as meter:
-        _warm_up(configuration, task)
+        _warm_up(configuration, data)
         for _ in range(configuration.repetitions):
             for row in rows:
-                found[row.name].append(asdict(measure(row, configuration, task)))
+                found[row.name].append(asdict(measure(row, configuration, data)))
                 meter.advance(note=row.name)
         memory = []
         for trajectories in at_once:
@@ -98,12 +98,12 @@ def show(results: Results, *, markdown: bool) -> None:
     console.print(about(results), highlight=False)
 
 
-def _warm_up(configuration: Configuration, task: Task) -> None:
+def _warm_up(configuration: Configuration, data: TrainingData) -> None:
     """Run both trainers on a few images: first calls include planning of operations and late imports."""
     few = replace(configuration, prompts=2, group=2, sizes=(1, 3))
     for row in ROWS:
         if row.name in (REFERENCE, OURS):
-            measure(row, few, task)
+            measure(row, few, data)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -31,7 +31,8 @@ from chunk_grpo.stopping import STOP
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.trainer import Places, Task, Trainer
+from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.trainer import Trainer
 from stages._inputs import load_model, read_prompts
 from stages._kept import KEPT, add_code, add_files
 from stages._launch import run_processes
@@ -95,12 +96,12 @@ def read_method(params: Params, arguments: Arguments) -> Method:
     return method_from(params, arguments.variant, plan, weights)
 
 
-def read_task(params: Params, arguments: Arguments) -> Task:
+def read_training_data(params: Params, arguments: Arguments) -> TrainingData:
     """Read the train and held-out prompts with embeddings, and the rewards."""
     files = (arguments.prompts, arguments.index, arguments.tensors)
     heldout = read_prompts(*files, ("eval",))
     scorers, unseen = read_scorers(params, arguments.scorers), params.train.heldout.scorers
-    return Task(
+    return TrainingData(
         prompts=read_prompts(*files, ("train",)),
         heldout=heldout.rows(range(min(params.train.heldout.num_prompts, len(heldout)))),
         reward=reward_of(params, scorers, params.rewards),
@@ -144,7 +145,7 @@ def main(params: Params, arguments: Arguments) -> None:
         check_writable(place / arguments.variant)
     key = checkpoint_key(params, arguments)
     folder = KEPT / key
-    method, task = read_method(params, arguments), read_task(params, arguments)
+    method, data = read_method(params, arguments), read_training_data(params, arguments)
     shown = {
         "variant": params.variants[arguments.variant].model_dump(mode="json"),
         "train": params.train.model_dump(mode="json"),
@@ -156,8 +157,8 @@ def main(params: Params, arguments: Arguments) -> None:
                 params, arguments.model, ("transformer",), (params.model.height, params.model.width)
             )
             name = f"{arguments.variant}/seed-{seed}"
-            places = Places(folder / f"seed-{seed}", key, LOGS, name, params.trackers, shown)
-            trainer = Trainer(family, task, method, params.train, seed, places)
+            paths = RunPaths(folder / f"seed-{seed}", key, LOGS, name, params.trackers, shown)
+            trainer = Trainer(family, data, method, params.train, seed, paths)
             rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
             trainer.save_policies(draft / f"seed-{seed}")
         if writes:

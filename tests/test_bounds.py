@@ -102,3 +102,12 @@ def test_the_noise_seeds_of_the_profile_end_with_the_last() -> None:
     assert problems(three, put("profile.seed", most + 1)) == [
         f"profile.seed: must be <= 2**63 - profile.num_seeds = {most}, got {most + 1}"
     ]
+
+
+def test_the_eta_of_cps_is_at_most_1_in_sampling_and_in_a_variant() -> None:
+    too_much = "must be <= 1 with sde: cps, got 1.5"
+    cps = (put("sampling.sde", "cps"), put("sampling.eta", 1.5))
+    assert problems(*cps) == [f"sampling.eta: {too_much}"]
+    both = problems(*cps, put("variants.chunk.eta", 1.5))
+    assert both == [f"sampling.eta: {too_much}", f"variants.chunk.eta: {too_much}"]
+    assert problems(*cps, put("variants.chunk.sde", "dance")) == [f"sampling.eta: {too_much}"]

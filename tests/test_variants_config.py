@@ -90,14 +90,6 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
     assert params.variant_noise("chunk") == (params.sampling.sde, params.sampling.eta)
 
 
-def test_the_noise_of_cps_is_at_most_all_of_it_for_sampling_and_for_its_heirs() -> None:
-    cps = (put("sampling.sde", "cps"), put("sampling.eta", 1.5))
-    message = "must be <= 1 with sde: cps, got 1.5"
-    own = [line for line in said_of({**CHUNK, "eta": 1.5}, *cps) if message in line]
-    assert [line.partition(":")[0] for line in own] == ["sampling.eta", "variants.it.eta"]
-    assert not any("variants.it" in line for line in said_of({**CHUNK, "sde": "dance"}, *cps))
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

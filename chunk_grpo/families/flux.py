@@ -25,7 +25,7 @@ from chunk_grpo.families.lora import (
     save_lora,
     with_lora,
 )
-from chunk_grpo.families.sharding import gathered
+from chunk_grpo.families.sharding import full_tensor
 
 PIPELINE_CLASS = "FluxPipeline"
 
@@ -206,7 +206,7 @@ class FluxFamily:
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The weights of `trainable_parameters` by name; see `Family.trainable_state`."""
-        return {name: gathered(value) for name, value in self._held_state().items()}
+        return {name: full_tensor(value) for name, value in self._held_state().items()}
 
     def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of `trainable_state`; DataError if it belongs to other weights."""

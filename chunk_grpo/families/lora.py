@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.sharding import part_for
+from chunk_grpo.families.sharding import local_shard
 
 WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
 """Name of the weights file in an adapter folder."""
@@ -207,4 +207,4 @@ def load_exactly(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
         if found != wanted:
             raise DataError(f"{name}: must have the shape {wanted}, got {found} (None: no such weight)")
     for name, tensor in mine.items():
-        tensor.copy_(part_for(tensor, given[name]))
+        tensor.copy_(local_shard(tensor, given[name]))

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def shard(network: nn.Module, mesh: DeviceMesh) -> None:
+def shard_weights(network: nn.Module, mesh: DeviceMesh) -> None:
     """Shard the weights of a diffusers transformer over the processes of `mesh`, in place.
 
     This replaces the parameter objects: create the optimiser afterwards. All processes must perform the same passes.
@@ -31,7 +31,7 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> None:
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The unsharded tensor, on the CPU of the first process; the others get an empty one. All processes must call."""
     if not isinstance(tensor, DTensor):
         return tensor
@@ -40,7 +40,7 @@ def gathered(tensor: Tensor) -> Tensor:
     return whole.cpu() if is_first else torch.empty(0, dtype=whole.dtype)
 
 
-def part_for(like: Tensor, whole: Tensor) -> Tensor:
+def local_shard(like: Tensor, whole: Tensor) -> Tensor:
     """This process's part of a tensor.
 
     Args:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from chunk_grpo.families.sharding import gathered, part_for
+from chunk_grpo.families.sharding import full_tensor, local_shard
 
 
 class ExponentialMovingAverage:
@@ -56,7 +56,7 @@ class ExponentialMovingAverage:
             ValueError: Called inside `averaged`.
         """
         self._require_own_weights("state")
-        return [gathered(average) for average in self._averages]
+        return [full_tensor(average) for average in self._averages]
 
     def load_state(self, averages: Sequence[Tensor]) -> None:
         """Restore the result of `state`.
@@ -69,7 +69,7 @@ class ExponentialMovingAverage:
         if found != wanted:
             raise ValueError(f"averages must have the shapes {wanted} of the parameters, got {found}")
         for mine, given in zip(self._averages, averages, strict=True):
-            mine.copy_(part_for(mine, given))
+            mine.copy_(local_shard(mine, given))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.sharding import gathered, part_for
-from chunk_grpo.training.chunks import Chunks, Draw
+from chunk_grpo.families.sharding import full_tensor, local_shard
+from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience
@@ -22,7 +22,7 @@ from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch,
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingBatch:
     """Training data of one iteration.
 
     Attributes:
@@ -60,23 +60,25 @@ class Learner:
         """
         self._policies, self._parameters, self._method = policies, parameters, method
         self._settings, self._processes, self._seed = settings, processes, seed
-        self.chunks = Chunks(method)
+        self.selector = ChunkSelector(method)
         self.optimizer = processes.prepare_optimizer(
             torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         )
 
-    def prepare(self, lesson: Lesson, check: Check, *, fresh: bool) -> list[Update]:
+    def prepare(self, batch: TrainingBatch, check: Check, *, fresh: bool) -> list[Update]:
         """Build the updates of the iteration.
 
         Args:
-            lesson: Training data. With `train.old_log_probs: training` its old log-probabilities are replaced in place.
+            batch: Training data. With `train.old_log_probs: training` its old log-probabilities are replaced in place.
             check: Called before each micro-batch; raises to abort.
             fresh: Whether no update of the iteration has changed the policy yet. Only then can the old
                 log-probabilities be evaluated again.
         """
-        updates = [self._update(lesson, number) for number in range(self._settings.updates_per_iteration)]
+        updates = [self._update(batch, number) for number in range(self._settings.updates_per_iteration)]
         if fresh and self._settings.old_log_probs == "training":
-            kept = lesson.experience.drawn.log_probs.view(len(updates), -1, self._method.grid.num_sde_steps)
+            kept = batch.experience.trajectories.log_probs.view(
+                len(updates), -1, self._method.grid.num_sde_steps
+            )
             # The first update takes all ratios as 1 and needs no old values.
             for number, update in enumerate(updates[1:], start=1):
                 kept[number] = update.reevaluate_old(self._processes, check)
@@ -84,29 +86,31 @@ class Learner:
 
     def optimizer_state(self) -> dict[str, Any]:
         """State dict of the optimiser. With sharded weights all processes must call, and only the first gets it."""
-        return _with_tensors(self.optimizer.state_dict(), lambda _, value: gathered(value))
+        return _with_tensors(self.optimizer.state_dict(), lambda _, value: full_tensor(value))
 
     def load_state(self, optimizer: dict[str, Any], chunks: dict[str, Any]) -> None:
         """Restore a checkpoint.
 
         Args:
             optimizer: Result of `optimizer_state`, the same in all processes.
-            chunks: Result of `Chunks.state`.
+            chunks: Result of `ChunkSelector.state`.
         """
 
         def part(index: int, value: Tensor) -> Tensor:
             parameter = self._parameters[index]
-            return part_for(parameter, value) if value.shape == parameter.shape else value
+            return local_shard(parameter, value) if value.shape == parameter.shape else value
 
         self.optimizer.load_state_dict(_with_tensors(optimizer, part))
-        self.chunks.load_state(chunks)
+        self.selector.load_state(chunks)
 
-    def step(self, update: Update, lesson: Lesson, number: int, check: Check) -> tuple[UpdateStats, float]:
+    def step(
+        self, update: Update, batch: TrainingBatch, number: int, check: Check
+    ) -> tuple[UpdateStats, float]:
         """Perform one update; return its statistics and the norm of its gradient before clipping.
 
         Args:
             update: Update to perform, from `prepare`.
-            lesson: Training data of the iteration.
+            batch: Training data of the iteration.
             number: Number of the update within the iteration, from 0.
             check: Called before each micro-batch; raises to abort, which leaves weights and optimiser unchanged.
 
@@ -124,30 +128,32 @@ class Learner:
         self.optimizer.step()
         return stats, norm
 
-    def _update(self, lesson: Lesson, number: int) -> Update:
-        experience, objective = lesson.experience, self._objective()
-        device = experience.drawn.states.device
-        size = len(experience.drawn.states) // self._settings.updates_per_iteration
+    def _update(self, batch: TrainingBatch, number: int) -> Update:
+        experience, objective = batch.experience, self._objective()
+        device = experience.trajectories.states.device
+        size = len(experience.trajectories.states) // self._settings.updates_per_iteration
         rows = slice(number * size, (number + 1) * size)
-        part = experience.drawn.rows(rows)
-        draw = Draw(
+        part = experience.trajectories.rows(rows)
+        context = DrawContext(
             seed=self._seed,
-            iteration=lesson.iteration,
+            iteration=batch.iteration,
             iterations=self._settings.iterations,
             update=number,
             rows=range(self._processes.index * size, (self._processes.index + 1) * size),
             total=size * self._processes.count,
         )
-        batch = UpdateBatch(
+        rows_of_update = UpdateBatch(
             states=part.states,
             first_step=part.first_step,
             conditioning=experience.prompts.conditioning.rows(range(rows.start, rows.stop)),
-            advantages=lesson.advantages[rows].to(device, torch.float32),
+            advantages=batch.advantages[rows].to(device, torch.float32),
             old_log_probs=part.log_probs,
             old_means=part.means,
-            chunks=self.chunks.select(part, draw),
+            chunks=self.selector.select(part, context),
         )
-        return Update(self._policies, self._method.grid, batch, objective, self._settings.micro_batch_size)
+        return Update(
+            self._policies, self._method.grid, rows_of_update, objective, self._settings.micro_batch_size
+        )
 
     def _objective(self) -> Objective:
         method = self._method

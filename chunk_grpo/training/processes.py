@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from chunk_grpo.environment import SAVING
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
-from chunk_grpo.families.sharding import shard
+from chunk_grpo.families.sharding import shard_weights
 
 _PATIENCE = timedelta(days=7)
 """Timeout of the other processes while the main one writes. If it dies, its connections close and they fail at once."""
@@ -76,10 +76,10 @@ class Processes:
         """Whether this process writes the files."""
         return bool(self._accelerator.is_main_process)
 
-    def spread(self, network: nn.Module) -> None:
+    def shard(self, network: nn.Module) -> None:
         """Shard the network's weights if `shards_weights` is set. This replaces its parameter objects."""
         if self._mesh is not None:
-            shard(network, self._mesh)
+            shard_weights(network, self._mesh)
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return the network with gradients averaged over the processes; unchanged if there is one process.
@@ -87,7 +87,7 @@ class Processes:
         Collect the parameters after this call: sharding replaces them.
         """
         if self._mesh is not None or self.count == 1:
-            self.spread(network)
+            self.shard(network)
             return network
         self._replica = self._accelerator.prepare(network)
         return self._replica

@@ -32,7 +32,7 @@ DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledTrajectories:
     """B trajectories. M consecutive steps of each are stored: M = S, or 1 for a branch.
 
     Attributes:
@@ -51,9 +51,9 @@ class Drawn:
     means: Tensor | None
     finals: Tensor
 
-    def rows(self, where: slice) -> Drawn:
+    def rows(self, where: slice) -> SampledTrajectories:
         """The trajectories at these rows."""
-        return Drawn(
+        return SampledTrajectories(
             states=self.states[where],
             first_step=self.first_step[where],
             noisy=self.noisy[where],
@@ -71,14 +71,14 @@ class Experience:
 
     Attributes:
         prompts: Prompt of each image, B rows.
-        drawn: Trajectories of the images.
+        trajectories: Trajectories of the images.
         group_size: Images per group, M.
         scores: Values [B] of each scorer.
         seconds: Seconds by phase.
     """
 
     prompts: PromptSet
-    drawn: Drawn
+    trajectories: SampledTrajectories
     group_size: int
     scores: dict[str, NDArray[np.float64]]
     seconds: dict[str, float]
@@ -118,7 +118,7 @@ class Iteration:
     places: Sequence[int]
 
 
-def gather(
+def collect_experience(
     family: Family,
     method: Method,
     iteration: Iteration,
@@ -147,19 +147,19 @@ def gather(
     images = settings.group_size * (branching.points if branching else 1)
     rows = iteration.prompts.repeated(images)
     sampler = _Sampling(family, method, iteration, settings, check)
-    batches: list[Drawn] = []
+    batches: list[SampledTrajectories] = []
     with _Judge(family, reward, settings.background, waiting) as judge:
-        for drawn in sampler.branches(branching) if branching else sampler.trajectories():
-            span = range(judge.count, judge.count + len(drawn.finals))
+        for trajectories in sampler.branches(branching) if branching else sampler.trajectories():
+            span = range(judge.count, judge.count + len(trajectories.finals))
             part = rows.rows(span)
-            require_finite(drawn.finals, part, "rollout", DIVERGED)
-            batches.append(drawn)
-            judge.submit(drawn.finals, part)
+            require_finite(trajectories.finals, part, "rollout", DIVERGED)
+            batches.append(trajectories)
+            judge.submit(trajectories.finals, part)
         sampled = time.perf_counter()
         scores = judge.scores()
     return Experience(
         prompts=rows,
-        drawn=_joined(batches),
+        trajectories=_joined(batches),
         group_size=branching.children if branching else settings.group_size,
         scores=scores,
         seconds={
@@ -183,7 +183,7 @@ class _Sampling:
         self._stream = ("rollout", settings.seed, iteration.number)
         self._keep_means = NORMALISED[method.ratio_norm] is not None
 
-    def trajectories(self) -> Iterator[Drawn]:
+    def trajectories(self) -> Iterator[SampledTrajectories]:
         """Sample whole trajectories. All steps but the last are noisy, or only the window's steps."""
         grid, size = self._method.grid, self._settings.group_size
         noisy = self._noisy_steps()
@@ -203,7 +203,7 @@ class _Sampling:
                 sampler=grid.sampler,
                 keep_means=self._keep_means,
             )
-            yield Drawn(
+            yield SampledTrajectories(
                 states=made.states,
                 first_step=torch.zeros(len(span), dtype=torch.int64),
                 noisy=(made.transition_stds > 0).expand(len(span), -1),
@@ -212,7 +212,7 @@ class _Sampling:
                 finals=made.states[:, -1],
             )
 
-    def branches(self, branching: BranchingParams) -> Iterator[Drawn]:
+    def branches(self, branching: BranchingParams) -> Iterator[SampledTrajectories]:
         """Sample ODE runs with children at the iteration's branch points; row = (prompt, run, point, child)."""
         grid, children = self._method.grid, branching.children
         steps = torch.randperm(grid.num_sde_steps, generator=generator(*self._stream, "points"))
@@ -286,7 +286,7 @@ class _Sampling:
         return velocity
 
 
-def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> Drawn:
+def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> SampledTrajectories:
     """Convert R runs with M children at each of A branch points to R * A * M rows of one step each.
 
     Args:
@@ -310,7 +310,7 @@ def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> D
     before = of_runs([branch.before for branch in made.branches])
     after = of_children([branch.after for branch in made.branches])
     means = of_runs([branch.mean for branch in made.branches]).unsqueeze(1) if keep_means else None
-    return Drawn(
+    return SampledTrajectories(
         states=torch.stack([before, after], dim=1),
         first_step=first_step,
         noisy=noisy,
@@ -320,9 +320,9 @@ def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> D
     )
 
 
-def _joined(batches: Sequence[Drawn]) -> Drawn:
+def _joined(batches: Sequence[SampledTrajectories]) -> SampledTrajectories:
     means = [batch.means for batch in batches if batch.means is not None]
-    return Drawn(
+    return SampledTrajectories(
         states=torch.cat([batch.states for batch in batches]),
         first_step=torch.cat([batch.first_step for batch in batches]),
         noisy=torch.cat([batch.noisy for batch in batches]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from chunk_grpo.families.base import Family, TuningOptions
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
-from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.seeding import derive_seed
 from chunk_grpo.training.advantages import advantages_of, rewards_of
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.ema import ExponentialMovingAverage
-from chunk_grpo.training.halfway import Halfway
+from chunk_grpo.training.heldout import HeldoutEvaluation
+from chunk_grpo.training.iteration_state import IterationState
 from chunk_grpo.training.journal import Heading, Journal
-from chunk_grpo.training.learner import Learner, Lesson
+from chunk_grpo.training.learner import Learner, TrainingBatch
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.metrics import (
     MetricRow,
@@ -37,84 +37,52 @@ from chunk_grpo.training.metrics import (
     warn_of_no_advantage,
     warn_of_poor_fidelity,
 )
-from chunk_grpo.training.monitor import Monitor
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.stopping import GivenUpError
-from chunk_grpo.training.trackers import TrackerName, Trackers
+from chunk_grpo.training.trackers import Trackers
 from chunk_grpo.training.update import Policies, UpdateStats
 
 PICTURES_SHOWN = 16
 """Largest number of held-out images that the trackers log."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """Prompts and reward of a training.
-
-    Attributes:
-        prompts: Training prompts.
-        heldout: Held-out prompts.
-        reward: Reward that training maximises.
-        unseen: Scorers of the held-out images that training does not maximise; None: none are configured.
-    """
-
-    prompts: PromptSet
-    heldout: PromptSet
-    reward: Reward
-    unseen: Reward | None = None
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where a run writes its checkpoints, journal and tracker logs.
-
-    Attributes:
-        checkpoints: Folder of the checkpoints, not shared with other runs.
-        identity: Name of the computation. Checkpoints with another identity are refused.
-        logs: Folder of the journals and tracker logs of all runs.
-        name: Name of the run, and of its folder below `logs`.
-        trackers: Names of the trackers.
-        config: Settings that the trackers show.
-    """
-
-    checkpoints: Path
-    identity: str
-    logs: Path
-    name: str
-    trackers: tuple[TrackerName, ...] = ()
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-
 class Trainer:
     """Trains the family's transformer in place with one method and one seed."""
 
     def __init__(
-        self, family: Family, task: Task, method: Method, settings: TrainParams, seed: int, places: Places
+        self,
+        family: Family,
+        data: TrainingData,
+        method: Method,
+        settings: TrainParams,
+        seed: int,
+        paths: RunPaths,
     ) -> None:
         """Prepare the model, and resume from the newest checkpoint if there is one.
 
         Args:
             family: Base policy, loaded with the parts "transformer" and "vae".
-            task: Prompts and reward.
+            data: Prompts and reward.
             method: Settings of the variant.
             settings: `train` section of params.yaml.
             seed: Training seed of the prompt order, rollouts, chunk draws and adapter.
-            places: Folders and names of the run.
+            paths: Folders and names of the run.
 
         Raises:
             ConfigError: The LoRA settings do not match the model, prompts cannot be divided evenly among the
                 processes, or a tracker cannot be opened.
             DataError: All checkpoints are refused, or the journal cannot be written.
         """
-        self._family, self._task, self._method, self._settings = family, task, method, settings
+        self._family, self._data, self._method, self._settings = family, data, method, settings
         self._seed, self._processes = seed, Processes(shards_weights=settings.shard_weights)
         self._shares_of_prompts()
-        self._checkpoints = CheckpointStore(places.checkpoints, places.identity, settings.checkpoints_kept)
-        self._best = CheckpointStore(places.checkpoints / "best", places.identity, keep=1)
+        self._checkpoints = CheckpointStore(paths.checkpoints, paths.identity, settings.checkpoints_kept)
+        self._best = CheckpointStore(paths.checkpoints / "best", paths.identity, keep=1)
         family.prepare_training(_tuning(settings), derive_seed("adapter", seed))
-        reference = family.reference(self._processes.spread).velocity if method.kl_coef > 0 else None
+        reference = family.reference(self._processes.shard).velocity if method.kl_coef > 0 else None
         family.use_network(self._processes.wrap(family.transformer))
         parameters = list(family.trainable_parameters())
         self._learner = Learner(
@@ -123,18 +91,18 @@ class Trainer:
         self._average = (
             None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
         )
-        self._monitor = Monitor(task.heldout, task.reward, task.unseen, settings)
+        self._heldout = HeldoutEvaluation(data.heldout, data.reward, data.unseen, settings)
         self._rows: list[MetricRow] = []
         self._done = 0
-        self._halfway: Halfway | None = None
+        self._unfinished: IterationState | None = None
         self._resume()
         # Trackers discard values already logged at `first` and later.
-        first = self._done if self._is_watch_due() else self._done + 1
-        self._trackers = Trackers(places.trackers, places.logs, places.name, places.config, start_step=first)
+        first = self._done if self._is_evaluation_due() else self._done + 1
+        self._trackers = Trackers(paths.trackers, paths.logs, paths.name, paths.config, start_step=first)
         if first == self._done:
             self._trackers.log(first, {name: value for i, name, value in self._rows if i == first})
-        heading = Heading(places.identity, seed, settings.seeds, settings.iterations, self._done)
-        where = places.logs / places.name
+        heading = Heading(paths.identity, seed, settings.seeds, settings.iterations, self._done)
+        where = paths.logs / paths.name
         self._journal = Journal(where, heading, self._rows, writes=self._processes.is_main)
 
     def run(self, should_stop: Callable[[], bool]) -> list[MetricRow]:
@@ -170,10 +138,10 @@ class Trainer:
         """Train to iteration `total` or to early stopping; True if a stop request came first."""
         try:
             with Meter(f"training, seed {self._seed}", total, self._done) as meter:
-                self._watch_if_due()
-                while self._done < total and not self._processes.any(self._monitor.should_stop()):
+                self._evaluate_if_due()
+                while self._done < total and not self._processes.any(self._heldout.should_stop()):
                     self._iterate(self._done + 1)
-                    self._watch_if_due()
+                    self._evaluate_if_due()
                     meter.advance(note=self._reward_so_far())
                     self._save_if_due()
         except GivenUpError:
@@ -195,21 +163,21 @@ class Trainer:
 
     def _iterate(self, iteration: int) -> None:
         """Perform an iteration, or the rest of a resumed one: rollout, reward, advantage, update, log."""
-        if self._halfway is None:
+        if self._unfinished is None:
             experience = self._roll_out(iteration)
             everybody = self._of_all_processes(experience)
-            weights = self._task.reward.weights
+            weights = self._data.reward.weights
             rewards = rewards_of(everybody, weights)  # [Q, M]
             advantages = advantages_of(everybody, weights, self._method)  # [B] or [B, K]
             warn_of_no_advantage(iteration, advantages)
             metrics = reward_metrics(rewards, everybody.scores, advantages) | self._follow(experience)
             mine = self._processes.share_of(len(advantages), "images")
-            self._halfway = Halfway(
-                Lesson(iteration, experience, advantages[mine.start : mine.stop]), metrics
+            self._unfinished = IterationState(
+                TrainingBatch(iteration, experience, advantages[mine.start : mine.stop]), metrics
             )
-        self._learn(self._halfway)
-        self._log(self._halfway)
-        self._halfway, self._done = None, iteration
+        self._learn(self._unfinished)
+        self._log(self._unfinished)
+        self._unfinished, self._done = None, iteration
 
     def _roll_out(self, iteration: int) -> Experience:
         """Sample and score images of this process's prompts with the current policy."""
@@ -223,11 +191,11 @@ class Trainer:
         )
         self._family.transformer.eval()
         prompts, places = self._prompts_of(iteration)
-        return gather(
+        return collect_experience(
             self._family,
             self._method,
             Iteration(iteration, prompts, places),
-            self._task.reward,
+            self._data.reward,
             rollout,
             self._check,
             self._check_alone,
@@ -236,9 +204,9 @@ class Trainer:
     def _prompts_of(self, iteration: int) -> tuple[PromptSet, list[int]]:
         """This process's prompts of an iteration, grouped by update, and their places among all."""
         count = self._settings.prompts_per_iteration
-        picked = prompts_of_iteration(iteration - 1, count, len(self._task.prompts), self._seed)
+        picked = prompts_of_iteration(iteration - 1, count, len(self._data.prompts), self._seed)
         places = self._shares_of_prompts()
-        return self._task.prompts.rows([picked[place] for place in places]), places
+        return self._data.prompts.rows([picked[place] for place in places]), places
 
     def _shares_of_prompts(self) -> list[int]:
         """Places of this process's prompts among all of an iteration: an equal part of each update's share."""
@@ -261,34 +229,34 @@ class Trainer:
         """Recompute the chunk plan if due, and return its metrics; empty without `replan_every`."""
         if self._method.replan_every is None:
             return {}
-        curves = relative_l1(experience.drawn.states)[:, : self._method.grid.num_sde_steps]  # [B, N]
+        curves = relative_l1(experience.trajectories.states)[:, : self._method.grid.num_sde_steps]  # [B, N]
         everybody = torch.cat(self._processes.gather([curves.cpu()]))
-        return self._learner.chunks.follow(everybody.mean(dim=0).tolist(), self._done + 1)
+        return self._learner.selector.follow(everybody.mean(dim=0).tolist(), self._done + 1)
 
-    def _learn(self, halfway: Halfway) -> None:
+    def _learn(self, state: IterationState) -> None:
         """Perform the remaining updates of the iteration."""
         start = time.perf_counter()
-        updates = self._learner.prepare(halfway.lesson, self._check, fresh=not halfway.updates)
-        for number in range(len(halfway.updates), len(updates)):
-            halfway.updates.append(self._learner.step(updates[number], halfway.lesson, number, self._check))
+        updates = self._learner.prepare(state.batch, self._check, fresh=not state.updates)
+        for number in range(len(state.updates), len(updates)):
+            state.updates.append(self._learner.step(updates[number], state.batch, number, self._check))
             if self._average is not None:
                 self._average.update()
-            halfway.seconds += time.perf_counter() - start
+            state.seconds += time.perf_counter() - start
             start = time.perf_counter()
 
-    def _log(self, halfway: Halfway) -> None:
+    def _log(self, state: IterationState) -> None:
         """Collect and log the metrics of an iteration."""
-        iteration, experience = halfway.lesson.iteration, halfway.lesson.experience
-        own, norms = zip(*halfway.updates, strict=True)
+        iteration, experience = state.batch.iteration, state.batch.experience
+        own, norms = zip(*state.updates, strict=True)
         stats = [UpdateStats.of_all(parts) for parts in zip(*self._processes.gather([own]), strict=True)]
         fidelity = fidelity_metrics(stats[0], self._method.grid.num_sde_steps)
         if iteration == 1:
             warn_of_poor_fidelity(fidelity, self._method.clip_range)
-        seconds = seconds_metrics({**experience.seconds, "update": halfway.seconds}, len(experience.prompts))
-        metrics = {**halfway.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
-        self._tell(iteration, metrics)
+        seconds = seconds_metrics({**experience.seconds, "update": state.seconds}, len(experience.prompts))
+        metrics = {**state.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
+        self._record(iteration, metrics)
 
-    def _tell(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    def _record(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Store metrics, and write them to trackers and journal."""
         self._rows += [(iteration, name, value) for name, value in metrics.items()]
         self._trackers.log(iteration, metrics)
@@ -299,24 +267,24 @@ class Trainer:
         last = {name: value for iteration, name, value in self._rows if iteration == self._done}
         return f"reward {last['reward_mean']:.3f} +- {last['reward_std']:.3f}"
 
-    def _is_watch_due(self) -> bool:
+    def _is_evaluation_due(self) -> bool:
         """Whether a held-out evaluation is due and was not already done before a stop."""
         iteration, every = self._done, self._settings.heldout.every
         due = iteration % every == 0 or iteration == self._settings.iterations
         return due and not any(row[:2] == (iteration, "heldout_reward") for row in self._rows)
 
-    def _watch_if_due(self) -> None:
+    def _evaluate_if_due(self) -> None:
         """Evaluate the policy on the held-out prompts if due."""
-        if not self._is_watch_due():
+        if not self._is_evaluation_due():
             return
         iteration, times = self._done, self._method.grid.times
         with self._averaged():
-            measured = self._monitor.measure(self._family, times, iteration, self._check, self._check_alone)
-            if self._settings.heldout.keep_best and self._processes.gather([measured.is_best])[0]:
+            evaluated = self._heldout.evaluate(self._family, times, iteration, self._check, self._check_alone)
+            if self._settings.heldout.keep_best and self._processes.gather([evaluated.is_best])[0]:
                 best = TrainingState(iteration, self._family.trainable_state(), {}, [])
                 self._processes.by_main(lambda: self._best.save(best))
-        self._tell(iteration, measured.metrics)
-        self._trackers.log_images(iteration, "heldout", as_pictures(measured.images[:PICTURES_SHOWN]))
+        self._record(iteration, evaluated.metrics)
+        self._trackers.log_images(iteration, "heldout", as_pictures(evaluated.images[:PICTURES_SHOWN]))
 
     def _averaged(self) -> AbstractContextManager[None]:
         """Context in which the policy has its averaged weights, if `ema_decay` is set."""
@@ -341,12 +309,12 @@ class Trainer:
         if self._average is not None:
             self._average.load_state(state.extra["average"])
         self._learner.load_state(state.optimizer, state.extra["chunks"])
-        self._monitor.load_state(state.extra["monitor"])
+        self._heldout.load_state(state.extra["heldout"])
         self._rows, self._done = [(i, n, v) for i, n, v in state.rows], state.iteration
-        if state.extra["halfway"] is not None:
-            self._resume_halfway(state.extra["halfway"], state.iteration + 1)
+        if state.extra["unfinished"] is not None:
+            self._resume_unfinished(state.extra["unfinished"], state.iteration + 1)
 
-    def _resume_halfway(self, states: list[dict[str, Any]], iteration: int) -> None:
+    def _resume_unfinished(self, states: list[dict[str, Any]], iteration: int) -> None:
         """Restore an iteration in progress, each process with its own trajectories.
 
         Raises:
@@ -359,7 +327,7 @@ class Trainer:
             )
         prompts, _ = self._prompts_of(iteration)
         device = prompts.conditioning.prompt_embeds.device
-        self._halfway = Halfway.from_state(states[self._processes.index], prompts, device)
+        self._unfinished = IterationState.from_state(states[self._processes.index], prompts, device)
 
     def _save_if_due(self) -> None:
         if self._done % self._settings.checkpoint_every == 0 or self._done == self._settings.iterations:
@@ -369,12 +337,12 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint. Random streams are functions of the iteration and have no state."""
-        halfway = None if self._halfway is None else self._processes.gather([self._halfway.state()])
+        unfinished = None if self._unfinished is None else self._processes.gather([self._unfinished.state()])
         extra = {
-            "chunks": self._learner.chunks.state(),
-            "monitor": self._monitor.state(),
+            "chunks": self._learner.selector.state(),
+            "heldout": self._heldout.state(),
             "average": None if self._average is None else self._average.state(),
-            "halfway": halfway,
+            "unfinished": unfinished,
         }
         state = TrainingState(
             iteration=self._done,

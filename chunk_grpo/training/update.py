@@ -21,7 +21,7 @@ from chunk_grpo.core.objective import ClipRange, clipped_chunks, gradient_coeffi
 from chunk_grpo.core.ratios import NORMALISED, chunk_ratio
 from chunk_grpo.core.types import Transition
 from chunk_grpo.families.base import Conditioning
-from chunk_grpo.training.chunks import TrainedChunks
+from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.packing import pack
 from chunk_grpo.training.processes import Processes

@@ -12,11 +12,11 @@ from benchmarks.reference import ReferenceTrainer, Sample
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training.advantages import advantages_of, rewards_of
-from chunk_grpo.training.learner import Learner, Lesson
+from chunk_grpo.training.learner import Learner, TrainingBatch
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.schedule import prompts_of_iteration
-from chunk_grpo.training.trainer import Task
 from chunk_grpo.training.update import Policies, UpdateStats
 from tests.shapes_scorers import shapes_reward
 
@@ -32,9 +32,9 @@ def check() -> None:
 
 
 @pytest.fixture(scope="module")
-def task() -> Task:
+def data() -> TrainingData:
     """Two prompts and a reward without thresholds, which rounding could cross."""
-    return replace(CONFIGURATION.task(), reward=shapes_reward({"shapes-vivid": 1.0}))
+    return replace(CONFIGURATION.data(), reward=shapes_reward({"shapes-vivid": 1.0}))
 
 
 def moved(family: FluxFamily) -> FluxFamily:
@@ -70,7 +70,7 @@ class Side:
     stats: UpdateStats | None = None
 
 
-def ours(task: Task, same_noise: bool, rewards: Tensor) -> Side:
+def ours(data: TrainingData, same_noise: bool, rewards: Tensor) -> Side:
     """Its own images and rewards, and what it learns from the given rewards [B]."""
     family, params, processes = CONFIGURATION.family(), CONFIGURATION.params(), Processes()
     method = replace(CONFIGURATION.method(), clip_range=CLIP_RANGE)
@@ -79,16 +79,16 @@ def ours(task: Task, same_noise: bool, rewards: Tensor) -> Side:
         Policies(family.velocity), list(family.trainable_parameters()), method, params.train, processes, SEED
     )
     picked = prompts_of_iteration(ITERATION - 1, 2, 2, SEED)
-    experience: Experience = gather(
+    experience: Experience = collect_experience(
         family,
         method,
-        Iteration(ITERATION, task.prompts.rows(picked), range(2)),
-        task.reward,
+        Iteration(ITERATION, data.prompts.rows(picked), range(2)),
+        data.reward,
         RolloutSettings(3, 4, same_noise, background=False, seed=SEED),
     )
     given = replace(experience, scores={"shapes-vivid": rewards.numpy()})
-    lesson = Lesson(ITERATION, given, advantages_of(given, task.reward.weights, method))
-    updates = learner.prepare(lesson, check, fresh=True)
+    batch = TrainingBatch(ITERATION, given, advantages_of(given, data.reward.weights, method))
+    updates = learner.prepare(batch, check, fresh=True)
     updates[0].accumulate_gradient(processes, on_policy=True, check=check)
     first = gradients(family)
     learner.optimizer.zero_grad()
@@ -97,12 +97,12 @@ def ours(task: Task, same_noise: bool, rewards: Tensor) -> Side:
     second = gradients(family)
     learner.optimizer.zero_grad()
     held_gradient(updates[1], processes, on_policy=False, check=check)
-    drawn = experience.drawn
+    trajectories = experience.trajectories
     return Side(
-        rewards_of(experience, task.reward.weights).flatten(),
-        lesson.advantages,
-        drawn.states,
-        drawn.log_probs,
+        rewards_of(experience, data.reward.weights).flatten(),
+        batch.advantages,
+        trajectories.states,
+        trajectories.log_probs,
         first,
         second,
         gradients(family),
@@ -110,11 +110,11 @@ def ours(task: Task, same_noise: bool, rewards: Tensor) -> Side:
     )
 
 
-def plain(task: Task, same_noise: bool) -> Side:
+def plain(data: TrainingData, same_noise: bool) -> Side:
     family = CONFIGURATION.family()
     settings = CONFIGURATION.params().train.model_copy(update={"same_noise_in_group": same_noise})
     method = replace(CONFIGURATION.method(), clip_range=CLIP_RANGE)
-    trainer = ReferenceTrainer(family, task.prompts, task.reward, method, settings, SEED)
+    trainer = ReferenceTrainer(family, data.prompts, data.reward, method, settings, SEED)
     samples: list[Sample] = trainer.roll_out(ITERATION)
     advantages = trainer.advantages(samples)
     trainer.accumulate_gradient(ITERATION, 0, samples, advantages)
@@ -132,9 +132,9 @@ def plain(task: Task, same_noise: bool) -> Side:
 
 
 @pytest.mark.parametrize("same_noise", [False, True])
-def test_both_trainers_draw_earn_and_learn_the_same(task: Task, same_noise: bool) -> None:
-    expected = plain(task, same_noise)
-    found = ours(task, same_noise, expected.rewards)
+def test_both_trainers_draw_earn_and_learn_the_same(data: TrainingData, same_noise: bool) -> None:
+    expected = plain(data, same_noise)
+    found = ours(data, same_noise, expected.rewards)
     assert torch.allclose(found.states, expected.states, rtol=0, atol=1e-4)
     assert torch.allclose(found.log_probs, expected.log_probs, rtol=0, atol=1e-5)
     # Where the states round differently, a value of a pixel may become its neighbour among 256: the vividness of that

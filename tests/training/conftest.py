@@ -1,4 +1,4 @@
-"""The toy checkpoint with a few encoded prompts, and a training task so small that an iteration takes a second."""
+"""The toy checkpoint with a few encoded prompts, and a training so small that an iteration takes a second."""
 
 import itertools
 from collections.abc import Callable
@@ -17,7 +17,8 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
-from chunk_grpo.training.trainer import Places, Task, Trainer
+from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.trainer import Trainer
 from stages.chunk_boundaries import build_plan
 from tests.shapes_scorers import shapes_reward
 
@@ -77,11 +78,11 @@ def prompts() -> PromptSet:
 
 
 @pytest.fixture(scope="session")
-def task(prompts: PromptSet) -> Task:
+def data(prompts: PromptSet) -> TrainingData:
     """Five prompts to train on and two to watch."""
     reward = shapes_reward({"shapes-graded": 1.0, "shapes-vivid": 0.6})
     unseen = shapes_reward({"shapes-exact": 1.0})
-    return Task(prompts.rows(range(5)), prompts.rows([5, 6]), reward, unseen)
+    return TrainingData(prompts.rows(range(5)), prompts.rows([5, 6]), reward, unseen)
 
 
 def small_params(variant: dict[str, Any], **changes: Any) -> Params:
@@ -103,7 +104,7 @@ def method_of(params: Params) -> Method:
 
 
 @pytest.fixture(scope="session")
-def train(policy: Callable[[], FluxFamily], task: Task) -> Callable[..., Outcome]:
+def train(policy: Callable[[], FluxFamily], data: TrainingData) -> Callable[..., Outcome]:
     """Run training to its end, or until its `stop_at`-th look at the stop request, and return what it made."""
 
     def run(
@@ -111,14 +112,14 @@ def train(policy: Callable[[], FluxFamily], task: Task) -> Callable[..., Outcome
         seed: int = 0,
         stop_at: int | None = None,
         variant: dict[str, Any] = CHUNK_WS,
-        on: Task | None = None,
+        on: TrainingData | None = None,
         trackers: tuple[Literal["tensorboard"], ...] = (),
         save: bool = False,
         **changes: Any,
     ) -> Outcome:
         family, params = policy(), small_params(variant, **changes)
-        places = Places(folder, "test", folder / "logs", "it", trackers)
-        trainer = Trainer(family, on or task, method_of(params), params.train, seed, places)
+        paths = RunPaths(folder, "test", folder / "logs", "it", trackers)
+        trainer = Trainer(family, on or data, method_of(params), params.train, seed, paths)
         asked = itertools.count(1)
         rows = trainer.run(lambda: next(asked) == stop_at)
         weights = {name: value.clone() for name, value in family.transformer.state_dict().items()}

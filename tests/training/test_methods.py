@@ -9,8 +9,8 @@ import torch
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.families.flux import FluxFamily
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
-from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.run import TrainingData
 
 from .conftest import CHUNK_WS, PROFILE, Outcome, method_of, small_params
 
@@ -78,57 +78,57 @@ def test_methods_differ_and_settings_that_change_nothing_do_not(train: Train, tm
 
 
 def experience(
-    policy: Callable[[], FluxFamily], task: Task, variant: dict[str, Any], **changes: Any
+    policy: Callable[[], FluxFamily], data: TrainingData, variant: dict[str, Any], **changes: Any
 ) -> Experience:
     params = small_params(variant, **changes)
     train = params.train
     settings = RolloutSettings(
         train.group_size, train.micro_batch_size, train.same_noise_in_group, True, seed=0
     )
-    where = Iteration(2, task.prompts.rows([1, 3]), [0, 1])
-    return gather(policy(), method_of(params), where, task.reward, settings)
+    where = Iteration(2, data.prompts.rows([1, 3]), [0, 1])
+    return collect_experience(policy(), method_of(params), where, data.reward, settings)
 
 
-def test_a_branch_has_its_noise_in_one_step(policy: Callable[[], FluxFamily], task: Task) -> None:
+def test_a_branch_has_its_noise_in_one_step(policy: Callable[[], FluxFamily], data: TrainingData) -> None:
     """Two prompts, two runs each (six images by three children), two branch points."""
-    made = experience(policy, task, BRANCHING, group_size=6)
-    drawn = made.drawn
+    made = experience(policy, data, BRANCHING, group_size=6)
+    trajectories = made.trajectories
     rows = 2 * 2 * 2 * 3
-    assert drawn.states.shape[:2] == (rows, 2)
+    assert trajectories.states.shape[:2] == (rows, 2)
     assert made.group_size == 3  # compared with the other children of the same run and point
     assert made.prompts.ids == ["p1"] * 12 + ["p3"] * 12
-    assert drawn.noisy.sum(dim=1).tolist() == [1] * rows
-    assert torch.equal(drawn.noisy.int().argmax(dim=1), drawn.first_step)
-    points = drawn.first_step.view(4, 2, 3)
+    assert trajectories.noisy.sum(dim=1).tolist() == [1] * rows
+    assert torch.equal(trajectories.noisy.int().argmax(dim=1), trajectories.first_step)
+    points = trajectories.first_step.view(4, 2, 3)
     assert len(set(points[0, :, 0].tolist())) == 2
     assert torch.equal(points, points[:1, :, :1].expand_as(points))
-    before = drawn.states[:, 0].view(8, 3, -1)
+    before = trajectories.states[:, 0].view(8, 3, -1)
     assert torch.equal(before, before[:, :1].expand_as(before))  # children share where they come from
-    after = drawn.states[:, 1].view(8, 3, -1)
+    after = trajectories.states[:, 1].view(8, 3, -1)
     assert float((after[:, 0] - after[:, 1]).abs().min(dim=1).values.max()) > 0
-    trained = drawn.log_probs[drawn.noisy]
+    trained = trajectories.log_probs[trajectories.noisy]
     assert bool((trained != 0).all())
-    assert bool((drawn.log_probs[~drawn.noisy] == 0).all())
+    assert bool((trajectories.log_probs[~trajectories.noisy] == 0).all())
 
 
 def test_a_branch_that_is_evaluated_alone_has_the_same_children(
-    policy: Callable[[], FluxFamily], task: Task
+    policy: Callable[[], FluxFamily], data: TrainingData
 ) -> None:
     """The second prompt alone, in another batch: its noise is named by its place."""
-    both = experience(policy, task, BRANCHING, group_size=3)
+    both = experience(policy, data, BRANCHING, group_size=3)
     params = small_params(BRANCHING, group_size=3)
     settings = RolloutSettings(3, 100, False, False, seed=0)
-    alone = gather(
-        policy(), method_of(params), Iteration(2, task.prompts.rows([3]), [1]), task.reward, settings
+    alone = collect_experience(
+        policy(), method_of(params), Iteration(2, data.prompts.rows([3]), [1]), data.reward, settings
     )
-    half = both.drawn.states[len(both.drawn.states) // 2 :]
-    assert torch.allclose(alone.drawn.states, half, rtol=0, atol=1e-4)
+    half = both.trajectories.states[len(both.trajectories.states) // 2 :]
+    assert torch.allclose(alone.trajectories.states, half, rtol=0, atol=1e-4)
 
 
-def test_a_window_moves_and_the_rest_is_the_ode(policy: Callable[[], FluxFamily], task: Task) -> None:
-    made = experience(policy, task, WINDOW)  # the second iteration
-    assert made.drawn.noisy.tolist() == [[False, True, True, False]] * 6
-    assert bool((made.drawn.log_probs[:, [0, 3]] == 0).all())
+def test_a_window_moves_and_the_rest_is_the_ode(policy: Callable[[], FluxFamily], data: TrainingData) -> None:
+    made = experience(policy, data, WINDOW)  # the second iteration
+    assert made.trajectories.noisy.tolist() == [[False, True, True, False]] * 6
+    assert bool((made.trajectories.log_probs[:, [0, 3]] == 0).all())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
     batch_size: int,
     first_evaluations: list[int],
     policy: Callable[[], FluxFamily],
-    task: Task,
+    data: TrainingData,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     evaluated: list[int] = []
@@ -150,7 +150,7 @@ def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
 
     monkeypatch.setattr(FluxFamily, "velocity", counting)
     run = {"same_noise_in_group": True, "group_size": 4, "micro_batch_size": batch_size}
-    made = experience(policy, task, CHUNK_WS, **run)
+    made = experience(policy, data, CHUNK_WS, **run)
     sizes = [batch_size, 8 - batch_size]
     assert evaluated == [
         count
@@ -158,6 +158,6 @@ def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
         for count in [first, *[size] * len(PROFILE)]
     ]
     monkeypatch.setattr("chunk_grpo.training.rollouts._Sampling._starts_alike", property(lambda self: False))
-    plain = experience(policy, task, CHUNK_WS, **run)
-    assert torch.allclose(made.drawn.states, plain.drawn.states, rtol=0, atol=1e-4)
-    assert torch.equal(made.drawn.states[:, 0], plain.drawn.states[:, 0])
+    plain = experience(policy, data, CHUNK_WS, **run)
+    assert torch.allclose(made.trajectories.states, plain.trajectories.states, rtol=0, atol=1e-4)
+    assert torch.equal(made.trajectories.states[:, 0], plain.trajectories.states[:, 0])

@@ -11,7 +11,7 @@ import pytest
 
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.run import TrainingData
 from tests.shapes_scorers import ScorerForTests
 from tests.training.conftest import Outcome
 
@@ -32,10 +32,10 @@ class ByPrompt(ScorerForTests):
 
 
 def test_equal_rewards_within_every_group_are_told(
-    train: Train, task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    train: Train, data: TrainingData, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     weights = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
-    flat = replace(task, reward=Reward(dict.fromkeys(weights, ByPrompt()), weights))
+    flat = replace(data, reward=Reward(dict.fromkeys(weights, ByPrompt()), weights))
     with caplog.at_level(logging.WARNING):
         found = train(tmp_path / "flat", on=flat, iterations=2)
     told = [record.getMessage() for record in caplog.records if "nothing is learnt" in record.getMessage()]

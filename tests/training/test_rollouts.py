@@ -16,8 +16,8 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.advantages import rewards_of
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, gather
-from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.run import TrainingData
 from tests.shapes_scorers import ScorerForTests
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
@@ -32,7 +32,7 @@ def family(policy: Callable[[], FluxFamily]) -> FluxFamily:
 
 def experience(
     family: FluxFamily,
-    task: Task,
+    data: TrainingData,
     batch_size: int = 4,
     same_noise: bool = False,
     iteration: int = 1,
@@ -41,16 +41,18 @@ def experience(
     background: bool = True,
 ) -> Experience:
     settings = RolloutSettings(G, batch_size, same_noise, background, seed)
-    where = Iteration(iteration, task.prompts.rows([1, 3]), [0, 1])
-    return gather(family, method_of(small_params(variant, group_size=G)), where, task.reward, settings)
+    where = Iteration(iteration, data.prompts.rows([1, 3]), [0, 1])
+    return collect_experience(
+        family, method_of(small_params(variant, group_size=G)), where, data.reward, settings
+    )
 
 
-def test_rows_are_grouped_by_prompt(family: FluxFamily, task: Task) -> None:
-    made = experience(family, task)
+def test_rows_are_grouped_by_prompt(family: FluxFamily, data: TrainingData) -> None:
+    made = experience(family, data)
     assert made.prompts.ids == ["p1"] * G + ["p3"] * G
-    assert made.drawn.states.shape == (2 * G, len(PROFILE) + 2, *family.latent_shape)
-    assert made.drawn.log_probs.shape == (2 * G, len(PROFILE))
-    rewards = rewards_of(made, task.reward.weights)
+    assert made.trajectories.states.shape == (2 * G, len(PROFILE) + 2, *family.latent_shape)
+    assert made.trajectories.log_probs.shape == (2 * G, len(PROFILE))
+    rewards = rewards_of(made, data.reward.weights)
     assert rewards.shape == (2, G)
     by_hand = 1.0 * made.scores["shapes-graded"] + 0.6 * made.scores["shapes-vivid"]
     assert np.array_equal(rewards.numpy().ravel(), by_hand)
@@ -58,56 +60,56 @@ def test_rows_are_grouped_by_prompt(family: FluxFamily, task: Task) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 5, 6, 100])
 def test_trajectories_do_not_depend_on_the_batch_size(
-    batch_size: int, family: FluxFamily, task: Task
+    batch_size: int, family: FluxFamily, data: TrainingData
 ) -> None:
     """The noise is bitwise the same; a forward pass over another batch may round differently.
 
     Four steps carry such a difference, 1e-7 at first, to 7e-6 on two threads and to 1.2e-5 on one.
     """
-    one, other = experience(family, task), experience(family, task, batch_size)
-    assert torch.equal(one.drawn.states[:, 0], other.drawn.states[:, 0])
-    assert float((one.drawn.states - other.drawn.states).abs().max()) < 3e-5
-    assert float((one.drawn.log_probs - other.drawn.log_probs).abs().max()) < 1e-5
-    rewards = [rewards_of(made, task.reward.weights) for made in (one, other)]
+    one, other = experience(family, data), experience(family, data, batch_size)
+    assert torch.equal(one.trajectories.states[:, 0], other.trajectories.states[:, 0])
+    assert float((one.trajectories.states - other.trajectories.states).abs().max()) < 3e-5
+    assert float((one.trajectories.log_probs - other.trajectories.log_probs).abs().max()) < 1e-5
+    rewards = [rewards_of(made, data.reward.weights) for made in (one, other)]
     assert float((rewards[0] - rewards[1]).abs().max()) < 1e-3
 
 
-def test_every_trajectory_has_its_own_noise(family: FluxFamily, task: Task) -> None:
+def test_every_trajectory_has_its_own_noise(family: FluxFamily, data: TrainingData) -> None:
     starts = [
-        experience(family, task, iteration=i, seed=s).drawn.states[:, 0].flatten(1)
+        experience(family, data, iteration=i, seed=s).trajectories.states[:, 0].flatten(1)
         for i, s in ((1, 0), (2, 0), (1, 1))
     ]
     rows = torch.cat(starts)
     distances = torch.cdist(rows, rows) + torch.eye(len(rows)) * 1e9
     assert float(distances.min()) > 1
-    again = experience(family, task)
-    assert torch.equal(again.drawn.states, experience(family, task).drawn.states)
+    again = experience(family, data)
+    assert torch.equal(again.trajectories.states, experience(family, data).trajectories.states)
 
 
-def test_a_group_may_share_its_first_noise_and_nothing_else(family: FluxFamily, task: Task) -> None:
-    made = experience(family, task, same_noise=True, batch_size=2)
-    groups = made.drawn.states.view(2, G, *made.drawn.states.shape[1:])
+def test_a_group_may_share_its_first_noise_and_nothing_else(family: FluxFamily, data: TrainingData) -> None:
+    made = experience(family, data, same_noise=True, batch_size=2)
+    groups = made.trajectories.states.view(2, G, *made.trajectories.states.shape[1:])
     assert torch.equal(groups[:, :, 0], groups[:, :1, 0].expand(-1, G, -1, -1))
     assert not torch.equal(groups[0, 0, 0], groups[1, 0, 0])
     for group in groups[:, :, 1].flatten(2):  # after the first step
         assert float(torch.pdist(group).min()) > 1
-    own = experience(family, task, same_noise=False)
-    assert not torch.equal(own.drawn.states[0, 0], own.drawn.states[1, 0])
+    own = experience(family, data, same_noise=False)
+    assert not torch.equal(own.trajectories.states[0, 0], own.trajectories.states[1, 0])
 
 
-def heldout(family: FluxFamily, task: Task, batch_size: int = 4, seed: int = 9) -> np.ndarray:
+def heldout(family: FluxFamily, data: TrainingData, batch_size: int = 4, seed: int = 9) -> np.ndarray:
     times = time_grid(6, 3.0)
-    images = heldout_images(family, times, task.heldout, HeldoutSettings(2, seed, batch_size))
-    return heldout_scores(images, task.heldout, task.reward)["shapes-vivid"]
+    images = heldout_images(family, times, data.heldout, HeldoutSettings(2, seed, batch_size))
+    return heldout_scores(images, data.heldout, data.reward)["shapes-vivid"]
 
 
-def test_heldout_scores_are_those_of_fixed_noise(family: FluxFamily, task: Task) -> None:
+def test_heldout_scores_are_those_of_fixed_noise(family: FluxFamily, data: TrainingData) -> None:
     torch.manual_seed(1)
-    first = heldout(family, task)
+    first = heldout(family, data)
     torch.manual_seed(2)
-    assert np.array_equal(heldout(family, task), first)
-    assert np.allclose(heldout(family, task, batch_size=1), first, atol=1e-3)
-    assert not np.allclose(heldout(family, task, seed=10), first, atol=1e-3)
+    assert np.array_equal(heldout(family, data), first)
+    assert np.allclose(heldout(family, data, batch_size=1), first, atol=1e-3)
+    assert not np.allclose(heldout(family, data, seed=10), first, atol=1e-3)
     assert first.shape == (4,)
     assert first[0] != first[1]  # a prompt's images start from different noises
 
@@ -127,18 +129,22 @@ def broken(family: FluxFamily, value: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_latents_that_are_not_finite_are_an_error(value: float, family: FluxFamily, task: Task) -> None:
+def test_latents_that_are_not_finite_are_an_error(
+    value: float, family: FluxFamily, data: TrainingData
+) -> None:
     with broken(family, value), pytest.raises(DataError) as caught:
-        experience(family, task, iteration=12)
+        experience(family, data, iteration=12)
     assert str(caught.value).startswith(
-        f"rollout: the latents of prompt {task.prompts.texts[1]!r} are not finite. The policy has diverged: "
+        f"rollout: the latents of prompt {data.prompts.texts[1]!r} are not finite. The policy has diverged: "
         "lower train.learning_rate"
     )
 
 
-def test_heldout_latents_that_are_not_finite_are_no_reward_of_0(family: FluxFamily, task: Task) -> None:
+def test_heldout_latents_that_are_not_finite_are_no_reward_of_0(
+    family: FluxFamily, data: TrainingData
+) -> None:
     with broken(family, float("nan")), pytest.raises(DataError, match=r"latents of prompt .* are not finite"):
-        heldout(family, task)
+        heldout(family, data)
 
 
 class NotANumber(ScorerForTests):
@@ -151,8 +157,10 @@ class NotANumber(ScorerForTests):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_reward_that_is_not_a_number_is_an_error(background: bool, family: FluxFamily, task: Task) -> None:
-    broken = replace(task, reward=Reward({"broken": NotANumber()}, {"broken": 1.0}))
+def test_a_reward_that_is_not_a_number_is_an_error(
+    background: bool, family: FluxFamily, data: TrainingData
+) -> None:
+    broken = replace(data, reward=Reward({"broken": NotANumber()}, {"broken": 1.0}))
     with pytest.raises(
         DataError, match=r"scorer broken: image 1 of the batch \(.*\) got nan; scores must be finite"
     ):

@@ -94,9 +94,9 @@ def test_sigterm_is_answered_in_time_and_costs_nothing(where: str, workspace: Wo
     assert not target.exists()
     newest = max(workspace.root.glob(".ckpt/*/seed-0/iteration-*.pt"))
     state = torch.load(newest, weights_only=True)["state"]
-    halfway = state["extra"]["halfway"]
+    unfinished = state["extra"]["unfinished"]
     assert state["iteration"] == moment.iteration
-    assert (None if halfway is None else len(halfway[0]["updates"])) == moment.updates_done
+    assert (None if unfinished is None else len(unfinished[0]["updates"])) == moment.updates_done
     assert workspace.run("train") == 0
     assert {path.relative_to(target): path.read_bytes() for path in files(target)} == untouched
 

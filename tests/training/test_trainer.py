@@ -10,7 +10,7 @@ from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.run import TrainingData
 
 from .conftest import Outcome
 
@@ -59,7 +59,7 @@ def test_a_run_that_is_stopped_again_and_again_gets_there(
     train: Train, whole: Outcome, tmp_path: Path
 ) -> None:
     """Each attempt is stopped at the twelfth look at the request; a rollout has ten, so it gets to the updates."""
-    halfway, attempts = 0, 0
+    unfinished, attempts = 0, 0
     while True:
         attempts += 1
         try:
@@ -68,9 +68,9 @@ def test_a_run_that_is_stopped_again_and_again_gets_there(
         except TransientError:
             state = checkpoint(tmp_path / "a")
             assert state is not None
-            halfway += state.extra["halfway"] is not None
+            unfinished += state.extra["unfinished"] is not None
     assert attempts > 3
-    assert halfway > 0
+    assert unfinished > 0
     assert made.without_times() == whole.without_times()
     assert same_weights(made, whole)
 
@@ -157,7 +157,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one_s_state(train: Train, tmp_path:
     assert short.without_times() == [row for row in longer.without_times() if row[0] <= 2]
 
 
-def test_the_task_stays_as_it_is(train: Train, task: Task, tmp_path: Path) -> None:
-    embeds = task.prompts.conditioning.prompt_embeds.clone()
+def test_the_task_stays_as_it_is(train: Train, data: TrainingData, tmp_path: Path) -> None:
+    embeds = data.prompts.conditioning.prompt_embeds.clone()
     train(tmp_path / "a", iterations=1)
-    assert torch.equal(task.prompts.conditioning.prompt_embeds, embeds)
+    assert torch.equal(data.prompts.conditioning.prompt_embeds, embeds)

@@ -17,7 +17,7 @@ from chunk_grpo.core.ratios import guard_log_ratio
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.sde import CPS, diffusion_coefs
 from chunk_grpo.families.base import Conditioning
-from chunk_grpo.training.chunks import TrainedChunks
+from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch, UpdateStats

@@ -18,7 +18,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.checkpoint import CheckpointStore
 from chunk_grpo.training.metrics import fidelity_metrics, warn_of_poor_fidelity
-from chunk_grpo.training.trainer import Task
+from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.update import UpdateStats
 from tests.shapes_scorers import ScorerForTests
 
@@ -52,17 +52,17 @@ class Falling(ScorerForTests):
         return Scores(np.full(len(batch.prompts), next(self._left)))
 
 
-def falling(task: Task) -> Task:
+def falling(data: TrainingData) -> TrainingData:
     """It takes the place of the scorer that nobody trains on."""
-    return replace(task, unseen=Reward({"shapes-exact": Falling()}, {"shapes-exact": 1.0}))
+    return replace(data, unseen=Reward({"shapes-exact": Falling()}, {"shapes-exact": 1.0}))
 
 
 def test_patience_ends_training_and_the_best_policy_is_kept_beside_the_last(
-    train: Train, task: Task, policy: Callable[[], FluxFamily], tmp_path: Path
+    train: Train, data: TrainingData, policy: Callable[[], FluxFamily], tmp_path: Path
 ) -> None:
     """Measured before training and after each iteration: the third one is the best, the fifth ends it."""
     kept = {"patience": 2, "keep_best": True}
-    made = train(tmp_path / "a", on=falling(task), iterations=9, save=True, heldout=kept)
+    made = train(tmp_path / "a", on=falling(data), iterations=9, save=True, heldout=kept)
     assert list(series(made, "heldout/shapes-exact").values()) == [0.5, 0.4, 0.9, 0.3, 0.2]
     assert max(series(made, "reward_mean")) == 4
     last, best = (
@@ -70,7 +70,7 @@ def test_patience_ends_training_and_the_best_policy_is_kept_beside_the_last(
     )
     assert all(torch.equal(made.weights[n], value) for n, value in last.transformer.state_dict().items())
     after_two = {name: value.clone() for name, value in best.transformer.state_dict().items()}
-    two = train(tmp_path / "b", on=falling(task), iterations=2)
+    two = train(tmp_path / "b", on=falling(data), iterations=2)
     assert all(torch.equal(two.weights[n], value) for n, value in after_two.items())
 
 
@@ -102,7 +102,7 @@ def test_an_adapter_is_trained_and_goes_on_from_halfway(
     with pytest.raises(TransientError):
         train(tmp_path / "stopped", stop_at=19, **run)
     left = CheckpointStore(tmp_path / "stopped", "test", 1).latest()
-    assert left is not None and len(left.extra["halfway"][0]["updates"]) == 1
+    assert left is not None and len(left.extra["unfinished"][0]["updates"]) == 1
     resumed = train(tmp_path / "stopped", **run)
     assert resumed.without_times() == whole.without_times()
     for name in ("transformer", "best"):
@@ -142,10 +142,10 @@ class Away(ScorerForTests):
 
 
 def test_a_reward_that_does_not_answer_stops_training_which_goes_on_later(
-    train: Train, task: Task, tmp_path: Path
+    train: Train, data: TrainingData, tmp_path: Path
 ) -> None:
     away = Away()
-    on = replace(task, reward=Reward({"shapes-graded": away}, {"shapes-graded": 1.0}, 2, 0.0))
+    on = replace(data, reward=Reward({"shapes-graded": away}, {"shapes-graded": 1.0}, 2, 0.0))
     variant = {"objective": "chunk", "plan": "listed", "chunk_rewards": ({"shapes-graded": 1.0},) * 2}
     with pytest.raises(TransientError, match=r"scorer shapes-graded: .*nobody there"):
         train(tmp_path, on=on, variant=variant, iterations=1)
@@ -191,9 +191,9 @@ class NotANumber(ScorerForTests):
         return Scores(np.full(len(batch.prompts), np.nan))
 
 
-def test_an_error_names_the_last_good_checkpoint(train: Train, task: Task, tmp_path: Path) -> None:
+def test_an_error_names_the_last_good_checkpoint(train: Train, data: TrainingData, tmp_path: Path) -> None:
     train(tmp_path, iterations=1)
-    broken = replace(task, reward=Reward({"shapes-graded": NotANumber()}, {"shapes-graded": 1.0}))
+    broken = replace(data, reward=Reward({"shapes-graded": NotANumber()}, {"shapes-graded": 1.0}))
     last = f"The last good checkpoint is {tmp_path / 'iteration-000001.pt'}."
     with pytest.raises(DataError, match=rf"got nan; scores must be finite\. {re.escape(last)}$"):
         train(tmp_path, on=broken, iterations=2)

@@ -25,7 +25,8 @@ from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.trainer import Places, Task, Trainer
+from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import Update
 from tests.shapes_scorers import shapes_reward
 from tests.training.conftest import CHUNK_WS, OPTIONS, method_of, small_params
@@ -94,14 +95,14 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     params = small_params(job.variant, **job.train)
     family = FluxFamily.load(replace(OPTIONS, dtype=getattr(torch, job.dtype)), ("transformer", "vae"))
     start = flat(family.transformer.state_dict())
-    task = Task(
+    data = TrainingData(
         prompts.rows(range(5)),
         prompts.rows([5, 6]),
         shapes_reward({"shapes-graded": 1.0, "shapes-vivid": 0.6}),
         shapes_reward({"shapes-exact": 1.0}),
     )
     folder = root / job.folder / (str(rank) if job.own_folder else "")
-    places = Places(folder, "test", folder / "logs", "it", ("tensorboard",) if job.own_folder else ())
+    paths = RunPaths(folder, "test", folder / "logs", "it", ("tensorboard",) if job.own_folder else ())
     seen = Seen()
 
     def should_stop() -> bool:
@@ -111,9 +112,9 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
 
     with watched(seen, job.sgd):
         try:
-            trainer = Trainer(family, task, method_of(params), params.train, 0, places)
+            trainer = Trainer(family, data, method_of(params), params.train, 0, paths)
             seen.rows = trainer.run(should_stop)
-            seen.sizes = list(trainer._learner.chunks.plan.sizes)
+            seen.sizes = list(trainer._learner.selector.plan.sizes)
             trainer.save_policies(folder / "policies")
             seen.held = held(trainer)
         except ChunkGrpoError as error:

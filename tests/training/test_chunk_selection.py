@@ -12,8 +12,8 @@ from chunk_grpo.core.dynamics import profile_drift
 from chunk_grpo.core.objective import gradient_coefficients
 from chunk_grpo.core.step_weights import noise_weights
 from chunk_grpo.seeding import generator
-from chunk_grpo.training.chunks import Chunks, Draw, TrainedChunks
-from chunk_grpo.training.rollouts import Drawn
+from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext, TrainedChunks
+from chunk_grpo.training.rollouts import SampledTrajectories
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
 
@@ -21,10 +21,10 @@ B, N = 6, len(PROFILE)
 WEIGHTS = chunk_weights(PROFILE, listed_plan((1, 3), N))
 
 
-def drawn(noisy: torch.Tensor | None = None, seed: int = 0) -> Drawn:
+def drawn(noisy: torch.Tensor | None = None, seed: int = 0) -> SampledTrajectories:
     stream = torch.Generator().manual_seed(seed)
     states = torch.randn(B, N + 2, 2, 3, generator=stream)
-    return Drawn(
+    return SampledTrajectories(
         states=states,
         first_step=torch.zeros(B, dtype=torch.int64),
         noisy=torch.ones(B, N, dtype=torch.bool) if noisy is None else noisy,
@@ -34,15 +34,17 @@ def drawn(noisy: torch.Tensor | None = None, seed: int = 0) -> Drawn:
     )
 
 
-def draw(iteration: int = 1, rows: range = range(B), total: int = B) -> Draw:
-    return Draw(seed=3, iteration=iteration, iterations=5, update=1, rows=rows, total=total)
+def draw(iteration: int = 1, rows: range = range(B), total: int = B) -> DrawContext:
+    return DrawContext(seed=3, iteration=iteration, iterations=5, update=1, rows=rows, total=total)
 
 
-def chunks_of(variant: dict[str, Any]) -> Chunks:
-    return Chunks(method_of(small_params(variant)))
+def chunks_of(variant: dict[str, Any]) -> ChunkSelector:
+    return ChunkSelector(method_of(small_params(variant)))
 
 
-def select(variant: dict[str, Any], where: Draw | None = None, what: Drawn | None = None) -> TrainedChunks:
+def select(
+    variant: dict[str, Any], where: DrawContext | None = None, what: SampledTrajectories | None = None
+) -> TrainedChunks:
     return chunks_of(variant).select(what or drawn(), where or draw())
 
 
@@ -55,11 +57,11 @@ def test_weighted_chunks_are_drawn_by_equation_16() -> None:
 
 
 def test_draws_differ_between_updates_iterations_and_seeds() -> None:
-    one = Draw(seed=3, iteration=1, iterations=9, update=0, rows=range(B), total=B)
+    one = DrawContext(seed=3, iteration=1, iterations=9, update=0, rows=range(B), total=B)
     others = [
-        Draw(seed=4, iteration=1, iterations=9, update=0, rows=range(B), total=B),
-        Draw(seed=3, iteration=2, iterations=9, update=0, rows=range(B), total=B),
-        Draw(seed=3, iteration=1, iterations=9, update=1, rows=range(B), total=B),
+        DrawContext(seed=4, iteration=1, iterations=9, update=0, rows=range(B), total=B),
+        DrawContext(seed=3, iteration=2, iterations=9, update=0, rows=range(B), total=B),
+        DrawContext(seed=3, iteration=1, iterations=9, update=1, rows=range(B), total=B),
     ]
     step = {"objective": "step", "plan": "step"}
     made = [select(step, where).selected.flatten().tolist() for where in (one, *others, one)]
@@ -74,7 +76,7 @@ def test_a_processs_rows_are_drawn_as_those_of_one_process(plan: str) -> None:
     whole = select(variant)
     part = drawn()
     rows = slice(2, 4)
-    cut = Drawn(
+    cut = SampledTrajectories(
         part.states[rows],
         part.first_step[rows],
         part.noisy[rows],
@@ -102,7 +104,9 @@ def test_unbiased_selection_is_weighted_selection_with_importance_weights() -> N
 def test_annealed_selection_begins_weighted_and_ends_uniform() -> None:
     annealed = {**CHUNK_WS, "selection": "annealed"}
     uniform = {"objective": "chunk", "plan": "listed"}
-    first, last = (Draw(seed=3, iteration=i, iterations=3, update=1, rows=range(B), total=B) for i in (1, 3))
+    first, last = (
+        DrawContext(seed=3, iteration=i, iterations=3, update=1, rows=range(B), total=B) for i in (1, 3)
+    )
     assert torch.equal(select(annealed, first).selected, select(CHUNK_WS, first).selected)
     assert torch.equal(select(annealed, last).selected, select(uniform, last).selected)
     assert not torch.equal(select(CHUNK_WS, last).selected, select(uniform, last).selected)
@@ -223,9 +227,9 @@ LATE = (1.0, 0.99, 0.98, 0.97, 0.4, 0.2)
 """Two lines: steps 0 to 3, and steps 4 and 5."""
 
 
-def dynamic() -> Chunks:
+def dynamic() -> ChunkSelector:
     method = method_of(small_params({"objective": "chunk", "plan": "guided", "replan_every": 2}))
-    return Chunks(replace(method, plan=ChunkPlan((2, 4)), chunk_weights=torch.ones(2)))
+    return ChunkSelector(replace(method, plan=ChunkPlan((2, 4)), chunk_weights=torch.ones(2)))
 
 
 def test_a_dynamic_plan_follows_the_policy_every_so_many_iterations() -> None:

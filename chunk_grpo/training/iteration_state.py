@@ -8,34 +8,34 @@ from typing import Any
 import torch
 
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.training.learner import Lesson
-from chunk_grpo.training.rollouts import Drawn, Experience
+from chunk_grpo.training.learner import TrainingBatch
+from chunk_grpo.training.rollouts import Experience, SampledTrajectories
 from chunk_grpo.training.update import UpdateStats
 
 
 @dataclass
-class Halfway:
+class IterationState:
     """An iteration in progress.
 
     Attributes:
-        lesson: Trajectories and advantages of the iteration.
+        batch: Trajectories and advantages of the iteration.
         metrics: Rollout metrics by name.
         updates: Statistics and gradient norm of each completed update.
         seconds: Time spent on updates, in seconds.
     """
 
-    lesson: Lesson
+    batch: TrainingBatch
     metrics: dict[str, float]
     updates: list[tuple[UpdateStats, float]] = field(default_factory=list)
     seconds: float = 0.0
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, for a checkpoint. Prompts are left out: the iteration determines them."""
-        experience = self.lesson.experience
+        experience = self.batch.experience
         return {
-            "iteration": self.lesson.iteration,
-            "advantages": self.lesson.advantages,
-            "drawn": _plain(experience.drawn),
+            "iteration": self.batch.iteration,
+            "advantages": self.batch.advantages,
+            "trajectories": _plain(experience.trajectories),
             "group_size": experience.group_size,
             "scores": {name: torch.from_numpy(values) for name, values in experience.scores.items()},
             "rollout_seconds": experience.seconds,
@@ -45,7 +45,7 @@ class Halfway:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], prompts: PromptSet, device: torch.device) -> Halfway:
+    def from_state(cls, state: dict[str, Any], prompts: PromptSet, device: torch.device) -> IterationState:
         """Restore the result of `state`.
 
         Args:
@@ -53,26 +53,26 @@ class Halfway:
             prompts: Prompts of the iteration, of this process.
             device: Device of the restored trajectories.
         """
-        stored: dict[str, torch.Tensor | None] = state["drawn"]
+        stored: dict[str, torch.Tensor | None] = state["trajectories"]
         on_device: dict[str, Any] = {n: v if v is None else v.to(device) for n, v in stored.items()}
-        drawn = Drawn(**on_device)
-        images = len(drawn.finals) // len(prompts)
+        trajectories = SampledTrajectories(**on_device)
+        images = len(trajectories.finals) // len(prompts)
         experience = Experience(
             prompts=prompts.repeated(images),
-            drawn=drawn,
+            trajectories=trajectories,
             group_size=state["group_size"],
             scores={name: values.numpy() for name, values in state["scores"].items()},
             seconds=state["rollout_seconds"],
         )
         return cls(
-            lesson=Lesson(state["iteration"], experience, state["advantages"]),
+            batch=TrainingBatch(state["iteration"], experience, state["advantages"]),
             metrics=state["metrics"],
             updates=[(UpdateStats(**stats), norm) for stats, norm in state["updates"]],
             seconds=state["seconds"],
         )
 
 
-def _plain(values: Drawn | UpdateStats) -> dict[str, Any]:
+def _plain(values: SampledTrajectories | UpdateStats) -> dict[str, Any]:
     """Fields of the dataclass by name, with tensors on the CPU, because processes exchange them."""
     found = {each.name: getattr(values, each.name) for each in fields(values)}
     return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in found.items()}

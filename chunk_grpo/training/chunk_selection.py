@@ -23,7 +23,7 @@ from chunk_grpo.core.dynamics import profile_drift, relative_l1
 from chunk_grpo.core.step_weights import WEIGHTS_OF_STEPS
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
-from chunk_grpo.training.rollouts import Drawn
+from chunk_grpo.training.rollouts import SampledTrajectories
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrainedChunks:
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawContext:
     """Index of a draw of chunks: its update, and the rows of this process among all rows.
 
     Attributes:
@@ -62,7 +62,7 @@ class Draw:
     total: int
 
 
-class Chunks:
+class ChunkSelector:
     """The chunks of a variant: the plan, which may be recomputed, and the draw of the trained chunks."""
 
     def __init__(self, method: Method) -> None:
@@ -113,18 +113,18 @@ class Chunks:
         self._plan, self._weights = ChunkPlan(tuple(state["sizes"])), state["weights"]
         self._first_profile = state["first_profile"]
 
-    def select(self, drawn: Drawn, draw: Draw) -> TrainedChunks:
+    def select(self, trajectories: SampledTrajectories, context: DrawContext) -> TrainedChunks:
         """Draw the chunks to train, independently for each trajectory.
 
         With the step objective, each step of a drawn chunk becomes a chunk of size 1.
 
         Args:
-            drawn: B trajectories.
-            draw: Index of the draw; it names the random stream.
+            trajectories: B trajectories.
+            context: Index of the draw; it names the random stream.
         """
-        chunks = self._chunks_of(drawn)
-        candidates = self._draw_weights(chunks, draw)  # [B, Kmax]
-        selected = self._draw(candidates, draw)  # [B, Kmax]
+        chunks = self._chunks_of(trajectories)
+        candidates = self._draw_weights(chunks, context)  # [B, Kmax]
+        selected = self._draw(candidates, context)  # [B, Kmax]
         corrections = self._corrections(candidates, chunks)  # [B, Kmax] or None
         stds = self._method.grid.transition_stds()  # [N]
         by_step = WEIGHTS_OF_STEPS[self._method.step_weights](chunks, selected, stds)  # [B, N] or None
@@ -139,24 +139,24 @@ class Chunks:
             weights = of_trained(corrections) if weights is None else weights * of_trained(corrections)
         return TrainedChunks(trained, of_trained(selected.to(torch.float64)) > 0, weights)
 
-    def _chunks_of(self, drawn: Drawn) -> ChunkAssignment:
+    def _chunks_of(self, trajectories: SampledTrajectories) -> ChunkAssignment:
         """The plan's chunks; chunks of each trajectory (adaptive plan); or single noisy steps (window, branches)."""
-        rows = len(drawn.states)
+        rows = len(trajectories.states)
         if self._method.window or self._method.branching:
-            number = drawn.noisy.cumsum(dim=1) - 1
-            return ChunkAssignment(torch.where(drawn.noisy, number, -1))
+            number = trajectories.noisy.cumsum(dim=1) - 1
+            return ChunkAssignment(torch.where(trajectories.noisy, number, -1))
         largest = self._method.adaptive_size
         if largest is None:
             return ChunkAssignment.shared(self._plan, rows)
-        curves = relative_l1(drawn.states)[:, : drawn.noisy.shape[1]].tolist()
+        curves = relative_l1(trajectories.states)[:, : trajectories.noisy.shape[1]].tolist()
         return ChunkAssignment.per_row([adaptive_plan(curve, largest) for curve in curves])
 
-    def _draw_weights(self, chunks: ChunkAssignment, draw: Draw) -> Tensor:
+    def _draw_weights(self, chunks: ChunkAssignment, context: DrawContext) -> Tensor:
         """Weight of each chunk in the draw, float64 [B, Kmax]; 0: never drawn.
 
         Args:
             chunks: Candidate chunks of B trajectories.
-            draw: Index of the draw; annealed selection depends on its iteration.
+            context: Index of the draw; annealed selection depends on its iteration.
         """
         candidates = chunks.exists.to(torch.float64)
         if self._method.train_chunks is not None:
@@ -166,9 +166,11 @@ class Chunks:
         rule = SELECTION_RULES[self._method.selection]
         if rule.weights is None:
             return candidates
-        return candidates * rule.weights(self._weights.to(torch.float64), draw.iteration, draw.iterations)
+        return candidates * rule.weights(
+            self._weights.to(torch.float64), context.iteration, context.iterations
+        )
 
-    def _draw(self, candidates: Tensor, draw: Draw) -> Tensor:
+    def _draw(self, candidates: Tensor, context: DrawContext) -> Tensor:
         """The drawn chunks, bool [B, Kmax].
 
         Draws for the rows of all processes and returns the rows of this one. With an adaptive plan the draw has one
@@ -176,14 +178,14 @@ class Chunks:
 
         Args:
             candidates: Weights of the draw [B, Kmax].
-            draw: Index of the draw; it names the random stream.
+            context: Index of the draw; it names the random stream.
         """
         number = candidates.shape[1]
         width = number if self._method.adaptive_size is None else self._method.grid.num_sde_steps
-        everywhere = torch.ones(draw.total, width, dtype=torch.float64)  # [rows of all processes, width]
-        rows = slice(draw.rows.start, draw.rows.stop)
+        everywhere = torch.ones(context.total, width, dtype=torch.float64)  # [rows of all processes, width]
+        rows = slice(context.rows.start, context.rows.stop)
         everywhere[rows, :number], everywhere[rows, number:] = candidates, 0
-        stream = generator("chunks", draw.seed, draw.iteration, draw.update)
+        stream = generator("chunks", context.seed, context.iteration, context.update)
         return select_chunks(everywhere, self._method.fraction, stream)[rows, :number]
 
     def _corrections(self, candidates: Tensor, chunks: ChunkAssignment) -> Tensor | None:
