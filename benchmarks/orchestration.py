@@ -101,7 +101,8 @@ def measure(preset: str, number: int) -> Round:
 
         def pools() -> tuple[FlowTimes, FlowTimes]:
             with served(clone(Path(scratch, "pools"), preset), Path(scratch, "home-pools")) as prefect:
-                return run_flow(prefect, preset), run_flow(prefect, preset)
+                on_pool = {"train": "gpu"}
+                return run_flow(prefect, preset, pools=on_pool), run_flow(prefect, preset, pools=on_pool)
 
         ways: list[Callable[[], Any]] = [bare, repro, here, pools]
         found: dict[str, Any] = {}

@@ -75,7 +75,7 @@ def run_on_pool(
     raise RuntimeError(f"stage {spec.name} by {deployment}: {state.name}: {state.message}")
 
 
-def tell_outputs(workspace: Workspace, stage: str) -> None:
+def report_outputs(workspace: Workspace, stage: str) -> None:
     """Publish the list of a stage's outputs as an artifact of its flow run; the waiting run reads it."""
     table = workspace.pipeline.outputs(stage)
     create_table_artifact(table, key=_OUTPUTS, description=f"Outputs of {stage}, as listed in dvc.lock")

@@ -53,7 +53,7 @@ def push(workspace: Workspace) -> None:
 def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]) -> None:
     """Fetch the outputs that a stage made in another workspace, from the DVC cache or remote."""
     with workspace.turn:
-        workspace.pipeline.take(stage, outputs, get_run_logger().info)
+        workspace.pipeline.adopt_outputs(stage, outputs, get_run_logger().info)
 
 
 def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:

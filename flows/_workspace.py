@@ -12,14 +12,14 @@ from prefect.settings import PREFECT_HOME
 
 from chunk_grpo import environment
 from chunk_grpo.orchestration.commands import Commands, Log
-from chunk_grpo.orchestration.guard import end_with, weigh_session
+from chunk_grpo.orchestration.guard import die_with_parent
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace, make_workspace
 
 REPOSITORY = Path(os.environ.get(environment.REPOSITORY) or Path(__file__).resolve().parents[1])
 """Repository whose commits and DVC cache this worker's runs use."""
 
 
-def published() -> str:
+def publish_root() -> str:
     """Folder or URL below which finished runs are published, PRESET/..."""
     return os.environ.get(environment.PUBLISH) or str(_home() / "published")
 
@@ -28,8 +28,9 @@ def published() -> str:
 def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace]:
     """Make a workspace for this flow run; raises as `make_workspace`."""
     if worker := os.environ.get(environment.WORKER_PID):
-        end_with(int(worker))  # without its worker the run would hold the GPU and could not be cancelled
-        weigh_session()
+        die_with_parent(
+            int(worker)
+        )  # without its worker the run would hold the GPU and could not be cancelled
     name = f"{flow_run.name}-{spec.preset or 'params'}-{flow_run.id}-{flow_run.run_count}"
     with make_workspace(REPOSITORY, _home(), name, spec, commands, log) as made:
         yield made

@@ -16,7 +16,7 @@ from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import run_stages
 from flows._ui import show_report
-from flows._workspace import REPOSITORY, published, workspace
+from flows._workspace import REPOSITORY, publish_root, workspace
 
 
 @flow(name="chunk-grpo", persist_result=False)
@@ -37,6 +37,6 @@ def full(
         (progress,) = run_stages([here], until, force=force)
         if is_published := until is None and here.is_preset:
             here.pipeline.sort_lock()  # so that equal results have identical lock files
-            publish(here.root, published(), RunFacts(here.preset, spec.commit, flow_run.name))
+            publish(here.root, publish_root(), RunFacts(here.preset, spec.commit, flow_run.name))
         show_report(here, is_published)
     return Completed(message=summary([progress]))

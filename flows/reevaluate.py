@@ -22,7 +22,7 @@ from chunk_grpo.reporting.history_page import alert, summary
 from chunk_grpo.reporting.history_store import record
 from flows._stages import run_stages
 from flows._ui import show
-from flows._workspace import REPOSITORY, published, workspace
+from flows._workspace import REPOSITORY, publish_root, workspace
 
 
 @flow(name="chunk-grpo", persist_result=False)
@@ -34,9 +34,9 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
         new_seeds: Draw new images, with seeds from the scheduled time. If off, score the existing images.
         overrides: Changed parameters, by key, for example of scorers.
     """
-    models = TrainedModels.published(join(published(), preset))
+    models = TrainedModels.of_published_run(join(publish_root(), preset))
     if models is None:
-        nothing = f"No finished run of preset {preset} is published in {published()}."
+        nothing = f"No finished run of preset {preset} is published in {publish_root()}."
         return Completed(name="Nothing", message=nothing)
     planned = flow_run.scheduled_start_time or datetime.now(timezone.utc)
     if new_seeds:
@@ -48,7 +48,7 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
         name = f"{planned:%Y-%m-%d-%H%M}-{slug(flow_run.name)}"
         time = datetime.fromtimestamp(planned.timestamp(), timezone.utc)
         evaluation = Evaluation(name, time, preset, models.commit, code)
-        recorded = record(published(), measure(here.root, evaluation))
+        recorded = record(publish_root(), measure(here.root, evaluation))
     show(preset, [recorded.trend])
     if text := alert(recorded.history, recorded.newest):
         get_run_logger().warning(text)

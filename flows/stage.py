@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.workspace import RunSpec
-from flows._pool import tell_outputs
+from flows._pool import report_outputs
 from flows._stages import push, restore, run_here
 from flows._ui import stage_state
 from flows._workspace import workspace
@@ -43,7 +43,7 @@ def stage(name: str, spec: RunSpec, force: bool = False) -> State[StageOutcome]:
             outcome = known.get(name) or run_here(this, here, force=force)
             if here.remote:
                 push(here)
-            tell_outputs(here, name)
+            report_outputs(here, name)
     finally:
         commands.stop()
     return stage_state(outcome)

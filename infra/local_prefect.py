@@ -30,7 +30,7 @@ from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
-from chunk_grpo.orchestration.guard import tied
+from chunk_grpo.orchestration.guard import exec_with_parent_death_signal
 from chunk_grpo.stopping import stop_seconds
 from infra import worker
 from infra.runs import runs_in
@@ -186,7 +186,7 @@ class LocalPrefect:
         """
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                tied(command),
+                exec_with_parent_death_signal(command),
                 cwd=self.root,
                 env=self.environment | dict(environment or {}),
                 stdin=subprocess.DEVNULL,

@@ -33,11 +33,6 @@ _ALSO_OF_CLIENTS = (
 )
 """Server variables that Prefect's client reads too."""
 
-_FIRST = f'{WORKER_PID}=$$ exec "$@"'
-_BESIDE = f'GOMP_SPINCOUNT=${{GOMP_SPINCOUNT:-1000}} {WORKER_PID}=$$ exec nice -n 19 "$@"'
-"""Start command of workers beside a training: lowest priority, and waiting OpenMP threads sleep soon instead of
-spinning as by libgomp's default (docs/performance.md)."""
-
 
 def main() -> int:
     """Check the worker's requirements, then exec the worker; return exit status 1 if one is missing."""
@@ -137,7 +132,7 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
 
 
 def command(pool: str, name: str, limit: int | None) -> list[str]:
-    """Command that execs the worker with its process id in WORKER_PID; on pools other than gpu at nice 19."""
+    """Command that execs the worker with its process id in WORKER_PID."""
     limits = [] if limit is None else ["--limit", str(limit)]
     worker = [
         sys.executable,
@@ -151,7 +146,7 @@ def command(pool: str, name: str, limit: int | None) -> list[str]:
         "--name",
         name,
     ]
-    return ["/bin/sh", "-c", _FIRST if pool == "gpu" else _BESIDE, "worker", *worker, *limits]
+    return ["/bin/sh", "-c", f'{WORKER_PID}=$$ exec "$@"', "worker", *worker, *limits]
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def load_model(params: Params, recorded: str, parts: tuple[Part, ...], size: tup
     return load_family(model.family, options, parts)
 
 
-def read_prompts(prompts: str, index: str, tensors: str, splits: tuple[str, ...] | None = None) -> PromptSet:
+def read_encoded_prompts(
+    prompts: str, index: str, tensors: str, splits: tuple[str, ...] | None = None
+) -> PromptSet:
     """Read the prompts of `splits` (default: all), in the table's order, with embeddings on the default device.
 
     Raises:

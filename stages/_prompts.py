@@ -24,7 +24,7 @@ from chunk_grpo.prompts import (
     PromptSource,
     coco_prompts,
     read_geneval,
-    read_prompts,
+    read_prompt_file,
     read_wise,
     shared_prompts,
 )
@@ -148,7 +148,7 @@ def _require(checked: CheckedPrompts, count: int, name: str, file: PromptFile) -
 def _read(file: PromptFile, settings: PromptsParams) -> CheckedPrompts:
     fields = FieldNames(file.prompt_field, file.category_field)
     source = PromptSource(file.path, file.hub_file, file.revision, fields=fields, limit=file.limit)
-    return read_prompts(source, settings.checks)
+    return read_prompt_file(source, settings.checks)
 
 
 def _benchmark(name: str, benchmark: AnyBenchmark, settings: PromptsParams) -> Split:

@@ -15,7 +15,7 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.generation import GeneratedImage, GenerationSettings, generate
 from chunk_grpo.image_files import encode_png, image_grid
 from chunk_grpo.progress import Meter
-from stages._inputs import load_model, read_prompts
+from stages._inputs import load_model, read_encoded_prompts
 from stages._stage import argument, run_stage
 
 BASE_SEED = -1
@@ -75,7 +75,7 @@ def draw(
 
 def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images, and a grid of the first images of the first training seed."""
-    prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors)
+    prompts = read_encoded_prompts(arguments.prompts, arguments.index, arguments.tensors)
     base = load_model(
         params, arguments.model, ("transformer", "vae"), (params.generate.height, params.generate.width)
     )

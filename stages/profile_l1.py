@@ -19,7 +19,7 @@ from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
-from stages._inputs import load_model, read_prompts
+from stages._inputs import load_model, read_encoded_prompts
 from stages._stage import argument, run_stage
 
 
@@ -97,7 +97,7 @@ def mean_curves(table: pa.Table) -> pa.Table:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
-    prompts = read_prompts(arguments.prompts, arguments.index, arguments.tensors, ("train",))
+    prompts = read_encoded_prompts(arguments.prompts, arguments.index, arguments.tensors, ("train",))
     prompts = prompts.rows(range(min(params.profile.num_prompts, len(prompts))))
     family = load_model(params, arguments.model, ("transformer",), (params.model.height, params.model.width))
     table = table_from_rows(profile_rows(family, prompts, params), "l1_profile")

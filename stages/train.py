@@ -33,7 +33,7 @@ from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
-from stages._inputs import load_model, read_prompts
+from stages._inputs import load_model, read_encoded_prompts
 from stages._kept import KEPT, add_code, add_files
 from stages._launch import run_processes
 from stages._stage import argument
@@ -99,10 +99,10 @@ def read_method(params: Params, arguments: Arguments) -> Method:
 def read_training_data(params: Params, arguments: Arguments) -> TrainingData:
     """Read the train and held-out prompts with embeddings, and the rewards."""
     files = (arguments.prompts, arguments.index, arguments.tensors)
-    heldout = read_prompts(*files, ("eval",))
+    heldout = read_encoded_prompts(*files, ("eval",))
     scorers, unseen = read_scorers(params, arguments.scorers), params.train.heldout.scorers
     return TrainingData(
-        prompts=read_prompts(*files, ("train",)),
+        prompts=read_encoded_prompts(*files, ("train",)),
         heldout=heldout.rows(range(min(params.train.heldout.num_prompts, len(heldout)))),
         reward=reward_of(params, scorers, params.rewards),
         unseen=reward_of(params, scorers, dict.fromkeys(unseen, 1.0)) if unseen else None,

@@ -131,7 +131,8 @@ def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
         shutil.copy(REPOSITORY / "prefect.toml", folder)
         for preset, variants in (("tiny", "paper"), ("smoke", "pair")):
             file = folder / "conf" / "preset" / f"{preset}.yaml"
-            file.write_text(file.read_text().replace(f"/variants: {variants}", "/variants: small"))
+            text = file.read_text().replace(f"/variants: {variants}", "/variants: small")
+            file.write_text(text.replace("  train: null ", "  train: gpu "))
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)

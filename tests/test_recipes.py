@@ -123,7 +123,7 @@ from chunk_grpo.core.chunking import equal_plan
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.registry import load_family
 from chunk_grpo.orchestration.presets import composed
-from chunk_grpo.reporting.recipes import recipe
+from chunk_grpo.reporting.variant_summary import recipe
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.training.method import method_from

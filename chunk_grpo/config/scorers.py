@@ -80,7 +80,7 @@ class ScorerSettings(Section):
         batch_size: images scored at a time; reduced when the device runs out of memory.
     """
 
-    MOVES_NO_SCORE: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
+    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
     """Settings that cannot change a score: the choice of images and the cost of scoring."""
 
     splits: Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -195,7 +195,7 @@ class RefusingScorer(ScorerSettings):
         refusals: largest share of the evaluation images without a score; the stage fails above it.
     """
 
-    MOVES_NO_SCORE: ClassVar[frozenset[str]] = ScorerSettings.MOVES_NO_SCORE | {"refusals"}
+    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = ScorerSettings.NON_SCORING_FIELDS | {"refusals"}
 
     refusals: Annotated[float, Field(ge=0, le=1)] = 0.0
 
@@ -219,7 +219,7 @@ class WiseScorer(RefusingScorer):
         answers: folder of the stored answers, from which an interrupted run resumes.
     """
 
-    MOVES_NO_SCORE: ClassVar[frozenset[str]] = RefusingScorer.MOVES_NO_SCORE | {
+    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = RefusingScorer.NON_SCORING_FIELDS | {
         *("concurrency", "attempts", "timeout_seconds", "api_key_variable", "answers"),
         "instructions",  # the path; the content is hashed separately
     }
@@ -260,7 +260,7 @@ class ExternalScorer(RefusingScorer):
         files: files and folders that the scorer reads; their content is part of its identity, like its code.
     """
 
-    MOVES_NO_SCORE: ClassVar[frozenset[str]] = RefusingScorer.MOVES_NO_SCORE | {
+    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = RefusingScorer.NON_SCORING_FIELDS | {
         "files"  # their paths; their content is in the hash of the scorer's code
     }
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from chunk_grpo.orchestration.guard import guarded
+from chunk_grpo.orchestration.guard import supervised
 from chunk_grpo.stopping import stop_seconds
 
 Log = Callable[[str], None]
@@ -57,7 +57,7 @@ class Commands:
             if self.stopping.is_set():
                 raise CommandStoppedError("stopped with all others")
             process = subprocess.Popen(
-                guarded(command, stop_seconds() + STOP_MARGIN),
+                supervised(command, stop_seconds() + STOP_MARGIN),
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

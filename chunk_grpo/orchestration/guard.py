@@ -26,12 +26,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
 _BECOME = "become"
-_WEIGHT = "/proc/self/autogroup"  # proc(5): weight of the whole session, on the scale of nice
-_WEIGHT_ATTEMPTS = 20
 
 
-def guarded(command: Sequence[str], seconds: float) -> list[str]:
-    """The command line that runs `command` guarded by this process.
+def supervised(command: Sequence[str], seconds: float) -> list[str]:
+    """The command line that runs `command` supervised by this process.
 
     Args:
         command: Program and arguments.
@@ -42,18 +40,18 @@ def guarded(command: Sequence[str], seconds: float) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(seconds), *command]
 
 
-def tied(command: Sequence[str]) -> list[str]:
+def exec_with_parent_death_signal(command: Sequence[str]) -> list[str]:
     """The command line that becomes `command` (same process id) and gets SIGTERM when this process ends.
 
     Args:
         command: Program (a path, or a name on PATH) and arguments.
 
-    As with `guarded`, the thread that starts the command must live as long as the command.
+    As with `supervised`, the thread that starts the command must live as long as the command.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), _BECOME, *command]
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Make this process get SIGTERM when the parent process ends for any reason, or at once if it has ended.
 
     Args:
@@ -71,34 +69,11 @@ def adopt_orphans() -> None:
     _tell_kernel(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def weigh_session() -> None:
-    """Set the scheduling weight of this process's session to the process's niceness.
-
-    With autogroups (sched(7)) Linux divides cores among sessions first and applies niceness only within a session. A
-    low-priority process would otherwise get the share of a normal one by starting a session.
-    """
-    niceness = os.nice(0)
-    if niceness <= 0:
-        return
-    for _ in range(_WEIGHT_ATTEMPTS):
-        try:
-            weight = os.open(_WEIGHT, os.O_WRONLY)
-            try:
-                os.write(weight, str(niceness).encode())
-            finally:
-                os.close(weight)
-            return
-        except BlockingIOError:
-            time.sleep(0.1)  # the kernel accepts ten changes a second, over all users
-        except OSError:
-            return  # not supported here; affects speed only
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the command of the command line, or become it; return its exit code."""
     parent, command = int(arguments[0]), arguments[2:]
     if arguments[1] == _BECOME:
-        end_with(parent)
+        die_with_parent(parent)
         os.execvp(command[0], list(command))
     seconds = float(arguments[1])
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -154,7 +129,6 @@ class _Group:
 def _lead() -> None:
     """Set up the child process that becomes the command; it leads its session."""
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    weigh_session()
 
 
 def _reap() -> None:

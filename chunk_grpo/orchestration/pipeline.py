@@ -183,7 +183,7 @@ class Pipeline:
         dump_yaml(str(self.root / "dvc.yaml"), definition)
         return outputs
 
-    def keep_models(self, lock: str, log: Log) -> None:
+    def freeze_trainings(self, lock: str, log: Log) -> None:
         """Restore the outputs of all stages with `makes_model` from a dvc.lock, and freeze these stages.
 
         Args:
@@ -211,7 +211,7 @@ class Pipeline:
         """Outputs of an up-to-date stage as listed in dvc.lock: path, hash, size."""
         return [dict(out) for out in self._locked()[name].get("outs", [])]
 
-    def take(self, name: str, outputs: Sequence[Mapping[str, Any]], log: Log) -> None:
+    def adopt_outputs(self, name: str, outputs: Sequence[Mapping[str, Any]], log: Log) -> None:
         """Fetch the outputs that a stage made in another workspace of the same specification.
 
         Args:

@@ -30,7 +30,7 @@ from chunk_grpo.orchestration.presets import composed, edits, preset_names
 from chunk_grpo.orchestration.run_cache import forget_unfinished
 
 KEPT_CLONES = 10
-OF_THE_DAY = ("scorers", "executors", "pools", "report")
+LATEST_SECTIONS = ("scorers", "executors", "pools", "report")
 """Sections of params.yaml that a re-evaluation of published models takes from the current preset."""
 
 _STATE = (".ckpt", ".answers", ".inputs")
@@ -50,7 +50,7 @@ class TrainedModels(BaseModel):
     lock: str
 
     @classmethod
-    def published(cls, folder: str) -> TrainedModels | None:
+    def of_published_run(cls, folder: str) -> TrainedModels | None:
         """The models of the newest run published in a folder or at a URL; None if there is none.
 
         Raises:
@@ -72,7 +72,7 @@ class RunSpec(BaseModel):
         preset: Name of a preset in conf/preset/; None: params.yaml of the commit.
         overrides: Changed parameters, by key.
         variants: Names of the variants to keep; None for all.
-        models: Finished run to re-evaluate. Its models and parameters are reused, except the sections in OF_THE_DAY.
+        models: Finished run to re-evaluate. Its models and parameters are reused, except LATEST_SECTIONS.
         inputs: Records of the user's files at the start of the run, by path; None: the files are read again.
     """
 
@@ -166,13 +166,13 @@ def make_workspace(
         preset = str(params["composed_from"])
         if spec.models is not None:
             trained = parse_yaml(spec.models.params, "params.yaml of the published run")
-            params = trained | {name: params[name] for name in OF_THE_DAY}
+            params = trained | {name: params[name] for name in LATEST_SECTIONS}
         changed = with_overrides(params, spec.overrides, spec.variants, f"preset {preset}, changed")
         is_preset = changed == params and (spec.preset is not None or bears_its_own_name(root, params))
         write_params(root, changed)
         inputs = pipeline.record_inputs(log, spec.inputs)
         if spec.models is not None:
-            pipeline.keep_models(spec.models.lock, log)
+            pipeline.freeze_trainings(spec.models.lock, log)
         log(f"Commit {spec.commit[:12]} in {root}")
         whole = spec.model_copy(update={"inputs": inputs})
         yield Workspace(root, whole, preset, commands, pipeline.has_remote(), is_preset)

@@ -75,7 +75,7 @@ class PromptSource:
         return f"{self.location}/{self.file}" + (f"@{self.revision}" if self.revision else "")
 
 
-def read_prompts(source: PromptSource, rules: PromptChecks) -> CheckedPrompts:
+def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompts:
     """Read a file of prompts and check it.
 
     Args:

@@ -13,12 +13,12 @@ from chunk_grpo.reporting.evidence import (
     BASE,
     MODES,
     Evidence,
-    PromptSet,
     ReportSettings,
     ScoreBook,
+    ScoredPrompts,
     ScorerUse,
 )
-from chunk_grpo.reporting.published import Benchmark, benchmark_of
+from chunk_grpo.reporting.official_benchmarks import Benchmark, benchmark_of
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, Cell, Row, Table, category_table, policy_table
 
@@ -147,7 +147,7 @@ def _benchmark(
     book: ScoreBook,
     use: ScorerUse,
     split: str,
-    prompts: PromptSet,
+    prompts: ScoredPrompts,
     evidence: Evidence,
     settings: ReportSettings,
 ) -> Benchmark | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.evidence import BASE, REWARD, PromptSet, ReportSettings, ScoreBook
+from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts
 from chunk_grpo.reporting.palette import MANY
 from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval
 
@@ -59,12 +59,12 @@ class Comparisons:
         settings: Variants, number of bootstrap draws, and seed.
     """
 
-    def __init__(self, book: ScoreBook, prompts: PromptSet, settings: ReportSettings) -> None:
+    def __init__(self, book: ScoreBook, prompts: ScoredPrompts, settings: ReportSettings) -> None:
         self._book = book
         self._settings = settings
         self.prompts = prompts
 
-    def prompts_of(self, measure: str) -> PromptSet:
+    def prompts_of(self, measure: str) -> ScoredPrompts:
         """The prompts that have images to compare on a measure."""
         return self._book.answered(measure, self.prompts)
 
@@ -126,7 +126,7 @@ class Comparisons:
         return pairs
 
     def _interval(
-        self, values: NDArray[np.float64], prompts: PromptSet, strata: Sequence[str] | None = None
+        self, values: NDArray[np.float64], prompts: ScoredPrompts, strata: Sequence[str] | None = None
     ) -> Interval:
         generator = np.random.default_rng(self._settings.seed)
         draws = self._settings.bootstrap_samples

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting import gallery, series, tables, watching
+from chunk_grpo.reporting import gallery, reward_hacking, series, tables
 from chunk_grpo.reporting.benchmarks import (
     EVAL,
     CategoryTable,
@@ -30,14 +30,15 @@ from chunk_grpo.reporting.evidence import (
     MODES,
     REWARD,
     Evidence,
-    PromptSet,
     ReportSettings,
     ScoreBook,
+    ScoredPrompts,
     Source,
     TrainingSettings,
 )
 from chunk_grpo.reporting.gallery import Grid
-from chunk_grpo.reporting.published import Benchmark, benchmarks_not_run
+from chunk_grpo.reporting.official_benchmarks import Benchmark, benchmarks_not_run
+from chunk_grpo.reporting.reward_hacking import Ending
 from chunk_grpo.reporting.series import Chunk, Curve
 from chunk_grpo.reporting.statistics import METHOD, Interval
 from chunk_grpo.reporting.tables import Table
@@ -49,7 +50,6 @@ from chunk_grpo.reporting.trained import (
     plan_moments,
     trained_in_numbers,
 )
-from chunk_grpo.reporting.watching import Ending
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
 FEW_SCORERS = 2
@@ -81,7 +81,7 @@ class TrainingStory:
         trained: Training statistics of each variant.
         uses: Variant to the draws of its chunks; empty if they were not recorded.
         moments: Variant to its plan at some iterations, for plans that are recomputed during training.
-        endings: Last and best iterations of the runs; see `watching.endings`.
+        endings: Last and best iterations of the runs; see `reward_hacking.endings`.
     """
 
     watched: dict[str, dict[str, Curve]]
@@ -202,15 +202,15 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
 def _story(evidence: Evidence, settings: ReportSettings) -> TrainingStory:
     metrics, training = evidence.metrics, settings.training
     return TrainingStory(
-        watched=watching.watched_curves(metrics, training),
+        watched=reward_hacking.watched_curves(metrics, training),
         trained=trained_in_numbers(metrics, training, evidence.runs),
         uses={variant: chunk_uses(source) for variant, source in metrics.items()},
         moments={variant: plan_moments(source) for variant, source in metrics.items()},
-        endings=watching.endings(metrics, training),
+        endings=reward_hacking.endings(metrics, training),
     )
 
 
-def _held_out(book: ScoreBook, source: Source, scorer: str) -> PromptSet:
+def _held_out(book: ScoreBook, source: Source, scorer: str) -> ScoredPrompts:
     prompts = book.prompt_set(source, EVAL, scorer)
     if prompts is None:
         raise DataError(
@@ -236,7 +236,7 @@ def _profile(evidence: Evidence, settings: ReportSettings) -> Profile:
 
 
 def _grids(
-    evidence: Evidence, settings: ReportSettings, prompts: PromptSet, book: ScoreBook
+    evidence: Evidence, settings: ReportSettings, prompts: ScoredPrompts, book: ScoreBook
 ) -> tuple[Grid, ...]:
     table = evidence.prompts.table
     texts = dict(zip(table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))

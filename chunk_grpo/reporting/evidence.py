@@ -186,7 +186,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class PromptSet:
+class ScoredPrompts:
     """The scored prompts of one split, in the order of the prompts table; captions may repeat."""
 
     ids: tuple[str, ...]
@@ -281,7 +281,7 @@ class ScoreBook:
         found = self._samples(self._scorers(measure)[0], prompt_ids)
         return {name: [s for s in found[name] if (name, s) not in refused] for name in prompt_ids}
 
-    def answered(self, measure: str, prompts: PromptSet) -> PromptSet:
+    def answered(self, measure: str, prompts: ScoredPrompts) -> ScoredPrompts:
         """The prompts with at least one image that was not left out.
 
         Raises:
@@ -295,7 +295,7 @@ class ScoreBook:
                 "lower `refusals` of the scorer, or choose another"
             )
         of = (prompts.ids, prompts.categories, prompts.captions)
-        return PromptSet(*(tuple(values[row] for row in rows) for values in of))
+        return ScoredPrompts(*(tuple(values[row] for row in rows) for values in of))
 
     def left_out(self, scorer: str, prompt_ids: Sequence[str]) -> LeftOut:
         """Numbers of refused images and left-out pairs among these prompts."""
@@ -308,7 +308,7 @@ class ScoreBook:
         found = self._of_seed(self._seeds(policy, mode, scorer), policy, mode, scorer, seed)
         return self._one(found, (policy, mode, scorer, seed), sample)
 
-    def prompt_set(self, prompts: Source, split: str, scorer: str) -> PromptSet | None:
+    def prompt_set(self, prompts: Source, split: str, scorer: str) -> ScoredPrompts | None:
         """The prompts of a split, or None if the scorer judged none of the base's images for them.
 
         Raises:
@@ -325,7 +325,7 @@ class ScoreBook:
             if prompt_id not in scored:
                 raise self._missing((BASE, BASE, scorer, -1), f"prompt_id={prompt_id} (split {split})")
         ids, categories, captions = zip(*chosen, strict=True)
-        return PromptSet(ids, categories, captions)
+        return ScoredPrompts(ids, categories, captions)
 
     def _scorers(self, measure: str) -> tuple[str, ...]:
         return tuple(self._rewards) if measure == REWARD else (measure,)

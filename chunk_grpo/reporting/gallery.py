@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import number
-from chunk_grpo.reporting.evidence import BASE, MODES, PromptSet, ScoreBook, Source
+from chunk_grpo.reporting.evidence import BASE, MODES, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.palette import is_crowded
 
 TINY = 128
@@ -95,7 +95,7 @@ def grid_columns(variants: Sequence[str]) -> tuple[Column, ...]:
     return (Column(BASE, BASE), *(Column(v, mode) for v in variants for mode in MODES))
 
 
-def choose_prompts(prompts: PromptSet, count: int, seed: int) -> tuple[str, ...]:
+def choose_prompts(prompts: ScoredPrompts, count: int, seed: int) -> tuple[str, ...]:
     """Choose prompts with distinct captions; categories alternate, and the order within each is random.
 
     Args:

@@ -17,7 +17,15 @@ from chunk_grpo.reporting import gallery, plots, series, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, Comparisons, headline
 from chunk_grpo.reporting.content import REWARD_METRICS
-from chunk_grpo.reporting.evidence import BASE, MODES, REWARD, PromptSet, ReportSettings, ScoreBook, Source
+from chunk_grpo.reporting.evidence import (
+    BASE,
+    MODES,
+    REWARD,
+    ReportSettings,
+    ScoreBook,
+    ScoredPrompts,
+    Source,
+)
 from chunk_grpo.reporting.figures import png
 from chunk_grpo.reporting.gallery import Column, GridRow, Picture
 from chunk_grpo.reporting.highlight import Highlight, escaped, smaller
@@ -64,7 +72,7 @@ def rewards_highlight(settings: ReportSettings, metrics: Mapping[str, Source]) -
     return Highlight("rewards", "Reward curves", "\n".join(lines), {"rewards.png": picture})
 
 
-def chosen_prompts(settings: ReportSettings, prompts: Source) -> tuple[PromptSet, tuple[str, ...]]:
+def chosen_prompts(settings: ReportSettings, prompts: Source) -> tuple[ScoredPrompts, tuple[str, ...]]:
     """The held-out prompts, and the ids of those in the image grid; both as in the report.
 
     Raises:
@@ -78,7 +86,7 @@ def chosen_prompts(settings: ReportSettings, prompts: Source) -> tuple[PromptSet
         raise DataError(
             f"{prompts.path}: must have prompts with split={EVAL}; run the stage prepare_prompts again"
         )
-    found = PromptSet(*zip(*held_out, strict=True))
+    found = ScoredPrompts(*zip(*held_out, strict=True))
     return found, gallery.choose_prompts(found, settings.grid_prompts, settings.seed)
 
 

@@ -22,7 +22,7 @@ from chunk_grpo.artifacts.publishing import PLAIN_NAME
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.reporting.evidence import BASE, MODES, PromptSet, ReportSettings, ScoreBook, Source
+from chunk_grpo.reporting.evidence import BASE, MODES, ReportSettings, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.inputs import settings_from
 from chunk_grpo.reporting.statistics import crossed_interval
 
@@ -201,7 +201,9 @@ def _source(path: str) -> Source:
     return Source(path, read_table(path, "scores"))
 
 
-def _scores(book: ScoreBook, prompts: Source, settings: ReportSettings) -> Iterator[tuple[Score, PromptSet]]:
+def _scores(
+    book: ScoreBook, prompts: Source, settings: ReportSettings
+) -> Iterator[tuple[Score, ScoredPrompts]]:
     """Every score of the workspace with its prompts."""
     drawn = [(BASE, BASE), *((variant, mode) for variant in settings.variants for mode in MODES)]
     for use in settings.measured:
@@ -218,7 +220,7 @@ def _row(
     params: Params,
     source: Source,
     values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    prompts: PromptSet,
+    prompts: ScoredPrompts,
     num_images: int,
 ) -> HistoryRow:
     generator = np.random.default_rng(params.report.seed)

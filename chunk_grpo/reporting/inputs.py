@@ -22,8 +22,8 @@ from chunk_grpo.reporting.evidence import (
     TrainingSettings,
     WiseJudge,
 )
-from chunk_grpo.reporting.recipes import clip_ranges_of, images_of, recipe
-from chunk_grpo.reporting.scales import scale
+from chunk_grpo.reporting.score_ranges import scale
+from chunk_grpo.reporting.variant_summary import clip_ranges_of, images_of, recipe
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.gallery import Grid, grid_png
-from chunk_grpo.reporting.recipes import mix_text
+from chunk_grpo.reporting.reward_hacking import watched
 from chunk_grpo.reporting.series import Curve, csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
-from chunk_grpo.reporting.watching import watched
+from chunk_grpo.reporting.variant_summary import mix_text
 
 WIDE, NARROW = (10.4, 3.7), (5.0, 3.5)
 HALF, THIRD = (4.8, 2.9), (3.7, 2.6)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from chunk_grpo.reporting.comparisons import NO_BREAK, number
 from chunk_grpo.reporting.evidence import TrainingSettings
-from chunk_grpo.reporting.recipes import short
+from chunk_grpo.reporting.reward_hacking import Ending
 from chunk_grpo.reporting.tables import Cell, Row, Table
 from chunk_grpo.reporting.trained import FIDELITY_LIMIT, ChunkUse, PlanMoment, Trained
-from chunk_grpo.reporting.watching import Ending
+from chunk_grpo.reporting.variant_summary import short
 
 FEW_CHUNKS = 8
 """Largest number of chunks for which a cell shows draws and clipping."""

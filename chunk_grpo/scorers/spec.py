@@ -12,7 +12,7 @@ from typing import Any
 from chunk_grpo.config.scorers import AnyScorer, RefusingScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.identity import measured
+from chunk_grpo.scorers.fingerprint import scoring_settings
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def spec_of(key: str, settings: AnyScorer, scorer: Scorer) -> ScorerSpec:
         scorer.version,
         scorer.spec_hash(),
         settings.splits,
-        measured(settings),
+        scoring_settings(settings),
         settings.refusals if isinstance(settings, RefusingScorer) else 0.0,
     )
 

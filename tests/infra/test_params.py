@@ -33,7 +33,7 @@ def test_compose_asks_before_edits_are_lost(root: Path, capsys: pytest.CaptureFi
     [
         ("variants:", "variants: null\nvariant:", "variants: must be a mapping of names, got null"),
         ("  plan: step", "  plna: step", "variants.dance.plna: unknown key; did you mean 'plan'?"),
-        ("  train: gpu", "  trian: gpu", "pools.trian: unknown key; did you mean 'train'?"),
+        ("  encode: null", "  encdoe: null", "pools.encdoe: unknown key; did you mean 'encode'?"),
         ("trackers:", "trackesr:", "trackesr: unknown key; did you mean 'trackers'?"),
         (
             "learning_rate: 0.00015",

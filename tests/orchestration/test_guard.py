@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chunk_grpo.orchestration import guard
-from chunk_grpo.orchestration.guard import guarded
+from chunk_grpo.orchestration.guard import supervised
 
 CHILD = """
 import os, signal, sys, time
@@ -62,13 +61,13 @@ def has_ended(pid: int, seconds: float) -> bool:
     [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
 )
 def test_the_exit_code_is_that_of_the_command(code: str, expected: int) -> None:
-    assert subprocess.run(guarded([sys.executable, "-c", code], 1)).returncode == expected
+    assert subprocess.run(supervised([sys.executable, "-c", code], 1)).returncode == expected
 
 
 @pytest.mark.parametrize("kind", ["slow", "quick"])
 def test_sigterm_waits_until_every_process_has_saved(tmp_path: Path, kind: str) -> None:
     """Also for a child whose parent has left at once."""
-    process = subprocess.Popen(guarded(command(tmp_path, kind), 20))
+    process = subprocess.Popen(supervised(command(tmp_path, kind), 20))
     child = written_pid(tmp_path)
     process.terminate()
     process.wait(10)
@@ -77,7 +76,7 @@ def test_sigterm_waits_until_every_process_has_saved(tmp_path: Path, kind: str) 
 
 
 def test_a_deaf_process_is_killed_after_the_given_time(tmp_path: Path) -> None:
-    process = subprocess.Popen(guarded(command(tmp_path, "deaf"), 0.5))
+    process = subprocess.Popen(supervised(command(tmp_path, "deaf"), 0.5))
     child = written_pid(tmp_path)
     start = time.monotonic()
     process.terminate()
@@ -90,8 +89,8 @@ def test_a_deaf_process_is_killed_after_the_given_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("killed", ["parent", "guard"])
 def test_when_parent_or_guard_is_killed_nothing_stays(tmp_path: Path, killed: str) -> None:
     code = (
-        "import subprocess, sys; from chunk_grpo.orchestration.guard import guarded\n"
-        "process = subprocess.Popen(guarded(sys.argv[1:], 5)); print(process.pid, flush=True); process.wait()"
+        "import subprocess, sys; from chunk_grpo.orchestration.guard import supervised\n"
+        "process = subprocess.Popen(supervised(sys.argv[1:], 5)); print(process.pid, flush=True); process.wait()"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, *command(tmp_path, "quick")], stdout=subprocess.PIPE, text=True
@@ -117,7 +116,7 @@ def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(2)"
     start = time.monotonic()
     arguments = [str(tmp_path / "child.py"), str(tmp_path), "quick"]
-    assert subprocess.run(guarded([sys.executable, "-c", code, *arguments], 5)).returncode == 0
+    assert subprocess.run(supervised([sys.executable, "-c", code, *arguments], 5)).returncode == 0
     assert time.monotonic() - start < 10
     assert has_ended(written_pid(tmp_path), 0)
 
@@ -126,8 +125,8 @@ def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_process_can_ask_to_end_with_its_parent(gone: bool) -> None:
     child = (
-        "import os, sys, time; from chunk_grpo.orchestration.guard import end_with\n"
-        f"end_with(os.getppid() {'+ 1' if gone else ''}); print(os.getpid(), flush=True); time.sleep(60)"
+        "import os, sys, time; from chunk_grpo.orchestration.guard import die_with_parent\n"
+        f"die_with_parent(os.getppid() {'+ 1' if gone else ''}); print(os.getpid(), flush=True); time.sleep(60)"
     )
     code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -140,40 +139,3 @@ def test_a_process_can_ask_to_end_with_its_parent(gone: bool) -> None:
             parent.kill()
             parent.wait()
             assert has_ended(pid, 10)
-
-
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="a kernel that does not weigh sessions")
-@pytest.mark.parametrize("niceness", [0, 7])
-def test_the_session_of_a_command_has_the_weight_of_its_niceness(niceness: int) -> None:
-    """Otherwise a stage of low priority gets as much of the cores as a training beside it."""
-    program = "import os; print(os.nice(0), open('/proc/self/autogroup').read().split()[-1])"
-    command = guarded([sys.executable, "-c", program], 1.0)
-    result = subprocess.run(
-        command, preexec_fn=lambda: os.nice(niceness), capture_output=True, text=True, check=True
-    )
-    assert result.stdout.split() == [str(os.nice(0) + niceness)] * 2
-
-
-def test_the_weight_is_told_again_until_the_kernel_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weight, write, refusals = tmp_path / "autogroup", os.write, [BlockingIOError(), BlockingIOError()]
-    weight.touch()
-
-    def busy(descriptor: int, content: bytes) -> int:
-        if refusals:
-            raise refusals.pop()
-        return write(descriptor, content)
-
-    monkeypatch.setattr(guard, "_WEIGHT", str(weight))
-    monkeypatch.setattr(os, "nice", lambda _: 7)
-    monkeypatch.setattr(os, "write", busy)
-    guard.weigh_session()
-    assert weight.read_text() == "7"
-
-
-def test_no_weight_is_told_where_sessions_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_WEIGHT", str(tmp_path / "none"))
-    monkeypatch.setattr(os, "nice", lambda _: 7)
-    guard.weigh_session()
-    assert not (tmp_path / "none").exists()

@@ -210,7 +210,7 @@ def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path,
     params = compose(other, "tiny", other / "params.yaml")
     params["report"]["title"], params["variants"]["a"]["eta"] = "later", 10.0
     write_params(other, params)
-    of(other).keep_models(lock, quiet)
+    of(other).freeze_trainings(lock, quiet)
     assert (other / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
     kept = ["prepare", "train@a", "train@b"]
     assert outcomes(other, *STAGES, pull=True) == dict.fromkeys(kept, "unchanged")
@@ -230,12 +230,12 @@ def test_what_another_workspace_made_is_taken_and_not_what_the_cache_had(
     shell(other, "dvc", "commit", "--force", "train@a")
     of(other).push(quiet)
     made = of(other).outputs("train@a")
-    of(pipeline).take("train@a", made, quiet)
+    of(pipeline).adopt_outputs("train@a", made, quiet)
     assert (pipeline / "models/a.txt").read_text() == "trained again, elsewhere"
     assert of(pipeline).outputs("train@a") == made
     assert outcomes(pipeline, "train@a") == {"prepare": "unchanged", "train@a": "unchanged"}
     with pytest.raises(RemoteError):
-        of(pipeline).take("train@a", [made[0] | {"md5": "0" * 32}], quiet)
+        of(pipeline).adopt_outputs("train@a", [made[0] | {"md5": "0" * 32}], quiet)
 
 
 def test_dvc_lock_does_not_depend_on_the_order_in_which_stages_ran(pipeline: Path, shell: Shell) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import PromptSource, read_prompts
+from chunk_grpo.prompts import PromptSource, read_prompt_file
 from tests.prompts.policies import STRICT
 
 
@@ -18,7 +18,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def read(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> list[str]:
-    return [row.text for row in read_prompts(PromptSource(path, **settings), rules).rows]  # type: ignore[arg-type]
+    return [row.text for row in read_prompt_file(PromptSource(path, **settings), rules).rows]  # type: ignore[arg-type]
 
 
 def refused(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> str:

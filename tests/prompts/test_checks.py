@@ -15,7 +15,7 @@ from chunk_grpo.prompts import (
     PromptSource,
     check_lengths,
     normalized,
-    read_prompts,
+    read_prompt_file,
     shared_prompts,
 )
 from chunk_grpo.prompts.findings import Findings
@@ -25,7 +25,7 @@ from tests.prompts.policies import LENIENT, STRICT
 def read(folder: Path, lines: list[str], rules: PromptChecks) -> CheckedPrompts:
     path = folder / "p.json"
     path.write_text("[" + ",\n".join(json.dumps(line) for line in lines) + "]")
-    return read_prompts(PromptSource(path), rules)
+    return read_prompt_file(PromptSource(path), rules)
 
 
 def refused(folder: Path, lines: list[str], rules: PromptChecks = STRICT) -> list[str]:
@@ -243,7 +243,7 @@ class TestReport:
 
     def test_notes_come_last(self, tmp_path: Path) -> None:
         (tmp_path / "p.txt").write_text("a\nb\n")
-        report = read_prompts(PromptSource(tmp_path / "p.txt", limit=1), STRICT).report
+        report = read_prompt_file(PromptSource(tmp_path / "p.txt", limit=1), STRICT).report
         assert report.lines()[1:] == list(report.notes) != []
 
     def test_long_lists_are_cut_and_counted(self, tmp_path: Path) -> None:

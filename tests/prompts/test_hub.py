@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.prompts import PromptSource, read_prompts
+from chunk_grpo.prompts import PromptSource, read_prompt_file
 from tests.prompts.policies import STRICT
 
 
 def refused(location: str, file: str, revision: str | None = None) -> str:
     with pytest.raises(DataError) as caught:
-        read_prompts(PromptSource(location, file=file, revision=revision), STRICT)
+        read_prompt_file(PromptSource(location, file=file, revision=revision), STRICT)
     return str(caught.value)
 
 
@@ -35,10 +35,10 @@ def test_a_file_in_the_cache_is_read_offline(cache: Path) -> None:
         (folder / "snapshots" / commit / "data").mkdir(parents=True)
         (folder / "refs" / name).write_text(commit)
         (folder / "snapshots" / commit / "data" / "test.json").write_text(json.dumps([text]))
-    found = read_prompts(PromptSource("ann/prompts", file="data/test.json"), STRICT)
+    found = read_prompt_file(PromptSource("ann/prompts", file="data/test.json"), STRICT)
     assert [(row.text, row.source) for row in found.rows] == [("a cat", "ann/prompts/data/test.json")]
     source = PromptSource("ann/prompts", file="data/test.json", revision="v2")
-    found = read_prompts(source, STRICT)
+    found = read_prompt_file(source, STRICT)
     assert [(row.text, row.source) for row in found.rows] == [("a dog", "ann/prompts/data/test.json@v2")]
 
 
@@ -73,10 +73,10 @@ def test_a_bug_stays_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
     with pytest.raises(KeyError):
-        read_prompts(PromptSource("ann/prompts", file="test.json"), STRICT)
+        read_prompt_file(PromptSource("ann/prompts", file="test.json"), STRICT)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install 'chunk-grpo\[training\]'"):
-        read_prompts(PromptSource("ann/prompts", file="test.json"), STRICT)
+        read_prompt_file(PromptSource("ann/prompts", file="test.json"), STRICT)

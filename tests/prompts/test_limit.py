@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.prompts import PromptSource, read_prompts
+from chunk_grpo.prompts import PromptSource, read_prompt_file
 from tests.prompts.files import read, refused, write
 from tests.prompts.policies import STRICT
 
 
 def test_the_first_ones_are_read_and_the_rest_is_told(tmp_path: Path) -> None:
     path = write(tmp_path / "p.txt", "a cat\na dog\na cow\n")
-    found = read_prompts(PromptSource(path, limit=2), STRICT)
+    found = read_prompt_file(PromptSource(path, limit=2), STRICT)
     assert [row.text for row in found.rows] == ["a cat", "a dog"]
     assert found.report.notes == (f"{path}: read up to the limit of 2; there is more",)
-    assert read_prompts(PromptSource(path, limit=3), STRICT).report.notes == ()
+    assert read_prompt_file(PromptSource(path, limit=3), STRICT).report.notes == ()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import PromptSource, read_prompts
+from chunk_grpo.prompts import PromptSource, read_prompt_file
 from tests.prompts.policies import LENIENT, STRICT
 
 Make = Callable[[Path], object]
@@ -15,7 +15,7 @@ Make = Callable[[Path], object]
 
 def refused(path: Path | str) -> str:
     with pytest.raises(DataError) as caught:
-        read_prompts(PromptSource(path), STRICT)
+        read_prompt_file(PromptSource(path), STRICT)
     return str(caught.value).removeprefix(f"{path}: ")
 
 
@@ -57,7 +57,7 @@ def test_a_line_without_end_is_refused_before_it_reaches_a_tokenizer(tmp_path: P
     path = tmp_path / "p.txt"
     path.write_text("a cat\n" + "x" * 10_001 + "\n" + "y" * 10_000 + "\n")
     with pytest.raises(DataError) as caught:
-        read_prompts(PromptSource(path), LENIENT)
+        read_prompt_file(PromptSource(path), LENIENT)
     header, line, last = str(caught.value).splitlines()
     assert header == f"{path}: 1 problem (longer than 10,000 characters: 1)"
     assert line.startswith(

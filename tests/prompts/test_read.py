@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.prompts import FieldNames, PromptSource, read_prompts
+from chunk_grpo.prompts import FieldNames, PromptSource, read_prompt_file
 from tests.prompts.files import read, refused, write
 from tests.prompts.policies import STRICT
 
@@ -64,7 +64,7 @@ class TestFormats:
         self, made: Callable[[Path], Path], lines: list[int], tmp_path: Path
     ) -> None:
         path = made(tmp_path)
-        found = read_prompts(PromptSource(path), STRICT)
+        found = read_prompt_file(PromptSource(path), STRICT)
         assert [(row.text, row.line, row.source) for row in found.rows] == [
             (text, line, str(path)) for text, line in zip(TEXTS, lines, strict=True)
         ]
@@ -75,9 +75,9 @@ class TestFormats:
         self, made: Callable[[Path], Path], tmp_path: Path
     ) -> None:
         path = made(tmp_path)
-        plain = read_prompts(PromptSource(path), STRICT).rows
+        plain = read_prompt_file(PromptSource(path), STRICT).rows
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-        assert read_prompts(PromptSource(path), STRICT).rows == plain
+        assert read_prompt_file(PromptSource(path), STRICT).rows == plain
 
     def test_a_url_of_an_object_store(self) -> None:
         files = fsspec.filesystem("memory")
@@ -131,7 +131,7 @@ class TestFields:
         path = write(
             tmp_path / "p.csv", csv_text(["Prompts", "Category", "", ""], ["A red car.", "Colors", "", ""])
         )
-        found = read_prompts(PromptSource(path), STRICT)
+        found = read_prompt_file(PromptSource(path), STRICT)
         (row,) = found.rows
         assert (row.text, row.category, row.metadata) == ("A red car.", "Colors", {})
         assert found.report.notes == ()
@@ -139,7 +139,7 @@ class TestFields:
     def test_fields_may_be_named(self, tmp_path: Path) -> None:
         record = {"prompt": "not this", "caption": "a cat", "kind": 7, "other": 1}
         path = write(tmp_path / "p.jsonl", json.dumps(record))
-        found = read_prompts(PromptSource(path, fields=FieldNames("caption", "kind")), STRICT)
+        found = read_prompt_file(PromptSource(path, fields=FieldNames("caption", "kind")), STRICT)
         (row,) = found.rows
         assert (row.text, row.category, row.metadata) == ("a cat", "7", {})
         assert found.report.notes == (f"{path}: fields that were not read: prompt, other",)
@@ -147,7 +147,7 @@ class TestFields:
     def test_fields_of_parquet(self, tmp_path: Path) -> None:
         table = pa.table({"Prompt": ["a cat", "a dog"], "Category": ["x", None], "image": [b"0", b"1"]})
         pq.write_table(table, tmp_path / "p.parquet")
-        found = read_prompts(PromptSource(tmp_path / "p.parquet"), STRICT)
+        found = read_prompt_file(PromptSource(tmp_path / "p.parquet"), STRICT)
         assert [(r.text, r.category, r.metadata) for r in found.rows] == [
             ("a cat", "x", {}),
             ("a dog", "", {}),
@@ -196,7 +196,7 @@ class TestFields:
             '{"prompt": "b", "category": "x"}',
             '{"prompt": "c", "category": true}',
         ]
-        found = read_prompts(PromptSource(write(tmp_path / "p.jsonl", "\n".join(lines))), STRICT)
+        found = read_prompt_file(PromptSource(write(tmp_path / "p.jsonl", "\n".join(lines))), STRICT)
         assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "x"), ("c", "")]
         (finding,) = found.report.findings
         assert (finding.action, finding.lines) == ("ignore", (1, 3))
@@ -208,7 +208,7 @@ class TestFields:
 
     def test_so_is_one_of_parquet(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"prompt": ["a", "b"], "category": [1.0, None]}), tmp_path / "p.parquet")
-        found = read_prompts(PromptSource(tmp_path / "p.parquet"), STRICT)
+        found = read_prompt_file(PromptSource(tmp_path / "p.parquet"), STRICT)
         assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "")]
         assert [(f.action, f.lines) for f in found.report.findings] == [("ignore", (1,))]
         message = refused(tmp_path / "p.parquet", fields=FieldNames(category="category"))

@@ -15,7 +15,7 @@ from chunk_grpo.reporting.comparisons import (
     order_sentence,
     signed,
 )
-from chunk_grpo.reporting.evidence import REWARD, LeftOut, PromptSet, ScoreBook, Source
+from chunk_grpo.reporting.evidence import REWARD, LeftOut, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.statistics import Interval
 
 Values = Mapping[tuple[int, str, int], float | None]
@@ -144,7 +144,7 @@ def test_an_interval_shows_its_side_of_zero(low: float, high: float, text: str) 
     assert interval_text(interval(low, high)).replace("\xa0", " ") == text
 
 
-PROMPTS = PromptSet(("p", "q"), ("shape", "shape"), ("a circle", "a square"))
+PROMPTS = ScoredPrompts(("p", "q"), ("shape", "shape"), ("a circle", "a square"))
 
 
 def with_refused(*keys: tuple[int, str, int]) -> ScoreBook:
@@ -165,7 +165,7 @@ def test_a_refused_image_leaves_out_the_same_prompt_and_sample_on_every_side() -
 
 def test_a_prompt_without_an_image_on_every_side_is_left_out() -> None:
     found = with_refused((0, "q", 0), (1, "q", 0), (1, "q", 1))
-    assert found.answered("x", PROMPTS) == PromptSet(("p",), ("shape",), ("a circle",))
+    assert found.answered("x", PROMPTS) == ScoredPrompts(("p",), ("shape",), ("a circle",))
     assert found.left_out("x", PROMPTS.ids) == LeftOut(refused=3, samples=2)
 
 

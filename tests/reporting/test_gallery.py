@@ -6,10 +6,10 @@ from PIL import Image
 
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.evidence import PromptSet, ScoreBook, Source
+from chunk_grpo.reporting.evidence import ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.gallery import Column, choose_prompts, grid_rows, short_labels
 
-PROMPTS = PromptSet(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"), tuple("ABCDEFGH"))
+PROMPTS = ScoredPrompts(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"), tuple("ABCDEFGH"))
 COLUMNS = (Column("base", "base"), Column("v", "tuned"))
 
 
@@ -69,7 +69,7 @@ def test_categories_take_turns() -> None:
 
 
 def test_a_caption_is_shown_once() -> None:
-    repeated = PromptSet(tuple("abcdefgh"), tuple("xxxxyyyy"), tuple("AAABCCCC"))
+    repeated = ScoredPrompts(tuple("abcdefgh"), tuple("xxxxyyyy"), tuple("AAABCCCC"))
     chosen = choose_prompts(repeated, 8, seed=0)
     assert sorted(repeated.captions[repeated.ids.index(i)] for i in chosen) == ["A", "B", "C"]
 

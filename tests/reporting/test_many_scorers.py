@@ -17,7 +17,7 @@ from chunk_grpo.config.scorers import (
     ShapesScorer,
     WiseScorer,
 )
-from chunk_grpo.reporting.scales import scale
+from chunk_grpo.reporting.score_ranges import scale
 from chunk_grpo.reporting.tables import PAGE_COLUMNS, Cell, Row, Table, in_parts
 from stages import report
 from stages._stage import run_stage

@@ -22,7 +22,7 @@ from yarl import URL
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.executors.wire import WorkerError, raise_told
+from chunk_grpo.scorers.executors.wire import WorkerError, raise_remote_error
 from chunk_grpo.scorers.limited import TimeLimitError
 from chunk_grpo.scorers.retry import score_with_retries
 from chunk_grpo.scorers.reward import Reward, weighted_sum
@@ -202,7 +202,7 @@ def test_an_error_in_another_process_is_judged_alike(error: Exception) -> None:
     """As it comes through a line of JSON, of a worker or of the server."""
     told = lines.read_message(lines.write_message(lines.error_message(error)))
     with pytest.raises(TransientError if error in PASSING else WorkerError, match=type(error).__name__):
-        raise_told(told, "scorer odd: its worker process")
+        raise_remote_error(told, "scorer odd: its worker process")
 
 
 def test_a_scorer_that_took_too_long_is_not_asked_again_while_it_runs() -> None:

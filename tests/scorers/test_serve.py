@@ -21,7 +21,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.http_app import Limits
 from chunk_grpo.scorers.executors.wire import encode_batch
 from chunk_grpo.scorers.external import External
-from chunk_grpo.scorers.identity import measured
+from chunk_grpo.scorers.fingerprint import scoring_settings
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, client, server_in_thread, write_params
 
@@ -98,7 +98,7 @@ class TestHealth:
             "needs": ["metadata", "prompt"],
             "groupwise": False,
             "spec_hash": scorer.spec_hash(),
-            "measured": measured(settings()),
+            "measured": scoring_settings(settings()),
             "queue": 0,
             "queue_limit": 3,
             "most_bytes": 10**6,

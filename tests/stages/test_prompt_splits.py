@@ -12,7 +12,7 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import flux_token_limits
-from chunk_grpo.prompts import read_prompts
+from chunk_grpo.prompts import read_prompt_file
 from chunk_grpo.shapes.prompts import all_prompts, knowledge_prompts
 from stages._prompts import Split, splits_of
 from tests.conftest import CHECKPOINT, Workspace, any_prompt, new_workspace, prompt_file
@@ -248,7 +248,7 @@ def test_a_file_is_read_once_and_its_faults_are_told_before_a_model_is_looked_fo
     made.edit(any_prompt)
     read: list[object] = []
     monkeypatch.setattr(
-        "stages._prompts.read_prompts", lambda *args: read.append(args) or read_prompts(*args)
+        "stages._prompts.read_prompt_file", lambda *args: read.append(args) or read_prompt_file(*args)
     )
     assert made.run("prepare_prompts") == 0
     assert len(read) == 1

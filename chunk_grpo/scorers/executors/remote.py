@@ -10,8 +10,14 @@ from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
 from chunk_grpo.scorers.configured import joined
-from chunk_grpo.scorers.executors.wire import Identity, Question, encode_batch, raise_told, read_scores
-from chunk_grpo.scorers.identity import measured
+from chunk_grpo.scorers.executors.wire import (
+    Identity,
+    Question,
+    encode_batch,
+    raise_remote_error,
+    read_scores,
+)
+from chunk_grpo.scorers.fingerprint import scoring_settings
 from chunk_grpo.scorers.registry import make_scorer
 
 
@@ -112,7 +118,7 @@ class Remote(ABC):
         identity = self.identity()
         question = encode_batch(batch)
         message = self.ask(question)
-        raise_told(message, self.who)
+        raise_remote_error(message, self.who)
         try:
             scores = read_scores(message, question, identity.spec_hash, self.who)
         except DataError:
@@ -134,8 +140,8 @@ def check_identity(key: str, settings: AnyScorer, identity: Identity, who: str) 
             f"scorers.{key}: must be {name} (version {version}), but {who} is {identity.name} (version "
             f"{identity.version}; {identity.software}). Use the same section and version of chunk-grpo for both."
         )
-    asked = measured(settings)
-    for name in asked.keys() & identity.measured.keys():  # `measured` omits models in local folders
+    asked = scoring_settings(settings)
+    for name in asked.keys() & identity.measured.keys():  # `scoring_settings` omits models in local folders
         if asked[name] != identity.measured[name]:
             raise DataError(
                 f"scorers.{key}.{name}: is {asked[name]!r} here, but {identity.measured[name]!r} for {who}. Use the "

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scorer, Scores
-from chunk_grpo.scorers.identity import measured
+from chunk_grpo.scorers.fingerprint import scoring_settings
 from chunk_grpo.scorers.transient import facts_may_pass
 from chunk_grpo.scorers.workers import lines
 
@@ -80,7 +80,7 @@ def start_line(key: str, settings: AnyScorer, device: str | None) -> bytes:
             "protocol": lines.PROTOCOL,
             "key": key,
             "settings": settings.model_dump(mode="json"),
-            "measured": measured(settings),
+            "measured": scoring_settings(settings),
             "device": device,
         }
     )
@@ -165,7 +165,7 @@ def worker_for(scorer: Scorer) -> lines.Worker:
         needs=sorted(scorer.needs),
         groupwise=scorer.groupwise,
         spec_hash=scorer.spec_hash(),
-        measured=measured(scorer.settings),
+        measured=scoring_settings(scorer.settings),
         packages=PACKAGES,
         close=scorer.close,
     )
@@ -193,7 +193,7 @@ def read_identity(message: Mapping[str, Any], who: str) -> Identity:
         DataError: The worker uses another protocol.
         WorkerError: The worker has a bug.
     """
-    raise_told(message, who)
+    raise_remote_error(message, who)
     if message.get("type") != "ready" or message.get("protocol") != lines.PROTOCOL:
         raise DataError(
             f"{who}: protocol mismatch: expected a ready message of protocol {lines.PROTOCOL}, got {_short(message)}; "
@@ -254,7 +254,7 @@ def read_scores(message: Mapping[str, Any], question: Question, spec_hash: str, 
     return Scores(values, details, refused)
 
 
-def raise_told(message: Mapping[str, Any], who: str) -> None:
+def raise_remote_error(message: Mapping[str, Any], who: str) -> None:
     """Raise the error that a worker's message reports, if any.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.published import DIFFERS, HPSV3, IMAGEREWARD, main
+from benchmarks.reference_scores import DIFFERS, HPSV3, IMAGEREWARD, main
 from chunk_grpo.errors import ConfigError, DataError
 from tests.fake_python import fake_python
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
@@ -71,7 +71,7 @@ def test_published_values_agree(
     ours = {name: float(cells[1]) for name, cells in table(capsys.readouterr().out).items()}
     for shift, code in ((0.0, 0), (0.009, 0), (-0.012, DIFFERS), (0.012, DIFFERS)):
         monkeypatch.setattr(
-            "benchmarks.published.IMAGEREWARD", {name: value + shift for name, value in ours.items()}
+            "benchmarks.reference_scores.IMAGEREWARD", {name: value + shift for name, value in ours.items()}
         )
         assert main(imagereward(folder)) == code
     assert "3.webp" in capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_a_package_that_fails_is_told_with_its_words(
 def test_a_missing_package_is_told_with_the_extra(folder: Path) -> None:
     """In a process that finds no transformers; importing the command must not need it either."""
     code = (
-        "import sys; sys.modules['transformers'] = None; from benchmarks.published import main; "
+        "import sys; sys.modules['transformers'] = None; from benchmarks.reference_scores import main; "
         f"sys.exit(main({imagereward(folder)!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

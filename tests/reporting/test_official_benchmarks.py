@@ -9,7 +9,7 @@ from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.config import load_params
 from chunk_grpo.reporting.evidence import PromptKind, ReportSettings, ScorerUse, Source, WiseJudge
 from chunk_grpo.reporting.inputs import settings_from
-from chunk_grpo.reporting.published import Benchmark, benchmark_of, benchmarks_not_run
+from chunk_grpo.reporting.official_benchmarks import Benchmark, benchmark_of, benchmarks_not_run
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, WISE_CATEGORIES
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS, TAGS
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS

@@ -4,8 +4,8 @@ import dataclasses
 
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.reporting.evidence import Source, TrainingSettings
+from chunk_grpo.reporting.reward_hacking import Ending, endings, watched, watched_curves
 from chunk_grpo.reporting.training_tables import endings_table
-from chunk_grpo.reporting.watching import Ending, endings, watched, watched_curves
 
 SETTINGS = TrainingSettings(
     iterations=10,

@@ -19,12 +19,12 @@ _READ_BESIDES = ("*.json", "*.txt", "*.jinja", "*.model")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def measured(settings: ScorerSettings) -> dict[str, Any]:
+def scoring_settings(settings: ScorerSettings) -> dict[str, Any]:
     """Settings that could change a score, as JSON values.
 
     Models in local folders are left out: their files identify them, not their paths.
     """
-    content = settings.model_dump(mode="json", exclude=set(settings.MOVES_NO_SCORE))
+    content = settings.model_dump(mode="json", exclude=set(settings.NON_SCORING_FIELDS))
     return {name: value for name, value in content.items() if not _is_local(getattr(settings, name))}
 
 
@@ -53,7 +53,7 @@ def spec_hash(
         field: _model(f"scorers.{key}.{field}", getattr(settings, field), patterns)
         for field, patterns in files.items()
     }
-    identity = json.dumps([version, measured(settings), models, dict(besides or {})], sort_keys=True)
+    identity = json.dumps([version, scoring_settings(settings), models, dict(besides or {})], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from chunk_grpo.config.scorers import ClipScorer, ExternalScorer, ShapesScorer, Weights
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.identity import measured, spec_hash
+from chunk_grpo.scorers.fingerprint import scoring_settings, spec_hash
 from chunk_grpo.scorers.placing import place_checked
 from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.scorers.spec import require_same, spec_from, spec_of
@@ -62,13 +62,13 @@ def test_whatever_could_move_a_score_is_another_identity(other: str) -> None:
 
 def test_which_images_and_how_many_at_a_time_are_no_identity() -> None:
     assert identity(clip(splits=("wise",), batch_size=9)) == identity(clip())
-    assert measured(clip(splits=("wise",), batch_size=9)) == measured(clip())
+    assert scoring_settings(clip(splits=("wise",), batch_size=9)) == scoring_settings(clip())
 
 
 def test_a_local_model_is_known_by_its_files_wherever_they_lie(tmp_path: Path) -> None:
     first, moved = model_in(tmp_path / "a"), model_in(tmp_path / "b" / "c")
     assert identity(first) == identity(moved)
-    assert measured(first) == measured(moved)
+    assert scoring_settings(first) == scoring_settings(moved)
     assert identity(model_in(tmp_path / "d", b"weightS")) != identity(first)
     before = identity(first)
     (tmp_path / "a" / "merges.txt").write_text("a tokenizer's")
@@ -126,7 +126,7 @@ def own(version: int = 1, **options: Any) -> ExternalScorer:
         kind="external",
         splits=("eval",),
         batch_size=4,
-        source="tests.scorers.test_identity:redness",
+        source="tests.scorers.test_fingerprint:redness",
         version=version,
         options=options,
     )

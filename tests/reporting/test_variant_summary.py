@@ -8,7 +8,7 @@ import yaml
 
 from chunk_grpo.config import Params, VariantParams, parse_params
 from chunk_grpo.reporting.inputs import settings_from
-from chunk_grpo.reporting.recipes import recipe, short
+from chunk_grpo.reporting.variant_summary import recipe, short
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = yaml.safe_load((ROOT / "conf/variants/methods.yaml").read_text())["variants"]
