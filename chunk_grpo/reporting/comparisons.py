@@ -177,6 +177,16 @@ def effects_text(found: Sequence[Comparison]) -> str:
     return "; ".join(f"{c.variant} {_effect(c.difference)}" for c in found)
 
 
+def verdicts_text(found: Sequence[Comparison]) -> str:
+    """Say for which variants a measure is higher or lower, without numbers; a summary if there are many."""
+    if len(found) > MANY:
+        return effects_text(found)
+    groups: dict[str, list[str]] = {}
+    for c in found:
+        groups.setdefault(_WORDS[c.difference.verdict], []).append(c.variant)
+    return "; ".join(f"{word} for {_listed(names)}" for word, names in groups.items())
+
+
 def _effect(interval: Interval) -> str:
     return f"{_WORDS[interval.verdict]}, {signed(interval.mean)} ({interval_text(interval)})"
 
@@ -247,10 +257,9 @@ def order_sentence(pairs: Sequence[PairComparison]) -> str:
     parts = []
     for p in shown:
         high, low = (p.first, p.second) if p.difference.verdict == "above" else (p.second, p.first)
-        numbers = f"{signed(p.difference.mean)}, {interval_text(p.difference)}"
-        parts.append(f"{high} above {low} ({p.first} − {p.second}: {numbers})")
+        parts.append(f"{high} above {low}")
     rest = "" if len(shown) == len(pairs) else " For the other pairs no difference is shown."
-    return f"Differences in training reward between tuned variants: {'; '.join(parts)}.{rest}"
+    return f"Training reward of the tuned variants: {_listed(parts)}.{rest}"
 
 
 def with_first(pairs: Sequence[PairComparison]) -> list[PairComparison]:

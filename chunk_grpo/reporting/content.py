@@ -22,9 +22,9 @@ from chunk_grpo.reporting.comparisons import (
     Comparison,
     Comparisons,
     PairComparison,
-    effects_text,
     headline,
     order_sentence,
+    verdicts_text,
 )
 from chunk_grpo.reporting.evidence import (
     MODES,
@@ -78,6 +78,7 @@ class TrainingStory:
 
     Attributes:
         watched: Metric to variant to curve, for the metrics that can reveal reward hacking; may be empty.
+        hacking: Answer to "Is the reward being hacked?"; empty without such metrics.
         trained: Training statistics of each variant.
         uses: Variant to the draws of its chunks; empty if they were not recorded.
         moments: Variant to its plan at some iterations, for plans that are recomputed during training.
@@ -85,6 +86,7 @@ class TrainingStory:
     """
 
     watched: dict[str, dict[str, Curve]]
+    hacking: str
     trained: tuple[Trained, ...]
     uses: dict[str, tuple[ChunkUse, ...]]
     moments: dict[str, tuple[PlanMoment, ...]]
@@ -201,8 +203,13 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
 
 def _story(evidence: Evidence, settings: ReportSettings) -> TrainingStory:
     metrics, training = evidence.metrics, settings.training
+    watched = reward_hacking.watched_curves(metrics, training)
+    rewards = {
+        variant: series.metric_curve(metrics[variant], "heldout_reward") for variant in settings.variants
+    }
     return TrainingStory(
-        watched=reward_hacking.watched_curves(metrics, training),
+        watched=watched,
+        hacking=reward_hacking.conclusion(rewards, watched, training),
         trained=trained_in_numbers(metrics, training, evidence.runs),
         uses={variant: chunk_uses(source) for variant, source in metrics.items()},
         moments={variant: plan_moments(source) for variant, source in metrics.items()},
@@ -251,7 +258,7 @@ def _grids(
 
 def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) -> tuple[str, ...]:
     def sentence(start: str, mode: str, measure: str) -> str:
-        return f"{start}: {effects_text([c for c in found if (c.mode, c.measure) == (mode, measure)])}."
+        return f"{start}: {verdicts_text([c for c in found if (c.mode, c.measure) == (mode, measure)])}."
 
     hybrid = f"Hybrid inference (the base model takes the last {settings.base_steps} of {settings.num_steps} steps)"
     outside = [scorer for scorer in settings.scorers if scorer not in settings.rewards]

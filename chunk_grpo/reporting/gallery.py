@@ -40,6 +40,21 @@ class Column:
 
 
 @dataclass(frozen=True)
+class PictureScore:
+    """Score of one image.
+
+    Attributes:
+        label: Name of the scorer.
+        text: Value.
+        verdict: above or below the base's image of the same prompt and seed; empty if equal, unknown or the base's own.
+    """
+
+    label: str
+    text: str
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
 class Picture:
     """One image of the grid.
 
@@ -48,14 +63,14 @@ class Picture:
         uri: The image as a data: URI.
         pixelated: Whether the image is enlarged with sharp pixels.
         alt: Alternative text.
-        scores: (label, value) of each scorer.
+        scores: Score by each scorer.
     """
 
     image: Image.Image
     uri: str
     pixelated: bool
     alt: str
-    scores: tuple[tuple[str, str], ...]
+    scores: tuple[PictureScore, ...]
 
 
 @dataclass(frozen=True)
@@ -131,7 +146,7 @@ def grid_rows(
     rows = []
     for prompt_id in chosen:
         found = [(column, _first_image(images[column.policy], column, prompt_id)) for column in columns]
-        pictures = []
+        pictures, of_base = [], [math.nan] * len(scorers)
         for column, record in found:
             path = images[column.policy].path
             if record.seed != found[0][1].seed:
@@ -141,7 +156,8 @@ def grid_rows(
                 )
             sample = (prompt_id, record.sample)
             values = [book.one(column.policy, column.mode, s, record.train_seed, sample) for s in scorers]
-            scores = tuple(zip(labels, (_score_text(value) for value in values), strict=True))
+            scores = tuple(map(_score, labels, values, of_base))
+            of_base = values if column.policy == BASE else of_base
             mode = "" if column.mode == BASE else f", {column.mode}"
             pictures.append(_picture(record.data, path, f"{texts[prompt_id]}: {column.policy}{mode}", scores))
         rows.append(GridRow(texts[prompt_id], found[0][1].seed, found[0][1].sample, tuple(pictures)))
@@ -206,12 +222,15 @@ def _first_image(source: Source, column: Column, prompt_id: str) -> _Record:
     return _Record(row["train_seed"], row["sample"], row["seed"], row["image"]["bytes"])
 
 
-def _score_text(value: float) -> str:
+def _score(label: str, value: float, of_base: float) -> PictureScore:
     """A score, or "refused" if the scorer gave none."""
-    return "refused" if math.isnan(value) else number(value, 2)
+    if math.isnan(value):
+        return PictureScore(label, "refused")
+    verdict = "above" if value > of_base else "below" if value < of_base else ""
+    return PictureScore(label, number(value, 2), verdict)
 
 
-def _picture(data: bytes, path: str, alt: str, scores: tuple[tuple[str, str], ...]) -> Picture:
+def _picture(data: bytes, path: str, alt: str, scores: tuple[PictureScore, ...]) -> Picture:
     try:
         image = Image.open(io.BytesIO(data)).convert("RGB")
     except OSError as error:  # Pillow's UnidentifiedImageError is one

@@ -28,6 +28,11 @@ from chunk_grpo.reporting.series import Chunk, Curve
 SDE_COLOUR = INK
 ODE_COLOUR = BASE_COLOUR
 BAND_ALPHA = 0.16
+SHARED_ALPHA = 0.1
+"""Opacity of bands that lie over each other."""
+
+ROUND = (1, 2, 5, 10)
+"""Leading digits of the distance between ticks."""
 
 
 def draw_profile(
@@ -100,13 +105,13 @@ def draw_curves(
             dot = "." if len(curve.x) == 1 else ""
             axes.plot(curve.x, curve.mean, color=colour, linestyle=style, linewidth=1.4, marker=dot)
             continue
-        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=BAND_ALPHA, linewidth=0)
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=SHARED_ALPHA, linewidth=0.6)
         few = len(curve.x) <= 12
         axes.plot(curve.x, curve.mean, color=colour, marker="o" if few else "", markersize=3.2)
     if limit is not None:
         axes.axhline(limit, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=ROUND))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=ROUND))
     axes.set_xlabel("iteration")
     axes.set_title(title)
     axes.margins(x=0.02)

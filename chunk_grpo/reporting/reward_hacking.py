@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from chunk_grpo.reporting.comparisons import signed
 from chunk_grpo.reporting.evidence import Source, TrainingSettings
 from chunk_grpo.reporting.series import Curve, metric_values, optional_curves
 
@@ -44,6 +45,61 @@ def watched_curves(sources: Mapping[str, Source], training: TrainingSettings) ->
     """Metric to variant to curve, for the metrics of `watched` that at least one variant has."""
     found = {metric: optional_curves(sources, metric) for metric in watched(training)}
     return {metric: curves for metric, curves in found.items() if curves}
+
+
+def conclusion(
+    rewards: Mapping[str, Curve], curves: Mapping[str, Mapping[str, Curve]], training: TrainingSettings
+) -> str:
+    """Answer whether the reward is being hacked, from the first and the last held-out evaluation.
+
+    A metric has risen or fallen if the band over the training seeds at the end lies above or below that at the start.
+
+    Args:
+        rewards: Variant to curve of the training reward on held-out prompts.
+        curves: Result of `watched_curves`.
+        training: Settings of the training.
+    """
+    if not curves:
+        return ""
+    unseen = [f"heldout/{name}" for name in training.unseen if f"heldout/{name}" in curves]
+    signs = [
+        f"{metric.removeprefix('heldout/')} falls for {variant}"
+        for metric in unseen
+        for variant, curve in curves[metric].items()
+        if _moved(rewards[variant]) > 0 > _moved(curve)
+    ]
+    if signs:
+        answer = f"There are signs of it: the training reward rises, but {', '.join(signs)}."
+    elif unseen:
+        answer = "No sign of it: no scorer outside the reward falls where the training reward rises."
+    else:
+        answer = (
+            "Undecided: no scorer outside the reward was evaluated during training (train.heldout.scorers)."
+        )
+    changes = [
+        f"{name.partition(',')[0]} by {_percent(curves[f'heldout_images/{metric}'])}"
+        for metric, name in IMAGE_STATISTICS.items()
+        if f"heldout_images/{metric}" in curves
+    ]
+    return (
+        f"{answer} From the base model to the last evaluation the images change: {', '.join(changes)}."
+        if changes
+        else answer
+    )
+
+
+def _moved(curve: Curve) -> int:
+    """1 if the band at the end lies above that at the start, -1 if it lies below, otherwise 0."""
+    return int(curve.low[-1] > curve.high[0]) - int(curve.high[-1] < curve.low[0])
+
+
+def _percent(curves: Mapping[str, Curve]) -> str:
+    """Smallest and largest relative change of the variants, in percent."""
+    changes = [100 * (curve.mean[-1] / curve.mean[0] - 1) for curve in curves.values() if curve.mean[0] != 0]
+    ends = (
+        dict.fromkeys(f"{signed(end, 0)}" for end in (min(changes), max(changes))) if changes else {"–": None}
+    )
+    return f"{' to '.join(ends)} %"
 
 
 def endings(sources: Mapping[str, Source], training: TrainingSettings) -> tuple[Ending, ...]:

@@ -14,6 +14,7 @@ from chunk_grpo.reporting.comparisons import (
     number,
     order_sentence,
     signed,
+    verdicts_text,
 )
 from chunk_grpo.reporting.evidence import REWARD, LeftOut, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.statistics import Interval
@@ -106,6 +107,11 @@ def test_the_sentence_gives_the_numbers() -> None:
     assert sentence.replace("\xa0", " ").endswith(
         "chunk higher, +0.150 (+0.100 to +0.200); dance no difference shown, +0.100 (−0.100 to +0.300)."
     )
+
+
+def test_variants_with_the_same_verdict_share_a_phrase() -> None:
+    found = [comparison("a", 0.1, 0.2), comparison("b", -0.1, 0.3), comparison("c", 0.2, 0.3)]
+    assert verdicts_text(found) == "higher for a and c; no difference shown for b"
 
 
 def test_no_order_beyond_the_intervals() -> None:

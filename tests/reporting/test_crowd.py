@@ -122,9 +122,7 @@ def test_of_many_pairs_those_with_the_first_variant_are_told() -> None:
         "+0.300 (v6); no difference shown for 2 of 6. Of all 21 pairs of variants, 10 have an interval on one side "
         "of zero; about 1 would by chance if no two variants differed."
     )
-    assert order_sentence(pairs(6)).startswith(
-        "Differences in training reward between tuned variants: v3 above v0"
-    )
+    assert order_sentence(pairs(6)).startswith("Training reward of the tuned variants: v3 above v0")
 
 
 def test_pairs_are_kept_in_a_csv() -> None:

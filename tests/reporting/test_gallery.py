@@ -7,7 +7,7 @@ from PIL import Image
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import ScoreBook, ScoredPrompts, Source
-from chunk_grpo.reporting.gallery import Column, choose_prompts, grid_rows, short_labels
+from chunk_grpo.reporting.gallery import Column, PictureScore, choose_prompts, grid_rows, short_labels
 
 PROMPTS = ScoredPrompts(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"), tuple("ABCDEFGH"))
 COLUMNS = (Column("base", "base"), Column("v", "tuned"))
@@ -56,7 +56,11 @@ def rows_of(tuned: Source, size: int = 8) -> list[tuple[str, ...]]:
         BOOK,
         ["s-x"],
     )
-    return [(p.uri[:15], str(p.pixelated), p.alt, str(p.scores)) for row in found for p in row.pictures]
+    return [
+        (p.uri[:15], str(p.pixelated), p.alt, str([(s.label, s.text) for s in p.scores]))
+        for row in found
+        for p in row.pictures
+    ]
 
 
 def test_categories_take_turns() -> None:
@@ -76,7 +80,7 @@ def test_a_caption_is_shown_once() -> None:
 
 def test_lowest_seed_and_first_sample_with_their_score() -> None:
     found = rows_of(images("v", "tuned", png(8)))
-    assert found[1] == ("data:image/png;", "True", "a prompt: v, tuned", "(('x', '1.00'),)")
+    assert found[1] == ("data:image/png;", "True", "a prompt: v, tuned", "[('x', '1.00')]")
 
 
 def test_large_images_become_jpeg_thumbnails() -> None:
@@ -120,4 +124,19 @@ def test_an_image_without_a_score_says_so() -> None:
     )
     shown = {"base": images("base", "base", png(8)), "v": images("v", "tuned", png(8))}
     row = grid_rows(["a"], COLUMNS, shown, {"a": "a prompt"}, book, ["s-x"])[0]
-    assert [picture.scores for picture in row.pictures] == [(("x", "refused"),), (("x", "1.00"),)]
+    assert [picture.scores for picture in row.pictures] == [
+        (PictureScore("x", "refused"),),
+        (PictureScore("x", "1.00"),),
+    ]
+
+
+@pytest.mark.parametrize(("tuned", "verdict"), [(2.0, "above"), (0.5, "below"), (1.0, "")])
+def test_a_score_is_marked_against_that_of_the_base(tuned: float, verdict: str) -> None:
+    rows = [row | {"value": tuned} for row in scores("v", "tuned").table.to_pylist()]
+    book = ScoreBook(
+        {("base", "s-x"): scores("base", "base"), ("v", "s-x"): Source("s", table_from_rows(rows, "scores"))},
+        {"s-x": 1.0},
+    )
+    shown = {"base": images("base", "base", png(8)), "v": images("v", "tuned", png(8))}
+    (row,) = grid_rows(["a"], COLUMNS, shown, {"a": "a prompt"}, book, ["s-x"])
+    assert [picture.scores[0].verdict for picture in row.pictures] == ["", verdict]

@@ -2,9 +2,13 @@
 
 import dataclasses
 
+import numpy as np
+import pytest
+
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.reporting.evidence import Source, TrainingSettings
-from chunk_grpo.reporting.reward_hacking import Ending, endings, watched, watched_curves
+from chunk_grpo.reporting.reward_hacking import Ending, conclusion, endings, watched, watched_curves
+from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.training_tables import endings_table
 
 SETTINGS = TrainingSettings(
@@ -68,3 +72,37 @@ def test_nothing_to_tell_where_all_runs_are_whole_unless_the_best_is_kept() -> N
     table = endings_table(endings(sources, keeping), keeping)
     assert table is not None
     assert table.columns[2] == "best by heldout/exact, kept"
+
+
+def curve(first: tuple[float, float], last: tuple[float, float]) -> Curve:
+    """A curve from one band over the training seeds to another."""
+    low, high = np.array([first, last]).T
+    return Curve(np.array([0, 10]), (low + high) / 2, low, high)
+
+
+RISES, FALLS, WAVERS = (
+    curve((0.4, 0.5), (0.6, 0.8)),
+    curve((0.4, 0.5), (0.1, 0.3)),
+    curve((0.4, 0.5), (0.2, 0.45)),
+)
+
+
+@pytest.mark.parametrize(
+    ("reward", "unseen", "answer"),
+    [
+        (RISES, RISES, "No sign of it"),
+        (RISES, WAVERS, "No sign of it"),
+        (RISES, FALLS, "There are signs of it: the training reward rises, but exact falls for v."),
+        (WAVERS, FALLS, "No sign of it"),
+        (RISES, None, "Undecided"),
+    ],
+)
+def test_the_reward_is_hacked_if_it_rises_while_another_scorer_falls(
+    reward: Curve, unseen: Curve | None, answer: str
+) -> None:
+    curves = {} if unseen is None else {"heldout/exact": {"v": unseen}}
+    curves["heldout_images/saturation"] = {"v": RISES, "w": FALLS}
+    text = conclusion({"v": reward, "w": WAVERS}, curves, SETTINGS)
+    assert text.startswith(answer)
+    assert text.endswith("the images change: saturation by −56 to +56 %.")
+    assert conclusion({"v": reward}, {}, SETTINGS) == ""
