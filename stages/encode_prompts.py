@@ -21,7 +21,7 @@ class Arguments:
         metadata=argument("embeddings/1, Parquet: row of the tensors for each prompt", writes=True)
     )
     tensors: str = field(
-        metadata=argument("prompt_embeds [N, S, E] and pooled [N, F], safetensors", writes=True)
+        metadata=argument("prompt_embeds [n, T, E] and pooled [n, F], safetensors", writes=True)
     )
 
 

@@ -72,8 +72,8 @@ def weighted_advantages(
     group in which one reward is degenerate learns from the others.
 
     Args:
-        values: Finite rewards [M, P, G] of M rewards, at least 1; G at least 2.
-        weights: Weight of each reward, [M], finite; a negative one reverses its reward.
+        values: Finite rewards [R, P, G] of R rewards, at least 1; G at least 2.
+        weights: Weight of each reward, [R], finite; a negative one reverses its reward.
         clip: Bound on each reward's absolute advantage before the sum, positive.
         scale: One of `SCALES`.
 
@@ -81,11 +81,11 @@ def weighted_advantages(
         [P, G] in float32 or wider, within clip * sum(abs(weights)).
 
     Raises:
-        ValueError: The number of weights is not M, a weight is not finite, or as in `group_advantages`.
+        ValueError: The number of weights is not R, a weight is not finite, or as in `group_advantages`.
     """
     if values.ndim != 3 or len(values) == 0 or len(values) != len(weights):
         raise ValueError(
-            "values must have shape [M, P, G] with one weight for each of M >= 1 rewards, "
+            "values must have shape [R, P, G] with one weight for each of R >= 1 rewards, "
             f"got shape {tuple(values.shape)} and {len(weights)} weights"
         )
     if not all(math.isfinite(weight) for weight in weights):

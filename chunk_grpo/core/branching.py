@@ -13,7 +13,7 @@ from chunk_grpo.core.sde import SDE, Sampler, require_coefficients, require_nois
 from chunk_grpo.core.types import Transition, Velocity
 
 RowVelocity: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x [N, L, D], t [N], rows int64 [N]) -> velocity [N, L, D]; `rows` holds each state's prompt index, 0 .. B - 1."""
+"""(x [n, L, D], t [n], rows int64 [n]) -> velocity [n, L, D]; `rows` holds each state's prompt index, 0 .. B - 1."""
 
 BranchGenerators: TypeAlias = Callable[[int, int, int], torch.Generator]
 """(row, branch step, child) -> a generator at the start of that child's own stream."""
@@ -21,16 +21,16 @@ BranchGenerators: TypeAlias = Callable[[int, int, int], torch.Generator]
 
 @dataclass(frozen=True)
 class Branch:
-    """The children of one noisy step: M for each of B trajectories.
+    """The children of one noisy step: W for each of B trajectories.
 
     Attributes:
         step: Noisy step k, in 0 .. S - 2.
         transition_std: Standard deviation of the step, float64 scalar, positive.
         before: States before the step [B, L, D], a view of the prefix.
         mean: Mean of the step's Gaussian [B, L, D], shared by all children.
-        after: States after the step [B, M, L, D], one per child.
-        log_probs: Log-density of the draws, mean over latent dimensions, [B, M].
-        finals: Final latents of the children after the remaining ODE steps, [B, M, L, D].
+        after: States after the step [B, W, L, D], one per child.
+        log_probs: Log-density of the draws, mean over latent dimensions, [B, W].
+        finals: Final latents of the children after the remaining ODE steps, [B, W, L, D].
     """
 
     step: int
@@ -79,7 +79,7 @@ def rollout_branches(
         diffusion_coefs: Diffusion coefficients of steps 0 .. S - 2, [S - 1], positive at the branch steps; for
             another sampler its noise strengths.
         branch_steps: Distinct steps k at which to branch, in 0 .. S - 2.
-        children: Draws M for each trajectory and branch step, at least 1.
+        children: Draws W for each trajectory and branch step, at least 1.
         generators: Source of each child's noise.
         sampler: Sampler of the noisy step.
 
@@ -101,7 +101,7 @@ def rollout_branches(
         before = prefix[:, step]  # [B, L, D]
         step_arguments = float(times[step]), float(times[step + 1]), float(diffusion_coefs[step])
         transition = sampler.transition(before, velocities[step], *step_arguments)
-        after, log_probs = _children(transition, step, children, generators)  # [B, M, L, D], [B, M]
+        after, log_probs = _children(transition, step, children, generators)  # [B, W, L, D], [B, W]
         run = rollout_ode(_bound(velocity, rows), after.flatten(0, 1), times, first_step=step + 1)
         branches.append(
             Branch(
@@ -139,8 +139,8 @@ def _prefix(
 def _children(
     transition: Transition, step: int, children: int, generators: BranchGenerators
 ) -> tuple[Tensor, Tensor]:
-    """Draws [B, M, L, D] from a transition and their log-densities [B, M]."""
-    means = transition.mean.repeat_interleave(children, dim=0)  # [B * M, L, D]
+    """Draws [B, W, L, D] from a transition and their log-densities [B, W]."""
+    means = transition.mean.repeat_interleave(children, dim=0)  # [B * W, L, D]
     streams = [
         generators(row, step, child) for row in range(len(transition.mean)) for child in range(children)
     ]

@@ -19,7 +19,7 @@ class Conditioning:
     """Text-encoder outputs of B prompts.
 
     Attributes:
-        prompt_embeds: One vector per text token, [B, N, E].
+        prompt_embeds: One vector per text token, [B, T, E].
         pooled: One vector per prompt, [B, F].
     """
 

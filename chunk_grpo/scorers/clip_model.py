@@ -80,8 +80,8 @@ class ClipEncoder:
         """Embeddings of norm 1, float64 [B, D].
 
         Args:
-            ids: Token ids [B, N], with start and end.
-            mask: Attention mask [B, N], 0 at padding.
+            ids: Token ids [B, T], with start and end.
+            mask: Attention mask [B, T], 0 at padding.
         """
         device = self.model.device
         with torch.inference_mode():
@@ -145,7 +145,7 @@ class ClipProcessor:
         return torch.cat(made)
 
     def tokens(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids and mask, both [B, N]; N is the length of the longest prompt, at most `max_tokens`."""
+        """Token ids and mask, both [B, T]; T is the length of the longest prompt, at most `max_tokens`."""
         found = self.tokenizer(
             list(prompts), padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
         )

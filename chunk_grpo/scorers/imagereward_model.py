@@ -104,8 +104,8 @@ class RewardModel(nn.Module):
 
         Args:
             pixels: Normalised images [B, 3, image_size, image_size].
-            ids: Token ids [B, N].
-            mask: Attention mask [B, N], 0 at padding.
+            ids: Token ids [B, T].
+            mask: Attention mask [B, T], 0 at padding.
         """
         patches = self.vision(pixel_values=pixels.to(self.vision.dtype)).last_hidden_state
         hidden = self.text(

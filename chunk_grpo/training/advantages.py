@@ -18,11 +18,11 @@ def rewards_of(experience: Experience, weights: Mapping[str, float]) -> Tensor:
     """Rewards of the images: the weighted sum of the scorers' values.
 
     Args:
-        experience: Q groups of M images.
+        experience: Q groups of G images.
         weights: Weight of each scorer.
 
     Returns:
-        float64 [Q, M].
+        float64 [Q, G].
     """
     return torch.from_numpy(weighted_sum(experience.scores, weights)).view(-1, experience.group_size)
 
@@ -45,14 +45,14 @@ def advantages_of(experience: Experience, weights: Mapping[str, float], method: 
 
 
 def _of_weighted_sum(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
-    """Advantages [Q, M] of the weighted sum."""
-    rewards = rewards_of(experience, weights)  # [Q, M]
+    """Advantages [Q, G] of the weighted sum."""
+    rewards = rewards_of(experience, weights)  # [Q, G]
     return group_advantages(rewards, method.advantage_clip, SCALES[method.advantage_std])
 
 
 def _weighted_mean(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
-    """Weighted mean of the advantages of the single rewards, [Q, M]."""
-    each = torch.stack([rewards_of(experience, {name: 1.0}) for name in weights])  # [R, Q, M]
+    """Weighted mean of the advantages of the single rewards, [Q, G]."""
+    each = torch.stack([rewards_of(experience, {name: 1.0}) for name in weights])  # [R, Q, G]
     shares = [weight / sum(weights.values()) for weight in weights.values()]
     return weighted_advantages(each, shares, method.advantage_clip, SCALES[method.advantage_std])
 

@@ -29,7 +29,7 @@ def reward_metrics(
     """Means and spreads of rewards, scores and advantages of an iteration.
 
     Args:
-        rewards: [Q, M], Q groups of M images.
+        rewards: [Q, G], Q groups of G images.
         scores: Values [B] of each scorer.
         advantages: Advantages [B] or [B, K].
     """

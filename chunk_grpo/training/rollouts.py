@@ -33,14 +33,14 @@ DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad
 
 @dataclass(frozen=True)
 class SampledTrajectories:
-    """B trajectories. M consecutive steps of each are stored: M = S, or 1 for a branch.
+    """B trajectories. Z consecutive steps of each are stored: Z = S, or 1 for a branch.
 
     Attributes:
-        states: States [B, M + 1, L, D].
+        states: States [B, Z + 1, L, D].
         first_step: int64 [B], the step that begins at `states[:, 0]`.
         noisy: bool [B, S - 1], whether a step carries noise and can be trained.
         log_probs: Log-probabilities [B, S - 1] under the sampling policy; 0 where a step is not noisy.
-        means: Means of the noisy steps [B, M or M - 1, L, D]; None if the ratio is not normalised.
+        means: Means of the noisy steps [B, Z or Z - 1, L, D]; None if the ratio is not normalised.
         finals: Final latents of the images [B, L, D].
     """
 
@@ -65,14 +65,14 @@ class SampledTrajectories:
 
 @dataclass(frozen=True)
 class Experience:
-    """Trajectories and scores of B images: Q groups of M, each standardised on its own.
+    """Trajectories and scores of B images: Q groups of G, each standardised on its own.
 
-    Row = group * M + number within the group. The groups of a prompt are consecutive.
+    Row = group * G + number within the group. The groups of a prompt are consecutive.
 
     Attributes:
         prompts: Prompt of each image, B rows.
         trajectories: Trajectories of the images.
-        group_size: Images per group, M.
+        group_size: Images per group, G.
         scores: Values [B] of each scorer.
         seconds: Seconds by phase.
     """
@@ -287,7 +287,7 @@ class _Sampling:
 
 
 def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> SampledTrajectories:
-    """Convert R runs with M children at each of A branch points to R * A * M rows of one step each.
+    """Convert B runs with W children at each of A branch points to B * A * W rows of one step each.
 
     Args:
         made: Runs and branches.
@@ -296,14 +296,14 @@ def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> S
     """
     rows, children = made.branches[0].log_probs.shape
     steps = torch.tensor([branch.step for branch in made.branches])
-    first_step = steps.view(1, -1, 1).expand(rows, -1, children).flatten()  # [R * A * M]
-    noisy = torch.nn.functional.one_hot(first_step, num_sde_steps).bool()  # [R * A * M, S - 1]
+    first_step = steps.view(1, -1, 1).expand(rows, -1, children).flatten()  # [B * A * W]
+    noisy = torch.nn.functional.one_hot(first_step, num_sde_steps).bool()  # [B * A * W, S - 1]
 
     def of_children(values: list[Tensor]) -> Tensor:
-        return torch.stack(values, dim=1).flatten(0, 2)  # A times [R, M, ...] -> [R * A * M, ...]
+        return torch.stack(values, dim=1).flatten(0, 2)  # A times [B, W, ...] -> [B * A * W, ...]
 
     def of_runs(values: list[Tensor]) -> Tensor:
-        # A times [R, ...] -> [R * A * M, ...]
+        # A times [B, ...] -> [B * A * W, ...]
         return torch.stack(values, dim=1).flatten(0, 1).repeat_interleave(children, dim=0)
 
     log_probs = of_children([branch.log_probs for branch in made.branches])

@@ -167,7 +167,7 @@ class Trainer:
             experience = self._roll_out(iteration)
             everybody = self._of_all_processes(experience)
             weights = self._data.reward.weights
-            rewards = rewards_of(everybody, weights)  # [Q, M]
+            rewards = rewards_of(everybody, weights)  # [Q, G]
             advantages = advantages_of(everybody, weights, self._method)  # [B] or [B, K]
             warn_of_no_advantage(iteration, advantages)
             metrics = reward_metrics(rewards, everybody.scores, advantages) | self._follow(experience)

@@ -28,7 +28,7 @@ from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.stopping import Check
 
 PolicyVelocity = Callable[[Tensor, Tensor, Conditioning], Tensor]
-"""(x [N, L, D], t [N], conditioning of N prompts) -> velocity [N, L, D]."""
+"""(x [n, L, D], t [n], conditioning of n prompts) -> velocity [n, L, D]."""
 
 ValueOfItems = Callable[[Transition, Tensor, Tensor], Tensor]
 """(transitions, rows [n], steps [n]) -> [n]."""
@@ -39,12 +39,12 @@ class UpdateBatch:
     """Training data of one update.
 
     Attributes:
-        states: States of whole trajectories or parts of them [B, M + 1, L, D].
+        states: States of whole trajectories or parts of them [B, Z + 1, L, D].
         first_step: int64 [B], the step that begins at `states[:, 0]`.
         conditioning: Prompts of the B trajectories.
         advantages: Advantages [B], or [B, Kmax] with a reward per chunk.
         old_log_probs: Log-probabilities [B, S - 1] under the sampling policy.
-        old_means: Means of the noisy steps [B, M or M - 1, L, D]; None if the ratio is not normalised.
+        old_means: Means of the noisy steps [B, Z or Z - 1, L, D]; None if the ratio is not normalised.
         chunks: Trained chunks and their weights.
     """
 

@@ -141,8 +141,8 @@ def test_a_reward_degenerate_in_a_group_leaves_it_to_the_others():
     ("shape", "weights", "message"),
     [
         ((2, 1, 3), [1.0], r"one weight for each.*\(2, 1, 3\) and 1 weights"),
-        ((1, 3), [1.0], r"shape \[M, P, G\].*got shape \(1, 3\)"),
-        ((0, 1, 3), [], "M >= 1 rewards"),
+        ((1, 3), [1.0], r"shape \[R, P, G\].*got shape \(1, 3\)"),
+        ((0, 1, 3), [], "R >= 1 rewards"),
         ((1, 1, 3), [math.inf], r"weights must be finite, got \[inf\]"),
     ],
 )
