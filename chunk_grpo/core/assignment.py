@@ -147,7 +147,7 @@ class ChunkAssignment:
         means = values.new_zeros(sizes.shape)  # [B, Kmax]
         for size in sizes[sizes > 0].unique().tolist():
             row, number = (sizes == size).nonzero(as_tuple=True)
-            steps = first[row, number].unsqueeze(1) + torch.arange(size, device=values.device)
+            steps = first[row, number].unsqueeze(1) + torch.arange(size, device=values.device)  # [n, size]
             means[row, number] = chunk_means(values[row.unsqueeze(1), steps], single_plan(size)).squeeze(1)
         return means
 

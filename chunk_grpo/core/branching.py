@@ -95,14 +95,17 @@ def rollout_branches(
     if children < 1:
         raise ValueError(f"children must be at least 1, got {children}")
     prefix, velocities = _prefix(velocity, x1, times, branch_steps)
-    rows = torch.arange(len(x1), device=x1.device).repeat_interleave(children)
+    rows = torch.arange(len(x1), device=x1.device).repeat_interleave(children)  # [B * W]
     branches = []
     for step in branch_steps:
         before = prefix[:, step]  # [B, L, D]
         step_arguments = float(times[step]), float(times[step + 1]), float(diffusion_coefs[step])
         transition = sampler.transition(before, velocities[step], *step_arguments)
         after, log_probs = _children(transition, step, children, generators)  # [B, W, L, D], [B, W]
-        run = rollout_ode(_bound(velocity, rows), after.flatten(0, 1), times, first_step=step + 1)
+        starts = after.flatten(0, 1)  # [B * W, L, D]
+        run = rollout_ode(
+            _bound(velocity, rows), starts, times, first_step=step + 1
+        )  # [B * W, S - step, L, D]
         branches.append(
             Branch(
                 step=step,

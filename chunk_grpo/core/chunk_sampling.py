@@ -86,11 +86,11 @@ def select_chunks(weights: Tensor, fraction: float, generator: torch.Generator) 
     """
     w = _row_weights(weights).to(generator.device)
     candidates = w > 0
-    counts = torch.tensor([num_selected(n, fraction) for n in candidates.sum(dim=1).tolist()])
+    counts = torch.tensor([num_selected(n, fraction) for n in candidates.sum(dim=1).tolist()])  # [B]
     noise = torch.empty_like(w).exponential_(generator=generator)
     priority = torch.where(candidates, w / noise, -1.0)  # weights of 0 come last
-    order = priority.argsort(dim=1, descending=True)
-    taken = torch.arange(w.shape[1]) < counts.unsqueeze(1)
+    order = priority.argsort(dim=1, descending=True)  # [B, K]
+    taken = torch.arange(w.shape[1]) < counts.unsqueeze(1)  # [B, K]
     return torch.zeros_like(candidates).scatter_(1, order, taken.to(w.device))
 
 

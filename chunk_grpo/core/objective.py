@@ -211,7 +211,7 @@ def _per_chunk(advantage: Tensor, where: Tensor, like: Tensor) -> Tensor:
             f"advantage must have shape {tuple(where.shape[:1])} or {tuple(where.shape)}, "
             f"got {tuple(advantage.shape)}"
         )
-    a = advantage.to(like).reshape(len(where), -1).expand(where.shape)
+    a = advantage.to(like).reshape(len(where), -1).expand(where.shape)  # [B, Kmax]
     return a.where(where, a.new_zeros(()))
 
 

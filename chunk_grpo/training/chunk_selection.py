@@ -143,7 +143,7 @@ class ChunkSelector:
         """The plan's chunks; chunks of each trajectory (adaptive plan); or single noisy steps (window, branches)."""
         rows = len(trajectories.states)
         if self._method.window or self._method.branching:
-            number = trajectories.noisy.cumsum(dim=1) - 1
+            number = trajectories.noisy.cumsum(dim=1) - 1  # [B, N]
             return ChunkAssignment(torch.where(trajectories.noisy, number, -1))
         largest = self._method.adaptive_size
         if largest is None:

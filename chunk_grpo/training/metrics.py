@@ -79,8 +79,8 @@ def update_metrics(updates: Sequence[UpdateStats], grad_norms: Sequence[float]) 
         "trained_steps": float(items),
         "grad_norm": sum(grad_norms) / len(grad_norms),
     }
-    chunk = torch.cat([stats.chunk for stats in updates])
-    clipped = torch.cat([stats.clipped for stats in updates])
+    chunk = torch.cat([stats.chunk for stats in updates])  # [n]
+    clipped = torch.cat([stats.clipped for stats in updates])  # [n]
     for number in range(int(chunk.max()) + 1):
         drawn = chunk == number
         metrics[f"chunk_draws/{number}"] = float(drawn.sum())

@@ -389,5 +389,7 @@ def score_latents(
         reward: Scorers.
         batch_size: Images that are decoded together.
     """
-    images = torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
+    images = (
+        torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
+    )  # [B, 3, H, W]
     return reward.scores(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))

@@ -230,7 +230,7 @@ class Trainer:
         if self._method.replan_every is None:
             return {}
         curves = relative_l1(experience.trajectories.states)[:, : self._method.grid.num_sde_steps]  # [B, N]
-        everybody = torch.cat(self._processes.gather([curves.cpu()]))
+        everybody = torch.cat(self._processes.gather([curves.cpu()]))  # [B of all processes, N]
         return self._learner.selector.follow(everybody.mean(dim=0).tolist(), self._done + 1)
 
     def _learn(self, state: IterationState) -> None:
