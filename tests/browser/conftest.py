@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.drills.watch import Watch, serving
 from tests.browser.pages import Ui, browser
+from tests.drills.watch import Watch, serving
 
 SCREENSHOTS = "CHUNK_GRPO_SCREENSHOTS"
 """Environment variable: the folder that the pictures for docs/ are put into, such as docs/images."""

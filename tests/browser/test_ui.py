@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.drills.watch import wait_for
 from tests.browser.conftest import Site, completed
 from tests.browser.pages import Ui
+from tests.drills.watch import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

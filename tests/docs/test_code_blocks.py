@@ -167,7 +167,7 @@ def test_a_block_without_a_runner_or_a_reason_is_refused(block: Block, complaint
         ("make params PRESET=smoek && make run", "no preset smoek"),
         ("python -m infra.smokes", "no module infra.smokes"),
         ("python -m no.such.module", "no module no.such.module"),
-        ("python -m infra.drills.disk --disc cache", "infra.drills.disk has no option --disc"),
+        ("python -m tests.drills.disk --disc cache", "tests.drills.disk has no option --disc"),
         ("dvc exp runn", "dvc does not take these words"),
         ("dvc repro --nothing", "dvc does not take these words"),
         ("prefect deployment run chunk-grpo/ful --watch", "no deployment chunk-grpo/ful"),

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.drills.watch import Run, Watch, wait_for, watching
 from infra.local_prefect import LocalPrefect, free_port
+from tests.drills.watch import Run, Watch, wait_for, watching
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.drills.watch import Watch
+from tests.drills.watch import Watch
 from tests.flows.faults import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_kills_and_interrupts_leave_no_process_and_change_no_byte() -> None:
-    command = [sys.executable, "-m", "infra.drills.stops", "--seed", "7", "--count", "2"]
+    command = [sys.executable, "-m", "tests.drills.stops", "--seed", "7", "--count", "2"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     print(result.stdout)  # noqa: T201
     assert result.returncode == 0, result.stdout + result.stderr

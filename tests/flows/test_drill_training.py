@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.mark.parametrize("victim", ["stage", "engine"])
 def test_a_killed_training_goes_on_from_its_checkpoint_to_the_same_bytes(victim: str) -> None:
-    command = [sys.executable, "-m", "infra.drills.training", "--kill", victim]
+    command = [sys.executable, "-m", "tests.drills.training", "--kill", victim]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     print(result.stdout)  # noqa: T201
     assert result.returncode == 0, result.stdout + result.stderr

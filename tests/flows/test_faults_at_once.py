@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.drills.watch import Watch, damaged_objects
+from tests.drills.watch import Watch, damaged_objects
 from tests.flows.faults import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

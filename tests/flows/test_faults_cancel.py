@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
+from tests.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
 from tests.flows.faults import child_of, served
 from tests.small_pipeline import Shell
 

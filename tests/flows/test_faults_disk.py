@@ -21,7 +21,7 @@ def test_a_full_disk_is_told_loses_nothing_and_the_next_run_completes(
     disk: str, tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:
     root = make_pipeline(tmp_path / "checkout")
-    command = [sys.executable, "-m", "infra.drills.disk", "--disk", disk, "--root", str(root)]
+    command = [sys.executable, "-m", "tests.drills.disk", "--disk", disk, "--root", str(root)]
     command += ["--megabytes", "64", "--overrides", json.dumps(training(15.0))]
     command += ["--stage", "train@a", "--command", "train models/a.txt"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from infra.automations import AGAIN_AFTER_SECONDS, LOST_AFTER_SECONDS
-from infra.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
+from tests.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
 from tests.flows.faults import child_of, served, training, trainings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

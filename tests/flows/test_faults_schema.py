@@ -10,8 +10,8 @@ import yaml
 
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
-from infra.drills.watch import Watch, watching
 from infra.local_prefect import LocalPrefect, free_port
+from tests.drills.watch import Watch, watching
 from tests.flows.faults import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.automations import AGAIN_AFTER_SECONDS
-from infra.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
+from tests.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
 from tests.flows.faults import child_of, served, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

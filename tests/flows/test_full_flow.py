@@ -13,9 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from infra.drills.watch import Watch, lives, seconds_until_gone, wait_for
 from infra.local_prefect import LocalPrefect, free_port
 from infra.setup import SetUpError
+from tests.drills.watch import Watch, lives, seconds_until_gone, wait_for
 from tests.flows.faults import child_of, served, training
 
 REPOSITORY = Path(__file__).resolve().parents[2]

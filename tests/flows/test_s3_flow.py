@@ -16,8 +16,8 @@ import pytest
 
 from chunk_grpo.artifacts.run_record import RECORD, read_record
 from infra import worker
-from infra.drills.watch import Run, Watch
 from infra.local_prefect import LocalPrefect, stop_trees
+from tests.drills.watch import Run, Watch
 from tests.flows.faults import served
 from tests.flows.test_s3 import add_remote
 from tests.small_pipeline import Shell

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.drills.watch import Run, Watch, wait_for
+from tests.drills.watch import Run, Watch, wait_for
 from tests.flows.faults import served
 from tests.flows.test_s3 import add_remote, store
 from tests.s3_server import free_port, server_on

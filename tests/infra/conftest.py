@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from infra.drills.watch import wait_for
 from infra.local_prefect import LocalPrefect, free_port
+from tests.drills.watch import wait_for
 
 
 @pytest.fixture(scope="module")

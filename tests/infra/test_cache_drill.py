@@ -1,4 +1,4 @@
-"""infra/drills/cache.py: the changes that it draws, and a short run of it."""
+"""tests/drills/cache.py: the changes that it draws, and a short run of it."""
 
 import itertools
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from chunk_grpo.config import parse_params
 from chunk_grpo.orchestration.presets import composed
-from infra.drills.changes import USER_FILES, Changes, State, small
+from tests.drills.changes import USER_FILES, Changes, State, small
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = {"chunk_grpo/some.py": b"VALUE = 2\nOTHER = 0.5  # not 3px\n"}
@@ -50,7 +50,7 @@ def test_all_kinds_of_changes_are_drawn() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_short_drill_finds_no_difference() -> None:
-    command = [sys.executable, "-m", "infra.drills.cache", "--seed", "1", "--count", "3"]
+    command = [sys.executable, "-m", "tests.drills.cache", "--seed", "1", "--count", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 changes, seed 1: no difference" in done.stdout

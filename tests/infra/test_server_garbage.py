@@ -16,9 +16,9 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Running
 
-from infra.drills.watch import load
 from infra.local_prefect import LocalPrefect, free_port
 from infra.setup import ROOT
+from tests.drills.watch import load
 
 _WAITS_SECONDS = 4.0
 _BUSY = f"""

@@ -1,6 +1,6 @@
 """Make random changes one after another; after each, results with DVC's cache must equal results without a cache.
 
-    python -m infra.drills.cache --seed 0 --count 200
+    python -m tests.drills.cache --seed 0 --count 200
 
 The pipeline is the preset smoke with the user's own prompts, scorer and checkpoint, at the cheapest settings. After
 each change one checkout runs `dvc repro` with the cache of all earlier runs. A second checkout runs the commands of all
@@ -29,8 +29,8 @@ from rich.console import Console
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.presets import composed
-from infra.drills.changes import USER_FILES, Changes, State, small
-from infra.drills.forked import forking
+from tests.drills.changes import USER_FILES, Changes, State, small
+from tests.drills.forked import forking
 
 ROOT = Path(__file__).resolve().parents[2]
 _CLOCKS = ("artifacts/runs", "artifacts/timings")
@@ -61,7 +61,7 @@ class Ended:
 def main() -> int:
     """Run the drill; return exit status 1 if two runs differ."""
     parser = argparse.ArgumentParser(
-        prog="python -m infra.drills.cache",
+        prog="python -m tests.drills.cache",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Kill a real training after its first checkpoint, and compare its final results with an undisturbed one byte by byte.
 
-    python -m infra.drills.training --kill stage
+    python -m tests.drills.training --kill stage
 
 Both run in clones of this repository at its commit, each with its own DVC cache, server and PREFECT_HOME.
 """
@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from infra.drills.watch import FINAL, DrillError, Watch, load, seconds_until_gone, serving, tree, wait_for
 from infra.local_prefect import stop_on_signals
+from tests.drills.watch import FINAL, DrillError, Watch, load, seconds_until_gone, serving, tree, wait_for
 
 VARIANT = "chunk-ws"
 STAGE = f"train@{VARIANT}"
@@ -32,7 +32,7 @@ Victim = Literal["stage", "engine"]
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
     parser = argparse.ArgumentParser(
-        prog="python -m infra.drills.training",
+        prog="python -m tests.drills.training",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Run chunk-grpo/full and chunk-grpo/ablations concurrently with the same inputs, two GPU workers and one DVC cache.
 
-python -m infra.drills.at_once
+python -m tests.drills.at_once
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from infra.drills.watch import DrillError, Watch, damaged_objects, load, serving
 from infra.local_prefect import stop_on_signals
+from tests.drills.watch import DrillError, Watch, damaged_objects, load, serving
 
 
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
     parser = argparse.ArgumentParser(
-        prog="python -m infra.drills.at_once",
+        prog="python -m tests.drills.at_once",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Fill the disk while a stage runs, check the error and what was kept, free the space, and run again.
 
-    python -m infra.drills.disk --disk cache
+    python -m tests.drills.disk --disk cache
 
 The disk is a small tmpfs in a private mount namespace (Linux only). Where unprivileged users may not create namespaces,
 run it as root.
@@ -29,7 +29,9 @@ from rich.console import Console
 
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
-from infra.drills.watch import (
+from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
+from infra.setup import ROOT
+from tests.drills.watch import (
     DrillError,
     Watch,
     damaged_objects,
@@ -38,8 +40,6 @@ from infra.drills.watch import (
     wait_for,
     watching,
 )
-from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
-from infra.setup import ROOT
 
 DISKS = {"clones": ".prefect/runs", "cache": ".dvc/cache", "home": ".prefect"}
 """Folder on the small disk: the clones in which stages write, DVC's cache, or all of PREFECT_HOME with the server's
@@ -84,7 +84,7 @@ def _write_all(descriptor: int, block: bytes) -> None:
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
     parser = argparse.ArgumentParser(
-        prog="python -m infra.drills.disk",
+        prog="python -m tests.drills.disk",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:
-        line = ["unshare", "--map-root-user", "--mount", sys.executable, "-m", "infra.drills.disk"]
+        line = ["unshare", "--map-root-user", "--mount", sys.executable, "-m", "tests.drills.disk"]
         os.execvp(line[0], [*line, *sys.argv[1:], "--inside"])
     console = Console(highlight=False, soft_wrap=True)
     stop_on_signals()

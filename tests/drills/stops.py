@@ -1,6 +1,6 @@
 """Kill or interrupt `dvc repro` of a real training at random times, and compare its final results byte by byte.
 
-    python -m infra.drills.stops --seed 0 --count 30
+    python -m tests.drills.stops --seed 0 --count 30
 
 Trainings with one and two processes alternate, and so do times after the start of DVC and of the training. SIGKILL is
 sent COUNT times to DVC, the training, or one of two processes; SIGINT is sent COUNT times to the whole process group,
@@ -35,9 +35,9 @@ from chunk_grpo.environment import PROCESSES
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.training.journal import FILE, Record, read_journal
-from infra.drills.training import STAGE, VARIANT, compare
-from infra.drills.watch import DrillError, lives, load, wait_for
 from infra.setup import ROOT
+from tests.drills.training import STAGE, VARIANT, compare
+from tests.drills.watch import DrillError, lives, load, wait_for
 
 ITERATIONS, CHECKPOINT_EVERY = 12, 4
 OVERRIDES = [
@@ -157,7 +157,7 @@ class Story:
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
     parser = argparse.ArgumentParser(
-        prog="python -m infra.drills.stops",
+        prog="python -m tests.drills.stops",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
