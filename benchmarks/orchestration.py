@@ -97,12 +97,12 @@ def measure(preset: str, number: int) -> Round:
 
         def here() -> FlowTimes:
             with served(clone(Path(scratch, "here"), preset), Path(scratch, "home-here")) as prefect:
-                return run_flow(prefect, preset, pools=dict.fromkeys(POOLS))
+                return run_flow(prefect, preset, [f"pools.{name}=null" for name in POOLS])
 
         def pools() -> tuple[FlowTimes, FlowTimes]:
             with served(clone(Path(scratch, "pools"), preset), Path(scratch, "home-pools")) as prefect:
-                on_pool = {"train": "gpu"}
-                return run_flow(prefect, preset, pools=on_pool), run_flow(prefect, preset, pools=on_pool)
+                on_pool = ["pools.train=gpu"]
+                return run_flow(prefect, preset, on_pool), run_flow(prefect, preset, on_pool)
 
         ways: list[Callable[[], Any]] = [bare, repro, here, pools]
         found: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def served(folder: Path, home: Path) -> Iterator[LocalPrefect]:
         yield prefect
 
 
-def run_flow(prefect: LocalPrefect, preset: str, **overrides: object) -> FlowTimes:
+def run_flow(prefect: LocalPrefect, preset: str, overrides: Sequence[str]) -> FlowTimes:
     """Run `chunk-grpo/full`; return the wall time and the stage times that the server has."""
     command = [sys.executable, "-m", "prefect", "deployment", "run", "chunk-grpo/full", "--watch"]
     start = time.perf_counter()

@@ -8,9 +8,9 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from chunk_grpo.config import Overrides
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import run_stages
@@ -21,7 +21,7 @@ from flows._workspace import REPOSITORY, workspace
 def ablations(
     presets: tuple[str, ...] = ("tiny",),
     variants: tuple[str, ...] | None = None,
-    overrides: Overrides = {},
+    overrides: tuple[Override, ...] = (),
     force: bool = False,
 ) -> State[None]:
     """Run several presets in one flow run. If a stage fails, the stages that do not depend on it still run.
@@ -29,7 +29,7 @@ def ablations(
     Args:
         presets: Names of presets in conf/preset/.
         variants: Variants to run of each preset. Default: all.
-        overrides: Parameter values that replace those of every preset.
+        overrides: Changes of parameters of every preset, as after `dvc exp run -S`.
         force: Run every stage, even if its result is cached.
     """
     commands, commit = Commands(), resolved(REPOSITORY, "HEAD")

@@ -9,9 +9,9 @@ from prefect.states import Completed
 
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
-from chunk_grpo.config import Overrides
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import run_stages
@@ -21,13 +21,16 @@ from flows._workspace import REPOSITORY, publish_root, workspace
 
 @flow(name="chunk-grpo", persist_result=False)
 def full(
-    preset: str | None = None, overrides: Overrides = {}, until: str | None = None, force: bool = False
+    preset: str | None = None,
+    overrides: tuple[Override, ...] = (),
+    until: str | None = None,
+    force: bool = False,
 ) -> State[None]:
     """Run the whole pipeline: L1 profile, chunks, training, images, scores, report.
 
     Args:
         preset: Name of a preset in conf/preset/. Default: params.yaml of the current commit.
-        overrides: Changed parameters, by key. In a mapping of names, null removes the entry.
+        overrides: Changes of parameters, as after `dvc exp run -S`: `train.iterations=20`, `~variants.dance`.
         until: Last stage, or group of stages, to run: for example `profile_l1`, `train` or `train@chunk`.
         force: Run every stage, even if its result is cached.
     """

@@ -11,10 +11,10 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from chunk_grpo.artifacts.storage import join
-from chunk_grpo.config import Overrides, with_image_seed
 from chunk_grpo.environment import SCORE_MOVED
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels
 from chunk_grpo.reporting.highlight import slug
 from chunk_grpo.reporting.history import Evaluation, measure
@@ -26,13 +26,15 @@ from flows._workspace import REPOSITORY, publish_root, workspace
 
 
 @flow(name="chunk-grpo", persist_result=False)
-def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Overrides = {}) -> State[None]:
+def reevaluate(
+    preset: str = "tiny", new_seeds: bool = True, overrides: tuple[Override, ...] = ()
+) -> State[None]:
     """Evaluate the newest published models of a preset with its current scorers, and compare with earlier results.
 
     Args:
         preset: Preset whose models were published by the last run of deployment `full`.
         new_seeds: Draw new images, with seeds from the scheduled time. If off, score the existing images.
-        overrides: Changed parameters, by key, for example of scorers.
+        overrides: Changes of parameters, as after `dvc exp run -S`, for example of scorers.
     """
     models = TrainedModels.of_published_run(join(publish_root(), preset))
     if models is None:
@@ -40,7 +42,7 @@ def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: Override
         return Completed(name="Nothing", message=nothing)
     planned = flow_run.scheduled_start_time or datetime.now(timezone.utc)
     if new_seeds:
-        overrides = with_image_seed(overrides, int(planned.timestamp()) // 60)
+        overrides = (f"generate.seed={int(planned.timestamp()) // 60}", *overrides)
     code = resolved(REPOSITORY, "HEAD")
     spec = RunSpec(commit=code, preset=preset, overrides=overrides, models=models)
     with workspace(spec, Commands(), get_run_logger().info) as here:

@@ -1,4 +1,4 @@
-"""Changes to a preset: what may be changed, how they are merged, and what is refused."""
+"""Overrides of parameters: how they are applied, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from chunk_grpo.config import Overrides, Params, with_image_seed, with_overrides
+from chunk_grpo.config import Params
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.presets import Override, overridden
 
 PARAMS = Path(__file__).resolve().parents[1] / "params.yaml"
-ADAPTER: TypeAdapter[Any] = TypeAdapter(Overrides)
+ADAPTER: TypeAdapter[Any] = TypeAdapter(tuple[Override, ...])
 
 
 @pytest.fixture
@@ -21,95 +22,81 @@ def raw() -> dict[str, Any]:
     return dict(YAML(typ="safe").load(PARAMS))
 
 
-def changed(raw: dict[str, Any], **overrides: Any) -> dict[str, Any]:
-    return with_overrides(raw, ADAPTER.validate_python(overrides), None, "preset tiny with overrides")
+def changed(raw: dict[str, Any], *overrides: str, variants: list[str] | None = None) -> dict[str, Any]:
+    return overridden(raw, ADAPTER.validate_python(overrides), variants, "preset tiny, changed")
 
 
 def test_nothing_is_changed_by_nothing(raw: dict[str, Any]) -> None:
     assert changed(raw) == raw
 
 
-def test_values_are_merged_into_their_sections(raw: dict[str, Any]) -> None:
-    result = changed(raw, train={"iterations": 2, "heldout": {"every": 1}}, trackers=[])
+def test_overrides_change_their_keys_alone(raw: dict[str, Any]) -> None:
+    before = str(raw)
+    result = changed(
+        raw, "train.iterations=2", "train.heldout.every=1", "trackers=[]", "variants.chunk-ws.plan=step"
+    )
     assert result["train"] == raw["train"] | {
         "iterations": 2,
         "heldout": raw["train"]["heldout"] | {"every": 1},
     }
     assert result["trackers"] == []
-    assert {key: value for key, value in result.items() if key not in ("train", "trackers")} == {
-        key: value for key, value in raw.items() if key not in ("train", "trackers")
-    }
+    assert result["variants"]["chunk-ws"]["plan"] == "step"
+    assert [key for key in raw if result[key] != raw[key]] == ["variants", "train", "trackers"]
+    assert list(result) == list(raw)
+    assert str(raw) == before
 
 
-def test_other_images_leave_all_other_changes_and_a_seed_of_ones_own(raw: dict[str, Any]) -> None:
-    """Also those that are lists in JSON."""
-    changes = ADAPTER.validate_python({"trackers": [], "train": {"seeds": [1]}})
-    assert with_overrides(raw, with_image_seed(changes, 5), None, "x") == changed(
-        raw, trackers=[], train={"seeds": [1]}, generate={"seed": 5}
-    )
-    own = ADAPTER.validate_python({"generate": {"seed": 6}})
-    assert with_image_seed(own, 5) == own
+def test_the_last_override_of_a_key_holds(raw: dict[str, Any]) -> None:
+    assert changed(raw, "generate.seed=5", "generate.seed=6")["generate"]["seed"] == 6
 
 
-def test_null_is_a_value_of_a_key_and_takes_a_name_away(raw: dict[str, Any]) -> None:
-    assert changed(raw, train={"ema_decay": 0.5})["train"]["ema_decay"] == 0.5
-    with_decay = changed(raw, train={"ema_decay": 0.5})
-    assert changed(with_decay, train={"ema_decay": None})["train"]["ema_decay"] is None
-    assert "dance" in raw["variants"]
-    assert "dance" not in changed(raw, variants={"dance": None})["variants"]
+def test_null_is_a_value_and_a_tilde_removes(raw: dict[str, Any]) -> None:
+    with_decay = changed(raw, "train.ema_decay=0.5")
+    assert with_decay["train"]["ema_decay"] == 0.5
+    assert changed(with_decay, "train.ema_decay=null")["train"]["ema_decay"] is None
+    assert "dance" not in changed(raw, "~variants.dance")["variants"]
 
 
-def test_a_new_name_is_added_and_an_entry_of_another_kind_replaces_the_old_one(raw: dict[str, Any]) -> None:
+def test_a_plus_adds_an_entry(raw: dict[str, Any]) -> None:
     result = changed(
         raw,
-        chunks={"plans": {"guided": {"kind": "equal", "chunk_size": 4}}},
-        variants={"more": {"objective": "chunk", "plan": "guided"}},
+        "~chunks.plans.guided",
+        "+chunks.plans.guided={kind: equal, chunk_size: 4}",
+        "+variants.more={objective: chunk, plan: guided}",
     )
-    assert raw["chunks"]["plans"]["guided"]["kind"] == "guided"
     assert result["chunks"]["plans"]["guided"] == {"kind": "equal", "chunk_size": 4}
     assert result["variants"]["more"] == {"objective": "chunk", "plan": "guided"}
 
 
-def test_one_setting_of_a_scorer(raw: dict[str, Any]) -> None:
-    name, settings = next(iter(raw["scorers"].items()))
-    assert changed(raw, scorers={name: {"batch_size": 3}})["scorers"][name] == settings | {"batch_size": 3}
+@pytest.mark.parametrize("override", ["tran.iterations=2", "composed_from=other", "preset=smoke", "", "=2"])
+def test_an_override_begins_with_a_section(override: str, raw: dict[str, Any]) -> None:
+    """Prefect checks the pattern before it creates a run."""
+    pattern = ADAPTER.json_schema()["items"]["pattern"]
+    assert all(
+        f"|{name}" in pattern.replace("(", "|") for name in Params.model_fields if name != "composed_from"
+    )
+    with pytest.raises(ValidationError, match="should match pattern"):
+        changed(raw, override)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "where"),
+    ("override", "message"),
     [
-        ({"tran": {}}, ("tran",)),
-        ({"composed_from": "other"}, ("composed_from",)),
-        ({"train": {"seeds": ["0"]}}, ("train", "seeds", 0)),
-        ({"train": {"iterations": "2"}}, ("train", "iterations")),
-        ({"variants": {"a": {"objective": "stp"}}}, ("variants", "a", "objective")),
-        ({"model": {"height": 33}}, ("model", "height")),
+        ("train.iteration=2", "overrides: Could not override 'train.iteration'"),
+        ("~variants.other", "overrides: Could not delete"),
+        ("train.seeds=[0", "overrides: "),
+        ("train.iterations=two", "train.iterations: must be a whole number, got 'two'"),
+        ("+variants.more={objective: step, plan: nowhere}", "variants.more.plan: .*nowhere"),
     ],
 )
-def test_a_wrong_part_is_refused_alone(overrides: dict[str, Any], where: tuple[str | int, ...]) -> None:
-    with pytest.raises(ValidationError) as error:
-        ADAPTER.validate_python(overrides)
-    assert error.value.errors()[0]["loc"] == where
-
-
-def test_what_does_not_fit_the_preset_is_refused_with_every_rule(raw: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)preset tiny with overrides: .*variants\.more\.plan.*nowhere"):
-        changed(raw, variants={"more": {"objective": "step", "plan": "nowhere"}})
-
-
-def test_every_section_has_a_form_with_descriptions() -> None:
-    schema = ADAPTER.json_schema()
-    assert set(schema["properties"]) == set(Params.model_fields) - {"composed_from"}
-    train = schema["$defs"]["TrainParamsPart"]
-    assert train["properties"]["iterations"]["description"] == "rollouts of the policy."
-    assert "default" not in train["properties"]["iterations"]
-    assert "required" not in train
+def test_what_cannot_be_applied_or_breaks_a_rule(override: str, message: str, raw: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)preset tiny, changed: .*{message}"):
+        changed(raw, override)
 
 
 def test_only_some_variants(raw: dict[str, Any]) -> None:
-    nothing = ADAPTER.validate_python({})
-    assert list(with_overrides(raw, nothing, ["chunk", "dance"], "p")["variants"]) == ["chunk", "dance"]
-    with pytest.raises(ConfigError, match=r"p: variants must be of dance, chunk, chunk-ws, got other"):
-        with_overrides(raw, nothing, ["chunk", "other"], "p")
+    assert list(changed(raw, variants=["chunk", "dance"])["variants"]) == ["chunk", "dance"]
+    with pytest.raises(ConfigError, match=r"changed: variants must be of dance, chunk, chunk-ws, got other"):
+        changed(raw, variants=["chunk", "other"])
     with pytest.raises(ConfigError, match="variants"):
-        with_overrides(raw, nothing, [], "p")
+        changed(raw, variants=[])

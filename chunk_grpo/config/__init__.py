@@ -18,7 +18,6 @@ from chunk_grpo.config.models import (
     SinglePlan,
     StepPlan,
 )
-from chunk_grpo.config.overrides import Overrides, with_image_seed, with_overrides
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.training import HeldoutParams, LoraParams, TrainParams
 from chunk_grpo.config.variants import BranchingParams, VariantParams, WindowParams
@@ -35,7 +34,6 @@ __all__ = [
     "ListedPlan",
     "LoraParams",
     "ModelParams",
-    "Overrides",
     "Params",
     "PlanParams",
     "ProfileParams",
@@ -50,6 +48,4 @@ __all__ = [
     "load_params",
     "parse_params",
     "read_raw_params",
-    "with_image_seed",
-    "with_overrides",
 ]

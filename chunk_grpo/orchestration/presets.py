@@ -1,22 +1,29 @@
-"""Presets of conf/: compose one into params.yaml, and list the edits of an existing params.yaml."""
+"""Presets of conf/: compose one into params.yaml, override parameters, and list the edits of a params.yaml."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from dvc.utils.hydra import compose_and_dump
-from dvc.utils.serialize import load_yaml
+from dvc.exceptions import InvalidArgumentError
+from dvc.utils.hydra import apply_overrides, compose_and_dump
+from dvc.utils.serialize import dump_yaml, load_yaml
 from hydra.errors import HydraException
+from pydantic import Field
 
-from chunk_grpo.config import read_raw_params
+from chunk_grpo.config import Params, parse_params, read_raw_params
 from chunk_grpo.config.problems import Problem, show
 from chunk_grpo.errors import ConfigError
 
 _CONF, _CONFIG = "conf", "config"
 _MISSING = object()
+_SECTIONS = "|".join(name for name in Params.model_fields if name != "composed_from")
+
+Override: TypeAlias = Annotated[str, Field(pattern=rf"^(~|\+\+?)?({_SECTIONS})(\.|=|$)")]
+"""Override in Hydra's grammar, as `dvc exp run -S` takes it: `train.iterations=20`, `+variants.b.plan=step`,
+`~variants.a`. The first word is a section of params.yaml; what follows is checked once it is applied."""
 
 
 def preset_names(root: Path) -> list[str]:
@@ -55,6 +62,39 @@ def composed(root: Path, preset: str) -> dict[str, Any]:
     """Return the parameters of a preset; raises as `compose`."""
     with tempfile.TemporaryDirectory(prefix="preset-") as folder:
         return compose(root, preset, Path(folder, "params.yaml"))
+
+
+def overridden(
+    params: Mapping[str, Any], overrides: Sequence[str], variants: Sequence[str] | None, source: str
+) -> dict[str, Any]:
+    """Return parameters with overrides applied, and with some of the variants.
+
+    Args:
+        params: Parameters, parsed from YAML.
+        overrides: Overrides, as `Override`.
+        variants: Names of the variants to keep; None: all.
+        source: Name of the result in messages.
+
+    Raises:
+        ConfigError: An override cannot be applied, or the result breaks rules; the message lists all of them.
+    """
+    changed = dict(params)
+    if overrides:
+        with tempfile.TemporaryDirectory(prefix="overrides-") as folder:
+            file = Path(folder, "params.yaml")
+            dump_yaml(str(file), changed)
+            try:
+                apply_overrides(file, list(overrides))
+            except InvalidArgumentError as error:
+                raise ConfigError(f"{source}: overrides: {error.__cause__ or error}") from error
+            changed = dict(load_yaml(str(file)))
+    known = parse_params(changed, source).variants
+    if variants is not None:
+        if unknown := [name for name in variants if name not in known]:
+            raise ConfigError(f"{source}: variants must be of {', '.join(known)}, got {', '.join(unknown)}")
+        changed["variants"] = {name: changed["variants"][name] for name in variants}
+        parse_params(changed, source)
+    return changed
 
 
 def replace_params(root: Path, preset: str, *, force: bool) -> None:

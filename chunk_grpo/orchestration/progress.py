@@ -72,9 +72,8 @@ class Progress:
     def _parameters(self) -> str:
         """Source of the run's parameters and their overrides, as text."""
         spec, preset = self.workspace.spec, self.workspace.preset
-        changes = spec.overrides.model_dump_json(exclude_unset=True)
         source = f"Preset {preset}" if spec.preset else f"params.yaml of the commit, composed from {preset}"
-        return source + ("" if changes == "{}" else f", with `{changes}`")
+        return source + (f", with `{' '.join(spec.overrides)}`" if spec.overrides else "")
 
     def _result(self, name: str) -> str:
         if outcome := self.done.get(name):

@@ -22,11 +22,11 @@ from pydantic import BaseModel, ConfigDict
 from chunk_grpo.artifacts.publishing import sizes_below
 from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
 from chunk_grpo.artifacts.storage import join
-from chunk_grpo.config import Overrides, parse_params, read_raw_params, with_overrides
+from chunk_grpo.config import parse_params, read_raw_params
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.pipeline import Pipeline
-from chunk_grpo.orchestration.presets import composed, edits, preset_names
+from chunk_grpo.orchestration.presets import Override, composed, edits, overridden, preset_names
 from chunk_grpo.orchestration.run_cache import forget_unfinished
 
 KEPT_CLONES = 10
@@ -70,7 +70,7 @@ class RunSpec(BaseModel):
     Attributes:
         commit: Commit of the code.
         preset: Name of a preset in conf/preset/; None: params.yaml of the commit.
-        overrides: Changed parameters, by key.
+        overrides: Overrides of parameters, applied in this order.
         variants: Names of the variants to keep; None for all.
         models: Finished run to re-evaluate. Its models and parameters are reused, except LATEST_SECTIONS.
         inputs: Records of the user's files at the start of the run, by path; None: the files are read again.
@@ -80,7 +80,7 @@ class RunSpec(BaseModel):
 
     commit: str
     preset: str | None = None
-    overrides: Overrides = {}
+    overrides: tuple[Override, ...] = ()
     variants: tuple[str, ...] | None = None
     models: TrainedModels | None = None
     inputs: dict[str, str] | None = None
@@ -167,7 +167,7 @@ def make_workspace(
         if spec.models is not None:
             trained = parse_yaml(spec.models.params, "params.yaml of the published run")
             params = trained | {name: params[name] for name in LATEST_SECTIONS}
-        changed = with_overrides(params, spec.overrides, spec.variants, f"preset {preset}, changed")
+        changed = overridden(params, spec.overrides, spec.variants, f"preset {preset}, changed")
         is_preset = changed == params and (spec.preset is not None or bears_its_own_name(root, params))
         write_params(root, changed)
         inputs = pipeline.record_inputs(log, spec.inputs)

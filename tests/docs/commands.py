@@ -18,6 +18,8 @@ from dvc.cli import DvcParserError
 from dvc.cli.parser import get_main_parser
 from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.presets import composed, overridden
 from tests.architecture.test_docs import ROOT
 from tests.test_presets import PRESETS
 
@@ -132,7 +134,10 @@ def _prefect(words: list[str]) -> Iterator[str]:
         try:
             if flow:
                 flow.validate_parameters(values)
-        except (ParameterTypeError, SignatureMismatchError) as error:
+            overridden(
+                composed(ROOT, values.get("preset") or "tiny"), values.get("overrides", ()), None, "overrides"
+            )
+        except (ParameterTypeError, SignatureMismatchError, ConfigError) as error:
             yield str(error)
 
 

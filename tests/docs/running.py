@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from chunk_grpo.config import Overrides, with_overrides
+from chunk_grpo.config import parse_params
 from tests.conftest import Workspace
 from tests.docs.blocks import Block
 from tests.docs.commands import STARTED, commands
@@ -95,10 +94,19 @@ def merged(raw: dict[str, Any], text: str, source: str) -> dict[str, Any]:
     """Parameters with the settings of a block.
 
     Raises:
-        ConfigError, ValidationError: They are not valid.
+        ConfigError: They are not valid.
     """
-    settings = TypeAdapter(Overrides).validate_python(YAML(typ="safe").load(text))
-    return with_overrides(raw, settings, None, source)
+    result: dict[str, Any] = _merged(raw, YAML(typ="safe").load(text))
+    parse_params(result, source)
+    return result
+
+
+def _merged(base: Any, changes: Any) -> Any:
+    """Mappings merged; one of another kind replaces the other."""
+    if not (isinstance(base, dict) and isinstance(changes, dict)):
+        return changes
+    start = base if changes.get("kind", base.get("kind")) == base.get("kind") else {}
+    return start | {key: _merged(start.get(key), value) for key, value in changes.items()}
 
 
 RUNNERS: dict[str, Callable[[Reader, Block, str], Any]] = {

@@ -173,8 +173,8 @@ def test_a_block_without_a_runner_or_a_reason_is_refused(block: Block, complaint
         ("prefect deployment run chunk-grpo/ful --watch", "no deployment chunk-grpo/ful"),
         ('prefect deployment run chunk-grpo/full --params \'{"untill": "train"}\'', "untill"),
         (
-            'prefect deployment run chunk-grpo/full --params \'{"overrides": {"train": {"iteration": 2}}}\'',
-            "overrides.train.iteration",
+            'prefect deployment run chunk-grpo/full --params \'{"overrides": ["train.iteration=2"]}\'',
+            "Could not override 'train.iteration'",
         ),
         ("docker compose -f infra/compos.yaml up", "infra/compos.yaml: no such file"),
         ("A=1 pyhton -m infra.smoke", "pyhton: no program"),

@@ -21,6 +21,7 @@ from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import ROOT
+from tests.override_strings import with_override_strings
 
 _BUSY_SECONDS = 10  # retries of a request to a busy server, one per second
 
@@ -68,14 +69,14 @@ class Watch:
     def start(self, deployment: str = "chunk-grpo/full", **parameters: Any) -> str:
         """Schedule a run of a deployment for now; return its id."""
         found = self.ask("GET", f"deployments/name/{deployment}")
-        body = {"parameters": parameters}
+        body = {"parameters": with_override_strings(parameters)}
         return str(self.ask("POST", f"deployments/{found['id']}/create_flow_run", body)["id"])
 
     def command(self, deployment: str = "chunk-grpo/full", **parameters: Any) -> tuple[int, str]:
         """Run `prefect deployment run DEPLOYMENT --watch`; return its exit status and output."""
         command = [sys.executable, "-m", "prefect", "deployment", "run", deployment, "--watch"]
         done = subprocess.run(
-            [*command, "--params", json.dumps(parameters)],
+            [*command, "--params", json.dumps(with_override_strings(parameters))],
             cwd=self.prefect.root,
             env=self.prefect.environment | {"COLUMNS": "200"},
             stdout=subprocess.PIPE,

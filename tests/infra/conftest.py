@@ -20,6 +20,7 @@ import pytest
 
 from infra.local_prefect import LocalPrefect, free_port
 from tests.drills.watch import wait_for
+from tests.override_strings import with_override_strings
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,11 @@ def ask(prefect: LocalPrefect, path: str, method: str = "POST", **body: Any) -> 
 def start_run(prefect: LocalPrefect, **parameters: Any) -> str:
     """Schedule a run of chunk-grpo/full; its id."""
     full = ask(prefect, "deployments/name/chunk-grpo/full", "GET")
-    return str(ask(prefect, f"deployments/{full['id']}/create_flow_run", parameters=parameters)["id"])
+    return str(
+        ask(
+            prefect, f"deployments/{full['id']}/create_flow_run", parameters=with_override_strings(parameters)
+        )["id"]
+    )
 
 
 def state(prefect: LocalPrefect, run: str) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from chunk_grpo.orchestration.workspace import RunSpec, Workspace
 @pytest.fixture
 def progress(tmp_path: Path) -> Progress:
     """Of four stages, of which one failed and one was not reached."""
-    spec = RunSpec(commit="c" * 40, preset="tiny", overrides={"report": {"title": "Ours"}})
+    spec = RunSpec(commit="c" * 40, preset="tiny", overrides=("report.title=Ours",))
     here = Workspace(tmp_path, spec, "tiny", Commands(), remote=False, is_preset=False)
     stages = [StageSpec("a", ()), StageSpec("b", ()), StageSpec("c", (), "gpu"), StageSpec("d", ())]
     done = {"a": StageOutcome("a", "ran", 1.26, 12345), "b": StageOutcome("b", "restored", 0.5, 0)}
@@ -23,7 +23,7 @@ def progress(tmp_path: Path) -> Progress:
 
 def test_the_page_has_a_row_for_each_stage(progress: Progress, tmp_path: Path) -> None:
     assert progress.markdown([" M params.yaml"]).splitlines() == [
-        '## Preset tiny, with `{"report":{"title":"Ours"}}`',
+        "## Preset tiny, with `report.title=Ours`",
         "4 stages: 1 ran, 1 restored, 2 s in all.",
         f"Commit `cccccccccccc` in `{tmp_path}`.",
         "",

@@ -125,7 +125,7 @@ def test_a_specification_has_its_digest_on_every_machine_and_another_one_has_ano
         {"commit": "d"},
         {"preset": "smoke"},
         {"variants": None},
-        {"overrides": {"generate": {"seed": 7}}},
+        {"overrides": ["generate.seed=7"]},
     ):
         assert RunSpec.model_validate(spec.as_parameter() | change).digest() != spec.digest(), change
 
