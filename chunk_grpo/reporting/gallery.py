@@ -27,6 +27,7 @@ GRID_VARIANTS = 4
 """Variants per grid if they do not all fit: the base and four variants in two modes fill the page width."""
 
 THUMBNAIL = 384
+_DIGITS = 2
 TILE = 144
 HEADER, LABEL, GAP = 44, 26, 8
 
@@ -46,7 +47,7 @@ class PictureScore:
     Attributes:
         label: Name of the scorer.
         text: Value.
-        verdict: above or below the base's image of the same prompt and seed; empty if equal, unknown or the base's own.
+        verdict: above or below the base's image of the same prompt and seed; empty if equal as shown, unknown or the base's own.
     """
 
     label: str
@@ -226,8 +227,9 @@ def _score(label: str, value: float, of_base: float) -> PictureScore:
     """A score, or "refused" if the scorer gave none."""
     if math.isnan(value):
         return PictureScore(label, "refused")
-    verdict = "above" if value > of_base else "below" if value < of_base else ""
-    return PictureScore(label, number(value, 2), verdict)
+    shown, base = round(value, _DIGITS), round(of_base, _DIGITS)  # equal texts get no mark
+    verdict = "above" if shown > base else "below" if shown < base else ""
+    return PictureScore(label, number(value, _DIGITS), verdict)
 
 
 def _picture(data: bytes, path: str, alt: str, scores: tuple[PictureScore, ...]) -> Picture:

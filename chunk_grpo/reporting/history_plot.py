@@ -16,7 +16,7 @@ from chunk_grpo.reporting.evidence import BASE, MODES
 from chunk_grpo.reporting.figures import png
 from chunk_grpo.reporting.history import HistoryRow
 from chunk_grpo.reporting.palette import BASE_COLOUR, INK, MUTED, is_crowded, line_style, variant_colour
-from chunk_grpo.reporting.plots import BAND_ALPHA
+from chunk_grpo.reporting.plots import BAND_ALPHA, ROUND
 
 PANEL = (4.8, 2.5)
 """Width and height of a panel, in inches."""
@@ -109,7 +109,7 @@ def _draw(
     axes.set_xlim(-0.6, len(place) - 0.4)
     axes.margins(y=0.12)
     shown = range(len(times) - 1, -1, -math.ceil(len(times) / LABELS))  # the newest is always labelled
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=ROUND))
     axes.set_xticks(shown, [_time_label(times[index], times) for index in shown])
 
 

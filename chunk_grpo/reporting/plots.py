@@ -150,7 +150,7 @@ def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=ROUND))
     axes.margins(x=0.06)
     axes.set_title(title)
 
