@@ -47,7 +47,7 @@ class PictureScore:
     Attributes:
         label: Name of the scorer.
         text: Value.
-        verdict: above or below the base's image of the same prompt and seed; empty if equal as shown, unknown or the base's own.
+        verdict: `above` or `below` the base's image of the same prompt and seed; empty if equal as shown, or unknown.
     """
 
     label: str
