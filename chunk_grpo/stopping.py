@@ -156,8 +156,8 @@ def _parent_has_ended() -> bool:
     DVC does not, but it starts a stage in its own process group, and the adopting process is in another one.
     """
     parent = os.getppid()
-    if told := os.environ.get(environment.PARENT):
-        return parent != int(told)
+    if expected := os.environ.get(environment.PARENT):
+        return parent != int(expected)
     if "DVC_STAGE" not in os.environ:
         return False
     try:

@@ -50,11 +50,11 @@ def run_on_pool(
     deployment = f"{spec.flow}/{spec.work_pool}"
     parameters = {"name": spec.name, "spec": workspace.spec.as_parameter(), "force": force}
     # A retried run finds the flow runs that it started before, unless the specification (commit) has changed.
-    mine = f"{flow_run.id}/{workspace.spec.digest()}/{spec.name}"
+    prefix = f"{flow_run.id}/{workspace.spec.digest()}/{spec.name}"
     attempts = number = 0
     while attempts < _ATTEMPTS:
         number += 1
-        key = f"{mine}/{number}"
+        key = f"{prefix}/{number}"
         try:
             started = run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=key)
         except ObjectNotFound as error:
@@ -120,10 +120,10 @@ def pause_after(elapsed: float) -> float:
 
 def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, seen: set[UUID]) -> None:
     """Log the lines not seen yet; late lines may have earlier timestamps than lines already seen."""
-    mine = filters.LogFilter(flow_run_id=filters.LogFilterFlowRunId(any_=[run.id]))
+    of_run = filters.LogFilter(flow_run_id=filters.LogFilterFlowRunId(any_=[run.id]))
     offset, page = max(0, len(seen) - _PAGE // 2), _PAGE
     while page == _PAGE:
-        entries = client.read_logs(mine, limit=_PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC)
+        entries = client.read_logs(of_run, limit=_PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC)
         offset, page = offset + _PAGE, len(entries)
         for entry in entries:
             if entry.id not in seen:

@@ -93,13 +93,13 @@ def run_stages(
     try:
         for each in progress:
             known = {} if force else restore(each.workspace, [spec.name for spec in each.stages])
-            mine: dict[str, PrefectFuture[Any]] = {}
+            submitted: dict[str, PrefectFuture[Any]] = {}
             for spec in each.stages:
-                needed = [mine[name] for name in spec.needs if name in mine]
-                mine[spec.name] = _run.submit(
+                needed = [submitted[name] for name in spec.needs if name in submitted]
+                submitted[spec.name] = _run.submit(
                     spec, each.workspace, known.get(spec.name), force, return_state=False, wait_for=needed
                 )
-                futures[mine[spec.name]] = each, spec
+                futures[submitted[spec.name]] = each, spec
         for future in as_completed(list(futures)):
             each, spec = futures[future]
             future.wait()  # otherwise `state` queries the server, which may not have the final state yet

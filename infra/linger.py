@@ -45,12 +45,12 @@ def run(command: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     code = process.wait()
-    asked, deadline = set[int](), time.monotonic() + limit
+    signalled, deadline = set[int](), time.monotonic() + limit
     while (left := set(_children())) and time.monotonic() < deadline:
-        for child in left - asked:
+        for child in left - signalled:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGTERM)
-        asked |= left
+        signalled |= left
         time.sleep(_POLL_SECONDS)
     return 128 - code if code < 0 else code
 

@@ -99,8 +99,8 @@ def launch(command: Sequence[str], count: int, seconds: float, *, on_cpu: bool) 
             failed = group.wait()
         if failed is None:
             return 0
-        if told := group.account(failed):
-            sys.stderr.write(told + messages[failed].read_text(encoding="utf-8", errors="replace"))
+        if account := group.account(failed):
+            sys.stderr.write(account + messages[failed].read_text(encoding="utf-8", errors="replace"))
         return group.exit_code(failed)
 
 

@@ -77,10 +77,10 @@ def _content(location: str, digests: Digests) -> str | None:
         return digests.of(location)
     with storage_errors("read", location):
         try:
-            said: Mapping[str, Any] = filesystem(location).info(location)
+            info: Mapping[str, Any] = filesystem(location).info(location)
         except FileNotFoundError:
             return None
-    version = {name: str(said[name]) for name in _VERSION if said.get(name) is not None}
+    version = {name: str(info[name]) for name in _VERSION if info.get(name) is not None}
     return hashlib.sha256(json.dumps(version, sort_keys=True).encode()).hexdigest()
 
 

@@ -192,19 +192,19 @@ def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
 
 
 @torch.no_grad()
-def load_exactly(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of `given` into the tensors of `mine`.
+def load_exactly(target: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of `given` into the tensors of `target`.
 
     Args:
-        mine: Tensors to overwrite, which may be sharded.
+        target: Tensors to overwrite, which may be sharded.
         given: Unsharded tensors with the same names and shapes.
 
     Raises:
         DataError: Names or shapes differ; the message names the first weight. Nothing was changed.
     """
-    for name in sorted({*mine, *given}):
-        found, wanted = (list(side[name].shape) if name in side else None for side in (given, mine))
+    for name in sorted({*target, *given}):
+        found, wanted = (list(side[name].shape) if name in side else None for side in (given, target))
         if found != wanted:
             raise DataError(f"{name}: must have the shape {wanted}, got {found} (None: no such weight)")
-    for name, tensor in mine.items():
+    for name, tensor in target.items():
         tensor.copy_(local_shard(tensor, given[name]))

@@ -186,14 +186,14 @@ class DvcLog:
             if name not in self.missing
         }
 
-    def ran(self, stage: str, code: int, sizes: Mapping[str, int], says_so: bool) -> StageOutcome:
+    def ran(self, stage: str, code: int, sizes: Mapping[str, int], touched_marker: bool) -> StageOutcome:
         """The outcome of a command that runs one stage.
 
         Args:
             stage: Name of the stage.
             code: Exit code of the command.
             sizes: Sizes of the stages' outputs in bytes.
-            says_so: Whether the stage touched the marker file.
+            touched_marker: Whether the stage touched the marker file.
 
         Raises:
             StageFailed: The command failed.
@@ -202,10 +202,10 @@ class DvcLog:
         if code != 0:
             raise StageFailed(stage, code, tuple(self.lines))
         outcome = self._found.get(stage)
-        if outcome is None or (outcome == "ran") != says_so:
+        if outcome is None or (outcome == "ran") != touched_marker:
             raise OutcomeUnclearError(
                 f"stage {stage}: DVC's log says {outcome or 'nothing'}, but the stage "
-                f"{'touched' if says_so else 'did not touch'} ${RUN_MARKER}, which every stage touches first"
+                f"{'touched' if touched_marker else 'did not touch'} ${RUN_MARKER}, which every stage touches first"
             )
         return StageOutcome(stage, outcome, time.monotonic() - self._start, sizes.get(stage, 0))
 

@@ -81,8 +81,8 @@ class Pipeline:
             dvc.exceptions.DvcException: dvc.yaml is invalid.
         """
         with Repo(str(self.root)) as repo:
-            asked = [None] if targets is None else targets
-            wanted = [stage for target in asked for stage in _collect(repo, target)]
+            chosen = [None] if targets is None else targets
+            wanted = [stage for target in chosen for stage in _collect(repo, target)]
             graph = repo.index.graph
             return [
                 StageSpec(
@@ -106,17 +106,17 @@ class Pipeline:
         Raises:
             RemoteError: The cache or the remote cannot be read.
         """
-        said = DvcLog(
+        dvc_log = DvcLog(
             lambda line: log(line) if line.startswith(("Stage ", "Pulling ", "Verifying ")) else None
         )
         options = ["--keep-going", *(["--pull"] if pull else []), *targets]
-        code = self._dvc(["repro", *options], said.add, SHELL="/bin/false")
+        code = self._dvc(["repro", *options], dvc_log.add, SHELL="/bin/false")
         command = "dvc repro" + (" --pull" if pull else "")
-        if pull and said.missing and not said.troubles:
-            said.troubles.extend(self._missing_bucket())
-        if pull and said.troubles:
-            raise said.error(command, code)
-        return said.restored(code, self._sizes(), command)
+        if pull and dvc_log.missing and not dvc_log.troubles:
+            dvc_log.troubles.extend(self._missing_bucket())
+        if pull and dvc_log.troubles:
+            raise dvc_log.error(command, code)
+        return dvc_log.restored(code, self._sizes(), command)
 
     def run(self, name: str, log: Log, *, force: bool = False) -> StageOutcome:
         """Run one stage; the stages that it needs must be up to date.
@@ -130,12 +130,12 @@ class Pipeline:
             StageFailed: The command failed; with its exit code and last lines.
             OutcomeUnclearError: DVC's log and the marker file disagree on whether the stage ran.
         """
-        said = DvcLog(log)
+        dvc_log = DvcLog(log)
         with tempfile.TemporaryDirectory(prefix="stage-run-") as folder:
             marker = Path(folder, "marker")
             options = ["--single-item", *(["--force"] if force else []), name]
-            code = self._dvc(["repro", *options], said.add, **{RUN_MARKER: str(marker)})
-            return said.ran(name, code, self._sizes(), marker.exists())
+            code = self._dvc(["repro", *options], dvc_log.add, **{RUN_MARKER: str(marker)})
+            return dvc_log.ran(name, code, self._sizes(), marker.exists())
 
     def has_remote(self) -> bool:
         """Whether a default DVC remote is configured."""
@@ -172,10 +172,10 @@ class Pipeline:
         for name in always:
             stage = definition["stages"].pop(name)
             if known is None:
-                said = DvcLog(log)
+                dvc_log = DvcLog(log)
                 shell = ["/bin/sh", "-c", stage["cmd"]]
-                if code := self.commands.run(shell, self.root, self._environment(), said.add):
-                    raise StageFailed(name, code, tuple(said.lines))
+                if code := self.commands.run(shell, self.root, self._environment(), dvc_log.add):
+                    raise StageFailed(name, code, tuple(dvc_log.lines))
                 outputs |= {out: (self.root / out).read_text(encoding="utf-8") for out in stage["outs"]}
         for path, text in (known or {}).items():
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -249,10 +249,10 @@ class Pipeline:
         dump_yaml(str(self.root / "dvc.lock"), {"schema": "2.0", "stages": dict(stages)})
 
     def _remote(self, arguments: Sequence[str], log: Log) -> None:
-        said = DvcLog(log)
-        code = self._dvc(arguments, said.add)
-        if code != 0 or said.troubles:
-            raise said.error(f"dvc {arguments[0]}", code)
+        dvc_log = DvcLog(log)
+        code = self._dvc(arguments, dvc_log.add)
+        if code != 0 or dvc_log.troubles:
+            raise dvc_log.error(f"dvc {arguments[0]}", code)
 
     def _missing_bucket(self) -> list[str]:
         """An error line if the remote's bucket is missing: `dvc repro --pull` treats it as an empty one."""

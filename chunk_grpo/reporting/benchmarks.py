@@ -156,8 +156,8 @@ def _benchmark(
     refused = book.left_out(use.name, prompts.ids).refused
     if benchmark is None or not refused:
         return benchmark
-    told = f"images refused and left out: {refused:,}"
-    what, differs = f"{benchmark.what}; {told}", (*benchmark.differs, told)
+    refusals = f"images refused and left out: {refused:,}"
+    what, differs = f"{benchmark.what}; {refusals}", (*benchmark.differs, refusals)
     return replace(benchmark, complete=False, what=what, differs=differs)
 
 

@@ -263,15 +263,19 @@ def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) 
     hybrid = f"Hybrid inference (the base model takes the last {settings.base_steps} of {settings.num_steps} steps)"
     outside = [scorer for scorer in settings.scorers if scorer not in settings.rewards]
     quiet = _quiet(found, outside) if len(outside) > FEW_SCORERS else []
-    told = [
+    of_scorers = [
         sentence(f"{scorer}, which is not part of the reward, tuned against base", "tuned", scorer)
         for scorer in outside
         if scorer not in quiet
     ]
     if quiet:
         start = "Scorers that are not part of the reward and show no difference between any tuned variant and the base"
-        told.append(f"{start}: {', '.join(quiet)}.")
-    return (sentence(f"{hybrid}, training reward", "hybrid", REWARD), *told, *([order] if order else []))
+        of_scorers.append(f"{start}: {', '.join(quiet)}.")
+    return (
+        sentence(f"{hybrid}, training reward", "hybrid", REWARD),
+        *of_scorers,
+        *([order] if order else []),
+    )
 
 
 def _quiet(found: Sequence[Comparison], scorers: Sequence[str]) -> list[str]:

@@ -123,7 +123,7 @@ def compare(measured: Measured, earlier: Sequence[HistoryRow], read_means: ReadM
         (reference, rows, _differences(rows, now, _means(read_means(reference))))
         for reference, rows in groups.items()
     ]
-    tested = sum(any(_can_tell(d) for d in differences) for _, _, differences in pairs)
+    tested = sum(any(_is_testable(d) for d in differences) for _, _, differences in pairs)
     for reference, rows, differences in pairs:
         for row in _compared(reference, rows, differences, tested):
             found[row.score] = row
@@ -150,7 +150,7 @@ def _differences(rows: Iterable[HistoryRow], now: Means, then: Means) -> list[di
     ]
 
 
-def _can_tell(differences: Mapping[Prompt, float]) -> bool:
+def _is_testable(differences: Mapping[Prompt, float]) -> bool:
     """Whether there is a difference and enough captions for significance: 2^(1 - n) <= ALPHA."""
     captions = len({caption for _, caption in differences})
     return any(differences.values()) and 2.0 ** (1 - captions) <= ALPHA
@@ -160,14 +160,14 @@ def _compared(
     reference: str, rows: Sequence[HistoryRow], differences: Sequence[Mapping[Prompt, float]], groups: int
 ) -> list[HistoryRow]:
     """The rows of one reference, with the results of their comparison."""
-    told = [place for place, one in enumerate(differences) if _can_tell(one)]
-    captions = sorted({caption for place in told for _, caption in differences[place]})
+    testable = [place for place, one in enumerate(differences) if _is_testable(one)]
+    captions = sorted({caption for place in testable for _, caption in differences[place]})
     row_of = {caption: row for row, caption in enumerate(captions)}
-    parts = np.zeros((len(captions), len(told)))
-    for column, place in enumerate(told):
+    parts = np.zeros((len(captions), len(testable)))
+    for column, place in enumerate(testable):
         for (_, caption), value in differences[place].items():
             parts[row_of[caption], column] += value / len(differences[place])
-    test = joint_test(parts, np.random.default_rng(0), groups) if told else None
+    test = joint_test(parts, np.random.default_rng(0), groups) if testable else None
     found = []
     for place, (row, one) in enumerate(zip(rows, differences, strict=True)):
         if not one:
@@ -175,11 +175,11 @@ def _compared(
             continue
         difference = sum(one.values()) / len(one)
         row = replace(row, reference=reference, difference=difference)
-        if test is None or place not in told:
+        if test is None or place not in testable:
             change: Change = "unknown" if any(one.values()) else "same"
             found.append(replace(row, change=change))
             continue
-        column = told.index(place)
+        column = testable.index(place)
         p_value = float(test.p_values[column])
         change = "moved" if p_value <= ALPHA else "none"
         found.append(replace(row, change=change, band=float(test.bands[column]), p_value=p_value))

@@ -132,7 +132,7 @@ def _where(records: Sequence[Record]) -> str:
 def _sentences(records: Sequence[Record], source: Source) -> list[str]:
     """Describe the reward over the seeds, and the time left."""
     current = records[-1]
-    iteration, told = _last(current), []
+    iteration, sentences = _last(current), []
     values = [v for (_, at), v in metric_values(source).get(REWARD, {}).items() if at == iteration]
     if values:
         mean = number(float(np.mean(values)))
@@ -140,19 +140,19 @@ def _sentences(records: Sequence[Record], source: Source) -> list[str]:
         if len(values) > 1:
             deviation = number(float(np.std(values, ddof=1)))
             spread = f" ± {deviation} (mean and standard deviation of {len(values)} training seeds)"
-        told.append(f"Training reward at iteration {iteration}: {mean}{spread}.")
+        sentences.append(f"Training reward at iteration {iteration}: {mean}{spread}.")
     else:
-        told.append(f"The first iteration started at {clock(current.started)}.")
+        sentences.append(f"The first iteration started at {clock(current.started)}.")
     expected = pace(current)
     if expected:
         last = clock(current.times[max(current.times)])
-        told.append(
+        sentences.append(
             f"{tables.duration(expected.seconds)} per iteration; the last one ended at {last}. "
             f"{tables.duration(expected.left)} left after that, expected end {clock(expected.end)}."
         )
     elif current.ended is not None:
-        told.append(f"Training ended at {clock(current.ended)}.")
-    return [" ".join(told)]
+        sentences.append(f"Training ended at {clock(current.ended)}.")
+    return [" ".join(sentences)]
 
 
 def _source(folder: Path, variant: str, records: Sequence[Record]) -> Source:

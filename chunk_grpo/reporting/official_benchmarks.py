@@ -66,8 +66,8 @@ def benchmarks_not_run(found: Sequence[Benchmark]) -> str:
     for kind, name in PAPER_BENCHMARKS.items():
         near = [one for one in found if one.kind == kind]
         if all(one.differs for one in near):
-            told = "; ".join(f"{one.split}: {', '.join(one.differs)}" for one in near)
-            parts.append(f"{name} ({told})" if told else name)
+            differences = "; ".join(f"{one.split}: {', '.join(one.differs)}" for one in near)
+            parts.append(f"{name} ({differences})" if differences else name)
     return f"The paper’s benchmarks: {', '.join(parts)}. Tables here may have their layout." if parts else ""
 
 

@@ -30,8 +30,8 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
 def recipe(variant: VariantParams) -> str:
     """Objective, plan, and every other setting of the variant that differs from its default."""
     own = variant.model_dump(mode="json", exclude={"objective", "plan"}, exclude_defaults=True)
-    told = [OBJECTIVES[variant.objective].label, f"plan {variant.plan}"]
-    return ", ".join(told + [_told(key, value) for key, value in own.items()])
+    parts = [OBJECTIVES[variant.objective].label, f"plan {variant.plan}"]
+    return ", ".join(parts + [_setting(key, value) for key, value in own.items()])
 
 
 def clip_ranges_of(params: Params, variant: str) -> tuple[float, ...]:
@@ -59,7 +59,7 @@ def short(value: float) -> str:
     return f"{value:g}".replace("e-0", "e-")
 
 
-def _told(key: str, value: Any) -> str:
+def _setting(key: str, value: Any) -> str:
     """Describe one setting; settings without a wording here appear with their name and value."""
     if key in _CHOICES:
         return _CHOICES[key][value].label

@@ -68,8 +68,8 @@ class ExponentialMovingAverage:
         found, wanted = [tuple(a.shape) for a in averages], [tuple(a.shape) for a in self._averages]
         if found != wanted:
             raise ValueError(f"averages must have the shapes {wanted} of the parameters, got {found}")
-        for mine, given in zip(self._averages, averages, strict=True):
-            mine.copy_(local_shard(mine, given))
+        for average, given in zip(self._averages, averages, strict=True):
+            average.copy_(local_shard(average, given))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -171,9 +171,9 @@ class Trainer:
             advantages = advantages_of(everybody, weights, self._method)  # [B] or [B, K]
             warn_of_no_advantage(iteration, advantages)
             metrics = reward_metrics(rewards, everybody.scores, advantages) | self._follow(experience)
-            mine = self._processes.share_of(len(advantages), "images")
+            own = self._processes.share_of(len(advantages), "images")
             self._unfinished = IterationState(
-                TrainingBatch(iteration, experience, advantages[mine.start : mine.stop]), metrics
+                TrainingBatch(iteration, experience, advantages[own.start : own.stop]), metrics
             )
         self._learn(self._unfinished)
         self._log(self._unfinished)
@@ -212,8 +212,8 @@ class Trainer:
         """Places of this process's prompts among all of an iteration: an equal part of each update's share."""
         updates = self._settings.updates_per_iteration
         share = self._settings.prompts_per_iteration // updates
-        mine = self._processes.share_of(share, "train.prompts_per_iteration / train.updates_per_iteration")
-        return [update * share + place for update in range(updates) for place in mine]
+        own = self._processes.share_of(share, "train.prompts_per_iteration / train.updates_per_iteration")
+        return [update * share + place for update in range(updates) for place in own]
 
     def _of_all_processes(self, experience: Experience) -> Experience:
         """The experience with the scores of all processes, in order of rank."""

@@ -140,11 +140,11 @@ def check_identity(key: str, settings: AnyScorer, identity: Identity, who: str) 
             f"scorers.{key}: must be {name} (version {version}), but {who} is {identity.name} (version "
             f"{identity.version}; {identity.software}). Use the same section and version of chunk-grpo for both."
         )
-    asked = scoring_settings(settings)
-    for name in asked.keys() & identity.measured.keys():  # `scoring_settings` omits models in local folders
-        if asked[name] != identity.measured[name]:
+    wanted = scoring_settings(settings)
+    for name in wanted.keys() & identity.measured.keys():  # `scoring_settings` omits models in local folders
+        if wanted[name] != identity.measured[name]:
             raise DataError(
-                f"scorers.{key}.{name}: is {asked[name]!r} here, but {identity.measured[name]!r} for {who}. Use the "
+                f"scorers.{key}.{name}: is {wanted[name]!r} here, but {identity.measured[name]!r} for {who}. Use the "
                 "same section of scorers for both."
             )
 

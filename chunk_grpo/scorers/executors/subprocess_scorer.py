@@ -59,10 +59,10 @@ class SubprocessScorer(Remote):
 
     def spec_hash(self) -> str:
         """Spec hash that the worker reports, combined with a custom script's content."""
-        said = super().spec_hash()
+        own_hash = super().spec_hash()
         if self.executor.script is None:
-            return said
-        return hashlib.sha256(f"{said} {Digests().of(self.executor.script)}".encode()).hexdigest()[:16]
+            return own_hash
+        return hashlib.sha256(f"{own_hash} {Digests().of(self.executor.script)}".encode()).hexdigest()[:16]
 
     def identity(self) -> Identity:
         """Identity of the worker, which is started if none has run yet.

@@ -234,8 +234,8 @@ def read_scores(message: Mapping[str, Any], question: Question, spec_hash: str, 
     Raises:
         DataError: The answer is malformed, or belongs to another question, order of images or scorer.
     """
-    asked = {"type": "scores", "id": question.id, "keys": list(question.keys), "spec_hash": spec_hash}
-    for name, value in asked.items():
+    expected = {"type": "scores", "id": question.id, "keys": list(question.keys), "spec_hash": spec_hash}
+    for name, value in expected.items():
         if message.get(name) != value:
             raise DataError(
                 f"{who} answered another question: {name} must be {_short(value)}, got {_short(message.get(name))}. "

@@ -91,21 +91,23 @@ class Endpoint:
         Returns:
             RefusedError if a content filter stopped the request, TransientError if a retry may succeed, else DataError.
         """
-        said = f"{self.url} answered {status} to {what}"
+        answer = f"{self.url} answered {status} to {what}"
         if status in (401, 403):
             mend = (
                 f"Put a key that may use {self.judge} into the environment variable {self.api_key_variable}."
                 if self.api_key_variable
                 else f"Name the environment variable with the key in {self.section}.api_key_variable."
             )
-            return DataError(f"{self.section}: {said}: the key is missing, wrong, or may not do this. {mend}")
-        said = f"{said}: {self.quote(plain(body))}"
+            return DataError(
+                f"{self.section}: {answer}: the key is missing, wrong, or may not do this. {mend}"
+            )
+        answer = f"{answer}: {self.quote(plain(body))}"
         if status == 400 and _code(body) in _CONTENT_FILTERS:
-            return RefusedError(said)
+            return RefusedError(answer)
         if status in (408, 409, 429) or status >= 500:
-            return self.silence(what, said)
+            return self.silence(what, answer)
         return DataError(
-            f"{self.section}: {said}. Check that base_url ends with /v1, that {self.judge} is the id of a model there "
+            f"{self.section}: {answer}. Check that base_url ends with /v1, that {self.judge} is a model there "
             "that accepts images, and whether `request` must omit or replace a field (null omits it)."
         )
 

@@ -179,15 +179,13 @@ class Judge:
                 reply = await self._request(client, question, messages, seed=attempt)
             except RefusedError as error:  # a retry would be refused too
                 return str(error)
-            said = endpoint.hide(plain(reply))
+            answer = endpoint.hide(plain(reply))
             try:
-                said = endpoint.hide(_answer(reply))
-                take(question, said)
+                answer = endpoint.hide(_answer(reply))
+                take(question, answer)
                 return ""
             except ValueError as error:
-                fault = (
-                    f"{question.label}: {endpoint.hide(str(error))}; the answer begins {endpoint.quote(said)}"
-                )
+                fault = f"{question.label}: {endpoint.hide(str(error))}; the answer begins {endpoint.quote(answer)}"
             _LOG.warning("attempt %d of %d: %s", attempt + 1, endpoint.attempts, fault)
         return f"no well-formed answer in {endpoint.attempts} attempts. {fault}"
 

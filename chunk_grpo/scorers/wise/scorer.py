@@ -169,5 +169,5 @@ class Wise(ConfiguredScorer[WiseScorer]):
 
 def _key(image: NDArray[np.uint8], wise_id: int, text: str, name: str) -> str:
     """Key of a question. It hashes pixels, not PNG bytes, which differ between encoder versions."""
-    asked = json.dumps([name, wise_id, text, image.shape])
-    return hashlib.sha256(asked.encode() + image.tobytes()).hexdigest()
+    question = json.dumps([name, wise_id, text, image.shape])
+    return hashlib.sha256(question.encode() + image.tobytes()).hexdigest()
