@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from chunk_grpo.artifacts.io import REWRITE_IT, read_json, read_text, write_json
@@ -13,6 +14,8 @@ from chunk_grpo.errors import DataError
 
 RECORD = "run.json"
 RECORD_SCHEMA = "chunk_grpo.published_run/1"
+
+_BLOCK = 2**20
 
 
 @dataclass(frozen=True)
@@ -37,26 +40,38 @@ class PublishedFile:
     size: int
     sha256: str
 
+    @classmethod
+    def of(cls, path: Path) -> PublishedFile:
+        """Size and hash of a local file; OSError if it cannot be read."""
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+            return cls(stream.tell(), digest.hexdigest())
+
+
+NO_RUN = PublishedFile(0, "")
+"""Entry of a file that may exist but belongs to no run: being overwritten or removed, or left by a kill."""
+
 
 @dataclass(frozen=True)
 class RunRecord:
     """Content of `run.json`.
 
     Attributes:
-        publication: Unique id of the publication.
         run: Run that made the files.
-        published_at: Time of publication, UTC, ISO 8601.
-        complete: Whether all files of the run are published; false during copying and after an interruption.
-        files: Published files, by path below the preset's folder.
-        older: Paths of files that may exist but belong to no run: being overwritten or removed, or left by a kill.
+        published_at: Start of the publication, UTC, ISO 8601 with microseconds.
+        files: Published files, by path below the preset's folder; NO_RUN while a file is not of the run.
     """
 
-    publication: str
     run: RunFacts
     published_at: str
-    complete: bool
     files: Mapping[str, PublishedFile]
-    older: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all files of the run are published; false during copying and after an interruption."""
+        return NO_RUN not in self.files.values()
 
 
 def read_record(location: Location) -> RunRecord:
@@ -75,12 +90,9 @@ def read_record(location: Location) -> RunRecord:
         if found["schema"] != RECORD_SCHEMA:
             raise DataError(f"{location}: must be {RECORD_SCHEMA}, got {found['schema']}. {remedy}")
         return RunRecord(
-            publication=str(found["publication"]),
             run=RunFacts(found["preset"], found["commit"], found["flow_run"]),
             published_at=str(found["published_at"]),
-            complete=bool(found["complete"]),
             files={f["path"]: PublishedFile(int(f["size"]), str(f["sha256"])) for f in found["files"]},
-            older=tuple(map(str, found["older"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -101,9 +113,9 @@ def published_text(folder: Location, record: RunRecord, name: str) -> str:
         DataError: The file is missing, or is not of the record's run.
         TransientError: the object store does not answer.
     """
-    text, expected = read_text(join(folder, name)), record.files.get(name)
+    text = read_text(join(folder, name)) if record.complete else ""
     found = PublishedFile(len(text.encode()), hashlib.sha256(text.encode()).hexdigest())
-    if not record.complete or found != expected:
+    if found != record.files.get(name):
         raise DataError(
             f"{join(folder, name)}: must be of the run {record.run.flow_run}, which {RECORD} names, got another file: "
             "a publication is in progress or was interrupted. Run `chunk-grpo/full` of this preset, then this."
@@ -119,11 +131,5 @@ def write_record(record: RunRecord, location: Location) -> None:
         TransientError: the object store does not answer.
     """
     files = [{"path": path, **asdict(file)} for path, file in sorted(record.files.items())]
-    facts = {
-        "schema": RECORD_SCHEMA,
-        **asdict(record.run),
-        "published_at": record.published_at,
-        "complete": record.complete,
-    }
-    rest = {"publication": record.publication, "older": list(record.older), "files": files}
-    write_json({**facts, **rest}, location)
+    identity = {"schema": RECORD_SCHEMA, **asdict(record.run), "published_at": record.published_at}
+    write_json({**identity, "complete": record.complete, "files": files}, location)

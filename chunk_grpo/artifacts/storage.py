@@ -5,6 +5,7 @@ endpoint of S3 come from the AWS chain: environment, ~/.aws, instance role. AWS_
 """
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -20,19 +21,10 @@ from chunk_grpo.errors import ChunkGrpoError, DataError, TransientError
 
 Location: TypeAlias = str | Path
 
-_NO_CREDENTIALS = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "ProfileNotFound",
-    "CredentialRetrievalError",
-}
-_NO_ANSWER = {
-    "EndpointConnectionError",
-    "ConnectTimeoutError",
-    "ReadTimeoutError",
-    "ConnectionClosedError",
-    "HTTPClientError",
-}
+_NO_CREDENTIALS = (
+    "NoCredentialsError PartialCredentialsError ProfileNotFound CredentialRetrievalError".split()
+)
+_NO_ANSWER = "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError HTTPClientError".split()
 
 
 def is_remote(location: Location) -> bool:
@@ -115,10 +107,7 @@ def input_dir(location: Location) -> Iterator[Path]:
         with storage_errors("read", location):
             if is_remote(location):
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chunk-grpo-")))
-                for file in find_files(location, "**"):
-                    copy = path / file.removeprefix(join(location, ""))
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    filesystem(location).get_file(file, str(copy))
+                filesystem(location).get(join(location, ""), str(path), recursive=True)
             else:
                 path = Path(location)
                 if not path.is_dir():
@@ -160,13 +149,47 @@ def find_files(location: Location, pattern: str) -> list[str]:
     """
     with storage_errors("read", location):
         files = filesystem(location)
-        found = [path for path in files.glob(join(location, pattern)) if files.isfile(path)]
+        matching = files.glob(join(location, pattern), detail=True)
+        found = [path for path, info in matching.items() if info["type"] == "file"]
         if not found:
             raise FileNotFoundError(errno.ENOENT, f"no file matches {pattern}", str(location))
     if is_remote(location):
         return sorted(files.unstrip_protocol(path) for path in found)
     start = Path(location)
     return sorted(str(start / os.path.relpath(path, start)) for path in found)
+
+
+def sizes_below(folder: Location) -> dict[str, int]:
+    """Sizes in bytes of the files below a folder, by relative path; empty if the folder does not exist.
+
+    Raises:
+        DataError: The folder cannot be read.
+        TransientError: the object store does not answer.
+    """
+    with storage_errors("write", folder):
+        files = filesystem(folder)
+        found = files.find(str(folder), detail=True)
+        root = join(files._strip_protocol(str(folder)), "")
+    return {path.removeprefix(root): int(info["size"]) for path, info in found.items()}
+
+
+@contextmanager
+def folder_lock(folder: Location) -> Iterator[None]:
+    """Create a local folder and hold an exclusive lock on it; the kernel releases the lock when the process ends.
+
+    Object stores have no locks: no lock is held there.
+
+    Raises:
+        DataError: The folder cannot be created.
+    """
+    with ExitStack() as held:
+        if not is_remote(folder):
+            with storage_errors("write", folder):
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(folder, os.O_RDONLY)
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
@@ -220,17 +243,11 @@ def _output(location: Location) -> Iterator[Path]:
 
 
 def _upload(folder: Path, location: Location) -> None:
-    files = filesystem(location)
-    older = {files.unstrip_protocol(path) for path in files.find(str(location))}
-    new = {
-        join(location, path.relative_to(folder).as_posix()): path
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-    for target, path in sorted(new.items()):
-        files.put_file(str(path), target)
-    for target in sorted(older - new.keys()):
-        files.rm_file(target)
+    files, root = filesystem(location), str(location).rstrip("/")
+    older = sizes_below(root)
+    files.put(f"{folder}/", f"{root}/", recursive=True)
+    if gone := [join(root, name) for name in older if not (folder / name).exists()]:
+        files.rm(gone)
 
 
 def _name(location: Location) -> str:

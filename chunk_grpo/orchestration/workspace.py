@@ -19,9 +19,8 @@ from dvc.repo import Repo
 from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
 from pydantic import BaseModel, ConfigDict
 
-from chunk_grpo.artifacts.publishing import sizes_below
 from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
-from chunk_grpo.artifacts.storage import join
+from chunk_grpo.artifacts.storage import join, sizes_below
 from chunk_grpo.config import parse_params, read_raw_params
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
