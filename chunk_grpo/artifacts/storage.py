@@ -21,10 +21,19 @@ from chunk_grpo.errors import ChunkGrpoError, DataError, TransientError
 
 Location: TypeAlias = str | Path
 
-_NO_CREDENTIALS = (
-    "NoCredentialsError PartialCredentialsError ProfileNotFound CredentialRetrievalError".split()
-)
-_NO_ANSWER = "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError HTTPClientError".split()
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "CredentialRetrievalError",
+}
+_NO_ANSWER = {
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ConnectionClosedError",
+    "HTTPClientError",
+}
 
 
 def is_remote(location: Location) -> bool:

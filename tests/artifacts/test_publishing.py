@@ -2,29 +2,26 @@
 
 import hashlib
 import json
-import os
-import pwd
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from chunk_grpo.artifacts import publishing, table_from_rows, write_table
+from chunk_grpo.artifacts import publishing, read_text, table_from_rows, write_table, write_text
 from chunk_grpo.artifacts.publishing import main, publish
-from chunk_grpo.artifacts.run_record import RunFacts, published_text, read_record
+from chunk_grpo.artifacts.run_record import PublishedFile, RunFacts, published_text, read_record
 from chunk_grpo.errors import ConfigError, DataError
 
 RUN = RunFacts("tiny", "c0ffee", "brave-otter")
 NEXT = RunFacts("tiny", "decade", "calm-heron")
-MANY = 400
+MANY = 20
 KILL_LIMIT = 60.0
 """Seconds within which a publication must have begun to copy."""
 
@@ -62,50 +59,48 @@ def workspace(tmp_path: Path) -> Path:
     return make_workspace(tmp_path / "workspace")
 
 
-def files_below(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+def contents(target: str) -> dict[str, bytes]:
+    """Content of all files of a preset's folder, by path."""
+    files, root = fsspec.core.url_to_fs(target, use_listings_cache=False)
+    found: dict[str, bytes] = {path: files.cat_file(path) for path in files.find(root)}
+    return {path.removeprefix(f"{root}/"): content for path, content in found.items()}
 
 
-def belonging(folder: Path) -> set[str]:
-    """What a reader may take for files of the run, by run.json alone."""
-    found = set()
-    for path, file in read_record(folder / "run.json").files.items():
-        content = (folder / path).read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (file.size, file.sha256), path
-        found.add(path)
-    return found
+def names_of_a_whole_run(target: str) -> set[str]:
+    """Paths of all published files, which must be those of run.json, with its sizes and hashes."""
+    found = contents(target)
+    del found["run.json"]
+    record = read_record(f"{target}/run.json")
+    assert record.complete
+    assert record.files == {
+        path: PublishedFile(len(content), hashlib.sha256(content).hexdigest())
+        for path, content in found.items()
+    }
+    return set(found)
 
 
 PUBLISHED = {"params.yaml", "dvc.lock", "report/index.html", "scores/base/clip.parquet"}
 
 
-def test_what_people_read_is_published(workspace: Path, tmp_path: Path) -> None:
-    done = publish(workspace, tmp_path / "out", RUN)
-    folder = tmp_path / "out" / "tiny"
-    assert done.location == str(folder)
-    assert (done.copied, done.unchanged, done.removed, done.superseded) == (4, 0, 0, False)
-    assert done.copied_bytes == sum((folder / path).stat().st_size for path in PUBLISHED)
-    assert files_below(folder) == {*PUBLISHED, "run.json"}
-    assert belonging(folder) == PUBLISHED
-    record = read_record(folder / "run.json")
-    assert (record.run, record.complete, record.older) == (RUN, True, ())
-    written = json.loads((folder / "run.json").read_text())
-    assert written["published_at"].endswith("+00:00")
-    assert (written["preset"], written["flow_run"]) == ("tiny", "brave-otter")
+MANY_FILES = {f"many/{number:04d}.txt" for number in range(MANY)}
 
 
-def test_a_text_is_that_of_the_run_or_of_none(workspace: Path, tmp_path: Path) -> None:
-    publish(workspace, str(tmp_path / "published"), RUN)
-    folder = str(tmp_path / "published" / "tiny")
-    record = read_record(f"{folder}/run.json")
-    assert published_text(folder, record, "params.yaml") == "composed_from: tiny\n"
-    with pytest.raises(
-        DataError, match=r"params\.yaml: must be of the run brave-otter, .*Run `chunk-grpo/full`"
-    ):
-        published_text(folder, replace(record, complete=False), "params.yaml")
-    (tmp_path / "published/tiny/params.yaml").write_text("composed_from: other\n")  # of the next run, say
-    with pytest.raises(DataError, match=r"params\.yaml: must be of the run brave-otter"):
-        published_text(folder, record, "params.yaml")
+@pytest.fixture(params=["folder", "bucket"])
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder, and a bucket of a real S3 server."""
+    return str(tmp_path / "out" if request.param == "folder" else request.getfixturevalue("bucket"))
+
+
+def test_what_people_read_is_published(workspace: Path, destination: str) -> None:
+    done = publish(workspace, destination, RUN)
+    target = f"{destination}/tiny"
+    assert (done.location, done.copied, done.unchanged, done.removed) == (target, 4, 0, 0)
+    assert names_of_a_whole_run(target) == PUBLISHED
+    published = contents(target)
+    written = json.loads(published.pop("run.json"))
+    assert done.copied_bytes == sum(map(len, published.values()))
+    assert (written["preset"], written["commit"], written["flow_run"]) == ("tiny", "c0ffee", "brave-otter")
+    assert written["published_at"].endswith("+00:00") and written["complete"]
 
 
 def test_models_are_published_on_request(workspace: Path, tmp_path: Path) -> None:
@@ -123,7 +118,7 @@ def test_only_what_changed_is_copied_again(workspace: Path, tmp_path: Path) -> N
     done = publish(workspace, tmp_path, NEXT)
     assert (done.copied, done.unchanged) == (1, 3)
     assert page.stat().st_ino == before
-    assert belonging(tmp_path / "tiny") == PUBLISHED
+    assert names_of_a_whole_run(str(tmp_path / "tiny")) == PUBLISHED
     assert read_record(tmp_path / "tiny" / "run.json").run == NEXT
 
 
@@ -134,28 +129,38 @@ def test_what_is_gone_or_cut_off_is_copied_again(
     publish(workspace, tmp_path, RUN)
     damage(tmp_path / "tiny" / "report" / "index.html")
     assert publish(workspace, tmp_path, RUN).copied == 1
-    assert belonging(tmp_path / "tiny") == PUBLISHED
+    assert names_of_a_whole_run(str(tmp_path / "tiny")) == PUBLISHED
 
 
-def test_files_of_the_older_run_go_and_files_of_others_stay(workspace: Path, tmp_path: Path) -> None:
-    publish(workspace, tmp_path, RUN)
-    (tmp_path / "tiny" / "history.parquet").write_text("of another writer")
-    (tmp_path / "tiny" / ".history.parquet.x1").mkdir()
+def test_files_of_the_older_run_go_and_files_of_others_stay(workspace: Path, destination: str) -> None:
+    publish(workspace, destination, RUN)
+    others = {f"{destination}/tiny/history.parquet", f"{destination}/tiny-of-somebody/run.json"}
+    for location in others:
+        write_text("of another writer", location)
     shutil.rmtree(workspace / "artifacts" / "report")
-    done = publish(workspace, tmp_path, NEXT)
-    assert done.removed == 1
-    assert files_below(tmp_path / "tiny") == PUBLISHED - {"report/index.html"} | {
-        "run.json",
-        "history.parquet",
-    }
-    assert not (tmp_path / "tiny" / "report").exists()
-    assert (tmp_path / "tiny" / ".history.parquet.x1").exists()
+    (workspace / "artifacts" / "report").write_text("a file where a folder was")
+    done = publish(workspace, destination, NEXT)
+    assert (done.copied, done.unchanged, done.removed) == (1, 3, 1)
+    names = PUBLISHED - {"report/index.html"} | {"report"}
+    assert set(read_record(f"{destination}/tiny/run.json").files) == names
+    assert set(contents(f"{destination}/tiny")) == names | {"run.json", "history.parquet"}
+    assert {read_text(location) for location in others} == {"of another writer"}
+
+
+SLOW = """
+import sys, time
+from chunk_grpo.artifacts import publishing
+check = publishing._check_unchanged
+publishing._check_unchanged = lambda *arguments: (time.sleep(0.1), check(*arguments))
+sys.exit(publishing.main())
+"""
+"""A publication that waits while each file is copied: in a folder after its draft is written."""
 
 
 @contextmanager
 def publishing_of(workspace: Path, destination: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A publication in a process of its own."""
-    command = [sys.executable, "-m", "chunk_grpo.artifacts.publishing", destination]
+    """A slow publication in a process of its own."""
+    command = [sys.executable, "-c", SLOW, destination]
     options = ["--workspace", str(workspace), "--commit", "decade", "--flow-run", "calm-heron"]
     with subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL) as process:
         try:
@@ -174,46 +179,35 @@ def kill_when(begun: Callable[[], bool], process: "subprocess.Popen[bytes]") -> 
     assert process.wait() == -signal.SIGKILL
 
 
-def test_a_kill_leaves_whole_files_and_the_next_publication_completes_them(tmp_path: Path) -> None:
+def test_a_kill_leaves_no_mix_of_two_runs(tmp_path: Path, destination: str) -> None:
+    """A reader gets the run of its run.json or an error, and any run can be published then."""
     older = make_workspace(tmp_path / "older", 0.25, MANY)
     newer = make_workspace(tmp_path / "newer", 0.5, MANY)
-    folder = tmp_path / "out" / "tiny"
-    publish(older, tmp_path / "out", RUN)
-    last, new = folder / "many" / f"{MANY - 1:04d}.txt", folder / "many" / "0009.txt"
-    with publishing_of(newer, str(tmp_path / "out")) as process:
-        kill_when(lambda: new.read_text().startswith("0.5"), process)
-    assert last.read_text().startswith("0.25")
-    for path in folder.glob("many/*.txt"):
-        number = int(path.stem)
-        assert path.read_text() in (f"0.25 {number}\n" * 4000, f"0.5 {number}\n" * 4000)
-    record = read_record(folder / "run.json")
-    assert (record.run.flow_run, record.complete) == ("calm-heron", False)
-    assert belonging(folder) == PUBLISHED - {"scores/base/clip.parquet"}
+    (newer / "artifacts" / "many" / "0009.x").write_text("only in the newer run, copied after 0009.txt")
+    target = f"{destination}/tiny"
+    publish(older, destination, RUN)
+    held = read_record(f"{target}/run.json")
+    files = fsspec.core.url_to_fs(target, use_listings_cache=False)[0]
+    with publishing_of(newer, destination) as process:
+        kill_when(lambda: files.exists(f"{target}/many/0009.x"), process)
+    last = f"many/{MANY - 1:04d}.txt"
+    assert published_text(target, held, last).startswith("0.25")
+    with pytest.raises(DataError, match=r"many/0009\.txt: must be of the run brave-otter, .*was interrupted"):
+        published_text(target, held, "many/0009.txt")
+    found = read_record(f"{target}/run.json")
+    assert (found.run.flow_run, found.complete) == ("calm-heron", False)
+    for path in ("many/0009.txt", last, "params.yaml"):
+        with pytest.raises(DataError, match=r"must be of the run calm-heron, .*Run `chunk-grpo/full`"):
+            published_text(target, found, path)
+    left = contents(target)
+    for path in MANY_FILES:
+        sources = [workspace / "artifacts" / path for workspace in (older, newer)]
+        assert left[path] in [source.read_bytes() for source in sources], path
 
-    done = publish(newer, tmp_path / "out", NEXT)
+    done = publish(older, destination, RUN)
     assert (done.copied, done.unchanged) == (MANY + 1, 3)
-    assert belonging(folder) == files_below(folder) - {"run.json"} == PUBLISHED | files_of_many()
-    assert list(folder.rglob(".*")) == []
-
-
-def files_of_many() -> set[str]:
-    return {f"many/{number:04d}.txt" for number in range(MANY)}
-
-
-def test_after_a_kill_the_older_run_can_be_published_again(tmp_path: Path) -> None:
-    """The files that the killed one overwrote are not taken for the older run's."""
-    older = make_workspace(tmp_path / "older", 0.25, MANY)
-    newer = make_workspace(tmp_path / "newer", 0.5, MANY)
-    (newer / "artifacts" / "first").mkdir()
-    (newer / "artifacts" / "first" / "new.html").write_text("only in the newer run")
-    folder = tmp_path / "out" / "tiny"
-    publish(older, tmp_path / "out", RUN)
-    new = folder / "many" / "0009.txt"
-    with publishing_of(newer, str(tmp_path / "out")) as process:
-        kill_when(lambda: new.read_text().startswith("0.5"), process)
-    assert (folder / "first" / "new.html").exists()
-    publish(older, tmp_path / "out", RUN)
-    assert belonging(folder) == files_below(folder) - {"run.json"} == PUBLISHED | files_of_many()
+    assert names_of_a_whole_run(target) == PUBLISHED | MANY_FILES
+    assert published_text(target, held, "many/0009.txt").startswith("0.25")
 
 
 def test_two_publications_at_once_leave_one_whole_run(tmp_path: Path) -> None:
@@ -224,8 +218,7 @@ def test_two_publications_at_once_leave_one_whole_run(tmp_path: Path) -> None:
         publishing_of(two, str(tmp_path / "out")) as second,
     ):
         assert (first.wait(), second.wait()) == (0, 0)
-    assert belonging(tmp_path / "out" / "tiny") == PUBLISHED | files_of_many()
-    assert read_record(tmp_path / "out" / "tiny" / "run.json").complete
+    assert names_of_a_whole_run(str(tmp_path / "out" / "tiny")) == PUBLISHED | MANY_FILES
 
 
 @pytest.mark.parametrize(
@@ -244,8 +237,7 @@ def test_a_folder_of_somebody_else_stays_as_it_is(
     (tmp_path / "tiny" / "run.json").write_text(content)
     with pytest.raises(DataError, match=rf"tiny/run\.json.*{words}"):
         publish(workspace, tmp_path, RUN)
-    assert files_below(tmp_path / "tiny") == {"run.json"}
-    assert (tmp_path / "tiny" / "run.json").read_text() == content
+    assert contents(str(tmp_path / "tiny")) == {"run.json": content.encode()}
 
 
 def test_there_must_be_something_to_publish(workspace: Path, tmp_path: Path) -> None:
@@ -273,47 +265,21 @@ def test_a_link_into_a_cache_that_lacks_the_file(workspace: Path, tmp_path: Path
 
 
 def test_a_file_that_changes_while_it_is_published(
-    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, destination: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, copyfile = workspace / "artifacts" / "report" / "index.html", shutil.copyfile
+    check = publishing._check_unchanged
 
-    def copy_what_changed(source: Path, target: Path) -> None:
-        page.write_text("<p>newer</p>")
-        copyfile(source, target)
+    def change_and_check(source: Path, copied: Path, expected: PublishedFile) -> None:
+        copied.write_text("<p>newer</p>")
+        check(source, copied, expected)
 
-    monkeypatch.setattr(publishing.shutil, "copyfile", copy_what_changed)
-    with pytest.raises(
-        DataError, match=r"index\.html: must not change while it is published, but its content"
-    ):
-        publish(workspace, tmp_path, RUN)
-    assert not (tmp_path / "tiny" / "report" / "index.html").exists()
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter and none but its owner may write."""
-    with tempfile.TemporaryDirectory(prefix="chunk-grpo-test-") as name:
-        Path(name).chmod(0o555)
-        yield Path(name)
-        Path(name).chmod(0o755)
-
-
-def test_a_folder_that_may_only_be_read(workspace: Path, open_folder: Path) -> None:
-    user = os.geteuid()
-    if user == 0:  # root may write everywhere: the rest as somebody else
-        make_workspace(Path(tempfile.mkdtemp(dir=open_folder)), 0.25)
-        workspace = next(open_folder.iterdir())
-        workspace.chmod(0o755)
-        os.seteuid(pwd.getpwnam("nobody").pw_uid)
-    try:
-        with pytest.raises(DataError) as caught:
-            publish(workspace, open_folder, RUN)
-    finally:
-        os.seteuid(user)
-    assert str(caught.value).startswith(
-        f"{open_folder}/tiny/run.json: cannot write: no permission ([Errno 13]"
-    )
-    assert str(caught.value).endswith("Change the owner or the mode, the S3 policy or keys, or the path.")
+    monkeypatch.setattr(publishing, "_check_unchanged", change_and_check)
+    message = r"params\.yaml: must not change while it is published, but its content"
+    with pytest.raises(DataError, match=message):
+        publish(workspace, destination, RUN)
+    assert not read_record(f"{destination}/tiny/run.json").complete
+    if "://" not in destination:
+        assert set(contents(f"{destination}/tiny")) == {"run.json"}
 
 
 def test_the_command_line(
