@@ -1,9 +1,9 @@
 """Publish the results of a finished workspace at stable paths, such as DEST/PRESET/scores/base/clip.parquet.
 
-`run.json` records the run of the files, with size and hash of each. A file belongs to that run only if it has them:
-whoever reads it through `run.json` gets the file of that run or an error, but never a file of another run, also while
-files are copied and after a kill. Files to be overwritten or removed lose their hash in `run.json` first; they get the
-new one, in one step, after all files are copied.
+`run.json` records the run of the files, with size and hash of each; a file with both belongs to that run. So a reader
+that checks them gets the file of the run that its `run.json` names, or an error, during a publication and after a kill
+as well, and never mixes two runs. For that, `run.json` is first written without the hashes of the files that will be
+overwritten or removed, and with all hashes after the last file is copied.
 """
 
 from __future__ import annotations

@@ -9,9 +9,12 @@ import s3fs
 
 from chunk_grpo.artifacts import publishing, read_table
 from chunk_grpo.artifacts.publishing import publish
-from chunk_grpo.artifacts.run_record import read_record
+from chunk_grpo.artifacts.run_record import RunFacts, read_record
 from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.reporting.history import measure
+from chunk_grpo.reporting.history_store import record
 from tests.artifacts.test_publishing import NEXT, PUBLISHED, RUN, make_workspace, names_of_a_whole_run
+from tests.reporting.history_cases import Case, evaluation, write_workspace
 from tests.s3_server import free_port, server_on
 
 
@@ -29,6 +32,20 @@ def test_tables_are_read_where_they_lie(bucket: str, workspace: Path) -> None:
     assert read_table(table, "scores")["value"].to_pylist() == [0.25]
     page = s3fs.S3FileSystem(skip_instance_cache=True).info(f"{bucket}/published/tiny/report/index.html")
     assert page["ContentType"] == "text/html"
+
+
+def test_a_history_in_a_bucket(bucket: str, tmp_path: Path) -> None:
+    """Beside a published run, which leaves it alone."""
+    workspaces = [write_workspace(tmp_path / str(seed), Case(seed)) for seed in (0, 1)]
+    for number, workspace in enumerate(workspaces):
+        publish(workspace, bucket, RunFacts("tiny", "c0ffee", f"night-{number}"))
+        done = record(bucket, measure(workspace, evaluation(number)))
+    assert {row.reference for row in done.newest} == {"night-0"}
+    assert len(record(bucket, measure(workspaces[1], evaluation(1))).history) == 40
+    table = pq.read_table(f"{bucket}/tiny/history.parquet")
+    assert table["evaluation"].to_pylist()[::20] == ["night-0", "night-1"]
+    files = s3fs.S3FileSystem(skip_instance_cache=True)
+    assert files.info(f"{bucket}/tiny/history.png")["ContentType"] == "image/png"
 
 
 def test_the_newer_of_two_publications_goes_on(
