@@ -159,7 +159,7 @@ def find_files(location: Location, pattern: str) -> list[str]:
     with storage_errors("read", location):
         files = filesystem(location)
         matching = files.glob(join(location, pattern), detail=True)
-        found = [path for path, info in matching.items() if info["type"] == "file"]
+        found = [path for path, info in matching.items() if info["type"] != "directory"]
         if not found:
             raise FileNotFoundError(errno.ENOENT, f"no file matches {pattern}", str(location))
     if is_remote(location):

@@ -156,7 +156,10 @@ def test_find_files_lists_them_in_order(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for name in ("b/y.parquet", "a/x.parquet", "a/x.csv"):
         write_text("", f"scores/{name}")
-    assert find_files("scores", "*/*.parquet") == ["scores/a/x.parquet", "scores/b/y.parquet"]
+    Path("scores/b/link.parquet").symlink_to("y.parquet")  # as DVC may link to its cache
+    (tmp_path / "scores" / "c" / "folder.parquet").mkdir(parents=True)
+    found = ["scores/a/x.parquet", "scores/b/link.parquet", "scores/b/y.parquet"]
+    assert find_files("scores", "*/*.parquet") == found
     with pytest.raises(DataError, match=r"scores: cannot read: no file matches \*\.png\. Run the stage"):
         find_files("scores", "*.png")
 
