@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from chunk_grpo.artifacts import output_file
 from chunk_grpo.artifacts.storage import storage_errors
@@ -64,24 +64,18 @@ class Record:
 class Journal:
     """Writes the journal of one run."""
 
-    def __init__(
-        self, folder: Path, heading: Heading, rows: Iterable[tuple[int, str, float]], *, writes: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, heading: Heading, rows: Iterable[tuple[int, str, float]]) -> None:
         """Write a new file, replacing an older one.
 
         Args:
             folder: Folder of the file; created if missing.
             heading: First line.
             rows: Metrics (iteration, metric, value) of the checkpoint from which the run resumes.
-            writes: Whether this process writes the file. If False, no method has an effect.
 
         Raises:
             DataError: The folder cannot be written.
         """
         self._path = folder / FILE
-        self._stream: TextIO | None = None
-        if not writes:
-            return
         first = {"format": FORMAT, **asdict(heading), "at": time.time()}
         found: dict[int, dict[str, float]] = {}
         for iteration, metric, value in rows:
@@ -92,33 +86,26 @@ class Journal:
         with storage_errors("write", self._path):
             self._stream = self._path.open("a", encoding="utf-8")
 
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Append metrics and flush the file.
-
-        Args:
-            iteration: Number of completed iterations; 0 is the base model.
-            metrics: Values by name. Values that are not finite become null.
+    def log(self, iteration: int, metrics: Mapping[str, float], images: object = None) -> None:
+        """Append metrics and flush the file. Values that are not finite become null; images are left out.
 
         Raises:
             DataError: The disk is full or cannot be written.
         """
+        del images
         self._add({"iteration": iteration, "metrics": _finite(metrics), "at": time.time()})
 
-    def end(self) -> None:
-        """Append the end of training. Raises like `log`."""
-        self._add({"ended": True, "at": time.time()})
-
-    def close(self) -> None:
-        """Close the file. Later calls write nothing."""
-        if self._stream is not None:
+    def close(self, *, is_finished: bool) -> None:
+        """Append the end of training if it finished, and close the file. Raises like `log`."""
+        if is_finished:
+            self._add({"ended": True, "at": time.time()})
+        with storage_errors("write", self._path):
             self._stream.close()
-            self._stream = None
 
     def _add(self, entry: Mapping[str, Any]) -> None:
-        if self._stream is not None:
-            with storage_errors("write", self._path):
-                self._stream.write(_line(entry))
-                self._stream.flush()
+        with storage_errors("write", self._path):
+            self._stream.write(_line(entry))
+            self._stream.flush()
 
 
 def read_journal(path: Path) -> Record | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.training.trackers import TrackerName
 
 
 @dataclass(frozen=True)
@@ -46,5 +45,5 @@ class RunPaths:
     identity: str
     logs: Path
     name: str
-    trackers: tuple[TrackerName, ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.core.dynamics import relative_l1
@@ -25,7 +26,7 @@ from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.heldout import HeldoutEvaluation
 from chunk_grpo.training.iteration_state import IterationState
-from chunk_grpo.training.journal import Heading, Journal
+from chunk_grpo.training.journal import Heading
 from chunk_grpo.training.learner import Learner, TrainingBatch
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.metrics import (
@@ -41,8 +42,8 @@ from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.sinks import open_sinks
 from chunk_grpo.training.stopping import GivenUpError
-from chunk_grpo.training.trackers import Trackers
 from chunk_grpo.training.update import Policies, UpdateStats
 
 PICTURES_SHOWN = 16
@@ -96,14 +97,9 @@ class Trainer:
         self._done = 0
         self._unfinished: IterationState | None = None
         self._resume()
-        # Trackers discard values already logged at `first` and later.
-        first = self._done if self._is_evaluation_due() else self._done + 1
-        self._trackers = Trackers(paths.trackers, paths.logs, paths.name, paths.config, start_step=first)
-        if first == self._done:
-            self._trackers.log(first, {name: value for i, name, value in self._rows if i == first})
         heading = Heading(paths.identity, seed, settings.seeds, settings.iterations, self._done)
-        where = paths.logs / paths.name
-        self._journal = Journal(where, heading, self._rows, writes=self._processes.is_main)
+        first = self._done if self._is_evaluation_due() else self._done + 1
+        self._sinks = open_sinks(paths, heading, self._rows, first, is_main=self._processes.is_main)
 
     def run(self, should_stop: Callable[[], bool]) -> list[MetricRow]:
         """Train to the last iteration or to early stopping, and return all metrics.
@@ -116,7 +112,7 @@ class Trainer:
             DataError: Latents, rewards, ratios or gradients are not finite.
         """
         self._should_stop = should_stop
-        total = self._settings.iterations
+        total, is_finished = self._settings.iterations, False
         try:
             if self._is_stopped_before(total):
                 self._save()
@@ -124,14 +120,14 @@ class Trainer:
                     f"stopped after iteration {self._done} of {total}; kept in {self._checkpoints.newest_path()}. "
                     "Run the same command again; training resumes from there."
                 )
-            self._journal.end()
+            is_finished = True
         except DataError as error:
             where = f"iteration {self._done + 1}, process {self._processes.index}"
             last = self._checkpoints.newest_path() or "the base model"
             raise DataError(f"{where}: {error} The last good checkpoint is {last}.") from error
         finally:
-            self._trackers.close()
-            self._journal.close()
+            for sink in self._sinks:
+                sink.close(is_finished=is_finished)
         return self._rows
 
     def _is_stopped_before(self, total: int) -> bool:
@@ -256,11 +252,13 @@ class Trainer:
         metrics = {**state.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
         self._record(iteration, metrics)
 
-    def _record(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    def _record(
+        self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None
+    ) -> None:
         """Store metrics, and write them to trackers and journal."""
         self._rows += [(iteration, name, value) for name, value in metrics.items()]
-        self._trackers.log(iteration, metrics)
-        self._journal.log(iteration, metrics)
+        for sink in self._sinks:
+            sink.log(iteration, metrics, images)
 
     def _reward_so_far(self) -> str:
         """Reward of the last iteration, for the progress line."""
@@ -283,8 +281,7 @@ class Trainer:
             if self._settings.heldout.keep_best and self._processes.gather([evaluated.is_best])[0]:
                 best = TrainingState(iteration, self._family.trainable_state(), {}, [])
                 self._processes.by_main(lambda: self._best.save(best))
-        self._record(iteration, evaluated.metrics)
-        self._trackers.log_images(iteration, "heldout", as_pictures(evaluated.images[:PICTURES_SHOWN]))
+        self._record(iteration, evaluated.metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
 
     def _averaged(self) -> AbstractContextManager[None]:
         """Context in which the policy has its averaged weights, if `ema_decay` is set."""

@@ -58,9 +58,7 @@ def write(
         made.log(number, {"reward_mean": reward, "reward_std": 0.1})
         if number == 2:
             made.log(number, {"heldout_reward": 0.625})
-    if ends:
-        made.end()
-    made.close()
+    made.close(is_finished=ends)
     return folder / FILE
 
 
@@ -77,7 +75,7 @@ def test_a_training_that_has_not_begun_shows_nothing(tmp_path: Path) -> None:
 
 
 def test_before_the_first_iteration_there_is_a_text_alone(tmp_path: Path, clocked: Clock) -> None:
-    Journal(tmp_path / "chunk" / "seed-0", heading(), []).close()
+    Journal(tmp_path / "chunk" / "seed-0", heading(), []).close(is_finished=False)
     found = live_curves(tmp_path, "chunk")
     assert found is not None and found.images == {} and "![" not in found.markdown
     assert "## chunk: iteration 0 of 10\n" in found.markdown
@@ -109,7 +107,7 @@ def test_the_pace_is_that_of_the_last_iterations(tmp_path: Path, clocked: Clock)
     for number in range(1, 31):
         clocked.now += 10 if number <= 25 else 50
         made.log(number, {"reward_mean": 0.0})
-    made.close()
+    made.close(is_finished=False)
     record = read_journal(tmp_path / FILE)
     assert record is not None
     found = pace(record)

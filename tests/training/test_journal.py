@@ -60,25 +60,14 @@ def test_what_is_logged_is_read_at_once(tmp_path: Path, clock: None) -> None:
     made.log(1, {"heldout_reward": 0.75})
     metrics = {0: {"heldout_reward": 0.5}, 1: {"reward_mean": 0.25, "heldout_reward": 0.75}}
     assert read(folder) == Record(HEADING, 100.0, metrics, {1: 120.0}, None)
-    made.end()
-    made.close()
-    made.log(2, {"reward_mean": 1.0})
+    made.close(is_finished=True)
     assert read(folder) == Record(HEADING, 100.0, metrics, {1: 120.0}, 140.0)
-
-
-def test_who_does_not_write_touches_nothing(tmp_path: Path) -> None:
-    made = Journal(tmp_path / "chunk", HEADING, [], writes=False)
-    made.log(1, {"reward_mean": 1.0})
-    made.end()
-    made.close()
-    assert list(tmp_path.iterdir()) == []
-    assert read_journal(tmp_path / "chunk" / FILE) is None
 
 
 @pytest.mark.parametrize("end", ['{"iteration": 2, "metr', '{"iteration": 2}', "\0\0\0\0\n", "\n"])
 def test_a_line_that_is_not_whole_ends_what_is_read(end: str, tmp_path: Path) -> None:
     made = Journal(tmp_path, HEADING, [(1, "reward_mean", 0.5)])
-    made.close()
+    made.close(is_finished=False)
     with (tmp_path / FILE).open("a") as stream:
         stream.write(end)
     assert read(tmp_path).metrics == {1: {"reward_mean": 0.5}}
@@ -104,8 +93,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     made = Journal(tmp_path, HEADING, [])
     made._stream = Path("/dev/full").open("a")  # noqa: SIM115
-    with pytest.raises(DataError, match=r"progress\.jsonl: cannot write: no space left"):
-        made.log(1, {"reward_mean": 0.5})
+    for write in (lambda: made.log(1, {"reward_mean": 0.5}), lambda: made.close(is_finished=False)):
+        with pytest.raises(DataError, match=r"progress\.jsonl: cannot write: no space left"):
+            write()
 
 
 def test_a_run_leaves_all_its_metrics_with_and_without_trackers(train: Train, tmp_path: Path) -> None:
@@ -153,10 +143,3 @@ def test_what_came_after_the_checkpoint_goes_when_its_process_was_killed(
     assert without_times(record) == of(made)
     assert record.heading.done == 2
     assert sorted(record.times) == [3]  # of earlier processes no times are known
-
-
-def test_a_run_goes_on_where_nobody_kept_the_file(train: Train, tmp_path: Path) -> None:
-    train(tmp_path, iterations=1)
-    (tmp_path / "logs" / "it" / FILE).unlink()
-    made = train(tmp_path, iterations=2)
-    assert without_times(read(tmp_path / "logs" / "it")) == of(made)

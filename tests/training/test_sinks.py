@@ -1,0 +1,215 @@
+"""What sinks wrote, read back with TensorBoard's own reader; Weights & Biases as a stub that records calls."""
+
+import io
+import sys
+from collections.abc import Callable, Iterable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
+
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.training.journal import FILE, Heading
+from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.run import RunPaths
+from chunk_grpo.training.sinks import MetricSink, open_sinks
+
+CONFIG = {"train": {"learning_rate": 1e-5, "plan": [2, 3]}, "seed": 0}
+HEADING = Heading("abc", seed=0, seeds=(0,), iterations=9, done=0)
+Open = Callable[..., list[MetricSink]]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Opens the sinks of a run in `tmp_path`, at iteration 0 or later."""
+    # Files of one second and process are told apart by a counter, and read in the order of text: 10 before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
+
+    def opened(
+        *trackers: Any, rows: Iterable[MetricRow] = (), first: int = 0, is_main: bool = True
+    ) -> list[MetricSink]:
+        paths = RunPaths(tmp_path / "unused", "abc", tmp_path, "chunk/seed-0", trackers, CONFIG)
+        return open_sinks(paths, HEADING, list(rows), first, is_main=is_main)
+
+    return opened
+
+
+def read(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder / "chunk" / "seed-0")).Reload()
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in read(folder).Scalars(tag)]
+
+
+def test_what_was_logged_is_read_back_also_after_a_kill(opened: Open, tmp_path: Path) -> None:
+    """Nothing is closed before it is read."""
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
+    sink, _ = opened("tensorboard")
+    sink.log(0, {"heldout_reward": 0.25})
+    sink.log(1, {"reward/shapes-graded": np.float32(0.5), "trained_steps": 7}, pictures)
+    assert scalars(tmp_path, "heldout_reward") == [(0, 0.25)]
+    assert scalars(tmp_path, "reward/shapes-graded") == [(1, 0.5)]
+    assert scalars(tmp_path, "trained_steps") == [(1, 7.0)]
+    (event,) = read(tmp_path).Images("heldout")
+    assert event.step == 1
+    shown = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+    assert np.array_equal(shown, np.concatenate(list(pictures), axis=1))  # side by side
+    (event,) = read(tmp_path).Tensors("config/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert '"learning_rate": 1e-05' in text
+    assert all(line.startswith("    ") for line in text.splitlines())
+    sink.close(is_finished=False)
+
+
+def test_after_a_resume_no_step_stands_twice_and_none_of_the_lost_ones_stays(
+    opened: Open, tmp_path: Path
+) -> None:
+    """The first process wrote up to step 5; the checkpoint is of step 3, whose held-out images are still missing."""
+    first, _ = opened("tensorboard")
+    for step in range(6):
+        first.log(step, {"reward_mean": float(step)})
+    first.close(is_finished=False)
+    second, _ = opened("tensorboard", rows=[(i, "reward_mean", float(i)) for i in range(1, 4)], first=3)
+    second.log(4, {"reward_mean": 14.0})
+    second.close(is_finished=True)
+    assert scalars(tmp_path, "reward_mean") == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 14)]
+
+
+def test_a_training_that_starts_again_hides_the_one_before(opened: Open, tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        sink, _ = opened("tensorboard")
+        sink.log(0, {"reward_mean": value})
+        sink.close(is_finished=True)
+    assert scalars(tmp_path, "reward_mean") == [(0, 2.0)]
+
+
+def test_a_folder_that_cannot_be_written_is_named(opened: Open, tmp_path: Path) -> None:
+    (tmp_path / "chunk").write_text("in the way")
+    with pytest.raises(DataError, match="chunk/seed-0: cannot write: "):
+        opened("tensorboard")
+
+
+def test_only_the_main_process_writes(opened: Open, tmp_path: Path) -> None:
+    assert opened("tensorboard", is_main=False) == []
+    assert list(tmp_path.iterdir()) == []
+    assert len(opened()) == 1
+    assert [path.name for path in tmp_path.rglob("*.*")] == [FILE]
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_tracker_that_is_not_installed_is_a_configuration_error(
+    name: str, is_main: bool, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError) as caught:
+        opened("tensorboard", name, is_main=is_main)
+    assert str(caught.value) == (
+        f"trackers: {name} is not installed. Run `pip install {name}`, or remove {name} from the trackers."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+class Stub(ModuleType):
+    """As much of wandb as the sink touches."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.calls: list[tuple[Any, ...]] = []
+        self.api = SimpleNamespace(api_key="0" * 40)
+        self.failure: Exception | None = None
+
+    def init(self, **options: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        self.calls.append(("init", options))
+        return SimpleNamespace(
+            config=SimpleNamespace(update=lambda values, **_: self.calls.append(("config", values))),
+            log=lambda values, step: self.calls.append(("log", step, values)),
+            finish=lambda: self.calls.append(("finish",)),
+        )
+
+    @staticmethod
+    def Image(picture: Any) -> tuple[str, Any]:
+        return ("picture", picture.shape)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Installed and logged in."""
+    module = Stub()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_IDENTITY_TOKEN_FILE", raising=False)
+    return module
+
+
+def test_wandb_without_a_login_is_a_configuration_error(
+    wandb: Stub, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb.api.api_key = None
+    with pytest.raises(ConfigError) as caught:
+        opened("wandb")
+    assert str(caught.value) == (
+        "trackers: wandb is not logged in. Run `wandb login`, or set WANDB_MODE=offline and upload later with "
+        "`wandb sync`, or remove wandb from the trackers."
+    )
+    assert wandb.calls == list(tmp_path.iterdir()) == []
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_IDENTITY_TOKEN_FILE", "t")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            opened("wandb")
+    assert [call[0] for call in wandb.calls] == ["init", "config"] * 2
+
+
+def test_wandb_gets_the_run_its_configuration_numbers_and_images(
+    wandb: Stub, opened: Open, tmp_path: Path
+) -> None:
+    sink, _ = opened("wandb")
+    sink.log(0, {"kl": 0.5}, np.zeros((2, 4, 6, 3), dtype=np.uint8))
+    sink.close(is_finished=True)
+    place = tmp_path / "chunk" / "seed-0"
+    run_id = (place / "wandb_run_id.txt").read_text().strip()
+    run = {"name": "chunk/seed-0", "dir": str(place), "id": run_id, "resume": "allow"}
+    assert wandb.calls == [
+        ("init", {"project": "chunk-grpo", **run}),
+        ("config", CONFIG),
+        ("log", 0, {"kl": 0.5, "heldout": [("picture", (4, 6, 3))] * 2}),
+        ("finish",),
+    ]
+
+
+def test_a_resume_continues_the_wandb_run_and_a_new_start_does_not(wandb: Stub, opened: Open) -> None:
+    for first in (0, 3, 5, 0):
+        opened("wandb", first=first)
+    ids = [call[1]["id"] for call in wandb.calls if call[0] == "init"]
+    assert ids[0] == ids[1] == ids[2] != ids[3]
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected", "words"),
+    [
+        (Stub.Error("no answer"), ConfigError, r"wandb does not start \(no answer\). Run `wandb login`, or"),
+        (OSError("full"), DataError, "chunk/seed-0: cannot write: full"),
+        (ValueError("bug"), ValueError, "bug"),
+    ],
+)
+def test_wandb_that_does_not_start_ends_the_run(
+    failure: Exception, expected: type[Exception], words: str, wandb: Stub, opened: Open, tmp_path: Path
+) -> None:
+    """The journal of an earlier run stays."""
+    wandb.failure = failure
+    with pytest.raises(expected, match=words):
+        opened("wandb")
+    assert not list(tmp_path.rglob(FILE))
