@@ -1,7 +1,7 @@
 """Manual check on real weights: compare our scores with those that the authors publish or their package computes.
 
-    python -m benchmarks.published imagereward --model FOLDER --tokenizer FOLDER --images FOLDER
-    python -m benchmarks.published hpsv3 --model FOLDER --backbone FOLDER --images FOLDER --hpsv3-python PYTHON
+    python -m benchmarks.reference_scores imagereward --model FOLDER --tokenizer FOLDER --images FOLDER
+    python -m benchmarks.reference_scores hpsv3 --model FOLDER --backbone FOLDER --images FOLDER --hpsv3-python PYTHON
 
 The first scores the four images of ImageReward's README, which gives their values; the folder is assets/images of
 github.com/THUDM/ImageReward. The second scores the two images of HPSv3's README; the folder is assets of
@@ -23,13 +23,12 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.hpsv3_package import hpsv3_package
-from benchmarks.machine import machine
-from benchmarks.sheets import Sheet
-from chunk_grpo.config.scorers import HPSv3Scorer, ImageRewardScorer
+from benchmarks.tables import print_machine, print_table
+from chunk_grpo.config.scorers import HPSv3Scorer, ImageRewardScorer, InSubprocess
 from chunk_grpo.errors import ChunkGrpoError, DataError
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer
 from chunk_grpo.scorers.configured import chosen_device
+from chunk_grpo.scorers.placing import place_scorer
 from chunk_grpo.scorers.registry import make_scorer
 
 IMAGEREWARD_PROMPT = "a painting of an ocean with clouds and birds, day time, low depth field effect"
@@ -44,6 +43,12 @@ IMAGEREWARD_TOLERANCE = 0.01
 HPSV3_TOLERANCES: Mapping[str, float] = {"bfloat16": 0.1, "float32": 0.01}
 """Tolerance by dtype; HPSv3's scores are about 10, which bfloat16 represents to two digits."""
 
+HPSV3_WORKER = Path(__file__).resolve().parents[1] / "tests" / "scorers" / "originals" / "hpsv3_worker.py"
+"""The package as a worker; it also works beside a torch without CUDA, for which PyPI has no torchvision."""
+
+SECONDS = 3600.0
+"""Time limit of the package for loading, and for an image; on a CPU real weights take minutes."""
+
 DIFFERS = 1
 """Exit code for scores that differ; exit codes of errors are in chunk_grpo.errors."""
 
@@ -51,63 +56,49 @@ DIFFERS = 1
 def main(options: Sequence[str] | None = None) -> int:
     """Score and print; return the exit code."""
     arguments = _parser().parse_args(options)
-    console = Console(soft_wrap=True, highlight=False)
     try:
-        if arguments.scorer == "imagereward":
-            return imagereward(arguments, console)
-        return hpsv3(arguments, console)
+        return imagereward(arguments) if arguments.scorer == "imagereward" else hpsv3(arguments)
     except ChunkGrpoError as error:
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
         return error.exit_code
 
 
-def scorer_of(
-    kind: type[ImageRewardScorer] | type[HPSv3Scorer], arguments: argparse.Namespace, *parts: str
-) -> Scorer:
-    """Our scorer, one image at a time, with the model folders from the options named in `parts`.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
-    folders = {part: {"checkpoint": str(getattr(arguments, part)), "revision": None} for part in parts}
-    fixed = {"kind": arguments.scorer, "splits": ("check",), "batch_size": 1, "dtype": arguments.dtype}
-    return make_scorer(arguments.scorer, kind.model_validate(fixed | folders), arguments.device)
-
-
-def imagereward(arguments: argparse.Namespace, console: Console) -> int:
+def imagereward(arguments: argparse.Namespace) -> int:
     """Compare our ImageReward with the values of its README."""
+    settings = ImageRewardScorer.model_validate(_settings(arguments, "model", "tokenizer"))
     files = find_images(arguments.images, list(IMAGEREWARD), "assets/images of github.com/THUDM/ImageReward")
-    ours = scored(scorer_of(ImageRewardScorer, arguments, "model", "tokenizer"), files, IMAGEREWARD_PROMPT)
-    return compare(
-        console,
-        "ImageReward",
-        files,
-        ours,
-        ("published", np.array(list(IMAGEREWARD.values()))),
-        IMAGEREWARD_TOLERANCE,
-    )
+    ours = scored(make_scorer("imagereward", settings, arguments.device), files, IMAGEREWARD_PROMPT)
+    published = np.array(list(IMAGEREWARD.values()))
+    return compare("ImageReward", files, ours, "published", published, IMAGEREWARD_TOLERANCE)
 
 
-def hpsv3(arguments: argparse.Namespace, console: Console) -> int:
+def hpsv3(arguments: argparse.Namespace) -> int:
     """Compare our HPSv3 with its package."""
+    settings = HPSv3Scorer.model_validate(_settings(arguments, "model", "backbone"))
     files = find_images(arguments.images, HPSV3, "assets of github.com/MizzenAI/HPSv3")
     # Ours runs first and frees its memory before the package starts: 16 GB each.
-    ours = scored(scorer_of(HPSv3Scorer, arguments, "model", "backbone"), files, HPSV3_PROMPT)
+    ours = scored(make_scorer("hpsv3", settings, arguments.device), files, HPSV3_PROMPT)
     if arguments.hpsv3_python is None:
-        compare(console, "HPSv3", files, ours, None, 0)
-        console.print("No values are published; give --hpsv3-python for those of the package hpsv3 1.0.0.")
+        rows = [(path.name, f"{value:.4f}") for path, value in zip(files, ours, strict=True)]
+        print_table("HPSv3", ("image", "ours"), rows)
+        say("No values are published; give --hpsv3-python for those of the package hpsv3 1.0.0.")
         return 0
-    with hpsv3_package(
-        arguments.hpsv3_python,
-        arguments.model,
-        arguments.backbone,
-        files,
-        [HPSV3_PROMPT] * len(files),
-        dtype=arguments.dtype,
-        device=chosen_device(arguments.device),
-    ) as package:
-        theirs = package.score().values
-    return compare(console, "HPSv3", files, ours, ("hpsv3 1.0.0", theirs), HPSV3_TOLERANCES[arguments.dtype])
+    package = hpsv3_package(settings, arguments.hpsv3_python, chosen_device(arguments.device))
+    theirs = scored(package, files, HPSV3_PROMPT)
+    return compare("HPSv3", files, ours, "hpsv3 1.0.0", theirs, HPSV3_TOLERANCES[arguments.dtype])
+
+
+def hpsv3_package(settings: HPSv3Scorer, python: Path, device: str) -> Scorer:
+    """The unmodified package hpsv3 1.0.0 in its own interpreter, one image at a time; not started yet."""
+    executor = InSubprocess(
+        kind="subprocess",
+        python=str(python),
+        script=str(HPSV3_WORKER),
+        device=device,
+        start_seconds=SECONDS,
+        timeout_seconds=SECONDS,
+    )
+    return place_scorer("hpsv3", settings.model_copy(update={"batch_size": 1}), executor)
 
 
 def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
@@ -124,9 +115,10 @@ def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
 
 
 def scored(scorer: Scorer, files: Sequence[Path], prompt: str) -> FloatArray:
-    """Score images with our scorer one at a time, since their sizes may differ.
+    """Score images one at a time, since their sizes may differ, and close the scorer.
 
     Raises:
+        ConfigError: A package is missing, or the worker cannot be started.
         DataError: A file is missing, broken, or of another model.
     """
     scorer.check()
@@ -143,49 +135,37 @@ def scored(scorer: Scorer, files: Sequence[Path], prompt: str) -> FloatArray:
 
 
 def compare(
-    console: Console,
-    name: str,
-    files: Sequence[Path],
-    ours: FloatArray,
-    expected: tuple[str, FloatArray] | None,
-    tolerance: float,
+    name: str, files: Sequence[Path], ours: FloatArray, source: str, expected: FloatArray, tolerance: float
 ) -> int:
-    """Print the table and, if there are expected values, the verdict.
-
-    Args:
-        console: Console to print to.
-        name: Name of the scorer.
-        files: Image files.
-        ours: Our value of each image.
-        expected: Source and values of the expected scores; None: no comparison.
-        tolerance: Largest allowed difference.
-
-    Returns:
-        0, or DIFFERS.
-    """
-    columns, rows = ["image"], [[path.name] for path in files]
-    if expected is not None:
-        columns += [expected[0], "ours", "difference"]
-        for row, theirs, value in zip(rows, expected[1], ours, strict=True):
-            row += [f"{theirs:.4f}", f"{value:.4f}", f"{value - theirs:+.4f}"]
-    else:
-        columns += ["ours"]
-        for row, value in zip(rows, ours, strict=True):
-            row += [f"{value:.4f}"]
-    console.print(Sheet(name, columns, rows).as_markdown(), markup=False)
-    console.print(", ".join(f"{key} {value}" for key, value in machine().items()), markup=False)
-    if expected is None:
-        return 0
-    worst = int(np.abs(ours - expected[1]).argmax())
-    difference = abs(ours[worst] - expected[1][worst])
+    """Print a table of our values and the expected ones of `source`, and the verdict; return 0 or DIFFERS."""
+    rows = [
+        (path.name, f"{theirs:.4f}", f"{value:.4f}", f"{value - theirs:+.4f}")
+        for path, theirs, value in zip(files, expected, ours, strict=True)
+    ]
+    print_table(name, ("image", source, "ours", "difference"), rows)
+    print_machine()
+    worst = int(np.abs(ours - expected).argmax())
+    difference = abs(ours[worst] - expected[worst])
     if difference > tolerance:
-        console.print(
-            f"{name} differs: {files[worst].name} is {difference:.4f} off the value {expected[0]}, over {tolerance:g}. "
+        say(
+            f"{name} differs: {files[worst].name} is {difference:.4f} off the value {source}, over {tolerance:g}. "
             "Check that weights and images are the originals."
         )
         return DIFFERS
-    console.print(f"{name} agrees: no difference is larger than {tolerance:g}.")
+    say(f"{name} agrees: no difference is larger than {tolerance:g}.")
     return 0
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    Console(soft_wrap=True, highlight=False).print(text, markup=False)
+
+
+def _settings(arguments: argparse.Namespace, *parts: str) -> dict[str, object]:
+    """Settings of a scorer, one image at a time, with the folders of the options named in `parts`."""
+    folders = {part: {"checkpoint": str(getattr(arguments, part)), "revision": None} for part in parts}
+    fixed = {"kind": arguments.scorer, "splits": ("check",), "batch_size": 1, "dtype": arguments.dtype}
+    return fixed | folders
 
 
 def _parser() -> argparse.ArgumentParser:

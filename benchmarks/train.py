@@ -1,106 +1,113 @@
 """Cost of a training iteration: a plain reference trainer, ours, and ours with each optimisation off.
 
-`python -m benchmarks.train` measures all rows of both configurations in rounds, so that drifts of the machine affect
-all of them; prints tables; and writes every repetition to a JSON file. docs/performance.md explains the columns.
-`--from` prints the tables of such a file again.
+`python -m benchmarks.train` measures all rows of both workloads in rounds, so that drifts of the machine affect all of
+them; prints tables in Markdown; and writes every repetition to a JSON file. docs/performance.md explains the columns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
-
-from benchmarks.configurations import Configuration, configurations, quiet
-from benchmarks.machine import machine
+from benchmarks.ablations import OURS, REFERENCE, ROWS, Cost, Row, measure
+from benchmarks.lower_bound import LowerBound, lower_bound
 from benchmarks.memory import chunk_peaks
-from benchmarks.minimum import counted_minimum
-from benchmarks.report import about, sheets
-from benchmarks.results import Results
-from benchmarks.rows import OURS, REFERENCE, ROWS, Row, measure
+from benchmarks.tables import machine, print_machine, print_table, spread
+from benchmarks.workloads import Workload, quiet, workloads
 from chunk_grpo.progress import Meter
 from chunk_grpo.training.run import TrainingData
 
 TRAJECTORIES_AT_ONCE = (1, 4)
 """Trajectories per pass in the memory measurement."""
 
+COLUMNS = (
+    "trainer",
+    "s an iteration (least to largest)",
+    "times the reference",
+    "rollout s",
+    "update s",
+    "reward s",
+    "outside",
+    "forwards",
+    "of minimum",
+    "in calls",
+    "backwards",
+    "of minimum",
+)
+MEMORY = ("workload", "trajectories at once", "autograd MiB", "ours MiB", "ours / autograd")
+
 
 def main(options: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     arguments = _parser().parse_args(options)
-    if arguments.stored is not None:
-        show(json.loads(arguments.stored.read_text(encoding="utf-8")), markdown=arguments.markdown)
-        return
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
     quiet()
-    results: dict[str, Any] = {"machine": machine(), "quick": arguments.quick, "configurations": {}}
-    with configurations() as known:
-        for name in arguments.configurations:
-            configuration = known[name].quick() if arguments.quick else known[name]
+    results: dict[str, Any] = {"machine": machine(), "quick": arguments.quick, "workloads": {}}
+    memory = []
+    with workloads() as known:
+        for name in arguments.workloads:
+            workload = known[name].quick() if arguments.quick else known[name]
             if arguments.repetitions is not None:
-                configuration = replace(configuration, repetitions=arguments.repetitions)
-            rows = [row for row in ROWS if not arguments.rows or row.name in arguments.rows]
-            results["configurations"][name] = run(
-                configuration, rows, TRAJECTORIES_AT_ONCE[: 1 if arguments.quick else None]
-            )
-            # After each configuration, so that a stop keeps the finished ones.
+                workload = replace(workload, repetitions=arguments.repetitions)
+            costs = measured(workload, [row for row in ROWS if row.name in arguments.rows])
+            print_table(f"{name}: {workload}", COLUMNS, lines(costs, lower_bound(workload)))
+            peaks = [chunk_peaks(workload, n) for n in TRAJECTORIES_AT_ONCE[: 1 if arguments.quick else None]]
+            memory += [_memory_line(name, **each) for each in peaks]
+            rows = {row: [asdict(cost) for cost in found] for row, found in costs.items()}
+            results["workloads"][name] = {"about": str(workload), "rows": rows, "memory": peaks}
+            # After each workload, so that a stop keeps the finished ones.
             arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    show(results, markdown=arguments.markdown)
+    print_table("Peak extra memory of the update of a 7-step chunk", MEMORY, memory)
+    print_machine()
 
 
-def run(configuration: Configuration, rows: Sequence[Row], at_once: Sequence[int]) -> dict[str, Any]:
-    """Run all measurements of one configuration."""
-    data = configuration.data()
-    found: dict[str, list[dict[str, float]]] = {row.name: [] for row in rows}
-    total = configuration.repetitions * len(rows) + len(at_once)
-    with Meter(configuration.name, total) as meter:
-        _warm_up(configuration, data)
-        for _ in range(configuration.repetitions):
+def measured(workload: Workload, rows: Sequence[Row]) -> dict[str, list[Cost]]:
+    """Measure all rows of a workload in rounds; keys are names of rows."""
+    data = workload.data()
+    _warm_up(workload, data)
+    found: dict[str, list[Cost]] = {row.name: [] for row in rows}
+    with Meter(workload.name, workload.repetitions * len(rows)) as meter:
+        for _ in range(workload.repetitions):
             for row in rows:
-                found[row.name].append(asdict(measure(row, configuration, data)))
+                found[row.name].append(measure(row, workload, data))
                 meter.advance(note=row.name)
-        memory = []
-        for trajectories in at_once:
-            memory.append(asdict(chunk_peaks(configuration, trajectories)))
-            meter.advance(note="memory")
-    minimum = {}
-    for row in rows:
-        least = counted_minimum(configuration, row.settings.get("same_noise_in_group", False))
-        minimum[row.name] = {"forwards": least.forwards, "backwards": least.backwards}
-    return {"about": describe(configuration), "minimum": minimum, "rows": found, "memory": memory}
+    return found
 
 
-def describe(configuration: Configuration) -> str:
-    """Short description of a configuration."""
-    c = configuration
-    return (
-        f"{c.prompts} prompts x {c.group} images of {c.side} x {c.side} pixels, {c.num_sde_steps + 1} steps, "
-        f"chunks {list(c.sizes)}, micro-batches of {c.micro_batch}"
-    )
+def lines(costs: dict[str, list[Cost]], least: LowerBound) -> Iterator[list[str]]:
+    """Rows of the table: medians of the repetitions; the counts are the same in all of them."""
+
+    def median(name: str, part: str) -> float:
+        return statistics.median(float(getattr(cost, part)) for cost in costs[name])
+
+    for name, (first, *_) in costs.items():
+        speed = median(REFERENCE, "seconds") / median(name, "seconds") if REFERENCE in costs else None
+        yield [
+            name,
+            spread([cost.seconds for cost in costs[name]]),
+            "-" if speed is None else f"{speed:.2f}",
+            *(f"{median(name, part):.2f}" for part in ("rollout", "update", "reward")),
+            f"{median(name, 'outside'):.1%}",
+            f"{first.forward_states:,}",
+            f"{first.forward_states / least.forwards:.3f}",
+            f"{first.forward_calls:,}",
+            f"{first.backward_states:,}",
+            f"{first.backward_states / least.backwards:.3f}",
+        ]
 
 
-def show(results: Results, *, markdown: bool) -> None:
-    """Print the tables."""
-    console = Console()
-    if markdown:
-        text = "\n\n".join([about(results), *(sheet.as_markdown() for sheet in sheets(results))])
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-        return
-    for sheet in sheets(results):
-        console.print(sheet.for_terminal())
-    console.print(about(results), highlight=False)
+def _memory_line(name: str, trajectories: int, autograd: int, ours: int) -> list[str]:
+    mib = 2**20
+    return [name, f"{trajectories}", f"{autograd / mib:.1f}", f"{ours / mib:.1f}", f"{ours / autograd:.2f}"]
 
 
-def _warm_up(configuration: Configuration, data: TrainingData) -> None:
+def _warm_up(workload: Workload, data: TrainingData) -> None:
     """Run both trainers on a few images: first calls include planning of operations and late imports."""
-    few = replace(configuration, prompts=2, group=2, sizes=(1, 3))
+    few = replace(workload, prompts=2, group=2, sizes=(1, 3))
     for row in ROWS:
         if row.name in (REFERENCE, OURS):
             measure(row, few, data)
@@ -110,23 +117,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ("shipped", "compute-bound")
+    names, rows = ("shipped", "compute-bound"), [row.name for row in ROWS]
     parser.add_argument(
         "--quick", action="store_true", help="few images and steps, one repetition: a quick check"
     )
-    parser.add_argument("--configurations", nargs="+", choices=names, default=names)
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names)
     parser.add_argument(
-        "--rows", nargs="+", choices=[row.name for row in ROWS], help="rows to measure (default: all)"
+        "--rows", nargs="+", choices=rows, default=rows, help="rows to measure (default: all)"
     )
-    parser.add_argument(
-        "--repetitions", type=int, help="repetitions of each row (default: the configuration's)"
-    )
-    parser.add_argument("--threads", type=int, help="number of torch threads (default: torch's)")
+    parser.add_argument("--repetitions", type=int, help="repetitions of each row (default: the workload's)")
     parser.add_argument("--json", type=Path, default=Path("benchmark.json"), help="JSON file to write")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown")
-    parser.add_argument(
-        "--from", dest="stored", type=Path, metavar="JSON", help="only print the tables of this file"
-    )
     return parser
 
 

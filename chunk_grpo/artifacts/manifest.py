@@ -87,7 +87,7 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
         python=platform.python_version(),
         packages=_installed(),
         system=f"{platform.system()} {platform.machine()}",
-        cpu=_cpu(),
+        cpu=cpu_name(),
         cpu_count=os.cpu_count() or 1,
         accelerator=_accelerator(),
         commit=_commit(),
@@ -132,14 +132,15 @@ def _peak_memory_mib() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)  # bytes on macOS, KiB on Linux
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """CPU model of this machine."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     if sys.platform == "darwin":
-        return _output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+        return output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     return platform.processor() or platform.machine()
 
 
@@ -151,10 +152,10 @@ def _accelerator() -> str | None:
 
 
 def _commit() -> str | None:
-    return _output_of("git", "rev-parse", "HEAD")
+    return output_of("git", "rev-parse", "HEAD")
 
 
-def _output_of(*command: str) -> str | None:
+def output_of(*command: str) -> str | None:
     """Standard output of a program, or None if it is not installed or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.configurations import TINY, Configuration
-from benchmarks.held import held_gradient
 from benchmarks.reference import ReferenceTrainer, Sample
+from benchmarks.workloads import TINY, Workload
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training.advantages import advantages_of, rewards_of
@@ -23,7 +22,7 @@ from tests.shapes_scorers import shapes_reward
 SEED, ITERATION = 3, 1
 CLIP_RANGE = 1e-4
 """Of these draws it clips some chunks and leaves others alone; none lies within rounding of it."""
-CONFIGURATION = Configuration("small", TINY, 32, 2, 3, 4, 1)
+WORKLOAD = Workload("small", TINY, 32, 2, 3, 4, 1)
 PIXELS = 32 * 32
 
 
@@ -34,7 +33,7 @@ def check() -> None:
 @pytest.fixture(scope="module")
 def data() -> TrainingData:
     """Two prompts and a reward without thresholds, which rounding could cross."""
-    return replace(CONFIGURATION.data(), reward=shapes_reward({"shapes-vivid": 1.0}))
+    return replace(WORKLOAD.data(), reward=shapes_reward({"shapes-vivid": 1.0}))
 
 
 def moved(family: FluxFamily) -> FluxFamily:
@@ -66,14 +65,13 @@ class Side:
     log_probs: Tensor
     first: list[Tensor]
     second: list[Tensor]
-    held: list[Tensor] | None = None
     stats: UpdateStats | None = None
 
 
 def ours(data: TrainingData, same_noise: bool, rewards: Tensor) -> Side:
     """Its own images and rewards, and what it learns from the given rewards [B]."""
-    family, params, processes = CONFIGURATION.family(), CONFIGURATION.params(), Processes()
-    method = replace(CONFIGURATION.method(), clip_range=CLIP_RANGE)
+    family, params, processes = WORKLOAD.family(), WORKLOAD.params(), Processes()
+    method = replace(WORKLOAD.method(), clip_range=CLIP_RANGE)
     family.prepare_training(TuningOptions(None, 1.0, (), False, None), 0)
     learner = Learner(
         Policies(family.velocity), list(family.trainable_parameters()), method, params.train, processes, SEED
@@ -95,8 +93,6 @@ def ours(data: TrainingData, same_noise: bool, rewards: Tensor) -> Side:
     moved(family)
     stats = updates[1].accumulate_gradient(processes, on_policy=False, check=check)
     second = gradients(family)
-    learner.optimizer.zero_grad()
-    held_gradient(updates[1], processes, on_policy=False, check=check)
     trajectories = experience.trajectories
     return Side(
         rewards_of(experience, data.reward.weights).flatten(),
@@ -105,15 +101,14 @@ def ours(data: TrainingData, same_noise: bool, rewards: Tensor) -> Side:
         trajectories.log_probs,
         first,
         second,
-        gradients(family),
         stats,
     )
 
 
 def plain(data: TrainingData, same_noise: bool) -> Side:
-    family = CONFIGURATION.family()
-    settings = CONFIGURATION.params().train.model_copy(update={"same_noise_in_group": same_noise})
-    method = replace(CONFIGURATION.method(), clip_range=CLIP_RANGE)
+    family = WORKLOAD.family()
+    settings = WORKLOAD.params().train.model_copy(update={"same_noise_in_group": same_noise})
+    method = replace(WORKLOAD.method(), clip_range=CLIP_RANGE)
     trainer = ReferenceTrainer(family, data.prompts, data.reward, method, settings, SEED)
     samples: list[Sample] = trainer.roll_out(ITERATION)
     advantages = trainer.advantages(samples)
@@ -147,5 +142,3 @@ def test_both_trainers_draw_earn_and_learn_the_same(data: TrainingData, same_noi
     assert ((stats.ratios - 1).abs() - CLIP_RANGE).abs().min() > 1e-5  # nor decided by rounding
     assert relative_difference(found.first, expected.first) < 1e-4
     assert relative_difference(found.second, expected.second) < 1e-4
-    assert found.held is not None
-    assert relative_difference(found.held, expected.second) < 1e-4

@@ -1,4 +1,4 @@
-"""Benchmark configurations: the shipped checkpoint at the toy preset's sizes, and a compute-bound model."""
+"""Benchmark workloads: the shipped checkpoint at the toy preset's sizes, and a compute-bound model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from diffusers import FluxTransformer2DModel
 from diffusers.utils import logging as diffusers_logging
+from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.core.chunking import listed_plan
-from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.scorers.registry import make_scorer
@@ -31,30 +32,17 @@ ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "assets" / "tiny-flux"
 TEXT_TOKENS = 8
 VARIANT = "chunk-ws"
+# fmt: off
 PROFILE = (
-    0.749,
-    0.772,
-    0.538,
-    0.455,
-    0.408,
-    0.373,
-    0.36,
-    0.344,
-    0.346,
-    0.343,
-    0.345,
-    0.355,
-    0.363,
-    0.369,
-    0.378,
-    0.383,
+    0.749, 0.772, 0.538, 0.455, 0.408, 0.373, 0.36, 0.344, 0.346, 0.343, 0.345, 0.355, 0.363, 0.369, 0.378, 0.383,
 )
+# fmt: on
 """Relative L1 distances of the shipped checkpoint's 16 noisy steps, for the weights of Eq. (16)."""
 
 
 @dataclass(frozen=True)
-class Configuration:
-    """One benchmark configuration.
+class Workload:
+    """Model and sizes of one benchmark.
 
     Attributes:
         name: Name in the tables.
@@ -76,6 +64,14 @@ class Configuration:
     repetitions: int
     sizes: tuple[int, ...] = (2, 3, 4, 7)
 
+    def __str__(self) -> str:
+        """Description for the title of a table."""
+        return (
+            f"{self.prompts} prompts x {self.group} images of {self.side} x {self.side} pixels, "
+            f"{self.num_sde_steps + 1} steps, chunks {list(self.sizes)}, micro-batches of {self.micro_batch}, "
+            f"{self.repetitions} repetitions"
+        )
+
     @property
     def num_sde_steps(self) -> int:
         """N, number of steps of the plan."""
@@ -91,7 +87,7 @@ class Configuration:
         return FluxFamily.load(self._options(), ("transformer", "vae"))
 
     def params(self) -> Params:
-        """params.yaml with this configuration's sizes and "Chunk-GRPO w/ ws" as the only variant."""
+        """params.yaml with this workload's sizes and "Chunk-GRPO w/ ws" as the only variant."""
         raw: dict[str, Any] = load_params(ROOT / "params.yaml").model_dump()
         raw["sampling"] |= {"num_steps": self.num_sde_steps + 1, "shift": 3.0, "sde": "flow", "eta": 0.7}
         raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
@@ -136,19 +132,27 @@ class Configuration:
         )
         params = self.params()
         scorers = {key: make_scorer(key, settings) for key, settings in params.scorers.items()}
-        unseen = dict.fromkeys(params.train.heldout.scorers, 1.0)
-        return TrainingData(
-            prompts, prompts, Reward(scorers, params.rewards), Reward(scorers, unseen) if unseen else None
-        )
+        return TrainingData(prompts, prompts, Reward(scorers, params.rewards), None)
 
-    def quick(self) -> Configuration:
-        """A smaller configuration with the same model and one repetition, for a quick check."""
+    def quick(self) -> Workload:
+        """A smaller workload with the same model and one repetition, for a quick check."""
         return replace(self, side=min(self.side, 64), prompts=2, group=2, sizes=(1, 3), repetitions=1)
 
     def _options(self) -> LoadOptions:
         return LoadOptions(
             str(self.checkpoint), height=self.side, width=self.side, max_sequence_length=TEXT_TOKENS
         )
+
+
+def random_inputs(
+    family: FluxFamily, count: int, text_tokens: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor, Conditioning]:
+    """Random arguments of the family's velocity for `count` states at noise level 0.5."""
+    stream, config = torch.Generator().manual_seed(0), family.transformer.config
+    x = torch.randn(count, *family.latent_shape, generator=stream).to(device)
+    text = torch.randn(count, text_tokens, config.joint_attention_dim, generator=stream)
+    pooled = torch.randn(count, config.pooled_projection_dim, generator=stream)
+    return x, torch.full((count,), 0.5, device=device), Conditioning(text, pooled).to(device)
 
 
 def quiet() -> None:
@@ -158,12 +162,12 @@ def quiet() -> None:
 
 
 @contextmanager
-def configurations() -> Iterator[dict[str, Configuration]]:
-    """The two configurations by name; the second one's checkpoint exists only inside the context."""
+def workloads() -> Iterator[dict[str, Workload]]:
+    """The two workloads by name; the second one's checkpoint exists only inside the context."""
     with TemporaryDirectory(prefix="compute-bound-") as scratch:
         yield {
-            "shipped": Configuration("shipped", TINY, 32, 8, 8, 64, 5),
-            "compute-bound": Configuration(
+            "shipped": Workload("shipped", TINY, 32, 8, 8, 64, 5),
+            "compute-bound": Workload(
                 "compute-bound", _wide_checkpoint(Path(scratch) / "flux"), 128, 2, 4, 8, 3
             ),
         }

@@ -1,9 +1,8 @@
-"""Minimum number of evaluations of the model in an iteration, by formula.
+"""Lower bound of the evaluations of the network in an iteration, by formula.
 
-With B images of P prompts, S sampling steps and n_u items, the (sample, step) pairs of the chunks that update u
-trains:
+With B images, S sampling steps and n_u items, the (sample, step) pairs of the chunks that update u trains:
 
-    rollout     B S forwards; B - P fewer with one start noise per group, since a prompt's G first ones are equal
+    rollout     B S forwards
     update u    n_u forwards and n_u backwards
 
 Off policy, a coefficient needs the ratio of the whole chunk before the first backward pass. A trainer that holds all
@@ -17,15 +16,15 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.configurations import Configuration
-from benchmarks.rows import ITERATION, SEED
+from benchmarks.ablations import ITERATION, SEED
+from benchmarks.workloads import Workload
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.rollouts import SampledTrajectories
 
 
 @dataclass(frozen=True)
-class Minimum:
-    """Minimum evaluations of an iteration.
+class LowerBound:
+    """Least evaluations of an iteration.
 
     Attributes:
         rollout: Number of forwards of the rollout.
@@ -46,13 +45,12 @@ class Minimum:
         return sum(self.items)
 
 
-def counted_minimum(configuration: Configuration, same_noise: bool) -> Minimum:
-    """Minimum evaluations of a configuration; the trained chunks depend only on the seed."""
-    params, method = configuration.params(), configuration.method()
-    B, S, N = configuration.images, params.sampling.num_steps, method.grid.num_sde_steps
-    shared = B - configuration.prompts if same_noise else 0
+def lower_bound(workload: Workload) -> LowerBound:
+    """Least evaluations of a workload; the trained chunks depend only on the seed."""
+    params, method = workload.params(), workload.method()
+    S, N = params.sampling.num_steps, method.grid.num_sde_steps
     chunks, updates = ChunkSelector(method), params.train.updates_per_iteration
-    size = B // updates
+    size = workload.images // updates
     rows = SampledTrajectories(
         states=torch.zeros(size, S + 1, 1, 1),
         first_step=torch.zeros(size, dtype=torch.int64),
@@ -66,4 +64,4 @@ def counted_minimum(configuration: Configuration, same_noise: bool) -> Minimum:
         context = DrawContext(SEED, ITERATION, params.train.iterations, update, range(size), size)
         trained = chunks.select(rows, context)
         items.append(int((trained.selected * trained.assignment.sizes).sum()))
-    return Minimum(B * S - shared, tuple(items))
+    return LowerBound(workload.images * S, tuple(items))
