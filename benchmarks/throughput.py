@@ -72,9 +72,9 @@ def flop_count(call: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def timed(call: Callable[[], object], min_run_time: float, label: str | None = None) -> Measurement:
+def timed(call: Callable[[], object], min_run_time: float) -> Measurement:
     """Seconds of repeated calls, after a warm-up, with torch's number of threads."""
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads(), sub_label=label)
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=min_run_time)
 
 
