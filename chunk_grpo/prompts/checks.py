@@ -13,10 +13,16 @@ from chunk_grpo.families.tokens import TokenLimits
 from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 
-_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffd-\uffff\ud800-\udfff]")
 """Control characters, line separators, byte order marks inside a text, and code points that are no characters."""
 
-_REPLACEMENT = "\ufffd"
+_NAMES = {
+    "\t": " (a tab)",
+    "\n": " (a line feed)",
+    "\r": " (a carriage return)",
+    "\ufeff": " (a byte order mark)",
+    "\ufffd": " (a sign of a wrong encoding)",
+}
 
 MAX_CHARACTERS = 10_000
 """Maximum length of a prompt. Longer texts indicate missing line ends and cost tokenizers minutes and gigabytes."""
@@ -125,36 +131,26 @@ def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> Pr
     if len(bare) > MAX_CHARACTERS:
         bound = f"{MAX_CHARACTERS:,} characters"
         text = f"must have at most {bound}, got {len(bare):,}; is a line end missing? {beginning(bare)}"
-        findings.add("record", f"longer than {bound}", row.source, row.line, text)
+        findings.add("format", f"longer than {bound}", row.source, row.line, text)
         return None
     if bare != row.text:
         text = f"whitespace before or after the prompt: {beginning(row.text)}"
         findings.add("spaces", "whitespace around the prompt", row.source, row.line, text)
         if rules.spaces != "keep":
             row = replace(row, text=bare)
-    return row if fit(row.text, "", row, findings) else None
+    fit = [_fit(text, of, row, findings) for text, of in ((row.text, ""), (row.category, "category: "))]
+    return row if all(fit) else None
 
 
-def fit(text: str, of: str, row: PromptRow, findings: Findings) -> bool:
-    """Check for characters that text encoders or tables reject; add a problem to `findings` if there are any.
-
-    Args:
-        text: Prompt, or another text of the row.
-        of: Prefix of the message, such as "category: "; empty for the prompt.
-        row: Row with file and line.
-        findings: Collection to which the problem is added.
-    """
-    if found := _UNFIT.search(text):
-        message = f"{of}{_named(found.group())} at character {found.start() + 1}: {beginning(text)}"
-        findings.add("control", "control characters", row.source, row.line, message)
-    elif _REPLACEMENT in text:
-        message = (
-            f"{of}the replacement character U+FFFD at character {text.index(_REPLACEMENT) + 1}, which a wrong encoding "
-            f"leaves behind: {beginning(text)}"
-        )
-        findings.add("encoding", "wrong encoding", row.source, row.line, message)
-    else:
+def _fit(text: str, of: str, row: PromptRow, findings: Findings) -> bool:
+    """Check for characters that text encoders or tables reject; `of` names the text in the message."""
+    found = _UNFIT.search(text)
+    if found is None:
         return True
+    character = found.group()
+    name = f"U+{ord(character):04X}" + _NAMES.get(character, "")
+    message = f"{of}{name} at character {found.start() + 1}: {beginning(text)}"
+    findings.add("format", "invalid characters", row.source, row.line, message)
     return False
 
 
@@ -167,13 +163,3 @@ def _repeats(row: PromptRow, first: dict[str, PromptRow], rules: PromptChecks, f
     text = f"the same prompt as in {place}{findings.unit} {earlier.line}: {beginning(row.text)}"
     findings.add("duplicates", "duplicates", row.source, row.line, text)
     return rules.duplicates == "drop"
-
-
-def _named(character: str) -> str:
-    names = {"\t": "a tab", "\n": "a line feed", "\r": "a carriage return", "\ufeff": "a byte order mark"}
-    number = f"U+{ord(character):04X}"
-    if character in names:
-        return f"{names[character]} ({number})"
-    if 0xD800 <= ord(character) <= 0xDFFF:
-        return f"half of a surrogate pair ({number})"
-    return f"the control character {number}"

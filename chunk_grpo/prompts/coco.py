@@ -9,8 +9,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from chunk_grpo.prompts.rows import PromptRow
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, TAGS
@@ -57,19 +56,15 @@ _SEEN_FROM_THE_OTHER = {"left of": "right of", "above": "below"}
 Record: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """Prompts of a tag.
-
-    Attributes:
-        factors: Sets whose product is the set of contents.
-        forms: Number of wordings of a content; each gives a different prompt.
-        record: Function that builds the record of a content in a form.
-    """
+class _Kind(NamedTuple):
+    """Prompts of a tag."""
 
     factors: tuple[Sequence[Any], ...]
+    """Sets whose product is the set of contents."""
     forms: int
+    """Number of wordings of a content; each gives a different prompt."""
     record: Callable[[tuple[Any, ...], int], Record]
+    """Function that builds the record of a content in a form, without its tag."""
 
 
 def coco_prompts(count: int, seed: int, part: Part = "all") -> list[PromptRow]:
@@ -94,33 +89,28 @@ def coco_prompts(count: int, seed: int, part: Part = "all") -> list[PromptRow]:
     drawn = []
     for position, tag in enumerate(TAGS):
         rng = random.Random(f"{seed}/{part}/{tag}")
-        drawn.append(iter(_draw(_KINDS[tag], len(range(position, count, len(TAGS))), part, rng)))
-    records = [next(drawn[number % len(TAGS)]) for number in range(count)]
+        drawn.append(_draw(tag, len(range(position, count, len(TAGS))), part, rng))
+    records = [drawn[number % len(TAGS)][number // len(TAGS)] for number in range(count)]
     return [
         PromptRow(record["prompt"], record["tag"], record, number, SOURCE)
         for number, record in enumerate(records, start=1)
     ]
 
 
-def _draw(kind: _Kind, count: int, part: Part, rng: random.Random) -> list[Record]:
+def _draw(tag: str, count: int, part: Part, rng: random.Random) -> list[Record]:
     """Draw every content once in random order, then again in its next form, until `count` is reached."""
-    numbers = _numbers(math.prod(len(factor) for factor in kind.factors), part)
+    kind = _KINDS[tag]
+    numbers: Sequence[int] = range(math.prod(map(len, kind.factors)))
+    if part != "all":
+        numbers = [n for n in numbers if (n % HELD_OUT == HELD_OUT - 1) == (part == "eval")]
     forms: dict[int, int] = {}
     drawn: list[Record] = []
     while len(drawn) < count:
         for number in rng.sample(numbers, min(count - len(drawn), len(numbers))):
             forms[number] = forms[number] + 1 if number in forms else rng.randrange(kind.forms)
-            drawn.append(kind.record(_content(kind.factors, number), forms[number] % kind.forms))
+            record = kind.record(_content(kind.factors, number), forms[number] % kind.forms)
+            drawn.append({"tag": tag} | record)
     return drawn
-
-
-def _numbers(size: int, part: Part) -> Sequence[int]:
-    """Numbers of the contents of a part."""
-    if part == "eval":
-        return range(HELD_OUT - 1, size, HELD_OUT)
-    if part == "train":
-        return [number for number in range(size) if number % HELD_OUT != HELD_OUT - 1]
-    return range(size)
 
 
 def _content(factors: Sequence[Sequence[Any]], number: int) -> tuple[Any, ...]:
@@ -132,26 +122,25 @@ def _content(factors: Sequence[Sequence[Any]], number: int) -> tuple[Any, ...]:
     return tuple(content)
 
 
-def _single_object(content: tuple[Any, ...], form: int) -> Record:
-    (thing,) = content
-    return _made("single_object", [_entry(thing)], _ONE[form].format(_one(thing)))
+def _one_thing(content: tuple[Any, ...], form: int) -> Record:
+    """Record of a thing, and perhaps its colour."""
+    return {"include": [_entry(*content)], "prompt": _ONE[form].format(_one(*content))}
 
 
-def _two_object(content: tuple[Any, ...], form: int) -> Record:
-    things = _turned(content[0], form)
-    prompt = _TWO[form // 2].format(*map(_one, things))
-    return _made("two_object", [_entry(thing) for thing in things], prompt)
+def _two_things(content: tuple[Any, ...], form: int) -> Record:
+    """Record of a pair of things, and perhaps the pair of their colours; odd forms turn the pairs."""
+    pairs = list(zip(*content, strict=True))[:: -1 if form % 2 else 1]
+    prompt = _TWO[form // 2].format(*(_one(*pair) for pair in pairs))
+    return {"include": [_entry(*pair) for pair in pairs], "prompt": prompt}
 
 
 def _counting(content: tuple[Any, ...], form: int) -> Record:
     count, thing = content
-    prompt = _ONE[form].format(f"{_NUMBERS[count]} {_plural(thing)}")
-    return _made("counting", [_entry(thing, count)], prompt, exclude=[_entry(thing, count + 1)])
-
-
-def _colors(content: tuple[Any, ...], form: int) -> Record:
-    thing, color = content
-    return _made("colors", [_entry(thing) | {"color": color}], _ONE[form].format(_one(thing, color)))
+    return {
+        "include": [_entry(thing, count=count)],
+        "exclude": [_entry(thing, count=count + 1)],
+        "prompt": _ONE[form].format(f"{_NUMBERS[count]} {_plural(thing)}"),
+    }
 
 
 def _position(content: tuple[Any, ...], form: int) -> Record:
@@ -160,27 +149,11 @@ def _position(content: tuple[Any, ...], form: int) -> Record:
     if form % 2:
         relation, placed, target = _SEEN_FROM_THE_OTHER[relation], target, placed
     prompt = _PLACED[form // 2].format(_one(placed), _WORDS[relation], _one(target))
-    return _made("position", [_entry(target), _entry(placed) | {"position": [relation, 0]}], prompt)
+    return {"include": [_entry(target), _entry(placed) | {"position": [relation, 0]}], "prompt": prompt}
 
 
-def _color_attr(content: tuple[Any, ...], form: int) -> Record:
-    things, colors = content
-    pairs = _turned(((things[0], colors[0]), (things[1], colors[1])), form)
-    prompt = _TWO[form // 2].format(*(_one(thing, color) for thing, color in pairs))
-    return _made("color_attr", [_entry(thing) | {"color": color} for thing, color in pairs], prompt)
-
-
-def _turned(pair: tuple[Any, Any], form: int) -> tuple[Any, Any]:
-    return (pair[1], pair[0]) if form % 2 else pair
-
-
-def _entry(thing: str, count: int = 1) -> Record:
-    return {"class": thing, "count": count}
-
-
-def _made(tag: str, include: list[Record], prompt: str, exclude: list[Record] | None = None) -> Record:
-    """Record with keys in GenEval's order."""
-    return {"tag": tag, "include": include, **({"exclude": exclude} if exclude else {}), "prompt": prompt}
+def _entry(thing: str, color: str | None = None, count: int = 1) -> Record:
+    return {"class": thing, "count": count} | ({"color": color} if color else {})
 
 
 def _one(thing: str, color: str | None = None) -> str:
@@ -198,19 +171,16 @@ def _plural(thing: str) -> str:
 _COLORED = tuple(thing for thing in CLASS_NAMES if thing != "person")
 """Classes in colour prompts; without person, because the colour could be read as skin colour."""
 
+_CLASS_PAIRS = tuple(itertools.combinations(CLASS_NAMES, 2))
+_PLACED_PAIRS = tuple(itertools.permutations(CLASS_NAMES, 2))
+_COLORED_PAIRS = tuple(itertools.combinations(_COLORED, 2))
+_COLOR_PAIRS = tuple(itertools.permutations(COLOURS, 2))
+
 _KINDS: Mapping[str, _Kind] = {
-    "single_object": _Kind((CLASS_NAMES,), len(_ONE), _single_object),
-    "two_object": _Kind((list(itertools.combinations(CLASS_NAMES, 2)),), 2 * len(_TWO), _two_object),
+    "single_object": _Kind((CLASS_NAMES,), len(_ONE), _one_thing),
+    "two_object": _Kind((_CLASS_PAIRS,), 2 * len(_TWO), _two_things),
     "counting": _Kind((tuple(_NUMBERS), CLASS_NAMES), len(_ONE), _counting),
-    "colors": _Kind((_COLORED, COLOURS), len(_ONE), _colors),
-    "position": _Kind(
-        (tuple(_SEEN_FROM_THE_OTHER), list(itertools.permutations(CLASS_NAMES, 2))),
-        2 * len(_PLACED),
-        _position,
-    ),
-    "color_attr": _Kind(
-        (list(itertools.combinations(_COLORED, 2)), list(itertools.permutations(COLOURS, 2))),
-        2 * len(_TWO),
-        _color_attr,
-    ),
+    "colors": _Kind((_COLORED, COLOURS), len(_ONE), _one_thing),
+    "position": _Kind((tuple(_SEEN_FROM_THE_OTHER), _PLACED_PAIRS), 2 * len(_PLACED), _position),
+    "color_attr": _Kind((_COLORED_PAIRS, _COLOR_PAIRS), 2 * len(_TWO), _two_things),
 }

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.prompts.checks import check_prompts
-from chunk_grpo.prompts.content import INVALID, decoded, json_lines, read_bytes
 from chunk_grpo.prompts.findings import Findings
+from chunk_grpo.prompts.records import json_lines
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS, TAGS, record_problems
 
@@ -42,20 +42,17 @@ def read_geneval(location: Location, rules: PromptChecks, count: int | None = No
     source = str(location)
     findings = Findings([source])
     rows = []
-    for record in json_lines(decoded(read_bytes(location), source, findings), source, findings):
-        if record.value is INVALID:
+    for line, value in json_lines(location):
+        if value is None:
+            rows.append(PromptRow("", "", {}, line, source))
             continue
-        if record.value is None:
-            rows.append(PromptRow("", "", {}, record.line, source))
-            continue
-        problems = record_problems(record.value)
-        if isinstance(record.value, Mapping) and "prompt" not in record.value:
+        problems = [str(value)] if isinstance(value, ValueError) else record_problems(value)
+        if isinstance(value, Mapping) and "prompt" not in value:
             problems.append("prompt: required, but missing")
         for problem in problems:
-            findings.add("record", "not GenEval's format", source, record.line, problem)
-        if isinstance(record.value, Mapping) and not problems:
-            prompt, tag = str(record.value["prompt"]), str(record.value["tag"])
-            rows.append(PromptRow(prompt, tag, record.value, record.line, source))
+            findings.add("format", "not GenEval's format", source, line, problem)
+        if isinstance(value, Mapping) and not problems:
+            rows.append(PromptRow(value["prompt"], value["tag"], value, line, source))
     taken = check_prompts(rows, rules, findings).part(0, count)
     return taken.noted(_notes(source, taken.rows))
 

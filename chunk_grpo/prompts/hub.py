@@ -23,8 +23,8 @@ def hub_file(repository: str, file: str, revision: str | None) -> Path:
         DataError: the file is not in the cache and cannot be downloaded; the message explains how to get it.
     """
     try:
+        from httpx import HTTPError
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError
     except ImportError as error:
         raise ConfigError(
             f"{repository}: reading from the hub needs huggingface_hub: pip install 'chunk-grpo[training]', or give "
@@ -32,10 +32,7 @@ def hub_file(repository: str, file: str, revision: str | None) -> Path:
         ) from error
     try:
         return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
-    except Exception as error:
-        # Connection errors are OSErrors (requests) or httpx's own classes.
-        if not isinstance(error, HfHubHTTPError | OSError | ValueError) and not _is_httpx(error):
-            raise
+    except (HTTPError, OSError, ValueError) as error:
         chosen = f" --revision {revision}" if revision else ""
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
@@ -44,7 +41,3 @@ def hub_file(repository: str, file: str, revision: str | None) -> Path:
             f"{file} --repo-type dataset{chosen} --local-dir FOLDER`; then give FOLDER/{file} as the path, without a "
             "revision."
         ) from error
-
-
-def _is_httpx(error: Exception) -> bool:
-    return any(kind.__module__.split(".")[0] == "httpx" for kind in type(error).__mro__)

@@ -11,42 +11,26 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-from chunk_grpo.artifacts import Location, input_file
+from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts.checks import check_prompts, fit
-from chunk_grpo.prompts.content import (
-    INVALID,
-    Record,
-    decoded,
-    json_array,
-    json_lines,
-    read_bytes,
-    require_file,
-    split_lines,
-)
+from chunk_grpo.prompts.checks import check_prompts
+from chunk_grpo.prompts.fields import FieldNames, Fields
 from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.hub import hub_file
+from chunk_grpo.prompts.records import (
+    Record,
+    csv_records,
+    json_array,
+    json_lines,
+    parquet_records,
+    require_file,
+    text_lines,
+)
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
-from chunk_grpo.prompts.tables import FieldNames, Fields, csv_records, parquet_names, parquet_records
 
-_Format: TypeAlias = Literal["txt", "csv", "jsonl", "json", "parquet"]
-
-_Known: TypeAlias = dict[tuple[str, ...], Fields]
-"""Cache: field names of a record to the selected fields."""
-
-_ODD_CATEGORY = "category of another kind"
-
-_SUFFIXES: Mapping[str, _Format] = {
-    ".txt": "txt",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-}
+_SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -84,100 +68,81 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
         rules: Actions for suspicious prompts.
 
     Returns:
-        The prompts in the file's order, with a report. For Parquet files, line numbers are row numbers.
+        The prompts in the file's order, with a report. For JSON arrays and Parquet files, line numbers are row numbers.
 
     Raises:
         ConfigError: A file of the hub is requested, but huggingface_hub is not installed.
-        DataError: The file is missing, has an unknown format, lacks a field, or has refused problems; up to 20 are
-            listed with line and value, the others counted.
+        DataError: The file is missing, has an unknown or another format, lacks a field, or has refused problems; up to
+            20 are listed with line and value, the others counted.
         TransientError: the object store does not answer.
     """
-    kind = _format(source)
-    location = (
-        source.location
-        if source.file is None
-        else hub_file(str(source.location), source.file, source.revision)
-    )
-    findings = Findings([source.name], "row" if kind == "parquet" else "line")
-    known: _Known = {}
-    notes: list[str] = []
-    if kind == "parquet":
-        require_file(location)
-        with input_file(location) as path:
-            names = parquet_names(path, source.fields, source.name)
-            known[tuple(names)] = source.fields.among(names)
-            records = parquet_records(path, known[tuple(names)], source.name, findings)
-            rows = list(_rows(_limited(records, source, findings, notes), source, findings, known))
-    else:
-        records = _text_records(kind, decoded(read_bytes(location), source.name, findings), source, findings)
-        rows = list(_rows(_limited(records, source, findings, notes), source, findings, known))
-    ignored = dict.fromkeys(name for fields in known.values() for name in fields.ignored)
-    if ignored:
-        notes.append(f"{source.name}: fields that were not read: {', '.join(ignored)}")
-    return check_prompts(rows, rules, findings, notes)
-
-
-def _format(source: PromptSource) -> _Format:
     suffix = Path(str(source.file or source.location)).suffix.lower()
     if suffix not in _SUFFIXES:
         raise DataError(
             f"{source.name}: must end in {', '.join(_SUFFIXES)}, got {suffix or 'no ending'}; rename the file. "
             "Of a data set on the hub, name the file to read by `hub_file`."
         )
-    return _SUFFIXES[suffix]
-
-
-def _text_records(kind: _Format, text: str, source: PromptSource, findings: Findings) -> Iterator[Record]:
-    if kind == "csv":
-        return csv_records(text, source.fields, source.name, findings)
-    if kind == "jsonl":
-        return json_lines(text, source.name, findings)
-    if kind == "json":
-        return json_array(text, source.name, findings)
-    return (Record(line, number) for number, line in enumerate(split_lines(text), start=1))
-
-
-def _limited(
-    records: Iterator[Record], source: PromptSource, findings: Findings, notes: list[str]
-) -> Iterator[Record]:
-    """Yield the first `limit` records; discard problems after them."""
-    yield from itertools.islice(records, source.limit)
-    rest = next(records, None) if source.limit is not None else None
-    if rest is not None:
-        findings.until(rest.line, rest.column)
+    location = source.location
+    if source.file is not None:
+        location = hub_file(str(location), source.file, source.revision)
+    require_file(location)
+    records = _records(suffix, location, source)
+    findings = Findings([source.name], "row" if suffix in (".json", ".parquet") else "line")
+    known: dict[tuple[str, ...], Fields] = {}
+    rows = [_row(record, source, findings, known) for record in itertools.islice(records, source.limit)]
+    notes = []
+    if source.limit is not None and next(records, None) is not None:
         notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
+    ignored = dict.fromkeys(name for fields in known.values() for name in fields.ignored)
+    if ignored:
+        notes.append(f"{source.name}: fields that were not read: {', '.join(ignored)}")
+    return check_prompts((row for row in rows if row is not None), rules, findings, notes)
 
 
-def _rows(
-    records: Iterator[Record], source: PromptSource, findings: Findings, known: _Known
-) -> Iterator[PromptRow]:
-    for record in records:
-        if record.value is INVALID:
-            continue
-        try:
-            text, category, name = _values(record.value, source.fields, known)
-        except ValueError as error:
-            findings.add("record", "no prompt", source.name, record.line, str(error))
-            continue
-        if category is not None and (isinstance(category, bool) or not isinstance(category, str | int)):
-            message = f"{name!r} must be text or a whole number, got {beginning(category)}"
-            if source.fields.category is not None:
-                message += "; name another by `category_field`, or set that to null"
-                findings.add("record", _ODD_CATEGORY, source.name, record.line, message)
-                continue
-            findings.add("category", _ODD_CATEGORY, source.name, record.line, message)
-            category = None
-        row = PromptRow(text, "" if category is None else str(category), {}, record.line, source.name)
-        if fit(row.category, "category: ", row, findings):
-            yield row
+def _records(suffix: str, location: Location, source: PromptSource) -> Iterator[Record]:
+    if suffix == ".txt":
+        return enumerate(text_lines(location), start=1)
+    if suffix == ".csv":
+        return csv_records(location, source.fields, source.name)
+    if suffix == ".json":
+        return json_array(location, source.name)
+    if suffix == ".parquet":
+        return parquet_records(location, source.fields, source.name)
+    return json_lines(location)
 
 
-def _values(value: object, wanted: FieldNames, known: _Known) -> tuple[str, object, str | None]:
+def _row(
+    record: Record, source: PromptSource, findings: Findings, known: dict[tuple[str, ...], Fields]
+) -> PromptRow | None:
+    """Prompt of a record; None if it has none. `known` holds the fields of records with the same names."""
+    line, value = record
+    try:
+        text, category, name = _values(value, source.fields, known)
+    except ValueError as error:
+        findings.add("format", "no prompt", source.name, line, str(error))
+        return None
+    if isinstance(category, bool) or not isinstance(category, str | int | None):
+        message = f"{name!r} must be text or a whole number, got {beginning(category)}"
+        requested = source.fields.category is not None
+        if requested:
+            message += "; name another by `category_field`, or set that to null"
+        findings.add(
+            "format" if requested else "category", "category of another kind", source.name, line, message
+        )
+        category = None
+    return PromptRow(text, "" if category is None else str(category), {}, line, source.name)
+
+
+def _values(
+    value: object, wanted: FieldNames, known: dict[tuple[str, ...], Fields]
+) -> tuple[str, object, str | None]:
     """Prompt of a record, its category (any type), and the name of the category field.
 
     Raises:
         ValueError: The record has no prompt.
     """
+    if isinstance(value, ValueError):
+        raise value
     if value is None or isinstance(value, str):
         return value or "", None, None
     if not isinstance(value, Mapping):
@@ -187,6 +152,6 @@ def _values(value: object, wanted: FieldNames, known: _Known) -> tuple[str, obje
         known[names] = wanted.among(names)
     fields = known[names]
     text = value[fields.prompt]
-    if text is not None and not isinstance(text, str):
+    if not isinstance(text, str | None):
         raise ValueError(f"{fields.prompt!r} must be text, got {beginning(text)}")
     return text or "", value[fields.category] if fields.category else None, fields.category

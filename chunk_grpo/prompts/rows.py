@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias
 
 Unit: TypeAlias = Literal["line", "row", "prompt"]
-"""Unit of line numbers, from 1: lines of a text file, rows of a Parquet table, or prompts of a generator."""
+"""Unit of line numbers, from 1: lines of a file, rows of a JSON array or a Parquet table, or prompts of a generator."""
 
 Action: TypeAlias = Literal["refuse", "drop", "keep", "strip", "ignore"]
 
@@ -104,20 +104,12 @@ class PromptReport:
                 "action": finding.action,
                 "source": finding.source,
                 "count": len(finding.lines),
-                "first": list(finding.lines[:SHOWN]),
-                "examples": list(finding.examples),
+                "first": finding.lines[:SHOWN],
+                "examples": finding.examples,
             }
             for finding in self.findings
         ]
-        return {
-            "sources": list(self.sources),
-            "unit": self.unit,
-            "read": self.read,
-            "kept": self.kept,
-            "used": self.used,
-            "findings": findings,
-            "notes": list(self.notes),
-        }
+        return asdict(self) | {"findings": findings}
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,20 @@ knowledge spelt out), data_verified (three files, and merge.json with all of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from chunk_grpo.artifacts import Location
+from chunk_grpo.config.problems import schema_problems
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import check_prompts
-from chunk_grpo.prompts.content import INVALID, decoded, json_array, read_bytes
 from chunk_grpo.prompts.findings import Findings, beginning
+from chunk_grpo.prompts.records import json_array
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, ProtocolName, category_of
 
@@ -31,13 +35,12 @@ _CALLED = {
 """Category names in the files, in lower case, to this package's names."""
 
 
-@dataclass(frozen=True)
-class _Question:
-    prompt: str
-    explanation: str
-    number: int
-    line: int
-    source: str
+class _Question(BaseModel):
+    model_config = ConfigDict(strict=True)
+    prompt_id: Annotated[int, Field(ge=1, le=NUM_PROMPTS)]
+    prompt: Annotated[str, Field(alias="Prompt")]
+    explanation: Annotated[str, Field(alias="Explanation", min_length=1)]
+    category: Annotated[str, Field(alias="Category")]
 
 
 def read_wise(
@@ -62,22 +65,20 @@ def read_wise(
 
     Returns:
         The prompts; metadata has `wise_id` (whole number), `explanation` (text) and, with rewritten prompts,
-        `original_prompt` (text). Lines are those of `locations`.
+        `original_prompt` (text). Lines are row numbers in `locations`.
 
     Raises:
         DataError: A file is missing or not JSON; a record lacks a field; an id is repeated, out of range, in the wrong
             category or without a rewritten prompt; or ids are missing with `missing_ids: refuse`.
         TransientError: The object store does not answer.
     """
-    findings = Findings([str(location) for location in (*locations, *rewritten)])
-    questions = _questions(locations, version, findings, original=True)
-    spelt_out = _questions(rewritten, version, findings, original=False)
+    findings = Findings([str(location) for location in (*locations, *rewritten)], "row")
+    rows = _rows(locations, version, findings, original=True)
     if rewritten:
-        _compare(questions, spelt_out, findings)
-    rows = [_row(question, version, spelt_out.get(number)) for number, question in questions.items()]
+        rows = _replaced(rows, _rows(rewritten, version, findings, original=False), findings)
     if rewritten or rules.duplicates == "drop":
         rules = rules.model_copy(update={"duplicates": "keep"})
-    checked = check_prompts(rows, rules, findings)
+    checked = check_prompts(rows.values(), rules, findings)
     missing = _missing(checked.rows)
     if missing and missing_ids == "refuse":
         raise DataError(
@@ -97,89 +98,74 @@ def _missing(rows: Sequence[PromptRow]) -> list[int]:
     return sorted(set(range(1, NUM_PROMPTS + 1)) - {row.metadata["wise_id"] for row in rows})
 
 
-def _questions(
+def _rows(
     locations: Sequence[Location], version: ProtocolName, findings: Findings, *, original: bool
-) -> dict[int, _Question]:
-    found: dict[int, _Question] = {}
+) -> dict[int, PromptRow]:
+    """Prompts by their id."""
+    rows: dict[int, PromptRow] = {}
     for location in locations:
         source = str(location)
-        text = decoded(read_bytes(location), source, findings)
-        for record in json_array(text, source, findings):
-            if record.value is INVALID:
-                continue
+        for line, value in json_array(location, source):
             try:
-                question = _question(record.value, record.line, source, version, original=original)
+                question = _question(value, version, original=original)
             except ValueError as error:
-                findings.add("record", "not WISE's format", source, record.line, str(error))
+                findings.add("format", "not WISE's format", source, line, str(error))
                 continue
-            earlier = found.setdefault(question.number, question)
-            if earlier is not question:
-                place = f"{earlier.source}, line {earlier.line}"
-                message = f"the id {question.number} is already used in {place}: {beginning(question.prompt)}"
-                findings.add("record", "repeated ids", source, record.line, message)
-    return found
+            number = question.prompt_id
+            metadata = {"wise_id": number, "explanation": question.explanation}
+            row = PromptRow(question.prompt, category_of(version, number), metadata, line, source)
+            earlier = rows.setdefault(number, row)
+            if earlier is not row:
+                place = f"{earlier.source}, row {earlier.line}"
+                message = f"the id {number} is already used in {place}: {beginning(row.text)}"
+                findings.add("format", "repeated ids", source, line, message)
+    return rows
 
 
-def _question(value: object, line: int, source: str, version: ProtocolName, *, original: bool) -> _Question:
+def _question(value: object, version: ProtocolName, *, original: bool) -> _Question:
     """Check and convert a record.
 
     Raises:
         ValueError: The record violates WISE's format; the message names the field.
     """
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise ValueError(f"must be an object, got {beginning(value)}")
-    for key in ("prompt_id", "Prompt", "Explanation", "Category"):
-        if key not in value:
-            raise ValueError(f"{key}: required, but missing; the record has: {', '.join(map(str, value))}")
-    number = value["prompt_id"]
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise ValueError(f"prompt_id: must be a whole number, got {beginning(number)}")
-    for key in ("Prompt", "Explanation", "Category"):
-        if not isinstance(value[key], str) or not value[key].strip():
-            raise ValueError(f"{key} of id {number}: must be text, got {beginning(value[key])}")
-    if not 1 <= number <= NUM_PROMPTS:
-        raise ValueError(f"prompt_id: must be from 1 to {NUM_PROMPTS}, got {number}")
-    category = category_of(version, number)
-    called = _CALLED.get(value["Category"].strip().lower())
+    try:
+        question = _Question.model_validate(value)
+    except ValidationError as error:
+        problems = schema_problems(error, value, _Question)
+        raise ValueError("; ".join(map(str, problems))) from error
+    category = category_of(version, question.prompt_id)
     # Rewritten files have some other categories (id 748 of the legacy ones: Ecology); the id determines it.
-    if original and called != category:
+    if original and _CALLED.get(question.category.strip().lower()) != category:
         raise ValueError(
-            f"id {number} is of {category} in the version {version}, but its Category is {value['Category']!r}; is the "
-            "file from the other version?"
+            f"id {question.prompt_id} is of {category} in the version {version}, but its Category is "
+            f"{question.category!r}; is the file from the other version?"
         )
-    return _Question(value["Prompt"], value["Explanation"], number, line, source)
+    return question
 
 
-def _compare(
-    questions: Mapping[int, _Question], rewritten: Mapping[int, _Question], findings: Findings
-) -> None:
-    """Reject differing ids of original and rewritten prompts; a mixture would measure neither."""
-    for number, question in questions.items():
-        if number not in rewritten:
-            message = f"id {number} has no rewritten prompt: {beginning(question.prompt)}"
-            findings.add("record", "no rewritten prompt", question.source, question.line, message)
-    for number, question in rewritten.items():
-        if number not in questions:
-            message = f"id {number} has a rewritten prompt, but no original: {beginning(question.prompt)}"
-            findings.add("record", "no original prompt", question.source, question.line, message)
-
-
-def _row(question: _Question, version: ProtocolName, rewritten: _Question | None) -> PromptRow:
-    metadata: dict[str, object] = {"wise_id": question.number, "explanation": question.explanation}
-    text = question.prompt
-    if rewritten is not None:
-        metadata["original_prompt"] = question.prompt
-        text = rewritten.prompt
-    category = category_of(version, question.number)
-    return PromptRow(text, category, metadata, question.line, question.source)
+def _replaced(
+    originals: dict[int, PromptRow], rewritten: dict[int, PromptRow], findings: Findings
+) -> dict[int, PromptRow]:
+    """Original prompts with rewritten texts; differing ids are refused, a mixture would measure neither."""
+    rows = {}
+    for number in originals | rewritten:
+        row, other = originals.get(number), rewritten.get(number)
+        if row and other:
+            metadata = {**row.metadata, "original_prompt": row.text}
+            rows[number] = replace(row, text=other.text, metadata=metadata)
+        elif row := row or other:
+            lacks = "original" if other else "rewritten"
+            message = f"id {number} has no {lacks} prompt: {beginning(row.text)}"
+            findings.add("format", f"no {lacks} prompt", row.source, row.line, message)
+    return rows
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Format ascending numbers as ranges: 1-3, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
