@@ -163,9 +163,7 @@ def from_file(raw: dict[str, Any]) -> None:
         ),
         pytest.param(
             "a dog\nein W\xfcrfel\n".encode("latin-1"),
-            "prompts.txt: 1 problem (wrong encoding: 1)\n"
-            "  line 2: must be UTF-8, got the byte 0xfc at character 6: b'ein W\\xfcrfel'\n"
-            "Fix the file, or a copy of it.",
+            "prompts.txt, line 2: must be UTF-8, got the byte 0xfc. Save the file as UTF-8.",
             id="not UTF-8",
         ),
         pytest.param(

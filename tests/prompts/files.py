@@ -9,7 +9,9 @@ import pytest
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts import PromptSource, read_prompt_file
-from tests.prompts.policies import STRICT
+
+STRICT = PromptChecks(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
+LENIENT = PromptChecks(duplicates="drop", empty="drop", spaces="strip", too_long="keep")
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -22,6 +24,7 @@ def read(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> 
 
 
 def refused(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> str:
+    """The message, without the file's path at its beginning."""
     with pytest.raises(DataError) as caught:
         read(path, rules, **settings)
-    return str(caught.value)
+    return str(caught.value).removeprefix(str(path)).lstrip(":, ")

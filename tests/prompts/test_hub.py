@@ -9,15 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.prompts import PromptSource, read_prompt_file
-from tests.prompts.policies import STRICT
-
-
-def refused(location: str, file: str, revision: str | None = None) -> str:
-    with pytest.raises(DataError) as caught:
-        read_prompt_file(PromptSource(location, file=file, revision=revision), STRICT)
-    return str(caught.value)
+from tests.prompts.files import STRICT, refused
 
 
 @pytest.fixture
@@ -44,17 +38,13 @@ def test_a_file_in_the_cache_is_read_offline(cache: Path) -> None:
 
 def test_offline_it_says_how_to_get_the_file(cache: Path) -> None:
     message = refused("ann/prompts", file="test.json", revision="v2")
-    assert message.startswith(
-        "ann/prompts: the file test.json (revision v2) is not in the hub's cache and could not"
+    assert message.startswith("the file test.json (revision v2) is not in the hub's cache and could not be ")
+    assert message.endswith(
+        "`hf download ann/prompts test.json --repo-type dataset --revision v2 --local-dir FOLDER`; then give "
+        "FOLDER/test.json as the path, without a revision."
     )
-    assert (
-        "`hf download ann/prompts test.json --repo-type dataset --revision v2 --local-dir FOLDER`" in message
-    )
-    assert "then give FOLDER/test.json as the path, without a revision" in message
-
-
-def test_an_id_that_cannot_be_one(cache: Path) -> None:
     assert "HFValidationError" in refused("ann/prompts/more", file="test.json")
+    assert "name the file to read by `hub_file`" in refused("ann/prompts")
 
 
 @pytest.mark.parametrize("told", [httpx.ReadTimeout("no answer\nfrom there"), ConnectionError("no answer")])
@@ -65,15 +55,6 @@ def test_a_download_that_breaks_off(told: Exception, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
     message = refused("ann/prompts", file="test.json")
     assert f"could not be downloaded ({type(told).__name__}: no answer)" in message
-
-
-def test_a_bug_stays_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object, **settings: object) -> str:
-        raise KeyError("bug")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
-    with pytest.raises(KeyError):
-        read_prompt_file(PromptSource("ann/prompts", file="test.json"), STRICT)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
