@@ -11,13 +11,14 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import check_prompts
-from chunk_grpo.prompts.fields import FieldNames, Fields
-from chunk_grpo.prompts.findings import Findings, beginning
+from chunk_grpo.prompts.fields import FieldNames
+from chunk_grpo.prompts.findings import Findings, Kind, beginning
 from chunk_grpo.prompts.hub import hub_file
 from chunk_grpo.prompts.records import (
     Record,
@@ -29,6 +30,9 @@ from chunk_grpo.prompts.records import (
     text_lines,
 )
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
+
+_Known: TypeAlias = dict[tuple[str, ...], tuple[str, str | None]]
+"""Names of a record's fields to the fields of its prompt and of its category."""
 
 _SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".json", ".parquet")
 
@@ -88,12 +92,14 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
     require_file(location)
     records = _records(suffix, location, source)
     findings = Findings([source.name], "row" if suffix in (".json", ".parquet") else "line")
-    known: dict[tuple[str, ...], Fields] = {}
+    known: _Known = {}
     rows = [_row(record, source, findings, known) for record in itertools.islice(records, source.limit)]
     notes = []
     if source.limit is not None and next(records, None) is not None:
         notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
-    ignored = dict.fromkeys(name for fields in known.values() for name in fields.ignored)
+    ignored = dict.fromkeys(
+        name for names, read in known.items() for name in names if name.strip() and name not in read
+    )
     if ignored:
         notes.append(f"{source.name}: fields that were not read: {', '.join(ignored)}")
     return check_prompts((row for row in rows if row is not None), rules, findings, notes)
@@ -111,10 +117,8 @@ def _records(suffix: str, location: Location, source: PromptSource) -> Iterator[
     return json_lines(location)
 
 
-def _row(
-    record: Record, source: PromptSource, findings: Findings, known: dict[tuple[str, ...], Fields]
-) -> PromptRow | None:
-    """Prompt of a record; None if it has none. `known` holds the fields of records with the same names."""
+def _row(record: Record, source: PromptSource, findings: Findings, known: _Known) -> PromptRow | None:
+    """Prompt of a record; None if it has none."""
     line, value = record
     try:
         text, category, name = _values(value, source.fields, known)
@@ -123,19 +127,15 @@ def _row(
         return None
     if isinstance(category, bool) or not isinstance(category, str | int | None):
         message = f"{name!r} must be text or a whole number, got {beginning(category)}"
-        requested = source.fields.category is not None
-        if requested:
-            message += "; name another by `category_field`, or set that to null"
-        findings.add(
-            "format" if requested else "category", "category of another kind", source.name, line, message
-        )
+        kind: Kind = "category"
+        if source.fields.category is not None:
+            kind, message = "format", f"{message}; name another by `category_field`, or set that to null"
+        findings.add(kind, "category of another kind", source.name, line, message)
         category = None
     return PromptRow(text, "" if category is None else str(category), {}, line, source.name)
 
 
-def _values(
-    value: object, wanted: FieldNames, known: dict[tuple[str, ...], Fields]
-) -> tuple[str, object, str | None]:
+def _values(value: object, wanted: FieldNames, known: _Known) -> tuple[str, object, str | None]:
     """Prompt of a record, its category (any type), and the name of the category field.
 
     Raises:
@@ -150,8 +150,8 @@ def _values(
     names = tuple(value)
     if names not in known:
         known[names] = wanted.among(names)
-    fields = known[names]
-    text = value[fields.prompt]
+    prompt, category = known[names]
+    text = value[prompt]
     if not isinstance(text, str | None):
-        raise ValueError(f"{fields.prompt!r} must be text, got {beginning(text)}")
-    return text or "", value[fields.category] if fields.category else None, fields.category
+        raise ValueError(f"{prompt!r} must be text, got {beginning(text)}")
+    return text or "", value[category] if category else None, category

@@ -63,16 +63,13 @@ def csv_records(location: Location, fields: FieldNames, source: str) -> Iterator
         fields.among(header)
         line = rows.line_num + 1
         for row in rows:
-            if len(row) in (0, len(header)):
-                yield line, dict(zip(header, row, strict=True)) if row else None
-            else:
-                yield (
-                    line,
-                    ValueError(
-                        f"{len(row)} fields, but the header has {len(header)} (text with a comma needs quotes): "
-                        f"{beginning(','.join(row))}"
-                    ),
+            value: object = dict(zip(header, row, strict=False)) if row else None
+            if row and len(row) != len(header):
+                value = ValueError(
+                    f"{len(row)} fields, but the header has {len(header)} (text with a comma needs quotes): "
+                    f"{beginning(','.join(row))}"
                 )
+            yield line, value
             line = rows.line_num + 1
     except csv.Error as error:
         raise DataError(f"{source}, line {line}: no CSV ({error}). Fix the file, or a copy of it.") from error
@@ -122,14 +119,12 @@ def parquet_records(location: Location, fields: FieldNames, source: str) -> Iter
         with input_file(location) as path, pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             chosen = fields.among(names)
-            # Other columns, such as images, may be large.
-            columns = [name for name in names if name in (chosen.prompt, chosen.category)]
+            columns = [name for name in names if name in chosen]  # others, such as images, may be large
             for batch in file.iter_batches(columns=columns):
                 for values in zip(*batch.columns, strict=True):
-                    texts = (value.as_py() for value in values)
-                    row = dict.fromkeys(names) | dict(zip(batch.schema.names, texts, strict=True))
+                    texts = [value.as_py() for value in values]
                     number += 1
-                    yield number, row
+                    yield number, dict.fromkeys(names) | dict(zip(columns, texts, strict=True))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(

@@ -78,13 +78,7 @@ class PromptReport:
 
     def lines(self) -> list[str]:
         """Format the report for a log, one sentence per item."""
-        done = {
-            "drop": "dropped",
-            "keep": "kept as they are",
-            "strip": "stripped",
-            "ignore": "ignored",
-            "refuse": "refused",
-        }
+        done = {"drop": "dropped", "keep": "kept as they are", "strip": "stripped", "ignore": "ignored"}
         passed = "" if self.used == self.kept else f", {self.kept} passed the checks"
         said = [f"{', '.join(self.sources)}: {self.used} of {self.read} prompts taken{passed}"]
         for finding in self.findings:

@@ -162,14 +162,14 @@ class TestFields:
     def test_a_category_of_another_kind_that_nobody_asked_for_is_ignored_and_told(
         self, tmp_path: Path
     ) -> None:
-        path = parquet(tmp_path / "p.parquet", prompt=["a", "b"], category=[1.0, None])
+        path = parquet(tmp_path / "p.parquet", prompt=["a", "b"], Category=[1.0, None])
         found = read_prompt_file(PromptSource(path), STRICT)
         assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "")]
         (finding,) = found.report.findings
         assert (finding.action, finding.lines) == ("ignore", (1,))
-        assert finding.examples == ("'category' must be text or a whole number, got 1.0",)
+        assert finding.examples == ("'Category' must be text or a whole number, got 1.0",)
         assert found.report.lines()[1] == f"{path}: category of another kind: 1 ignored (row 1)"
-        assert "row 1: 'category' must be" in refused(path, fields=FieldNames(category="category"))
+        assert "row 1: 'Category' must be" in refused(path, fields=FieldNames(category="Category"))
 
     def test_a_category_that_no_table_takes(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.jsonl", '{"prompt": "a", "category": "\\ud800"}'))
