@@ -70,7 +70,10 @@ class TestRefusing:
         "character", ["\0", "\x1f", "\x7f", "\x85", "\u2028", "\u2029", "\ufeff", "\ud800", "\uffff"]
     )
     def test_invalid_characters_are_refused_whatever_the_rules(self, character: str, tmp_path: Path) -> None:
-        assert f"U+{ord(character):04X}" in refused(tmp_path, [f"a{character}b"], LENIENT)[1]
+        name = f"U+{ord(character):04X}"
+        assert name in refused(tmp_path, [f"a{character}b"], LENIENT)[1]
+        path = files.write(tmp_path / "o.json", json.dumps([{"prompt": "a", "category": character}]))
+        assert f"  row 1: category: {name}" in files.refused(path, LENIENT)
 
     def test_letters_of_all_scripts_are_valid(self, tmp_path: Path) -> None:
         texts = ["猫", "कि\u200dख", "👩\u200d🎨", "a\u00a0b", "ﷺ", "e\u0301"]

@@ -92,10 +92,7 @@ class TestFormats:
     )
     def test_nothing_is_an_empty_prompt(self, name: str, content: str, line: str, tmp_path: Path) -> None:
         assert f"{line}: an empty prompt" in refused(write(tmp_path / name, content))
-
-    def test_null_of_parquet_is_an_empty_prompt(self, tmp_path: Path) -> None:
-        path = parquet(tmp_path / "p.parquet", prompt=["a", None])
-        assert "row 2: an empty prompt" in refused(path)
+        assert "row 2: an empty prompt" in refused(parquet(tmp_path / "p.parquet", prompt=["a", None]))
 
     @pytest.mark.parametrize(
         ("name", "content"), [("p.txt", ""), ("p.csv", "prompt\n"), ("p.jsonl", ""), ("p.json", "[ ]")]
@@ -138,8 +135,6 @@ class TestFields:
         self, header: str, names: FieldNames, rule: str, tmp_path: Path
     ) -> None:
         assert rule in refused(write(tmp_path / "p.csv", f"{header}\na,b,c\n"), fields=names)
-
-    def test_a_parquet_file_without_the_column(self, tmp_path: Path) -> None:
         path = parquet(tmp_path / "p.parquet", text=["a"])
         assert refused(path).startswith("needs one field 'prompt' with the prompt, got none among the fields")
 
@@ -170,10 +165,6 @@ class TestFields:
         assert finding.examples == ("'Category' must be text or a whole number, got 1.0",)
         assert found.report.lines()[1] == f"{path}: category of another kind: 1 ignored (row 1)"
         assert "row 1: 'Category' must be" in refused(path, fields=FieldNames(category="Category"))
-
-    def test_a_category_that_no_table_takes(self, tmp_path: Path) -> None:
-        message = refused(write(tmp_path / "p.jsonl", '{"prompt": "a", "category": "\\ud800"}'))
-        assert "line 1: category: U+D800 at character 1" in message
 
 
 class TestLimit:
