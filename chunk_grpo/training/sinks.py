@@ -52,7 +52,7 @@ class MetricSink(Protocol):
         Args:
             iteration: Number of completed iterations; 0 is the base model.
             metrics: Values by name.
-            images: Held-out images [N, H, W, 3], N at least 1.
+            images: Held-out images [n, H, W, 3], n at least 1.
         """
         ...
 
