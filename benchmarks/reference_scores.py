@@ -81,7 +81,7 @@ def hpsv3(arguments: argparse.Namespace) -> int:
     if arguments.hpsv3_python is None:
         rows = [(path.name, f"{value:.4f}") for path, value in zip(files, ours, strict=True)]
         print_table("HPSv3", ("image", "ours"), rows)
-        say("No values are published; give --hpsv3-python for those of the package hpsv3 1.0.0.")
+        say("HPSv3 has no published values. Set --hpsv3-python to compute them with the package hpsv3 1.0.0.")
         return 0
     package = hpsv3_package(settings, arguments.hpsv3_python, chosen_device(arguments.device))
     theirs = scored(package, files, HPSV3_PROMPT)

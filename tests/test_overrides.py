@@ -85,6 +85,7 @@ def test_an_override_begins_with_a_section(override: str, raw: dict[str, Any]) -
         ("train.iteration=2", "overrides: Could not override 'train.iteration'"),
         ("~variants.other", "overrides: Could not delete"),
         ("train.seeds=[0", "overrides: "),
+        ("report.title=${nothing}", "overrides: Interpolation key 'nothing' not found"),
         ("train.iterations=two", "train.iterations: must be a whole number, got 'two'"),
         ("+variants.more={objective: step, plan: nowhere}", "variants.more.plan: .*nowhere"),
     ],

@@ -177,8 +177,8 @@ def _check_newest(begun: RunRecord, target: str) -> None:
     """Stop if another publication has started, which is possible in an object store: it has no locks."""
     if is_remote(target) and read_record(join(target, RECORD)) != begun:
         raise DataError(
-            f"{target}: must be published by one process at a time, but another one has started and goes on; this one "
-            "stopped. Publish again to replace what the other one publishes."
+            f"{target}: another publication of this preset has started, so this one stopped. Publish again to replace "
+            "its files."
         )
 
 

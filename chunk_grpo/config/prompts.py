@@ -121,8 +121,7 @@ class PromptsParams(Section):
         wise_count: number of indirect (knowledge) prompts; toy world only.
         seed: seed of the random draw.
         checks: checks of prompts from files, and of the length of all prompts.
-        benchmarks: further prompts by the name of their split; their images are generated and scored like those of the
-            eval split.
+        benchmarks: further prompts by name of split; generated and scored as the eval split is.
     """
 
     source: Literal["shapes", "coco", "file"]

@@ -61,8 +61,8 @@ class VariantParams(Section):
         eta: scale of the noise; null: sampling.eta.
         window: sliding window of noisy steps; null: noise in all steps.
         branching: branches instead of whole noisy trajectories; null: none.
-        advantage_std: rewards whose standard deviation divides the advantage: those of the `group`, or all rewards
-            (`global`, as in Flow-GRPO's first release).
+        advantage_std: scope of the standard deviation that divides the advantage: `group`, or `global` (all rewards, as
+            in Flow-GRPO's first release).
         combine: combination of several rewards: sum of the `rewards`, or sum of their standardised `advantages`.
         chunk_rewards: one mix of `rewards` per chunk, each a mapping of scorer to weight; null: `rewards` for all
             chunks.

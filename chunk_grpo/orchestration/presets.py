@@ -11,6 +11,7 @@ from dvc.exceptions import InvalidArgumentError
 from dvc.utils.hydra import apply_overrides, compose_and_dump
 from dvc.utils.serialize import dump_yaml, load_yaml
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
 from chunk_grpo.config import Params, parse_params, read_raw_params
@@ -85,7 +86,7 @@ def overridden(
             dump_yaml(str(file), changed)
             try:
                 apply_overrides(file, list(overrides))
-            except InvalidArgumentError as error:
+            except (InvalidArgumentError, OmegaConfBaseException) as error:
                 raise ConfigError(f"{source}: overrides: {error.__cause__ or error}") from error
             changed = dict(load_yaml(str(file)))
     known = parse_params(changed, source).variants

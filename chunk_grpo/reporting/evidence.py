@@ -276,7 +276,7 @@ class ScoreBook:
         return total
 
     def samples(self, measure: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
-        """Numbers of the samples on which policies are compared, by prompt: those of the base, without refused ones."""
+        """The base's sample numbers by prompt, without refused samples; policies are compared on these."""
         refused = set().union(*(self._refused.get(scorer, {}) for scorer in self._scorers(measure)))
         found = self._samples(self._scorers(measure)[0], prompt_ids)
         return {name: [s for s in found[name] if (name, s) not in refused] for name in prompt_ids}

@@ -67,7 +67,7 @@ def contents(target: str) -> dict[str, bytes]:
 
 
 def names_of_a_whole_run(target: str) -> set[str]:
-    """Paths of all published files, which must be those of run.json, with its sizes and hashes."""
+    """Paths of all published files; fails if paths, sizes or hashes differ from run.json."""
     found = contents(target)
     del found["run.json"]
     record = read_record(f"{target}/run.json")

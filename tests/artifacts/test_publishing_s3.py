@@ -60,7 +60,7 @@ def test_the_newer_of_two_publications_goes_on(
 
     monkeypatch.setattr(publishing, "_copy", copy_and_let_another_begin)
     with pytest.raises(
-        DataError, match=r"tiny: must be published by one process at a time, but another one has"
+        DataError, match=r"tiny: another publication of this preset has started, so this one stopped"
     ):
         publish(workspace, bucket, RUN)
     assert read_record(f"{bucket}/tiny/run.json").run == NEXT

@@ -1,4 +1,4 @@
-"""The operations are those of the work, and so is the throughput."""
+"""Counted operations and throughput of the measured calls."""
 
 from collections.abc import Callable
 

@@ -141,17 +141,16 @@ def test_the_profile_has_both_samplers_and_every_step(finished: Workspace) -> No
         assert [float(row[sampler]) for row in curves] == pytest.approx(means, rel=1e-12)
 
 
-@pytest.mark.parametrize("sde", sorted(SDES))
-def test_the_profile_follows_the_kind_of_noise(sde: str, workspace: Workspace) -> None:
-    before = rows(workspace, "profile/l1_profile.parquet", "l1_profile")
-    workspace.edit(lambda raw: raw["sampling"].update(sde=sde, eta=0.9))
-    assert workspace.run("profile_l1") == 0
-    after = rows(workspace, "profile/l1_profile.parquet", "l1_profile")
-    for sampler, moves in (("ode", False), ("sde", True)):
-        old, new = (
-            [row["l1_rel"] for row in table if row["sampler"] == sampler] for table in (before, after)
-        )
-        assert (old != new) == moves, sampler
+def test_the_profile_follows_the_kind_of_noise(workspace: Workspace) -> None:
+    """Same eta for all kinds; the deterministic sampler takes none of it."""
+    curves: dict[str, set[tuple[float, ...]]] = {"sde": set(), "ode": set()}
+    for sde in SDES:
+        workspace.edit(lambda raw, sde=sde: raw["sampling"].update(sde=sde, eta=0.9))
+        assert workspace.run("profile_l1") == 0
+        table = rows(workspace, "profile/l1_profile.parquet", "l1_profile")
+        for sampler, found in curves.items():
+            found.add(tuple(row["l1_rel"] for row in table if row["sampler"] == sampler))
+    assert {sampler: len(found) for sampler, found in curves.items()} == {"sde": len(SDES), "ode": 1}
 
 
 def test_every_plan_covers_the_noisy_steps_with_its_weights(finished: Workspace) -> None:

@@ -28,7 +28,7 @@ Open = Callable[..., list[MetricSink]]
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
     """Opens the sinks of a run in `tmp_path`, at iteration 0 or later."""
-    # Files of one second and process are told apart by a counter, and read in the order of text: 10 before 9.
+    # TensorBoard numbers the files of one second and reads them in the order of their names: 10 before 9.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
 
     def opened(
