@@ -88,7 +88,7 @@ def test_hpsv3_stands_beside_its_package(
 ) -> None:
     assert main(hpsv3(folder)) == 0
     printed = capsys.readouterr().out
-    assert "No values are published" in printed
+    assert "HPSv3 has no published values" in printed
     ours = np.array([float(table(printed)[name][0]) for name in HPSV3])
     for shift, code in ((0.009, 0), (0.02, DIFFERS)):
         python = package(tmp_path / str(shift), (ours - [0, shift]).tolist())
