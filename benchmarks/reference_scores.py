@@ -27,9 +27,9 @@ from benchmarks.tables import print_machine, print_table
 from chunk_grpo.config.scorers import HPSv3Scorer, ImageRewardScorer, InSubprocess
 from chunk_grpo.errors import ChunkGrpoError, DataError
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer
-from chunk_grpo.scorers.configured import chosen_device
-from chunk_grpo.scorers.placing import place_scorer
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.running.configured import chosen_device
+from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.scorers.running.registry import make_scorer
 
 IMAGEREWARD_PROMPT = "a painting of an ocean with clouds and birds, day time, low depth field effect"
 IMAGEREWARD = {"1.webp": 0.5812, "2.webp": 0.2745, "3.webp": -1.4132, "4.webp": -2.0296}

@@ -22,8 +22,8 @@ from chunk_grpo.core.chunking import listed_plan
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.run import TrainingData

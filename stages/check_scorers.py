@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from chunk_grpo.artifacts import join, output_dir, write_json
 from chunk_grpo.config import Params
 from chunk_grpo.progress import Meter
-from chunk_grpo.scorers.placing import place_scorer
-from chunk_grpo.scorers.spec import ScorerSpec, spec_of
+from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.scorers.running.spec import ScorerSpec, spec_of
 from stages._stage import argument, run_stage
 
 IN_TRAINING = ("train",)

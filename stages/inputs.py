@@ -25,7 +25,7 @@ from chunk_grpo.config.scorers import (
 )
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.recorded import checkpoint_record
-from chunk_grpo.scorers.source_files import source_digest
+from chunk_grpo.scorers.running.source_files import source_digest
 from stages._stage import argument, run_stage
 
 _VERSION = ("ETag", "etag", "LastModified", "last_modified", "mtime", "size")

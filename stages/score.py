@@ -20,9 +20,9 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
-from chunk_grpo.scorers.placing import place_checked
-from chunk_grpo.scorers.retry import score_with_retries
-from chunk_grpo.scorers.spec import ScorerSpec, spec_from
+from chunk_grpo.scorers.running.placing import place_checked
+from chunk_grpo.scorers.running.retry import score_with_retries
+from chunk_grpo.scorers.running.spec import ScorerSpec, spec_from
 from stages._kept import KEPT, KeptScores, Row, add_code, add_files
 from stages._stage import argument, run_stage
 

@@ -24,9 +24,9 @@ from chunk_grpo.config import Params
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.placing import place_checked
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.scorers.spec import spec_from
+from chunk_grpo.scorers.running.placing import place_checked
+from chunk_grpo.scorers.running.spec import spec_from
 from chunk_grpo.stopping import STOP
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow

@@ -5,8 +5,8 @@ from typing import Any
 
 from chunk_grpo.config.scorers import ShapesScorer
 from chunk_grpo.scorers.base import Need, Scorer
-from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.running.registry import make_scorer
 
 SHAPES_SCORERS = ("shapes-exact", "shapes-graded", "shapes-vivid")
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from chunk_grpo.config import load_params
 from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.scorers.registry import BUILT_IN
+from chunk_grpo.scorers.running.registry import BUILT_IN
 from tests.params_edits import FUZZ, RAW, ROOT, Edit, drop, paths, problems, put
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 SCORER = """
 from chunk_grpo.scorers.base import Scores
-from chunk_grpo.scorers.configured import ConfiguredScorer
+from chunk_grpo.scorers.running.configured import ConfiguredScorer
 
 import numpy as np
 
@@ -93,7 +93,7 @@ EDITS: dict[str, dict[str, list[tuple[str, str]] | str]] = {
             ("    files: tuple[Text, ...] = ()\n", SETTINGS),
         ],
         "chunk_grpo/scorers/NAME.py": SCORER,
-        "chunk_grpo/scorers/registry.py": [
+        "chunk_grpo/scorers/running/registry.py": [
             ("BUILT_IN: dict[str, str] = {\n", '    "dummy": "chunk_grpo.scorers.dummy:Dummy",\n')
         ],
     },
@@ -125,7 +125,7 @@ from chunk_grpo.families.registry import load_family
 from chunk_grpo.orchestration.presets import composed
 from chunk_grpo.reporting.variant_summary import recipe
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.training.method import method_from
 from pathlib import Path
 

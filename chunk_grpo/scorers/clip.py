@@ -27,7 +27,7 @@ from chunk_grpo.scorers.clip_model import (
     load_encoder,
     load_processor,
 )
-from chunk_grpo.scorers.configured import ConfiguredScorer, model_name
+from chunk_grpo.scorers.running.configured import ConfiguredScorer, model_name
 
 _PICKSCORE_RANGE = 26.0
 """Divisor that scales PickScore to about [0, 1]: yifan123/flow_grpo, flow_grpo/pickscore_scorer.py."""

@@ -17,9 +17,9 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 from chunk_grpo.config.scorers import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures
-from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import chosen_device
 from chunk_grpo.scorers.pictures import of_each_picture
+from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.configured import chosen_device
 from chunk_grpo.scorers.strict_loading import load_strict, read_config
 
 MODEL_FILES = (

@@ -13,9 +13,9 @@ from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLImageProcessorPil
 from chunk_grpo.config.scorers import HPSv3Scorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures, ScoreBatch, Scores
-from chunk_grpo.scorers.configured import ConfiguredScorer, chosen_device
 from chunk_grpo.scorers.hpsv3_model import WEIGHTS, HPSv3Network, load_network
 from chunk_grpo.scorers.hpsv3_prompt import PromptEncoder
+from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
 
 PIXELS = 256 * 28 * 28
 """Approximate number of pixels of resized images: hpsv3/inference.py, prepare_batch, min_pixels = max_pixels."""

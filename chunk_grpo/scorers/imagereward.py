@@ -16,10 +16,10 @@ from transformers import BertTokenizer
 from chunk_grpo.config.scorers import ImageRewardScorer, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
-from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.configured import ConfiguredScorer, chosen_device
 from chunk_grpo.scorers.imagereward_model import MODEL_FILES, RewardModel, load_model
 from chunk_grpo.scorers.pictures import of_each_picture
+from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json|vocab.txt")
 """Files of bert-base-uncased's tokenizer."""

@@ -23,7 +23,7 @@ from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVi
 
 from chunk_grpo.config.scorers import Dtype, Weights
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 from chunk_grpo.scorers.strict_loading import check_shapes
 
 MODEL_FILES = ("ImageReward.pt", "med_config.json")

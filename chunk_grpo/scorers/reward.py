@@ -8,7 +8,7 @@ import numpy as np
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer, check_scores
-from chunk_grpo.scorers.retry import score_with_retries
+from chunk_grpo.scorers.running.retry import score_with_retries
 
 
 def weighted_sum(scores: Mapping[str, FloatArray], weights: Mapping[str, float]) -> FloatArray:

@@ -14,7 +14,7 @@ from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.executors.access import is_loopback, read_token
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.running.registry import make_scorer
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from chunk_grpo.config.scorers import ShapesScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
-from chunk_grpo.scorers.configured import ConfiguredScorer
+from chunk_grpo.scorers.running.configured import ConfiguredScorer
 from chunk_grpo.shapes.detect import MIN_CONFIDENCE, detect
 from chunk_grpo.shapes.judge import exact_score, graded_score, vividness
 from chunk_grpo.shapes.prompts import PromptSpec, parse_metadata

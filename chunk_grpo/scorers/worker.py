@@ -6,7 +6,7 @@ A stage starts it (`executors: {NAME: {kind: subprocess}}`); workers/lines.py de
 from __future__ import annotations
 
 from chunk_grpo.scorers.executors.wire import read_settings, worker_for
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.scorers.workers import lines
 
 

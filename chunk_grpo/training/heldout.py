@@ -16,9 +16,9 @@ from chunk_grpo.core.rollout import rollout_ode, sample_noise
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.image_files import as_pictures
-from chunk_grpo.scorers.background import Background, waited
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward, weighted_sum
+from chunk_grpo.scorers.running.background import Background, waited
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.early_stop import BestScore
 from chunk_grpo.training.image_statistics import image_statistics

@@ -21,9 +21,9 @@ from chunk_grpo.core.window import window_steps
 from chunk_grpo.families.base import Conditioning, Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.image_files import as_pictures
-from chunk_grpo.scorers.background import Background, waited
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.running.background import Background, waited
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from chunk_grpo.scorers.configured import SharedModels
+from chunk_grpo.scorers.running.configured import SharedModels
 from chunk_grpo.scorers.wise.scorer import Wise
 from tests.scorers.judge_server import JudgeServer
 from tests.scorers.wise_cases import wise
@@ -14,7 +14,7 @@ from tests.scorers.wise_cases import wise
 def models(monkeypatch: pytest.MonkeyPatch) -> SharedModels:
     """The process's models for one test: its own, none at its start."""
     own = SharedModels()
-    monkeypatch.setattr("chunk_grpo.scorers.configured.MODELS", own)
+    monkeypatch.setattr("chunk_grpo.scorers.running.configured.MODELS", own)
     return own
 
 

@@ -8,7 +8,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from chunk_grpo.config.scorers import Weights
 from chunk_grpo.errors import DataError, Stopped
-from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 
 FILES = ("config.json", "*.safetensors|pytorch_model.bin")
 

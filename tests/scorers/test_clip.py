@@ -21,7 +21,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
 from chunk_grpo.scorers.clip import ClipScore, PickScore
 from chunk_grpo.scorers.clip_model import load_encoder, load_processor
-from chunk_grpo.scorers.configured import SharedModels
+from chunk_grpo.scorers.running.configured import SharedModels
 from tests.scorers.checkpoints_clip import MEAN, STD, make_clip, small_vocabulary
 from tests.scorers.samples import noise, reconfigure, weights
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.configured import SharedModels, in_batches
+from chunk_grpo.scorers.running.configured import SharedModels, in_batches
 
 
 def images(count: int) -> ScoreBatch:

@@ -9,7 +9,7 @@ import pytest
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.contract import check_contract
-from chunk_grpo.scorers.external import External
+from chunk_grpo.scorers.running.external import External
 from tests.scorers.odd_scorers import KEY, batch, settings
 
 

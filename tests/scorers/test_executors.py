@@ -13,9 +13,9 @@ from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.contract import check_contract
 from chunk_grpo.scorers.executors import remote as remote_module
 from chunk_grpo.scorers.executors.wire import Question, WorkerError, encode_batch
-from chunk_grpo.scorers.limited import Limited
-from chunk_grpo.scorers.placing import place_scorer
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.running.limited import Limited
+from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.scorers.shapes import ShapesVivid
 from chunk_grpo.shapes.prompts import all_prompts
 from tests.scorers.odd_scorers import KEY, batch, settings

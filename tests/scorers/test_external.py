@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError, Stopped
-from chunk_grpo.scorers import source_files
 from chunk_grpo.scorers.base import ScoreBatch, Scorer
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.running import source_files
+from chunk_grpo.scorers.running.registry import make_scorer
 
 EXAMPLE = '''
 def brightness(images, prompts, metadata):

@@ -8,10 +8,10 @@ import pytest
 
 from chunk_grpo.config.scorers import ClipScorer, ExternalScorer, ShapesScorer, Weights
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.fingerprint import scoring_settings, spec_hash
-from chunk_grpo.scorers.placing import place_checked
-from chunk_grpo.scorers.registry import make_scorer
-from chunk_grpo.scorers.spec import require_same, spec_from, spec_of
+from chunk_grpo.scorers.running.fingerprint import scoring_settings, spec_hash
+from chunk_grpo.scorers.running.placing import place_checked
+from chunk_grpo.scorers.running.registry import make_scorer
+from chunk_grpo.scorers.running.spec import require_same, spec_from, spec_of
 from tests.shapes_scorers import SHAPES_SCORERS, shapes_scorer
 
 COMMIT, OTHER_COMMIT = "a" * 40, "b" * 40

@@ -13,12 +13,12 @@ from chunk_grpo.config.scorers import ClipScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, check_scores
 from chunk_grpo.scorers.clip import ClipScore
-from chunk_grpo.scorers.configured import MODELS
 from chunk_grpo.scorers.geneval.colours import crop_object
 from chunk_grpo.scorers.geneval.detector import load_detector
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, RELATIONS
 from chunk_grpo.scorers.geneval.rules import relations
 from chunk_grpo.scorers.geneval.scorer import GenEval
+from chunk_grpo.scorers.running.configured import MODELS
 from tests.scorers.checkpoints_geneval import geneval_settings, load_classifier, make_geneval
 
 CAT = {"tag": "single_object", "include": [{"class": "cat", "count": 1}], "prompt": "a photo of a cat"}

@@ -15,9 +15,9 @@ from transformers import Qwen2Tokenizer
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Scores
-from chunk_grpo.scorers.configured import MODELS
 from chunk_grpo.scorers.hpsv3 import HPSv3, HPSv3Model
 from chunk_grpo.scorers.hpsv3_prompt import CLOSING, INSTRUCTION, RATING, REWARD
+from chunk_grpo.scorers.running.configured import MODELS
 from tests.scorers.checkpoints_hpsv3 import CHAT_TEMPLATE, PREPROCESSOR, SPECIAL, make_hpsv3
 from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, pictures, scorer
 from tests.scorers.samples import batch_of

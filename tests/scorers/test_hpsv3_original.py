@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import chunk_grpo.scorers.workers
 from chunk_grpo.config.scorers import InSubprocess
 from chunk_grpo.scorers import hpsv3_model
-from chunk_grpo.scorers.placing import place_scorer
+from chunk_grpo.scorers.running.placing import place_scorer
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, pictures, scorer
 from tests.scorers.originals.environments import python_with, script_dependencies

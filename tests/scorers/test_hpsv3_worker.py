@@ -15,7 +15,7 @@ from chunk_grpo.config.scorers import InSubprocess, Weights
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers import workers
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.placing import place_scorer
+from chunk_grpo.scorers.running.placing import place_scorer
 from tests.fake_python import python_with_folder
 from tests.scorers.hpsv3_cases import scorer as in_process
 from tests.scorers.samples import batch_of

@@ -19,8 +19,8 @@ from torch.nn.functional import conv2d, gelu, layer_norm, softmax
 from chunk_grpo.config.scorers import ImageRewardScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
-from chunk_grpo.scorers.configured import SharedModels
 from chunk_grpo.scorers.imagereward import ImageReward, load_tokenizer, to_pixels, tokenize
+from chunk_grpo.scorers.running.configured import SharedModels
 from tests.scorers.checkpoints_imagereward import FULL, WORDS, Sizes, _shapes, make_imagereward
 from tests.scorers.samples import noise, reconfigure, weights
 

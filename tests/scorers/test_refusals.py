@@ -12,10 +12,10 @@ from chunk_grpo.errors import DataError, RefusedError, TransientError
 from chunk_grpo.scorers.base import Scorer, Scores, check_scores
 from chunk_grpo.scorers.contract import check_contract
 from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
-from chunk_grpo.scorers.external import External
-from chunk_grpo.scorers.placing import place_scorer
-from chunk_grpo.scorers.registry import make_scorer
 from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.running.external import External
+from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.scorers.workers import lines
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ROOT, in_subprocess, over_http, server_in_thread

@@ -23,9 +23,9 @@ from yarl import URL
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.wire import WorkerError, raise_remote_error
-from chunk_grpo.scorers.limited import TimeLimitError
-from chunk_grpo.scorers.retry import score_with_retries
 from chunk_grpo.scorers.reward import Reward, weighted_sum
+from chunk_grpo.scorers.running.limited import TimeLimitError
+from chunk_grpo.scorers.running.retry import score_with_retries
 from chunk_grpo.scorers.workers import lines
 from tests.shapes_scorers import ScorerForTests
 

@@ -20,8 +20,8 @@ from chunk_grpo.scorers import serve
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.http_app import Limits
 from chunk_grpo.scorers.executors.wire import encode_batch
-from chunk_grpo.scorers.external import External
-from chunk_grpo.scorers.fingerprint import scoring_settings
+from chunk_grpo.scorers.running.external import External
+from chunk_grpo.scorers.running.fingerprint import scoring_settings
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, client, server_in_thread, write_params
 

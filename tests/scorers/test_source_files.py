@@ -1,4 +1,4 @@
-"""chunk_grpo/scorers/source_files.py: the code behind a scorer of the user's own."""
+"""chunk_grpo/scorers/running/source_files.py: the code behind a scorer of the user's own."""
 
 import importlib
 import sys
@@ -9,8 +9,8 @@ import pytest
 import safetensors
 
 from chunk_grpo.digests import Digests
-from chunk_grpo.scorers import source_files
-from chunk_grpo.scorers.source_files import source_digest
+from chunk_grpo.scorers.running import source_files
+from chunk_grpo.scorers.running.source_files import source_digest
 
 FILES = {
     "rewards.py": "import os\nimport numpy\nfrom kit import colour\nfrom chunk_grpo.errors import DataError\n",

@@ -19,7 +19,7 @@ from chunk_grpo.config.scorers import InSubprocess
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.executors.subprocess_scorer import SubprocessScorer
 from chunk_grpo.scorers.executors.wire import WorkerError
-from chunk_grpo.scorers.external import External
+from chunk_grpo.scorers.running.external import External
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ROOT, in_subprocess
 

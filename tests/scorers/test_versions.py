@@ -14,7 +14,7 @@ from chunk_grpo.config import load_params
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch, Scorer
 from chunk_grpo.scorers.contract import check_contract
-from chunk_grpo.scorers.registry import BUILT_IN, make_scorer
+from chunk_grpo.scorers.running.registry import BUILT_IN, make_scorer
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.shapes.render import render
 from chunk_grpo.shapes.scene import Scene, Thing

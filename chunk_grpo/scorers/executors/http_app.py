@@ -21,7 +21,7 @@ from chunk_grpo.scorers.base import Scores
 from chunk_grpo.scorers.executors.access import is_allowed
 from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
 from chunk_grpo.scorers.executors.wire import answer_of
-from chunk_grpo.scorers.transient import may_pass
+from chunk_grpo.scorers.running.transient import may_pass
 from chunk_grpo.scorers.workers import lines
 
 _LOG = logging.getLogger(__name__)

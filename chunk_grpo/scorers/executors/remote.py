@@ -9,7 +9,6 @@ from typing import Any
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
-from chunk_grpo.scorers.configured import joined
 from chunk_grpo.scorers.executors.wire import (
     Identity,
     Question,
@@ -17,8 +16,9 @@ from chunk_grpo.scorers.executors.wire import (
     raise_remote_error,
     read_scores,
 )
-from chunk_grpo.scorers.fingerprint import scoring_settings
-from chunk_grpo.scorers.registry import make_scorer
+from chunk_grpo.scorers.running.configured import joined
+from chunk_grpo.scorers.running.fingerprint import scoring_settings
+from chunk_grpo.scorers.running.registry import make_scorer
 
 
 class Remote(ABC):

@@ -20,8 +20,8 @@ from pydantic import TypeAdapter
 from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scorer, Scores
-from chunk_grpo.scorers.fingerprint import scoring_settings
-from chunk_grpo.scorers.transient import facts_may_pass
+from chunk_grpo.scorers.running.fingerprint import scoring_settings
+from chunk_grpo.scorers.running.transient import facts_may_pass
 from chunk_grpo.scorers.workers import lines
 
 PACKAGES = ("chunk-grpo", "numpy", "pillow", "torch", "transformers")

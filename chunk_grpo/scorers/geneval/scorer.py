@@ -22,11 +22,11 @@ from chunk_grpo.scorers.clip_model import (
     load_encoder,
     load_processor,
 )
-from chunk_grpo.scorers.configured import ConfiguredScorer, chosen_device, model_name
 from chunk_grpo.scorers.geneval.colours import ColourClassifier, crop_object
 from chunk_grpo.scorers.geneval.detector import DETECTOR_FILES, Detector, check_classes, load_detector
 from chunk_grpo.scorers.geneval.records import GenEvalRecord, parse_record
 from chunk_grpo.scorers.geneval.rules import Verdict, asked_colours, found_objects, judge
+from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device, model_name
 
 
 class GenEval(ConfiguredScorer[GenEvalScorer]):

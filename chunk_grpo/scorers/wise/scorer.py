@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from chunk_grpo.config.scorers import WiseScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch
-from chunk_grpo.scorers.configured import ConfiguredScorer
-from chunk_grpo.scorers.fingerprint import spec_hash
+from chunk_grpo.scorers.running.configured import ConfiguredScorer
+from chunk_grpo.scorers.running.fingerprint import spec_hash
 from chunk_grpo.scorers.wise.answers import AnswerFile
 from chunk_grpo.scorers.wise.endpoint import Endpoint
 from chunk_grpo.scorers.wise.instructions import Instructions, find_instructions

@@ -9,7 +9,7 @@ from typing import Any
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.external import External
+from chunk_grpo.scorers.running.external import External
 
 BUILT_IN: dict[str, str] = {
     "shapes-exact": "chunk_grpo.scorers.shapes:ShapesExact",

@@ -6,8 +6,8 @@ from concurrent.futures import wait
 
 from chunk_grpo.config.scorers import ScorerSettings
 from chunk_grpo.errors import TransientError
-from chunk_grpo.scorers.background import Background
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
+from chunk_grpo.scorers.running.background import Background
 
 
 class TimeLimitError(TransientError):

@@ -12,7 +12,7 @@ from typing import Any
 from chunk_grpo.config.scorers import AnyScorer, RefusingScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.fingerprint import scoring_settings
+from chunk_grpo.scorers.running.fingerprint import scoring_settings
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 
 from chunk_grpo.config.scorers import ScorerSettings, Weights
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
-from chunk_grpo.scorers.checkpoints import find_checkpoint
-from chunk_grpo.scorers.fingerprint import spec_hash
+from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.fingerprint import spec_hash
 
 Settings = TypeVar("Settings", bound=ScorerSettings)
 Model = TypeVar("Model")

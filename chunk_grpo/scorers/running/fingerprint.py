@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chunk_grpo.config.scorers import ScorerSettings, Weights
-from chunk_grpo.scorers.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 
 _READ_BESIDES = ("*.json", "*.txt", "*.jinja", "*.model")
 """Files of a local folder that are hashed beside the required ones: optional configuration and tokenizer files."""

@@ -14,9 +14,9 @@ from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError, RefusedError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scores, check_batch, check_scores
-from chunk_grpo.scorers.configured import in_batches
-from chunk_grpo.scorers.fingerprint import spec_hash
-from chunk_grpo.scorers.source_files import ENTRY_POINTS, offered_sources, source_digest
+from chunk_grpo.scorers.running.configured import in_batches
+from chunk_grpo.scorers.running.fingerprint import spec_hash
+from chunk_grpo.scorers.running.source_files import ENTRY_POINTS, offered_sources, source_digest
 
 
 class External:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores
-from chunk_grpo.scorers.limited import TimeLimitError
-from chunk_grpo.scorers.transient import may_pass
+from chunk_grpo.scorers.running.limited import TimeLimitError
+from chunk_grpo.scorers.running.transient import may_pass
 
 _LOG = logging.getLogger(__name__)
 
