@@ -49,7 +49,7 @@ def _only_shown() -> Iterator[None]:
 def show(preset: str, highlights: Sequence[Highlight]) -> None:
     """Publish each highlight as an artifact."""
     for each in highlights:
-        create_markdown_artifact(each.inline(), key=_key(each, preset), description=each.title)
+        create_markdown_artifact(each.markdown, key=_key(each, preset), description=each.title)
 
 
 @_only_shown()
@@ -81,22 +81,21 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
 
     @_only_shown()
     def follow() -> None:
-        from chunk_grpo.reporting.live import (
-            live_curves,
-        )  # here: importing the plotting library takes seconds
+        from chunk_grpo.reporting.live import live_curves  # here: importing matplotlib takes seconds
 
         nonlocal artifact, shown
-        if (curves := live_curves(workspace.root / "logs", variant)) is None or (
-            text := curves.inline()
-        ) == shown:
+        curves = live_curves(workspace.root / "logs", variant)
+        if curves is None or curves.markdown == shown:
             return
         if artifact is None:
             key = _key(curves, workspace.preset)
-            artifact = cast("UUID", create_markdown_artifact(text, key=key, description=curves.title))
+            artifact = cast(
+                "UUID", create_markdown_artifact(curves.markdown, key=key, description=curves.title)
+            )
         else:
             with get_client(sync_client=True) as client:
-                client.update_artifact(artifact, ArtifactUpdate(data=text))
-        shown = text
+                client.update_artifact(artifact, ArtifactUpdate(data=curves.markdown))
+        shown = curves.markdown
 
     return repeating(follow, _LIVE_SECONDS) if kind == "train" else nullcontext()
 

@@ -60,4 +60,4 @@ def reevaluate(
             payload={"text": text},
         )
     state = "Nothing" if recorded.repeats else "Completed"
-    return Completed(name=state, message=summary(recorded.history, recorded.newest))
+    return Completed(name=state, message=summary(recorded.newest, recorded.repeats))

@@ -82,9 +82,7 @@ class Progress:
 
     @cached_property
     def _highlights(self) -> Highlights:
-        from chunk_grpo.reporting.highlights import (
-            Highlights,
-        )  # here: importing the plotting library takes seconds
+        from chunk_grpo.reporting.highlights import Highlights  # here: importing matplotlib takes seconds
 
         return Highlights(self.workspace.root)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from dataclasses import dataclass
+from pathlib import Path
 
 from PIL import Image
 
 _COLOURS = 64
-_MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
-_PICTURE = re.compile(r"(!\[(?:[^\]\\]|\\.)*\])\(([^)\s]+)\)")
+_PNG = re.compile(r"\]\(([^()\s]+\.png)\)")
 
 
 @dataclass(frozen=True)
@@ -23,24 +21,18 @@ class Highlight:
     Attributes:
         key: Name, unique within a run: lower-case letters, digits and dashes.
         title: Short title.
-        markdown: Text with a heading; refers to pictures as ![alternative text](NAME).
-        images: NAME to picture; its suffix is .png or .jpg.
+        markdown: Text with a heading; its pictures are data: URIs.
     """
 
     key: str
     title: str
     markdown: str
-    images: Mapping[str, bytes] = field(default_factory=dict)
 
-    def inline(self) -> str:
-        """The Markdown with its pictures embedded as data: URIs."""
-        return _PICTURE.sub(lambda found: f"{found[1]}({self._uri(found[2])})", self.markdown)
 
-    def _uri(self, name: str) -> str:
-        if name not in self.images:  # an external address
-            return name
-        content = base64.b64encode(self.images[name]).decode("ascii")
-        return f"data:{_MEDIA_TYPES[PurePath(name).suffix]};base64,{content}"
+def data_uri(picture: bytes) -> str:
+    """A PNG or JPEG as a data: URI."""
+    kind = "png" if picture.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
 def report(folder: Path, page: str | None) -> list[Highlight]:
@@ -53,18 +45,22 @@ def report(folder: Path, page: str | None) -> list[Highlight]:
     file = folder / "report.md"
     if not file.is_file():
         return []
+
+    def embedded(found: re.Match[str]) -> str:
+        picture = folder / found[1]
+        return f"]({data_uri(picture.read_bytes())})" if picture.is_file() else found[0]
+
     link = f"[The report as a page]({page})\n\n" if page else ""
-    pictures = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.png")}
-    return [Highlight("report", "The report", link + file.read_text(encoding="utf-8"), pictures)]
+    return [Highlight("report", "The report", link + _PNG.sub(embedded, file.read_text(encoding="utf-8")))]
 
 
-def smaller(plot: bytes) -> bytes:
-    """Reduce the colours of a plot's PNG to a quarter of its bytes: many versions of a highlight are stored."""
+def plot_uri(plot: bytes) -> str:
+    """A plot's PNG as a data: URI, in few colours and a quarter of its bytes: many versions of it are stored."""
     out = io.BytesIO()
     image = Image.open(io.BytesIO(plot)).convert("RGB")
     few = image.quantize(_COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     few.save(out, "PNG", optimize=True)
-    return out.getvalue()
+    return data_uri(out.getvalue())
 
 
 def slug(text: str) -> str:

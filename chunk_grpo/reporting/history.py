@@ -9,19 +9,19 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from chunk_grpo.artifacts import join, read_table, table_from_rows
-from chunk_grpo.artifacts.publishing import PLAIN_NAME
+from chunk_grpo.artifacts import SchemaName, read_table, table_from_rows
 from chunk_grpo.artifacts.schemas import SCORER_KEY
-from chunk_grpo.config import Params, load_params
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.config import load_params
+from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import BASE, MODES, ReportSettings, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.inputs import settings_from
 from chunk_grpo.reporting.statistics import crossed_interval
@@ -35,14 +35,14 @@ class Evaluation:
     """Identification of an evaluation.
 
     Attributes:
-        name: Name, unique among the evaluations of the preset, such as that of the flow run; used as a file name.
+        evaluation: Name, unique among the evaluations of the preset, such as that of the flow run; used as a file name.
         evaluated_at: Time in UTC, with its time zone.
         preset: Preset of the policies.
         model_commit: Commit whose run trained the policies.
         code_commit: Commit whose code generated and scored the images.
     """
 
-    name: str
+    evaluation: str
     evaluated_at: datetime
     preset: str
     model_commit: str
@@ -59,14 +59,9 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HistoryRow:
+class HistoryRow(Evaluation):
     """One row of evaluation_history/1: one score in one evaluation; docs/artifacts.md describes the columns."""
 
-    evaluation: str
-    evaluated_at: datetime
-    preset: str
-    model_commit: str
-    code_commit: str
     image_seed: int
     policy: str
     mode: str
@@ -100,17 +95,14 @@ class HistoryRow:
         return self.evaluation if begins else self.reference
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One evaluation's scores.
+class Measured(NamedTuple):
+    """Scores of one evaluation.
 
     Attributes:
-        evaluation: Identification of the evaluation.
         rows: One row per score, in the order of params.yaml.
         prompts: Schema evaluation_prompts: the mean of each prompt, for paired comparisons.
     """
 
-    evaluation: Evaluation
     rows: tuple[HistoryRow, ...]
     prompts: pa.Table
 
@@ -124,20 +116,17 @@ def known(history: Sequence[HistoryRow], rows: Sequence[HistoryRow]) -> str:
         history: Rows in order of time. Rows from this evaluation on are ignored.
         rows: The rows of one evaluation.
     """
-    this = rows[0]
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for row in history:
-        if row.evaluation == this.evaluation:
-            break
-        if (row.model_commit, row.image_seed) == (this.model_commit, this.image_seed):
-            found[row.evaluation].add(_numbers(row))
-    numbers = {_numbers(row) for row in rows}
-    return next((name for name in reversed(found) if found[name] == numbers), "")
+    for row in takewhile(lambda row: row.evaluation != rows[0].evaluation, history):
+        found[row.evaluation].add(_result(row))
+    results = {_result(row) for row in rows}
+    return next((name for name in reversed(found) if found[name] == results), "")
 
 
-def _numbers(row: HistoryRow) -> str:
-    """Values that change with any image or scorer, as text, so that NaN equals NaN."""
-    return repr((*row.score, row.scorer_hash, row.num_images, row.mean, row.standard_error, row.low))
+def _result(row: HistoryRow) -> str:
+    """Values that change with any model, image or scorer, as text, so that NaN equals NaN."""
+    numbers = (row.num_images, row.mean, row.standard_error, row.low)
+    return repr((row.model_commit, row.image_seed, *row.score, row.scorer_hash, *numbers))
 
 
 def measure(workspace: Path, evaluation: Evaluation) -> Measured:
@@ -148,57 +137,48 @@ def measure(workspace: Path, evaluation: Evaluation) -> Measured:
         evaluation: Identification of the evaluation.
 
     Raises:
-        ConfigError: params.yaml is invalid, or the name, preset or time of the evaluation is.
+        ConfigError: params.yaml is invalid.
         DataError: A table is missing, corrupt, has another schema, or lacks scores; the message names it.
     """
-    _check(evaluation)
-    params = load_params(workspace / "params.yaml")
-    settings = settings_from(params)
+    settings = settings_from(load_params(workspace / "params.yaml"))
     artifacts = workspace / "artifacts"
     sources = {
-        (policy, use.name): _source(join(artifacts, "scores", policy, f"{use.name}.parquet"))
+        (policy, use.name): _read(artifacts / "scores" / policy / f"{use.name}.parquet", "scores")
         for policy in (BASE, *settings.variants)
         for use in settings.measured
     }
-    path = join(artifacts, "prompts", "evaluation.parquet")
-    prompts = Source(path, read_table(path, "prompts"))
+    prompts = _read(artifacts / "prompts" / "evaluation.parquet", "prompts")
     book = ScoreBook(sources, settings.rewards)
     rows: list[HistoryRow] = []
     means: list[dict[str, object]] = []
-    for score, of_split in _scores(book, prompts, settings):
-        source = sources[score.policy, score.scorer]
-        left = book.samples(score.scorer, of_split.ids)
-        values = book.values(score.policy, score.mode, score.scorer, of_split.ids)
-        images = [len(left[prompt_id]) * len(values) for prompt_id in of_split.ids]
-        rows.append(_row(evaluation, score, params, source, values, of_split, sum(images)))
-        means += [
-            {
-                "evaluation": evaluation.name,
+    for score, of in _scores(book, prompts, settings):
+        values = book.values(score.policy, score.mode, score.scorer, of.ids)
+        samples = book.samples(score.scorer, of.ids)
+        images = [len(values) * len(samples[prompt_id]) for prompt_id in of.ids]
+        generator = np.random.default_rng(settings.seed)
+        interval = crossed_interval(values, settings.bootstrap_samples, generator, None, of.captions)
+        rows.append(
+            HistoryRow(
+                **asdict(evaluation),
+                image_seed=settings.image_seed,
                 **score._asdict(),
-                "prompt_id": prompt_id,
-                "prompt": caption,
-                "mean": float(mean),
-                "num_images": count,
-            }
+                scorer_hash=_spec_hash(sources[score.policy, score.scorer]),
+                **asdict(interval),
+                num_images=sum(images),
+            )
+        )
+        key = {"evaluation": evaluation.evaluation, **score._asdict()}
+        means += [
+            {**key, "prompt_id": prompt_id, "prompt": caption, "mean": mean, "num_images": count}
             for prompt_id, caption, mean, count in zip(
-                of_split.ids, of_split.captions, values.mean(axis=0), images, strict=True
+                of.ids, of.captions, values.mean(axis=0).tolist(), images, strict=True
             )
         ]
-    return Measured(evaluation, tuple(rows), table_from_rows(means, "evaluation_prompts"))
+    return Measured(tuple(rows), table_from_rows(means, "evaluation_prompts"))
 
 
-def _check(evaluation: Evaluation) -> None:
-    for key, name in (("name", evaluation.name), ("preset", evaluation.preset)):
-        if not PLAIN_NAME.fullmatch(name):
-            raise ConfigError(
-                f"evaluation {key}: must be letters, digits, '.', '_' and '-' to name a file, got {name!r}"
-            )
-    if evaluation.evaluated_at.utcoffset() != timedelta(0):
-        raise ConfigError(f"evaluation time: must be in UTC, got {evaluation.evaluated_at.isoformat()}")
-
-
-def _source(path: str) -> Source:
-    return Source(path, read_table(path, "scores"))
+def _read(path: Path, schema: SchemaName) -> Source:
+    return Source(str(path), read_table(path, schema))
 
 
 def _scores(
@@ -212,38 +192,6 @@ def _scores(
             if of_split is not None:
                 answered = book.answered(use.name, of_split)
                 yield from ((Score(policy, mode, split, use.name), answered) for policy, mode in drawn)
-
-
-def _row(
-    evaluation: Evaluation,
-    score: Score,
-    params: Params,
-    source: Source,
-    values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    prompts: ScoredPrompts,
-    num_images: int,
-) -> HistoryRow:
-    generator = np.random.default_rng(params.report.seed)
-    interval = crossed_interval(values, params.report.bootstrap_samples, generator, None, prompts.captions)
-    return HistoryRow(
-        evaluation=evaluation.name,
-        evaluated_at=evaluation.evaluated_at,
-        preset=evaluation.preset,
-        model_commit=evaluation.model_commit,
-        code_commit=evaluation.code_commit,
-        image_seed=params.generate.seed,
-        **score._asdict(),
-        scorer_hash=_spec_hash(source),
-        mean=interval.mean,
-        low=interval.low,
-        high=interval.high,
-        standard_error=interval.standard_error,
-        degrees_of_freedom=interval.degrees_of_freedom,
-        num_seeds=interval.num_seeds,
-        num_prompts=interval.num_prompts,
-        num_captions=interval.num_captions,
-        num_images=num_images,
-    )
 
 
 def _spec_hash(source: Source) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from chunk_grpo.reporting.comparisons import number, signed
 from chunk_grpo.reporting.evidence import BASE
-from chunk_grpo.reporting.history import Change, HistoryRow, known
+from chunk_grpo.reporting.history import Change, HistoryRow
 from chunk_grpo.reporting.history_changes import METHOD
 from chunk_grpo.reporting.tables import Cell, Row, Table, to_markdown
 
@@ -23,31 +23,26 @@ WORDS: dict[Change, str] = {
     "none": "no change shown",
     "moved": "**moved**",
 }
-
-_OTHERS: dict[Change, str] = {
-    "same": "are equal on every prompt",
-    "unknown": "have too few prompts to tell",
-    "scorer": "were not compared because their scorer changed",
-    "prompts": "were not compared because they have no prompt in common with their reference",
-    "first": "are new",
-}
+LEGEND = (
+    "Grey: the base. Triangle: a moved score. Dashed line: a changed scorer. Dotted line: policies that were trained "
+    "again."
+)
 
 
-def summary(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str:
-    """One sentence on an evaluation: what is new, moved, or could not be compared.
+def summary(newest: Sequence[HistoryRow], repeats: str = "") -> str:
+    """One sentence on an evaluation: how many scores are new, moved, or could not be compared.
 
     Args:
-        history: All rows in order of time.
-        newest: Rows of the evaluation, which `history` may lack.
+        newest: Rows of the evaluation.
+        repeats: Earlier evaluation with exactly the same results; empty if there is none.
     """
-    found, repeated = Counter(row.change for row in newest), known(history, newest)
-    if repeated:
-        return f"Nothing new: all {len(newest)} scores are exactly those of {repeated}."
+    if repeats:
+        return f"Nothing new: all {len(newest)} scores are exactly those of {repeats}."
+    found = Counter(row.change for row in newest)
     if found["first"] == len(newest):
         return f"First evaluation: {len(newest)} scores, with nothing to compare them with."
-    parts = [f"{found['moved']} of {len(newest)} scores moved"]
-    parts += [f"{found[word]} {text}" for word, text in _OTHERS.items() if found[word]]
-    return f"{'; '.join(parts)}."
+    others = [f"{found[change]} {WORDS[change]}" for change in WORDS if change != "moved" and found[change]]
+    return "; ".join([f"{found['moved']} of {len(newest)} scores moved", *others]) + "."
 
 
 def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | None:
@@ -61,17 +56,12 @@ def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | 
     if not moved:
         return None
     models = {row.evaluation: row.model_commit for row in history}
-    lines = [
-        f"{summary(history, newest)} Evaluation {newest[0].evaluation} of preset {newest[0].preset}:",
-        "",
-    ]
+    lines = [f"{summary(newest)} Evaluation {newest[0].evaluation} of preset {newest[0].preset}:", ""]
     for row in moved:
-        trained = (
-            "" if models[row.reference] == row.model_commit else "; the policies were trained again since"
-        )
+        again = "" if models[row.reference] == row.model_commit else "; the policies were trained again since"
         lines.append(
             f"- {row.scorer} on {row.split}, {_policy(row)}: {number(row.mean)}, {signed(row.difference)} since "
-            f"{row.reference} (band ±{number(row.band)}, p {_p_text(row.p_value)}){trained}"
+            f"{row.reference} (band ±{number(row.band)}, p {_p_text(row.p_value)}){again}"
         )
     return "\n".join(lines)
 
@@ -82,15 +72,15 @@ def history_markdown(history: Sequence[HistoryRow], evaluation: str, plot: str) 
     Args:
         history: Rows in order of time.
         evaluation: Name of the evaluation whose scores are shown.
-        plot: File name of the trend plot, in the folder of the page.
+        plot: Address of the trend plot.
     """
     newest = [row for row in history if row.evaluation == evaluation]
-    first = newest[0]
-    when = first.evaluated_at.strftime("%Y-%m-%d %H:%M UTC")
+    when = newest[0].evaluated_at.strftime("%Y-%m-%d %H:%M UTC")
     parts = [
-        f"# Evaluations of preset {first.preset}",
-        f"{evaluation}, {when}: {summary(history, newest)}",
+        f"# Evaluations of preset {newest[0].preset}",
+        f"{evaluation}, {when}: {summary(newest)}",
         f"![Scores over the evaluations, with 95 % intervals]({plot})",
+        LEGEND,
         f"## Scores of {evaluation}",
         to_markdown(scores_table(newest)),
         METHOD,
@@ -103,58 +93,48 @@ def history_markdown(history: Sequence[HistoryRow], evaluation: str, plot: str) 
 def scores_table(newest: Sequence[HistoryRow]) -> Table:
     """Scores of an evaluation: mean, interval, and change since their reference."""
     heads = ("score", "policy", "mean", "95 % interval", "difference", "band", "p", "since", "change")
-    rows = []
-    for row in newest:
-        compared = not math.isnan(row.band)
-        texts = (
+    rows = [
+        _row(
+            f"{row.scorer}, {row.split}",
             _policy(row),
             number(row.mean),
             "too few prompts" if math.isnan(row.low) else f"{number(row.low)} to {number(row.high)}",
             "–" if math.isnan(row.difference) else signed(row.difference),
-            f"±{number(row.band)}" if compared else "–",
-            _p_text(row.p_value) if compared else "–",
+            "–" if math.isnan(row.band) else f"±{number(row.band)}",
+            "–" if math.isnan(row.p_value) else _p_text(row.p_value),
             row.reference or "–",
             WORDS[row.change],
         )
-        rows.append(Row(f"{row.scorer}, {row.split}", tuple(map(Cell, texts))))
+        for row in newest
+    ]
     return Table(heads, tuple(rows))
 
 
 def evaluations_table(history: Sequence[HistoryRow]) -> Table:
     """The newest evaluations, newest first."""
-    by_name: dict[str, list[HistoryRow]] = {}
-    for row in history:
-        by_name.setdefault(row.evaluation, []).append(row)
-    heads = (
-        "evaluation",
-        "time (UTC)",
-        "model",
-        "code",
-        "image seed",
-        "images",
-        "scores",
-        "moved",
-        "scorer changed",
-    )
+    heads = ("evaluation", "time (UTC)", "model", "code", "image seed", "scores", "moved", "scorer changed")
+    names = list(dict.fromkeys(row.evaluation for row in history))[: -EVALUATIONS_SHOWN - 1 : -1]
     rows = []
-    for name, of_it in list(by_name.items())[::-1][:EVALUATIONS_SHOWN]:
-        first, found = of_it[0], Counter(row.change for row in of_it)
-        images = max(
-            sum(row.num_images for row in of_it if row.scorer == scorer)
-            for scorer in {row.scorer for row in of_it}
+    for name in names:
+        scores = [row for row in history if row.evaluation == name]
+        first, found = scores[0], Counter(row.change for row in scores)
+        rows.append(
+            _row(
+                name,
+                first.evaluated_at.strftime("%Y-%m-%d %H:%M"),
+                first.model_commit[:COMMIT_DIGITS],
+                first.code_commit[:COMMIT_DIGITS],
+                str(first.image_seed),
+                str(len(scores)),
+                str(found["moved"]),
+                str(found["scorer"]),
+            )
         )
-        texts = (
-            first.evaluated_at.strftime("%Y-%m-%d %H:%M"),
-            first.model_commit[:COMMIT_DIGITS],
-            first.code_commit[:COMMIT_DIGITS],
-            str(first.image_seed),
-            str(images),
-            str(len(of_it)),
-            str(found["moved"]),
-            str(found["scorer"]),
-        )
-        rows.append(Row(name, tuple(map(Cell, texts))))
     return Table(heads, tuple(rows))
+
+
+def _row(head: str, *texts: str) -> Row:
+    return Row(head, tuple(map(Cell, texts)))
 
 
 def _policy(row: HistoryRow) -> str:

@@ -6,9 +6,9 @@ with them prompt by prompt; history.parquet stays small.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ from chunk_grpo.artifacts import (
 from chunk_grpo.artifacts.io import REWRITE_IT
 from chunk_grpo.artifacts.storage import folder_lock, sizes_below
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.highlight import Highlight
+from chunk_grpo.reporting.highlight import Highlight, data_uri
 from chunk_grpo.reporting.history import HistoryRow, Measured, known
 from chunk_grpo.reporting.history_changes import compare
 from chunk_grpo.reporting.history_page import history_markdown
@@ -35,15 +35,14 @@ HISTORY, PLOT, PAGE, MEANS = "history.parquet", "history.png", "history.md", "ev
 KEEP_IT = "Restore it from a copy, or move it away to begin a new history."
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(NamedTuple):
     """Result of `record`.
 
     Attributes:
         repeats: Earlier evaluation with exactly the same results; empty if there is none.
         newest: Rows of the evaluation, compared with their references unless the evaluation was not added.
         history: All rows in order of time.
-        trend: The page with its plot, as written to the preset's folder.
+        trend: The page with its plot, for the UI.
     """
 
     repeats: str
@@ -68,8 +67,8 @@ def record(destination: Location, measured: Measured) -> Recorded:
             missing, or a file cannot be written.
         TransientError: The object store does not answer.
     """
-    name = measured.evaluation.name
-    folder = join(destination, measured.evaluation.preset)
+    name, preset = measured.rows[0].evaluation, measured.rows[0].preset
+    folder = join(destination, preset)
     check_writable(join(folder, HISTORY))
     with folder_lock(folder):
         there = sizes_below(folder)
@@ -79,40 +78,31 @@ def record(destination: Location, measured: Measured) -> Recorded:
         if len(others) == len(history) and known(others, newest):
             shown = history[
                 -1
-            ].evaluation  # draw the trend again: the process that added it may have been killed before
+            ].evaluation  # drawn again: the process that added it may have been killed before
         else:
-            newest = _compared(folder, measured, others, there)
+            earlier = [row for row in others if row.evaluated_at <= newest[0].evaluated_at]
+            newest = compare(measured, earlier, lambda of: _reference(folder, of, there))
             history = tuple(sorted([*others, *newest], key=lambda row: row.evaluated_at))
             write_table(measured.prompts, join(folder, MEANS, f"{name}.parquet"), "evaluation_prompts")
             rows = table_from_rows(map(asdict, history), "evaluation_history")
             write_table(rows, join(folder, HISTORY), "evaluation_history")
-        trend = _trend(history, shown)
-        write_bytes(trend.images[PLOT], join(folder, PLOT))
-        write_text(trend.markdown, join(folder, PAGE))
+        plot = trend_png(history)
+        write_bytes(plot, join(folder, PLOT))
+        write_text(history_markdown(history, shown, PLOT), join(folder, PAGE))
+    page = history_markdown(history, shown, data_uri(plot))
+    trend = Highlight("trend", "Scores over the evaluations", page)
     return Recorded(known(history, newest), newest, history, trend)
 
 
-def _compared(
-    folder: str, measured: Measured, others: Sequence[HistoryRow], there: Collection[str]
-) -> tuple[HistoryRow, ...]:
-    """The rows of an evaluation, compared with earlier evaluations."""
-
-    def read_means(name: str) -> pa.Table:
-        path = f"{MEANS}/{name}.parquet"
-        if path not in there:
-            raise DataError(
-                f"{join(folder, path)}: no such file; scores are compared with the evaluation {name} prompt by "
-                f"prompt. Restore it from a copy, or move {HISTORY} away to begin a new history."
-            )
-        return read_means_of(join(folder, path))
-
-    earlier = [row for row in others if row.evaluated_at <= measured.evaluation.evaluated_at]
-    return compare(measured, earlier, read_means).rows
-
-
-def _trend(history: Sequence[HistoryRow], evaluation: str) -> Highlight:
-    page = history_markdown(history, evaluation, PLOT)
-    return Highlight("trend", "Scores over the evaluations", page, {PLOT: trend_png(history)})
+def _reference(folder: str, name: str, there: Collection[str]) -> pa.Table:
+    """Prompt means of an earlier evaluation."""
+    path = f"{MEANS}/{name}.parquet"
+    if path not in there:
+        raise DataError(
+            f"{join(folder, path)}: no such file; scores are compared with the evaluation {name} prompt by "
+            f"prompt. Restore it from a copy, or move {HISTORY} away to begin a new history."
+        )
+    return read_means_of(join(folder, path))
 
 
 def read_history(location: Location) -> tuple[HistoryRow, ...]:

@@ -117,12 +117,11 @@ def test_the_highlights_of_a_run_are_seen(ui: Ui, site: Site, pictures: Path) ->
     (plot,) = ui.images()
     assert plot.natural > 1500
     ui.screenshot(pictures / "prefect-profile.png")
-    open_artifact(ui, site, site.ran, "chunks-smoke", "trained by")
-    assert any("2, 3, 4, 7" in row for table in ui.tables() for row in table)
+    open_artifact(ui, site, site.ran, "chunks-smoke", "Sizes: 2, 3, 4, 7. Trained by: chunk-ws.")
     open_artifact(ui, site, site.ran, "images-smoke", "The same prompts and seeds")
-    images = ui.images()
-    assert images and all(image.natural > 0 for image in images)
-    assert {image.alt.rsplit(": ")[-1] for image in images} == {"base", "dance, tuned", "chunk-ws, tuned"}
+    (grid,) = ui.images()
+    assert grid.alt == "Image grid: base, dance tuned, chunk-ws tuned"
+    assert grid.natural > 500
     ui.screenshot(pictures / "prefect-images.png")
     open_artifact(ui, site, site.ran, "scores-smoke", "95 % interval")
     rows = {row.pop("policy"): row for row in by_head(ui.tables()[0])}

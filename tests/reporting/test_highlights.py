@@ -13,10 +13,12 @@ from PIL import Image
 
 from chunk_grpo.artifacts import table_from_rows, write_table
 from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.reporting import gallery
 from chunk_grpo.reporting.evidence import Source
 from chunk_grpo.reporting.highlight import Highlight, escaped, slug
+from chunk_grpo.reporting.highlight import report as report_highlight
+from chunk_grpo.reporting.highlight_parts import draw_plans
 from chunk_grpo.reporting.highlights import Highlights
-from chunk_grpo.reporting.highlights_plans import draw_plans
 from chunk_grpo.reporting.series import chunks_of
 from stages import report
 from stages._stage import run_stage
@@ -49,8 +51,10 @@ def table_lines(markdown: str) -> list[str]:
     return [line for line in markdown.splitlines() if line.startswith("| ")]
 
 
-def size(picture: bytes) -> tuple[int, int]:
-    return Image.open(io.BytesIO(picture)).size
+def pictures(markdown: str) -> list[Image.Image]:
+    """The pictures of a page, in order."""
+    found = re.findall(r"\]\(data:image/(?:png|jpeg);base64,([^)]*)\)", markdown)
+    return [Image.open(io.BytesIO(base64.b64decode(content))) for content in found]
 
 
 def test_each_appears_as_soon_as_its_inputs_exist_and_once(workspace: Workspace) -> None:
@@ -83,9 +87,9 @@ def test_it_appears_again_when_an_input_is_another(workspace: Workspace, done: R
     write_table(table, workspace.root / "artifacts" / "chunks" / "listed.parquet", "chunk_plan")
     after = {highlight.key: highlight for highlight in found.new()}
     assert after.keys() == before.keys() == {"l1-profile", "chunks"}
-    assert after["l1-profile"].images != before["l1-profile"].images
-    assert "| listed | 4 | 2, 3, 4, 7 |" in before["chunks"].markdown
-    assert "| listed | 4 | 4, 4, 4, 4 |" in after["chunks"].markdown
+    assert after["l1-profile"] != before["l1-profile"]
+    assert "### listed\n\nSizes: 2, 3, 4, 7." in before["chunks"].markdown
+    assert "### listed\n\nSizes: 4, 4, 4, 4." in after["chunks"].markdown
 
 
 def test_another_pipelines_workspace_has_none(tmp_path: Path) -> None:
@@ -113,9 +117,8 @@ def test_the_profile_is_drawn_over_the_chunks_of_every_plan(workspace: Workspace
     workspace.finish("chunk_boundaries")
     whole = made(workspace)["l1-profile"]
     assert "Shaded: the chunks of listed" in whole.markdown
-    assert size(whole.images["l1-profile.png"])[1] == 2 * size(alone.images["l1-profile.png"])[1]
-    first = next(line for line in table_lines(whole.markdown) if line.startswith("| 0 |"))
-    assert first.split(" | ")[1] == "1.000"  # t of the first step: noise
+    (one,), (two,) = pictures(alone.markdown), pictures(whole.markdown)
+    assert two.height == 2 * one.height
 
 
 def test_a_plans_boxes_are_its_chunks() -> None:
@@ -133,15 +136,16 @@ def test_a_plans_boxes_are_its_chunks() -> None:
 def test_chunks_are_told_with_their_steps_and_weights(workspace: Workspace) -> None:
     """Means of 0.7, 0.6, 0.5 and 0.4 over 0.5 give the weights; their sum is 4.4."""
     workspace.finish("profile_l1", "chunk_boundaries")
-    lines = table_lines(made(workspace)["chunks"].markdown)
-    assert "| listed | 4 | 2, 3, 4, 7 | chunk, chunk-ws |" in lines
-    assert "| step | 16 | 1 each | dance |" in lines
-    assert "| guided | 4 | 2, 3, 5, 6 | – |" in lines
-    assert [line for line in lines if line.startswith("| listed |")][1:] == [
-        "| listed | 0 | 2 | 0–1 | 0.700 | 1.40 | 32% |",
-        "| listed | 1 | 3 | 2–4 | 0.600 | 1.20 | 27% |",
-        "| listed | 2 | 4 | 5–8 | 0.500 | 1.00 | 23% |",
-        "| listed | 3 | 7 | 9–15 | 0.400 | 0.80 | 18% |",
+    found = dict(part.split("\n\n", 1) for part in made(workspace)["chunks"].markdown.split("\n### ")[1:])
+    assert list(found) == list(PLANS)
+    assert found["step"].startswith(f"Sizes: {', '.join('1' * 16)}. Trained by: dance.")
+    assert found["guided"].startswith("Sizes: 2, 3, 5, 6. Trained by: no variant.")
+    assert found["listed"].startswith("Sizes: 2, 3, 4, 7. Trained by: chunk, chunk-ws.")
+    assert table_lines(found["listed"])[1:] == [
+        "| 0 | 2 | 0–1 | 0.700 | 1.40 | 32% |",
+        "| 1 | 3 | 2–4 | 0.600 | 1.20 | 27% |",
+        "| 2 | 4 | 5–8 | 0.500 | 1.00 | 23% |",
+        "| 3 | 7 | 9–15 | 0.400 | 0.80 | 18% |",
     ]
 
 
@@ -175,7 +179,7 @@ def test_rewards_of_some_variants_say_which_are_missing(workspace: Workspace) ->
     workspace.finish("profile_l1", "train@chunk")
     rewards = made(workspace)["rewards"]
     assert "Not trained yet: dance, chunk-ws." in rewards.markdown
-    assert size(rewards.images["rewards.png"])[0] > 1000
+    assert pictures(rewards.markdown)[0].width > 1000
 
 
 def colour(policy: str, mode: str, train_seed: int, prompt: int, sample: int) -> tuple[int, int, int]:
@@ -183,7 +187,7 @@ def colour(policy: str, mode: str, train_seed: int, prompt: int, sample: int) ->
     return 40 * ("base", *VARIANTS).index(policy) + 5 * len(mode), 20 * (train_seed + 2), 2 * prompt + sample
 
 
-def coloured(policy: str, prompts: list[dict[str, object]], side: int = 32) -> list[dict[str, object]]:
+def coloured(policy: str, prompts: list[dict[str, object]]) -> list[dict[str, object]]:
     """Images of two samples, each of one colour, the later ones first."""
     rows = []
     for row in image_rows(policy, prompts, 16):
@@ -191,47 +195,50 @@ def coloured(policy: str, prompts: list[dict[str, object]], side: int = 32) -> l
             number = [prompt["prompt_id"] for prompt in prompts].index(row["prompt_id"])
             out = io.BytesIO()
             rgb = colour(policy, str(row["mode"]), int(str(row["train_seed"])), number, sample)
-            Image.new("RGB", (side, side), rgb).save(out, "PNG")
+            Image.new("RGB", (32, 32), rgb).save(out, "PNG")
             image = {"bytes": out.getvalue(), "path": "x.png"}
             rows.append({**row, "sample": sample, "seed": 1000 * sample + number, "image": image})
     return rows[::-1]
 
 
-def test_a_row_of_the_grid_has_one_prompt_and_one_seed(workspace: Workspace, done: Run) -> None:
+def middle(grid: Image.Image, row: int, column: int) -> object:
+    """Colour in the middle of an image of the grid."""
+    x = gallery.GAP + column * (gallery.TILE + gallery.GAP) + gallery.TILE // 2
+    y = (
+        gallery.HEADER
+        + row * (gallery.LABEL + gallery.TILE + gallery.GAP)
+        + gallery.LABEL
+        + gallery.TILE // 2
+    )
+    return grid.convert("RGB").getpixel((2 * x, 2 * y))
+
+
+def test_a_row_of_the_grid_has_one_prompt_and_one_seed(workspace: Workspace) -> None:
     workspace.finish("prepare_prompts")
     prompts = prompt_rows(8)
     for policy in ("base", "chunk", "dance"):
         place = workspace.root / "artifacts" / "images" / policy / "images.parquet"
         write_table(table_from_rows(coloured(policy, prompts), "images"), place, "images")
-    grid = made(workspace)["images"]
-    head, *rows = table_lines(grid.markdown)
-    assert head == "| prompt | base | dance, tuned | chunk, tuned |"
-    assert len(rows) == 4  # report.grid_prompts
-    report_text = (done.root / "report" / "report.md").read_text()
-    assert "grid.png" in report_text
-    for row in rows:
-        found = re.match(r"\| (.*)<br>seed (\d+) \|", row)
-        assert found
-        number = int(found[2])  # sample 0: the seed is the prompt's number
-        assert found[1] == prompts[number]["prompt"]
-        names = re.findall(r"\]\(([^)]+)\)", row)
-        pixels = [Image.open(io.BytesIO(grid.images[name])).convert("RGB").getpixel((5, 5)) for name in names]
-        assert pixels == [
+    markdown = made(workspace)["images"].markdown
+    assert "![Image grid: base, dance tuned, chunk tuned](" in markdown
+    (grid,), listed = pictures(markdown), re.findall(r"^\d+\. (.*), seed (\d+)$", markdown, re.MULTILINE)
+    assert len(listed) == 4  # report.grid_prompts
+    for row, (prompt, seed) in enumerate(listed):
+        number = int(seed)  # sample 0: the seed is the prompt's number
+        assert prompt == prompts[number]["prompt"]
+        assert [middle(grid, row, column) for column in range(3)] == [
             colour("base", "base", -1, number, 0),
             colour("dance", "tuned", 0, number, 0),
             colour("chunk", "tuned", 0, number, 0),
         ]
-    assert {size(picture) for picture in grid.images.values()} == {
-        (192, 192)
-    }  # 32 pixels, 6 times: three share 560
-    assert "Not drawn yet: chunk-ws." in grid.markdown
+    assert "Not drawn yet: chunk-ws." in markdown
 
 
 def test_the_grid_has_the_reports_prompts(workspace: Workspace, done: Run) -> None:
     workspace.finish(*INPUTS)
     grid = made(workspace)["images"]
     page = (done.root / "report" / "index.html").read_text()
-    captions = [line.split("<br>")[0].removeprefix("| ") for line in table_lines(grid.markdown)[1:]]
+    captions = re.findall(r"^\d+\. (.*), seed", grid.markdown, re.MULTILINE)
     alts = re.findall(r'alt="([^"]*): base"', page)
     assert captions == alts
 
@@ -257,12 +264,12 @@ def noise(side: int) -> Iterator[bytes]:
 
 def test_large_images_are_reduced_and_prompts_left_out_until_they_fit(workspace: Workspace) -> None:
     workspace.finish("prepare_prompts")
-    pictures, prompts = noise(400), prompt_rows(4)
+    noisy, prompts = noise(400), prompt_rows(4)
     text = (workspace.root / "params.yaml").read_text()
     (workspace.root / "params.yaml").write_text(text.replace('"grid_prompts": 4', '"grid_prompts": 24'))
     for policy in ("base", *VARIANTS):
         rows = [
-            {**row, "image": {"bytes": next(pictures), "path": "x.png"}}
+            {**row, "image": {"bytes": next(noisy), "path": "x.png"}}
             for row in image_rows(policy, prompts, 16)
             if row["train_seed"] in (-1, 0) and row["mode"] != "hybrid"
         ]
@@ -270,12 +277,10 @@ def test_large_images_are_reduced_and_prompts_left_out_until_they_fit(workspace:
         write_table(table_from_rows(rows, "images"), place, "images")
     place = workspace.root / "artifacts" / "prompts" / "evaluation.parquet"
     write_table(table_from_rows(prompt_rows(4), "prompts"), place, "prompts")
-    grid = made(workspace)["images"]
-    rows_shown = len(table_lines(grid.markdown)) - 1
-    assert 1 < rows_shown < 24
-    assert len(grid.inline()) < LIMIT
-    assert {size(picture) for picture in grid.images.values()} == {(140, 140)}  # four share 560
-    assert len(grid.images) == 4 * rows_shown
+    markdown = made(workspace)["images"].markdown
+    assert len(markdown) < LIMIT
+    assert 1 < len(re.findall(r", seed \d+$", markdown, re.MULTILINE)) < 24
+    assert "data:image/jpeg" in markdown
 
 
 def test_every_highlight_fits_into_one_artifact(workspace: Workspace) -> None:
@@ -283,17 +288,22 @@ def test_every_highlight_fits_into_one_artifact(workspace: Workspace) -> None:
     found = made(workspace)
     assert list(found) == ["l1-profile", "chunks", "rewards", "images", "scores"]
     for highlight in found.values():
-        text = highlight.inline()
-        assert len(text) < 250_000
-        assert text.count("data:image/") == len(highlight.images) == highlight.markdown.count("![")
+        assert len(highlight.markdown) < 250_000
+        assert len(pictures(highlight.markdown)) == highlight.markdown.count("![")
         assert re.fullmatch("[a-z0-9-]+", highlight.key)
 
 
-def test_pictures_go_into_the_text_and_other_addresses_stay() -> None:
-    text = r"![a \[1\]](x.png) ![b](https://e.org/b.png) [c](x.png)"
-    uri = f"data:image/png;base64,{base64.b64encode(b'PNG').decode()}"
-    found = Highlight("k", "t", text, {"x.png": b"PNG"}).inline()
-    assert found == rf"![a \[1\]]({uri}) ![b](https://e.org/b.png) [c](x.png)"
+def test_the_reports_pictures_go_into_the_text_and_other_addresses_stay(tmp_path: Path) -> None:
+    assert report_highlight(tmp_path, None) == []
+    (tmp_path / "report.md").write_text(r"![a \[1\]](x.png) ![b](https://e.org/b.png) [c](plots/c.csv)")
+    (tmp_path / "x.png").write_bytes(b"\x89PNG")
+    (found,) = report_highlight(tmp_path, "https://e.org/page")
+    content = base64.b64encode(b"\x89PNG").decode()
+    uri = f"data:image/png;base64,{content}"
+    assert found.markdown == (
+        "[The report as a page](https://e.org/page)\n\n"
+        rf"![a \[1\]]({uri}) ![b](https://e.org/b.png) [c](plots/c.csv)"
+    )
 
 
 def test_prompts_are_shown_as_they_are() -> None:
