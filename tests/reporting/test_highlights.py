@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -161,25 +160,18 @@ def test_the_scores_are_those_of_the_report(workspace: Workspace, done: Run) -> 
     assert scores.markdown.splitlines()[0].removeprefix("## ") in text
 
 
-def test_scores_of_some_variants_say_which_are_missing(workspace: Workspace) -> None:
-    workspace.finish("prepare_prompts")
-    workspace.finish(
-        *(f"score@{p}-{s}" for p in ("base", "chunk") for s in SCORERS), "score@dance-shapes-exact"
-    )
-    scores = made(workspace)["scores"]
+def test_rewards_and_scores_of_some_variants_name_the_others(workspace: Workspace) -> None:
+    workspace.finish("prepare_prompts", "train@chunk", "score@dance-shapes-exact")
+    workspace.finish(*(f"score@{p}-{s}" for p in ("base", "chunk") for s in SCORERS))
+    rewards, scores = made(workspace).values()
+    assert "Not trained yet: dance, chunk-ws." in rewards.markdown
+    assert pictures(rewards.markdown)[0].width > 1000
     assert [line.split(" | ")[0] for line in table_lines(scores.markdown)[1:]] == [
         "| base",
         "| chunk, tuned",
         "| chunk, hybrid",
     ]
     assert "Not scored yet: dance, chunk-ws." in scores.markdown
-
-
-def test_rewards_of_some_variants_say_which_are_missing(workspace: Workspace) -> None:
-    workspace.finish("profile_l1", "train@chunk")
-    rewards = made(workspace)["rewards"]
-    assert "Not trained yet: dance, chunk-ws." in rewards.markdown
-    assert pictures(rewards.markdown)[0].width > 1000
 
 
 def colour(policy: str, mode: str, train_seed: int, prompt: int, sample: int) -> tuple[int, int, int]:
@@ -252,31 +244,24 @@ def test_images_of_other_seeds_are_not_set_side_by_side(workspace: Workspace) ->
         Highlights(workspace.root).new()
 
 
-def noise(side: int) -> Iterator[bytes]:
-    """Images that hardly compress."""
-    generator = np.random.default_rng(0)
-    while True:
-        out = io.BytesIO()
-        pixels = generator.integers(0, 255, (side, side, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(out, "PNG")
-        yield out.getvalue()
-
-
 def test_large_images_are_reduced_and_prompts_left_out_until_they_fit(workspace: Workspace) -> None:
+    """Images of noise hardly compress."""
     workspace.finish("prepare_prompts")
-    noisy, prompts = noise(400), prompt_rows(4)
     text = (workspace.root / "params.yaml").read_text()
     (workspace.root / "params.yaml").write_text(text.replace('"grid_prompts": 4', '"grid_prompts": 24'))
+    generator, prompts = np.random.default_rng(0), prompt_rows(4)
     for policy in ("base", *VARIANTS):
-        rows = [
-            {**row, "image": {"bytes": next(noisy), "path": "x.png"}}
-            for row in image_rows(policy, prompts, 16)
-            if row["train_seed"] in (-1, 0) and row["mode"] != "hybrid"
-        ]
+        rows = []
+        for row in image_rows(policy, prompts, 16):
+            if row["train_seed"] in (-1, 0) and row["mode"] != "hybrid":
+                out = io.BytesIO()
+                pixels = generator.integers(0, 255, (400, 400, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(out, "PNG")
+                rows.append({**row, "image": {"bytes": out.getvalue(), "path": "x.png"}})
         place = workspace.root / "artifacts" / "images" / policy / "images.parquet"
         write_table(table_from_rows(rows, "images"), place, "images")
     place = workspace.root / "artifacts" / "prompts" / "evaluation.parquet"
-    write_table(table_from_rows(prompt_rows(4), "prompts"), place, "prompts")
+    write_table(table_from_rows(prompts, "prompts"), place, "prompts")
     markdown = made(workspace)["images"].markdown
     assert len(markdown) < LIMIT
     assert 1 < len(re.findall(r", seed \d+$", markdown, re.MULTILINE)) < 24

@@ -72,6 +72,9 @@ def test_an_evaluation_that_is_there_is_replaced(nights: list[Measured], tmp_pat
     assert {row.change for row in again.newest} == {"none", "unknown"}
     assert {row.reference for row in again.newest} == {"night-0"}
     assert [row.evaluation for row in again.history] == ["night-0"] * 20 + ["night-2"] * 20
+    other = record(tmp_path, renamed(nights[0], 2))  # also by results that another evaluation has
+    assert [row.evaluation for row in other.history] == ["night-0"] * 20 + ["night-2"] * 20
+    assert ({row.change for row in other.newest}, other.repeats) == ({"same"}, "night-0")
 
 
 def renamed(night: Measured, number: int, **changes: object) -> Measured:
@@ -110,19 +113,6 @@ def test_what_differs_in_anything_is_new(change: dict[str, object], nights: list
     assert known(nights[0].rows, rows) == "night-0"
     assert not known(nights[0].rows, [replace(rows[0], **change), *rows[1:]])  # type: ignore[arg-type]
     assert not known(nights[0].rows, rows[1:])
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_an_evaluation_of_the_same_name_is_replaced_even_by_what_another_one_has(
-    nights: list[Measured], tmp_path: Path
-) -> None:
-    """Later ones may refer to it."""
-    record(tmp_path, nights[0])
-    record(tmp_path, nights[2])
-    done = record(tmp_path, renamed(nights[0], 2))
-    assert [row.evaluation for row in done.history] == ["night-0"] * 20 + ["night-2"] * 20
-    assert {row.change for row in done.newest} == {"same"}
-    assert done.repeats == "night-0"
 
 
 @pytest.mark.usefixtures("undrawn")
