@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +13,7 @@ from chunk_grpo.reporting.evidence import (
     BASE,
     MODES,
     Evidence,
+    LeftOut,
     ReportSettings,
     ScoreBook,
     ScoredPrompts,
@@ -20,7 +21,7 @@ from chunk_grpo.reporting.evidence import (
 )
 from chunk_grpo.reporting.official_benchmarks import Benchmark, benchmark_of
 from chunk_grpo.reporting.statistics import Interval
-from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, Cell, Row, Table, category_table, policy_table
+from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, Table, category_table, policy_table, text_row
 
 EVAL = "eval"
 
@@ -33,94 +34,101 @@ OVERALL: dict[str, Overall] = {"shapes-exact": "categories", "geneval": "categor
 
 
 @dataclass(frozen=True)
+class Judged:
+    """A scorer on one of its splits.
+
+    Attributes:
+        use: The scorer.
+        split: The split.
+        prompts: Prompts of the split.
+        left_out: Images that the scorer refused.
+        benchmark: Benchmark behind the scores; incomplete if images were refused. None if there is none.
+    """
+
+    use: ScorerUse
+    split: str
+    prompts: ScoredPrompts
+    left_out: LeftOut
+    benchmark: Benchmark | None
+
+
+@dataclass(frozen=True)
 class CategoryTable:
     """One scorer on one split by category, with an overall.
 
     Attributes:
-        scorer: Name of the scorer in params.yaml.
-        scale: Value range of the scorer, as text.
-        split: Split of the prompts.
+        judged: The scorer and the split.
         table: A column for each category, and the overall with its difference from the base.
-        what: Description of prompts, rules and judge for scorers of a published benchmark; else empty.
-        note: Definition of the overall.
+        note: Prompts, rules and judge for scorers of a published benchmark, and definition of the overall.
         is_overall: Whether the last column is the overall that the benchmark defines; False for the mean of a part of
             its prompts.
         overall: (variant, mode) to the difference of the overall from the base.
     """
 
-    scorer: str
-    scale: str
-    split: str
+    judged: Judged
     table: Table
-    what: str
     note: str
     is_overall: bool
     overall: dict[tuple[str, str], Interval]
 
 
-@dataclass(frozen=True)
-class SplitTable:
-    """Scores on a split other than eval by the scorers without a category table there, one column each."""
-
-    split: str
-    table: Table
-
-
-def category_tables(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[CategoryTable]:
-    """One table for each scorer in `OVERALL` and each of its splits that has several categories."""
-    found = []
-    for use in settings.measured:
-        for split in use.splits if use.kind in OVERALL else ():
-            prompts = book.prompt_set(evidence.prompts, split, use.name)
-            if prompts is not None and len(set(prompts.categories)) > 1:
-                benchmark = _benchmark(book, use, split, prompts, evidence, settings)
-                comparisons = Comparisons(book, prompts, settings)
-                found.append(_category_table(comparisons, settings, use, split, benchmark))
-    return found
-
-
-def benchmarks_run(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[Benchmark]:
-    """All splits scored by the rules of a published benchmark."""
+def judged_splits(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[Judged]:
+    """All scorers on all splits that were scored, in the order of params.yaml."""
     found = []
     for use in settings.measured:
         for split in use.splits:
             prompts = book.prompt_set(evidence.prompts, split, use.name)
-            if prompts is not None:
-                found.append(_benchmark(book, use, split, prompts, evidence, settings))
-    return [benchmark for benchmark in found if benchmark is not None]
+            if prompts is None:
+                continue
+            left_out = book.left_out(use.name, prompts.ids)
+            benchmark = benchmark_of(use, split, evidence.prompts, settings)
+            if benchmark is not None and left_out.refused:
+                refusals = f"images refused and left out: {left_out.refused:,}"
+                what, differs = f"{benchmark.what}; {refusals}", (*benchmark.differs, refusals)
+                benchmark = replace(benchmark, complete=False, what=what, differs=differs)
+            found.append(Judged(use, split, prompts, left_out, benchmark))
+    return found
 
 
-def left_out_sentences(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[str]:
+def left_out_sentences(found: Sequence[Judged]) -> list[str]:
     """One sentence per scorer and split with refused images: their number, and the number of pairs left out."""
-    found = []
-    for use in settings.measured:
-        for split in use.splits:
-            prompts = book.prompt_set(evidence.prompts, split, use.name)
-            left_out = None if prompts is None else book.left_out(use.name, prompts.ids)
-            if left_out is not None and left_out.refused:
-                found.append(
-                    f"Images of the split {split} that {use.name} refused: {left_out.refused:,}. (Prompt, sample) "
-                    "pairs left out of its numbers as a result, for every policy and training seed: "
-                    f"{left_out.samples:,}."
-                )
-    return found
+    return [
+        f"Images of the split {one.split} that {one.use.name} refused: {one.left_out.refused:,}. (Prompt, sample) "
+        "pairs left out of its numbers as a result, for every policy and training seed: "
+        f"{one.left_out.samples:,}."
+        for one in found
+        if one.left_out.refused
+    ]
+
+
+def category_tables(
+    found: Sequence[Judged], book: ScoreBook, settings: ReportSettings
+) -> list[CategoryTable]:
+    """One table for each scorer in `OVERALL` and each of its splits that has several categories."""
+    return [
+        _category_table(Comparisons(book, one.prompts, settings), settings, one)
+        for one in found
+        if one.use.kind in OVERALL and len(set(one.prompts.categories)) > 1
+    ]
 
 
 def split_tables(
-    book: ScoreBook, evidence: Evidence, settings: ReportSettings, by_category: Sequence[CategoryTable]
-) -> list[SplitTable]:
-    """One table for each split other than eval, with the scorers that have no category table for it."""
-    shown = {(table.scorer, table.split) for table in by_category}
-    judged = [(use.name, split) for use in settings.measured for split in use.splits if split != EVAL]
-    rest = [pair for pair in judged if pair not in shown]
-    found = []
-    for split in dict.fromkeys(split for _, split in rest):
-        names = [name for name, of in rest if of == split]
-        prompts = book.prompt_set(evidence.prompts, split, names[0])
-        if prompts is not None:
-            comparisons = Comparisons(book, prompts, settings)
-            found.append(SplitTable(split, policy_table(comparisons, settings.variants, names)))
-    return found
+    found: Sequence[Judged], book: ScoreBook, settings: ReportSettings, by_category: Sequence[CategoryTable]
+) -> dict[str, Table]:
+    """Each split other than eval, with a table of the scorers that have no category table for it."""
+    shown = [table.judged for table in by_category]
+    rest: dict[str, list[Judged]] = {}
+    for one in found:
+        if one.split != EVAL and one not in shown:
+            rest.setdefault(one.split, []).append(one)
+    return {
+        split: policy_table(
+            Comparisons(book, of_split[0].prompts, settings),
+            settings.variants,
+            [one.use.name for one in of_split],
+        )
+        for split, of_split in rest.items()
+    }
 
 
 def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
@@ -130,69 +138,30 @@ def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
         spec = json.loads(
             (evidence.scores[BASE, use.name].table.schema.metadata or {}).get(SCORER_KEY, b"{}")
         )
-        cells = (
-            spec.get("name", "not recorded"),
-            use.scale,
-            str(spec.get("version", "–")),
-            spec.get("spec_hash", "–"),
-            ", ".join(use.splits),
+        identity = (str(spec.get("version", "–")), spec.get("spec_hash", "–"))
+        rows.append(
+            text_row(use.name, spec.get("name", "not recorded"), use.scale, *identity, ", ".join(use.splits))
         )
-        rows.append(Row(use.name, tuple(Cell(text) for text in cells)))
     return Table(
         ("scorer", "metric", "scale, higher is better", "version", "identity", "splits"), tuple(rows)
     )
 
 
-def _benchmark(
-    book: ScoreBook,
-    use: ScorerUse,
-    split: str,
-    prompts: ScoredPrompts,
-    evidence: Evidence,
-    settings: ReportSettings,
-) -> Benchmark | None:
-    """Benchmark behind the scores of a split; incomplete if the scorer refused images."""
-    benchmark = benchmark_of(use, split, evidence.prompts, settings)
-    refused = book.left_out(use.name, prompts.ids).refused
-    if benchmark is None or not refused:
-        return benchmark
-    refusals = f"images refused and left out: {refused:,}"
-    what, differs = f"{benchmark.what}; {refusals}", (*benchmark.differs, refusals)
-    return replace(benchmark, complete=False, what=what, differs=differs)
-
-
-def _category_table(
-    comparisons: Comparisons,
-    settings: ReportSettings,
-    use: ScorerUse,
-    split: str,
-    benchmark: Benchmark | None,
-) -> CategoryTable:
-    kind, categories = OVERALL[use.kind], comparisons.prompts_of(use.name).categories
-    overall = dict(_overalls(comparisons, settings.variants, use.name, kind))
+def _category_table(comparisons: Comparisons, settings: ReportSettings, one: Judged) -> CategoryTable:
+    scorer, kind, benchmark = one.use.name, OVERALL[one.use.kind], one.benchmark
+    categories = comparisons.prompts_of(scorer).categories
+    overall = {
+        (variant, mode): comparisons.overall_against_base(variant, mode, scorer)
+        if kind == "categories"
+        else comparisons.against_base(variant, mode, scorer).difference
+        for variant in settings.variants
+        for mode in MODES
+    }
     is_overall = kind == "categories" or benchmark is None or benchmark.complete
     head = "Overall" if is_overall else f"Mean of {len(categories):,} prompts"
-    return CategoryTable(
-        use.name,
-        use.scale,
-        split,
-        category_table(comparisons, settings.variants, use.name, overall, kind == "prompts", head),
-        "" if benchmark is None else benchmark.what,
-        _note(kind, categories, is_overall),
-        is_overall,
-        overall,
-    )
-
-
-def _overalls(
-    comparisons: Comparisons, variants: Sequence[str], scorer: str, kind: Overall
-) -> Iterator[tuple[tuple[str, str], Interval]]:
-    for variant in variants:
-        for mode in MODES:
-            if kind == "categories":
-                yield (variant, mode), comparisons.overall_against_base(variant, mode, scorer)
-            else:
-                yield (variant, mode), comparisons.against_base(variant, mode, scorer).difference
+    table = category_table(comparisons, settings.variants, scorer, overall, kind == "prompts", head)
+    note = f"{benchmark.what}. " if benchmark else ""
+    return CategoryTable(one, table, note + _note(kind, categories, is_overall), is_overall, overall)
 
 
 def _note(kind: Overall, categories: Sequence[str], is_overall: bool) -> str:

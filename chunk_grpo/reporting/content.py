@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting import gallery, reward_hacking, series, tables
+from chunk_grpo.reporting import gallery, reward_hacking, series, tables, training_tables
 from chunk_grpo.reporting.benchmarks import (
     EVAL,
     CategoryTable,
-    SplitTable,
-    benchmarks_run,
+    Judged,
     category_tables,
+    judged_splits,
     left_out_sentences,
     scorers_table,
     split_tables,
@@ -37,19 +37,11 @@ from chunk_grpo.reporting.evidence import (
     TrainingSettings,
 )
 from chunk_grpo.reporting.gallery import Grid
-from chunk_grpo.reporting.official_benchmarks import Benchmark, benchmarks_not_run
-from chunk_grpo.reporting.reward_hacking import Ending
+from chunk_grpo.reporting.official_benchmarks import benchmarks_not_run
 from chunk_grpo.reporting.series import Chunk, Curve
 from chunk_grpo.reporting.statistics import METHOD, Interval
 from chunk_grpo.reporting.tables import Table
-from chunk_grpo.reporting.trained import (
-    ChunkUse,
-    PlanMoment,
-    Trained,
-    chunk_uses,
-    plan_moments,
-    trained_in_numbers,
-)
+from chunk_grpo.reporting.trained import ChunkUse, Trained, chunk_uses, plan_moments, trained_in_numbers
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
 FEW_SCORERS = 2
@@ -59,6 +51,10 @@ REWARD_METRICS = {
     "heldout_reward": "training reward on held-out prompts, fixed noise",
     "reward_mean": "training reward on the iteration’s prompts",
 }
+
+
+Curves = dict[str, dict[str, Curve]]
+"""Metric to variant to curve."""
 
 
 @dataclass(frozen=True)
@@ -73,54 +69,25 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class TrainingStory:
-    """Training metrics other than the curves that every run has.
-
-    Attributes:
-        watched: Metric to variant to curve, for the metrics that can reveal reward hacking; may be empty.
-        hacking: Answer to "Is the reward being hacked?"; empty without such metrics.
-        trained: Training statistics of each variant.
-        uses: Variant to the draws of its chunks; empty if they were not recorded.
-        moments: Variant to its plan at some iterations, for plans that are recomputed during training.
-        endings: Last and best iterations of the runs; see `reward_hacking.endings`.
-    """
-
-    watched: dict[str, dict[str, Curve]]
-    hacking: str
-    trained: tuple[Trained, ...]
-    uses: dict[str, tuple[ChunkUse, ...]]
-    moments: dict[str, tuple[PlanMoment, ...]]
-    endings: tuple[Ending, ...]
-
-
-@dataclass(frozen=True)
 class Content:
-    """Input of the templates and plots.
+    """Input of the templates, plots and files; a table is None if this run has no data for it.
 
     Attributes:
-        settings: The values of params.yaml.
         answer: Short answer to "Does it help?".
         sentence: The answer with its numbers.
-        remarks: Further sentences: hybrid inference, scorers outside the reward, pairs of variants.
-        method: Description of the intervals.
+        remarks: Further sentences: hybrid inference, scorers outside the reward, pairs of variants, refused images.
         comparisons: Comparison with the base of every variant, mode and measure, in the order of the tables.
         base: Measure to the mean of the base.
         grids: Parts of the image grid; one part unless there are many variants.
-        profile: The L1 profile.
-        rewards: Metric to variant to curve, for `REWARD_METRICS`.
-        training: Metric to variant to curve, for ratios, clipping and gradients.
-        story: Further training metrics.
+        rewards: Curves of `REWARD_METRICS`.
+        training: Curves of ratios, clipping and gradients.
+        watched: Curves of the metrics that can reveal reward hacking; may be empty.
+        hacking: Answer to "Is the reward being hacked?"; empty without such metrics.
+        uses: Variant to the draws of its chunks; empty if they were not recorded.
         preference: Table of means and differences in the layout of the paper's Table 1.
-        pairs: Comparisons between variants.
-        categories: Tables of scores by category.
-        others: Scores on splits other than eval that are not in `categories`.
-        scorers: Table that describes each scorer.
-        shown_chunks: Chunks of the plan in use.
-        guided_chunks: Chunks of the guided plan.
-        runs: Table of the stages that ran.
-        total_seconds: Wall time, summed over the stages.
-        machine: Facts of the environment, (name, value).
+        others: Split other than eval to the scores that are not in `categories`.
         not_run: Experiments of the paper that this run lacks, one sentence each.
+        facts: Settings and environment of the run, (name, value).
     """
 
     settings: ReportSettings
@@ -132,20 +99,28 @@ class Content:
     base: dict[str, Interval]
     grids: tuple[Grid, ...]
     profile: Profile
-    rewards: dict[str, dict[str, Curve]]
-    training: dict[str, dict[str, Curve]]
-    story: TrainingStory
+    shown_chunks: Table
+    guided_chunks: Table | None
+    rewards: Curves
+    training: Curves
+    watched: Curves
+    hacking: str
+    endings: Table | None
+    trained: tuple[Trained, ...]
+    trained_table: Table
+    uses: dict[str, tuple[ChunkUse, ...]]
+    draws: Table | None
+    clipping: Table | None
+    plans: Table | None
     preference: Table
     pairs: tuple[PairComparison, ...]
     categories: tuple[CategoryTable, ...]
-    others: tuple[SplitTable, ...]
-    scorers: Table
-    shown_chunks: Table
-    guided_chunks: Table | None
+    others: dict[str, Table]
+    not_run: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
     runs: Table
     total_seconds: float
-    machine: tuple[tuple[str, str], ...]
-    not_run: tuple[str, ...]
+    scorers: Table
 
 
 def collect(evidence: Evidence, settings: ReportSettings) -> Content:
@@ -163,57 +138,51 @@ def collect(evidence: Evidence, settings: ReportSettings) -> Content:
         main.against_base(v, mode, m) for m in measures for v in settings.variants for mode in MODES
     )
     answer, sentence = headline([c for c in found if (c.mode, c.measure) == ("tuned", REWARD)])
-    pairs = main.between_variants()
-    categories = tuple(category_tables(book, evidence, settings))
-    others = tuple(split_tables(book, evidence, settings, categories))
-    profile = _profile(evidence, settings)
+    pairs = tuple(main.between_variants())
+    judged = judged_splits(book, evidence, settings)
+    categories = tuple(category_tables(judged, book, settings))
+    others = split_tables(judged, book, settings, categories)
+    profile, metrics, training = _profile(evidence, settings), evidence.metrics, settings.training
+    rewards = {m: _curves(evidence, settings, m) for m in REWARD_METRICS}
+    watched = reward_hacking.watched_curves(metrics, training)
+    trained = tuple(trained_in_numbers(v, metrics[v], training, evidence.runs) for v in settings.variants)
+    uses = {v: chunk_uses(metrics[v]) for v in settings.variants}
     return Content(
         settings=settings,
         answer=answer,
         sentence=sentence,
-        remarks=(
-            *_remarks(found, settings, order_sentence(pairs)),
-            *left_out_sentences(book, evidence, settings),
-        ),
+        remarks=(*_remarks(found, settings, order_sentence(pairs)), *left_out_sentences(judged)),
         method=METHOD.format(draws=settings.bootstrap_samples),
         comparisons=found,
         base={m: main.base_mean(m) for m in measures},
         grids=_grids(evidence, settings, prompts, book),
         profile=profile,
-        rewards={m: _curves(evidence, settings, m) for m in REWARD_METRICS},
+        shown_chunks=tables.chunk_table(profile.shown),
+        guided_chunks=tables.chunk_table(profile.guided) if profile.guided else None,
+        rewards=rewards,
         training={
-            "max_ratio_distance": {v: series.ratio_curve(evidence.metrics[v]) for v in settings.variants},
+            "max_ratio_distance": {v: series.ratio_curve(metrics[v]) for v in settings.variants},
             "clip_fraction": _curves(evidence, settings, "clip_fraction"),
             "grad_norm": _curves(evidence, settings, "grad_norm"),
         },
-        story=_story(evidence, settings),
+        watched=watched,
+        hacking=reward_hacking.conclusion(rewards["heldout_reward"], watched, training),
+        endings=training_tables.endings_table(reward_hacking.endings(metrics, training), training),
+        trained=trained,
+        trained_table=training_tables.trained_table(trained),
+        uses=uses,
+        draws=training_tables.draws_table(uses),
+        clipping=training_tables.clipping_table(uses),
+        plans=training_tables.plan_table({v: plan_moments(metrics[v]) for v in settings.variants}),
         preference=tables.policy_table(main, settings.variants, measures),
-        pairs=tuple(pairs),
+        pairs=pairs,
         categories=categories,
         others=others,
-        scorers=scorers_table(evidence, settings),
-        shown_chunks=tables.chunk_table(profile.shown),
-        guided_chunks=tables.chunk_table(profile.guided) if profile.guided else None,
+        not_run=_not_run(settings, judged, categories, others),
+        facts=_facts(evidence.runs, settings),
         runs=tables.runs_table(evidence.runs),
         total_seconds=sum(run.seconds for run in evidence.runs),
-        machine=_machine(evidence.runs),
-        not_run=_not_run(settings, benchmarks_run(book, evidence, settings), categories, others),
-    )
-
-
-def _story(evidence: Evidence, settings: ReportSettings) -> TrainingStory:
-    metrics, training = evidence.metrics, settings.training
-    watched = reward_hacking.watched_curves(metrics, training)
-    rewards = {
-        variant: series.metric_curve(metrics[variant], "heldout_reward") for variant in settings.variants
-    }
-    return TrainingStory(
-        watched=watched,
-        hacking=reward_hacking.conclusion(rewards, watched, training),
-        trained=trained_in_numbers(metrics, training, evidence.runs),
-        uses={variant: chunk_uses(source) for variant, source in metrics.items()},
-        moments={variant: plan_moments(source) for variant, source in metrics.items()},
-        endings=reward_hacking.endings(metrics, training),
+        scorers=scorers_table(evidence, settings),
     )
 
 
@@ -249,10 +218,10 @@ def _grids(
     texts = dict(zip(table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
     grids = []
-    for variants in gallery.grid_variants(settings.variants):
+    for number, variants in enumerate(gallery.grid_variants(settings.variants), start=1):
         columns = gallery.grid_columns(variants)
         rows = gallery.grid_rows(chosen, columns, evidence.images, texts, book, settings.scorers)
-        grids.append(Grid(variants, columns, tuple(rows)))
+        grids.append(gallery.grid_of("grid" if number == 1 else f"grid-{number}", variants, columns, rows))
     return tuple(grids)
 
 
@@ -262,42 +231,35 @@ def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) 
 
     hybrid = f"Hybrid inference (the base model takes the last {settings.base_steps} of {settings.num_steps} steps)"
     outside = [scorer for scorer in settings.scorers if scorer not in settings.rewards]
-    quiet = _quiet(found, outside) if len(outside) > FEW_SCORERS else []
-    of_scorers = [
-        sentence(f"{scorer}, which is not part of the reward, tuned against base", "tuned", scorer)
-        for scorer in outside
-        if scorer not in quiet
-    ]
+    moved = {c.measure for c in found if c.mode == "tuned" and c.difference.verdict != "none"}
+    quiet = [scorer for scorer in outside if scorer not in moved] if len(outside) > FEW_SCORERS else []
+    remarks = [sentence(f"{hybrid}, training reward", "hybrid", REWARD)]
+    for scorer in outside:
+        if scorer not in quiet:
+            start = f"{scorer}, which is not part of the reward, tuned against base"
+            remarks.append(sentence(start, "tuned", scorer))
     if quiet:
         start = "Scorers that are not part of the reward and show no difference between any tuned variant and the base"
-        of_scorers.append(f"{start}: {', '.join(quiet)}.")
-    return (
-        sentence(f"{hybrid}, training reward", "hybrid", REWARD),
-        *of_scorers,
-        *([order] if order else []),
-    )
+        remarks.append(f"{start}: {', '.join(quiet)}.")
+    return (*remarks, *([order] if order else []))
 
 
-def _quiet(found: Sequence[Comparison], scorers: Sequence[str]) -> list[str]:
-    """Scorers that show no difference for any tuned variant."""
-    moved = {c.measure for c in found if c.mode == "tuned" and c.difference.verdict != "none"}
-    return [scorer for scorer in scorers if scorer not in moved]
+def _facts(runs: Sequence[RunManifest], settings: ReportSettings) -> tuple[tuple[str, str], ...]:
+    """Settings, and environment of the runs: each distinct value once."""
 
-
-def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
-    """Environment of the runs: each distinct value once."""
-
-    def values(found: Sequence[str | None]) -> str:
-        return ", ".join(dict.fromkeys(value for value in found if value)) or "not recorded"
+    def values(found: Sequence[str | None], without: str = "not recorded") -> str:
+        return ", ".join(dict.fromkeys(value for value in found if value)) or without
 
     packages = sorted({f"{name} {version}" for run in runs for name, version in run.packages.items()})
     return (
+        ("preset", settings.preset),
+        ("base model", settings.model),
+        ("training seeds", ", ".join(map(str, settings.train_seeds))),
+        ("image seed", str(settings.image_seed)),
+        ("report seed", str(settings.seed)),
         ("commit", values([run.commit for run in runs])),
         ("machine", values([f"{run.cpu}, {run.cpu_count} cores" for run in runs])),
-        (
-            "accelerator",
-            values([run.accelerator for run in runs]) if any(r.accelerator for r in runs) else "none",
-        ),
+        ("accelerator", values([run.accelerator for run in runs], "none")),
         ("system", values([run.system for run in runs])),
         ("Python", values([run.python for run in runs])),
         ("packages", values(packages)),
@@ -306,20 +268,21 @@ def _machine(runs: Sequence[RunManifest]) -> tuple[tuple[str, str], ...]:
 
 def _not_run(
     settings: ReportSettings,
-    benchmarks: Sequence[Benchmark],
+    judged: Sequence[Judged],
     categories: Sequence[CategoryTable],
-    others: Sequence[SplitTable],
+    others: Mapping[str, Table],
 ) -> tuple[str, ...]:
     found, kinds = [], {use.kind for use in settings.measured}
     missing = [name for kind, name in PAPER_SCORERS.items() if kind not in kinds]
     if missing:
         found.append(f"The paper’s reward models: {', '.join(missing)}.")
+    benchmarks = [one.benchmark for one in judged if one.benchmark is not None]
     found.extend(filter(None, [benchmarks_not_run(benchmarks)]))
     if not categories:
         found.append(
             "Scores by category: no scorer judges images as right or wrong, or all prompts are of one category."
         )
-    if not others and all(table.split == EVAL for table in categories):
+    if not others and all(table.judged.split == EVAL for table in categories):
         found.append("Splits other than eval: none was scored.")
     if settings.other_plans:
         found.append(f"Training with the chunk plans {', '.join(settings.other_plans)}.")
@@ -329,9 +292,6 @@ def _not_run(
 
 def not_trained(training: TrainingSettings) -> list[str]:
     """The paper's training experiments that no variant repeats."""
-    single, other = "single chunks (the paper’s Fig. 6)", "other rewards ({} Table 4)"
-    if not training.single_chunks and not training.chunk_rewards:
-        return [f"Training {single} and {other.format('its')}."]
-    if not training.single_chunks:
-        return [f"Training {single}."]
-    return [] if training.chunk_rewards else [f"Training with {other.format('the paper’s')}."]
+    left = [] if training.single_chunks else ["single chunks (the paper’s Fig. 6)"]
+    left += [] if training.chunk_rewards else ["other rewards (the paper’s Table 4)"]
+    return [f"Training with {' and '.join(left)}."] if left else []

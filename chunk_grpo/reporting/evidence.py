@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from chunk_grpo.artifacts import RunManifest
+from chunk_grpo.config.scorers import WiseScorer
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.wise.protocols import ProtocolName
 
 BASE = "base"
 MODES = ("tuned", "hybrid")
@@ -59,21 +59,6 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
-class WiseJudge:
-    """Judge of a scorer that follows WISE's rules.
-
-    Attributes:
-        protocol: legacy or verified.
-        model: Id of the judge model at its endpoint.
-        original_words: Whether the prompt to the judge is that of WISE's evaluator instead of this package's.
-    """
-
-    protocol: ProtocolName
-    model: str
-    original_words: bool
-
-
-@dataclass(frozen=True)
 class ScorerUse:
     """A scorer of params.yaml.
 
@@ -82,14 +67,14 @@ class ScorerUse:
         kind: Kind of the scorer.
         splits: Splits of prompts whose images it judges.
         scale: Value range, as text.
-        judge: Judge of a scorer of kind wise; else None.
+        judge: The scorer's settings if its kind is wise; else None.
     """
 
     name: str
     kind: str
     splits: tuple[str, ...]
     scale: str
-    judge: WiseJudge | None = None
+    judge: WiseScorer | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +229,7 @@ class ScoreBook:
 
     def train_seeds(self, policy: str, mode: str, measure: str) -> tuple[int, ...]:
         """Training seeds of a policy, ascending; (-1,) for the base."""
-        return tuple(sorted(self._seeds(policy, mode, self._scorers(measure)[0])))
+        return tuple(sorted(self._by_seed(policy, mode, next(iter(self._weights(measure))))))
 
     def values(self, policy: str, mode: str, measure: str, prompt_ids: Sequence[str]) -> NDArray[np.float64]:
         """Means over the samples of each prompt, [R, P].
@@ -258,27 +243,26 @@ class ScoreBook:
         Raises:
             DataError: A scorer, a mode, a training seed, or a prompt or sample of the base is missing.
         """
-        scorers = self._scorers(measure)
-        seeds = self.train_seeds(policy, mode, measure)
+        seeds, samples = self.train_seeds(policy, mode, measure), self.samples(measure, prompt_ids)
         total = np.zeros((len(seeds), len(prompt_ids)))
-        for scorer in scorers:
-            weight = self._rewards[scorer] if measure == REWARD else 1.0
-            expected = self.samples(measure, prompt_ids)
-            by_seed = self._seeds(policy, mode, scorer)
+        for scorer, weight in self._weights(measure).items():
             for row, seed in enumerate(seeds):
-                found = self._of_seed(by_seed, policy, mode, scorer, seed)
                 for column, prompt_id in enumerate(prompt_ids):
-                    drawn = [
-                        self._one(found, (policy, mode, scorer, seed), (prompt_id, sample))
-                        for sample in expected[prompt_id]
-                    ]
+                    drawn = [self.one(policy, mode, scorer, seed, (prompt_id, s)) for s in samples[prompt_id]]
                     total[row, column] += weight * float(np.mean(drawn))
         return total
 
     def samples(self, measure: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
         """The base's sample numbers by prompt, without refused samples; policies are compared on these."""
-        refused = set().union(*(self._refused.get(scorer, {}) for scorer in self._scorers(measure)))
-        found = self._samples(self._scorers(measure)[0], prompt_ids)
+        weights = self._weights(measure)
+        refused = set().union(*(self._refused.get(scorer, ()) for scorer in weights))
+        found: dict[str, list[int]] = {}
+        for of_seed in self._by_seed(BASE, BASE, next(iter(weights))).values():
+            for prompt_id, sample in sorted(of_seed):
+                found.setdefault(prompt_id, []).append(sample)
+        for prompt_id in prompt_ids:
+            if prompt_id not in found:
+                raise self._missing(BASE, BASE, next(iter(weights)), f"prompt_id={prompt_id}")
         return {name: [s for s in found[name] if (name, s) not in refused] for name in prompt_ids}
 
     def answered(self, measure: str, prompts: ScoredPrompts) -> ScoredPrompts:
@@ -288,25 +272,31 @@ class ScoreBook:
             DataError: There are no such prompts.
         """
         left = self.samples(measure, prompts.ids)
-        rows = [row for row, prompt_id in enumerate(prompts.ids) if left[prompt_id]]
+        rows = [
+            row for row in zip(prompts.ids, prompts.categories, prompts.captions, strict=True) if left[row[0]]
+        ]
         if not rows:
             raise DataError(
                 f"{measure}: every prompt has an image that its scorer refused, so nothing is left to compare; "
                 "lower `refusals` of the scorer, or choose another"
             )
-        of = (prompts.ids, prompts.categories, prompts.captions)
-        return ScoredPrompts(*(tuple(values[row] for row in rows) for values in of))
+        return ScoredPrompts(*zip(*rows, strict=True))
 
     def left_out(self, scorer: str, prompt_ids: Sequence[str]) -> LeftOut:
-        """Numbers of refused images and left-out pairs among these prompts."""
-        found, known = self._refused.get(scorer, Counter()), set(prompt_ids)
-        counts = [count for (prompt_id, _), count in found.items() if prompt_id in known]
+        """Number of refused images of these prompts, and of the (prompt, sample) pairs left out as a result."""
+        known = set(prompt_ids)
+        counts = [
+            n for (prompt_id, _), n in self._refused.get(scorer, Counter()).items() if prompt_id in known
+        ]
         return LeftOut(sum(counts), len(counts))
 
     def one(self, policy: str, mode: str, scorer: str, seed: int, sample: Sample) -> float:
         """The score of one image; NaN if the scorer refused it."""
-        found = self._of_seed(self._seeds(policy, mode, scorer), policy, mode, scorer, seed)
-        return self._one(found, (policy, mode, scorer, seed), sample)
+        found = self._by_seed(policy, mode, scorer).get(seed, {})
+        if sample not in found:
+            what = f"train_seed={seed} prompt_id={sample[0]} sample={sample[1]}"
+            raise self._missing(policy, mode, scorer, what)
+        return found[sample]
 
     def prompt_set(self, prompts: Source, split: str, scorer: str) -> ScoredPrompts | None:
         """The prompts of a split, or None if the scorer judged none of the base's images for them.
@@ -314,61 +304,34 @@ class ScoreBook:
         Raises:
             DataError: Only some prompts of the split were scored for the base; the message names a missing one.
         """
-        table = prompts.table
-        columns = (table.column(name).to_pylist() for name in ("prompt_id", "category", "prompt", "split"))
+        columns = (prompts.table.column(n).to_pylist() for n in ("prompt_id", "category", "prompt", "split"))
         chosen = [row for *row, row_split in zip(*columns, strict=True) if row_split == split]
-        by_seed = self._seeds(BASE, BASE, scorer)
+        by_seed = self._by_seed(BASE, BASE, scorer)
         scored = {prompt_id for found in by_seed.values() for prompt_id, _ in found}
-        if not scored.intersection(prompt_id for prompt_id, *_ in chosen):
+        missing = [prompt_id for prompt_id, *_ in chosen if prompt_id not in scored]
+        if len(missing) == len(chosen):
             return None
-        for prompt_id, *_ in chosen:
-            if prompt_id not in scored:
-                raise self._missing((BASE, BASE, scorer, -1), f"prompt_id={prompt_id} (split {split})")
-        ids, categories, captions = zip(*chosen, strict=True)
-        return ScoredPrompts(ids, categories, captions)
+        if missing:
+            raise self._missing(BASE, BASE, scorer, f"prompt_id={missing[0]} (split {split})")
+        return ScoredPrompts(*zip(*chosen, strict=True))
 
-    def _scorers(self, measure: str) -> tuple[str, ...]:
-        return tuple(self._rewards) if measure == REWARD else (measure,)
+    def _weights(self, measure: str) -> Mapping[str, float]:
+        """Scorer to its weight in a measure."""
+        return self._rewards if measure == REWARD else {measure: 1.0}
 
-    def _seeds(self, policy: str, mode: str, scorer: str) -> dict[int, dict[Sample, float]]:
+    def _by_seed(self, policy: str, mode: str, scorer: str) -> dict[int, dict[Sample, float]]:
         if (policy, scorer) not in self._paths:
             raise DataError(
                 f"no scores of policy {policy!r} by scorer {scorer!r}, which the report needs; "
                 "add the scorer to `scorers` in params.yaml and score again"
             )
-        found = self._values.get((policy, mode, scorer))
-        if found is None:
-            raise self._missing((policy, mode, scorer, None), "any prompt")
-        return found
+        if (policy, mode, scorer) not in self._values:
+            raise self._missing(policy, mode, scorer, "any prompt")
+        return self._values[policy, mode, scorer]
 
-    def _of_seed(
-        self, by_seed: dict[int, dict[Sample, float]], policy: str, mode: str, scorer: str, seed: int
-    ) -> dict[Sample, float]:
-        if seed not in by_seed:
-            raise self._missing((policy, mode, scorer, seed), "any prompt")
-        return by_seed[seed]
-
-    def _one(self, found: dict[Sample, float], key: tuple[str, str, str, int], sample: Sample) -> float:
-        if sample not in found:
-            raise self._missing(key, f"prompt_id={sample[0]} sample={sample[1]}")
-        return found[sample]
-
-    def _samples(self, scorer: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
-        """Prompt to all samples of the base."""
-        samples: dict[str, list[int]] = {}
-        for found in self._seeds(BASE, BASE, scorer).values():
-            for prompt_id, sample in sorted(found):
-                samples.setdefault(prompt_id, []).append(sample)
-        for prompt_id in prompt_ids:
-            if prompt_id not in samples:
-                raise self._missing((BASE, BASE, scorer, -1), f"prompt_id={prompt_id}")
-        return samples
-
-    def _missing(self, key: tuple[str, str, str, int | None], what: str) -> DataError:
-        policy, mode, scorer, seed = key
-        seed_text = "" if seed is None else f" train_seed={seed}"
+    def _missing(self, policy: str, mode: str, scorer: str, what: str) -> DataError:
         return DataError(
-            f"{self._paths[policy, scorer]}: no row with metric=score for policy={policy} mode={mode}"
-            f"{seed_text} {what}; every policy must be scored on the same prompts and samples as the base: "
+            f"{self._paths[policy, scorer]}: no row with metric=score for policy={policy} mode={mode} {what}; "
+            "every policy must be scored on the same prompts and samples as the base: "
             "run its generate and score stages again"
         )

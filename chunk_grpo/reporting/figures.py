@@ -6,6 +6,7 @@ omitted.
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -119,17 +120,9 @@ def _for_the_page(text: str, name: str, label: str) -> str:
     text = re.sub(r"'DejaVu Sans'[^;\"]*", PAGE_FONTS, text)
     for colour, variable in ROLES.items():
         text = text.replace(colour, f"var({variable})")
-    head = re.match(r"<svg[^>]*>", text)
+    head = re.match(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', text)
     if head is None:
-        raise ValueError("matplotlib wrote no <svg> element")
-    box = re.search(r'viewBox="[^"]*"', head.group())
-    if box is None:
-        raise ValueError("matplotlib wrote an <svg> without a viewBox")
+        raise ValueError("matplotlib wrote no <svg> element with a viewBox")
     xmlns = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return (
-        f'<svg {xmlns} {box.group()} role="img" aria-label="{_escape(label)}">' + text[head.end() :].strip()
-    )
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    start = f'<svg {xmlns} {head[1]} role="img" aria-label="{html.escape(label)}">'
+    return start + text[head.end() :].strip()

@@ -1,6 +1,7 @@
 """Image grid: the base and every variant on the same prompts and seeds.
 
-Prompts are drawn without using any score, in equal numbers from each category as long as it has prompts left.
+Prompts are drawn without using any score, in equal numbers from each category as long as it has prompts left. They are
+shown in the order of how much their images change.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageStat
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import number
@@ -25,6 +27,9 @@ TINY = 128
 
 GRID_VARIANTS = 4
 """Variants per grid if they do not all fit: the base and four variants in two modes fill the page width."""
+
+VISIBLE = 0.01
+"""Smallest visible change of an image: mean difference of its colour values, as a share of their range."""
 
 THUMBNAIL = 384
 _DIGITS = 2
@@ -82,7 +87,7 @@ class GridRow:
         prompt: Text of the prompt.
         seed: Seed of the image noise.
         sample: Sample number of the images.
-        pictures: One image per column.
+        pictures: One image per column; the base's is the first.
     """
 
     prompt: str
@@ -90,14 +95,38 @@ class GridRow:
     sample: int
     pictures: tuple[Picture, ...]
 
+    @property
+    def change(self) -> float:
+        """Largest mean difference of the colour values from the base's image, in [0, 1]."""
+        base, *others = (picture.image for picture in self.pictures)
+        means = (ImageStat.Stat(ImageChops.difference(base, image)).mean for image in others)
+        return max(sum(mean) / len(mean) / 255 for mean in means)
+
 
 @dataclass(frozen=True)
 class Grid:
-    """The base and some variants side by side."""
+    """The base and some variants side by side.
 
+    Attributes:
+        name: Name of its file without suffix.
+        variants: The variants.
+        columns: The base, then each variant tuned and hybrid.
+        changed: Prompts with a visible change in any column, the most changed first.
+        unchanged: The other prompts.
+    """
+
+    name: str
     variants: tuple[str, ...]
     columns: tuple[Column, ...]
-    rows: tuple[GridRow, ...]
+    changed: tuple[GridRow, ...]
+    unchanged: tuple[GridRow, ...]
+
+
+def grid_of(name: str, variants: Sequence[str], columns: Sequence[Column], rows: Sequence[GridRow]) -> Grid:
+    """A grid of some rows in any order."""
+    order = sorted(rows, key=lambda row: -row.change)
+    changed = tuple(row for row in order if row.change >= VISIBLE)
+    return Grid(name, tuple(variants), tuple(columns), changed, tuple(order[len(changed) :]))
 
 
 def grid_variants(variants: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -146,22 +175,23 @@ def grid_rows(
     labels = short_labels(scorers)
     rows = []
     for prompt_id in chosen:
-        found = [(column, _first_image(images[column.policy], column, prompt_id)) for column in columns]
         pictures, of_base = [], [math.nan] * len(scorers)
-        for column, record in found:
-            path = images[column.policy].path
-            if record.seed != found[0][1].seed:
+        first = _first_image(images[BASE], Column(BASE, BASE), prompt_id)
+        for column in columns:
+            path, found = images[column.policy].path, _first_image(images[column.policy], column, prompt_id)
+            if found["seed"] != first["seed"]:
                 raise DataError(
-                    f"{path}: prompt_id={prompt_id} sample={record.sample} has seed {record.seed}, the base "
-                    f"has {found[0][1].seed}; images are paired by seed: run the generate stages again"
+                    f"{path}: prompt_id={prompt_id} sample={found['sample']} has seed {found['seed']}, the base "
+                    f"has {first['seed']}; images are paired by seed: run the generate stages again"
                 )
-            sample = (prompt_id, record.sample)
-            values = [book.one(column.policy, column.mode, s, record.train_seed, sample) for s in scorers]
+            sample = (prompt_id, found["sample"])
+            values = [book.one(column.policy, column.mode, s, found["train_seed"], sample) for s in scorers]
             scores = tuple(map(_score, labels, values, of_base))
             of_base = values if column.policy == BASE else of_base
             mode = "" if column.mode == BASE else f", {column.mode}"
-            pictures.append(_picture(record.data, path, f"{texts[prompt_id]}: {column.policy}{mode}", scores))
-        rows.append(GridRow(texts[prompt_id], found[0][1].seed, found[0][1].sample, tuple(pictures)))
+            alt = f"{texts[prompt_id]}: {column.policy}{mode}"
+            pictures.append(_picture(found["image"]["bytes"], path, alt, scores))
+        rows.append(GridRow(texts[prompt_id], first["seed"], first["sample"], tuple(pictures)))
     return rows
 
 
@@ -196,17 +226,7 @@ def grid_png(rows: Sequence[GridRow], columns: Sequence[Column]) -> bytes:
     return out.getvalue()
 
 
-@dataclass(frozen=True)
-class _Record:
-    """The columns of one row of schema images that the grid uses."""
-
-    train_seed: int
-    sample: int
-    seed: int
-    data: bytes
-
-
-def _first_image(source: Source, column: Column, prompt_id: str) -> _Record:
+def _first_image(source: Source, column: Column, prompt_id: str) -> dict[str, Any]:
     """The row of the lowest training seed and sample."""
     table = source.table
     wanted = pc.and_(
@@ -219,8 +239,7 @@ def _first_image(source: Source, column: Column, prompt_id: str) -> _Record:
             f"{source.path}: no image with policy={column.policy} mode={column.mode} prompt_id={prompt_id}; "
             "run the generate stage of this policy again"
         )
-    row = found.slice(0, 1).to_pylist()[0]
-    return _Record(row["train_seed"], row["sample"], row["seed"], row["image"]["bytes"])
+    return dict(found.slice(0, 1).to_pylist()[0])
 
 
 def _score(label: str, value: float, of_base: float) -> PictureScore:

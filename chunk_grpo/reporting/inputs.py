@@ -20,7 +20,6 @@ from chunk_grpo.reporting.evidence import (
     ScorerUse,
     Source,
     TrainingSettings,
-    WiseJudge,
 )
 from chunk_grpo.reporting.score_ranges import scale
 from chunk_grpo.reporting.variant_summary import clip_ranges_of, images_of, recipe
@@ -84,9 +83,7 @@ def settings_from(params: Params) -> ReportSettings:
 
 
 def _use(name: str, scorer: AnyScorer) -> ScorerUse:
-    judge = None
-    if isinstance(scorer, WiseScorer):
-        judge = WiseJudge(scorer.protocol, scorer.judge, scorer.instructions is not None)
+    judge = scorer if isinstance(scorer, WiseScorer) else None
     return ScorerUse(name, scorer.kind, scorer.splits, scale(scorer), judge)
 
 

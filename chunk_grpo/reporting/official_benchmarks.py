@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chunk_grpo.reporting.evidence import PromptKind, ReportSettings, ScorerUse, Source, WiseJudge
+from chunk_grpo.config.scorers import WiseScorer
+from chunk_grpo.reporting.evidence import PromptKind, ReportSettings, ScorerUse, Source
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, ProtocolName
 
@@ -81,25 +82,24 @@ def _geneval(split: str, source: PromptKind, categories: Sequence[str]) -> Bench
     return Benchmark("geneval", split, False, what, (f"its rules on {count} other prompts",))
 
 
-def _wise(split: str, source: PromptKind, ids: Sequence[object], judge: WiseJudge) -> Benchmark:
+def _wise(split: str, source: PromptKind, ids: Sequence[object], scorer: WiseScorer) -> Benchmark:
     count = len(set(range(1, NUM_PROMPTS + 1)).intersection(ids))
-    complete = count == NUM_PROMPTS
-    published = PUBLISHED_JUDGES[judge.protocol]
+    complete, original_words = count == NUM_PROMPTS, scorer.instructions is not None
+    part = "" if complete else f"{count:,} of "
+    published = PUBLISHED_JUDGES[scorer.protocol]
     incomparable = [
-        *([] if complete else [f"{count:,} of its {NUM_PROMPTS:,} prompts"]),
-        *([] if judge.original_words else ["asked in this package’s own words"]),
-        *([] if published in judge.model else [f"judged by {judge.model}, not {published}"]),
+        *([] if complete else [f"{part}its {NUM_PROMPTS:,} prompts"]),
+        *([] if original_words else ["asked in this package’s own words"]),
+        *([] if published in scorer.judge else [f"judged by {scorer.judge}, not {published}"]),
     ]
     otherwise = [
-        *([] if judge.protocol == "legacy" else [f"protocol {judge.protocol}, not legacy"]),
+        *([] if scorer.protocol == "legacy" else [f"protocol {scorer.protocol}, not legacy"]),
         *([] if source.rewritten else ["prompts not rewritten"]),
     ]
-    prompts = (
-        f"WISE’s {NUM_PROMPTS:,} prompts" if complete else f"{count:,} of WISE’s {NUM_PROMPTS:,} prompts"
-    )
-    words = "the original evaluator’s words" if judge.original_words else "this package’s own words"
     what = (
-        f"{prompts}, {'rewritten' if source.rewritten else 'not rewritten'}; protocol {judge.protocol}, judged by "
-        f"{judge.model}, asked in {words}" + ("; no published number compares" if incomparable else "")
+        f"{part}WISE’s {NUM_PROMPTS:,} prompts, {'rewritten' if source.rewritten else 'not rewritten'}; protocol "
+        f"{scorer.protocol}, judged by {scorer.judge}, asked in "
+        f"{'the original evaluator’s words' if original_words else 'this package’s own words'}"
+        + ("; no published number compares" if incomparable else "")
     )
     return Benchmark("wise", split, complete, what, tuple(incomparable + otherwise))

@@ -4,64 +4,53 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import partial
 
 import jinja2
 
-from chunk_grpo.reporting import figures, palette, paper, plots, tables, training_tables
+from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
-from chunk_grpo.reporting.content import REWARD_METRICS, Content, collect
+from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves, collect
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
-from chunk_grpo.reporting.gallery import Grid, grid_png
+from chunk_grpo.reporting.gallery import VISIBLE, grid_png
 from chunk_grpo.reporting.reward_hacking import watched
-from chunk_grpo.reporting.series import Curve, csv_text, curve_rows
+from chunk_grpo.reporting.series import csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
+from chunk_grpo.reporting.trained import ChunkUse, Trained
 from chunk_grpo.reporting.variant_summary import mix_text
 
 WIDE, NARROW = (10.4, 3.7), (5.0, 3.5)
 HALF, THIRD = (4.8, 2.9), (3.7, 2.6)
 CROWDED_STRETCH = 1.4
+"""Height of curves with many variants, relative to others."""
+
 MARGINS, ROW = 0.7, 0.17
 """Height in inches of a difference panel: title and axis, and each row."""
 
+PROFILE_LABEL = (
+    "Line chart of the relative L1 distance between consecutive steps, for the SDE and the ODE sampler, over "
+    "the shaded chunks of the plan in use."
+)
+
 
 @dataclass(frozen=True)
-class Panel:
-    """A panel of the page.
+class Figure:
+    """Panels of one size: inline SVGs in the page, one PNG for the Markdown.
 
     Attributes:
-        name: Name, unique in the page.
-        draw: Draws the panel.
-        label: Alternative text.
+        panels: Drawing and alternative text of each panel.
+        size: Width and height of a panel in inches.
+        columns: Panels per row of the PNG.
     """
 
-    name: str
-    draw: Draw
-    label: str
-
-
-@dataclass(frozen=True)
-class PanelSizes:
-    """Width and height in inches of panels that take half or a third of the page, and of the difference panels."""
-
-    half: tuple[float, float]
-    third: tuple[float, float]
-    differences: tuple[float, float]
-
-
-def panel_sizes(content: Content) -> PanelSizes:
-    """Panel sizes; curves are taller with many variants, and difference panels grow with their rows."""
-    stretch = CROWDED_STRETCH if palette.is_crowded(content.settings.variants) else 1.0
-    rows = len(content.settings.variants) * len(MODES)
-    return PanelSizes(
-        half=(HALF[0], HALF[1] * stretch),
-        third=(THIRD[0], THIRD[1] * stretch),
-        differences=(HALF[0], max(HALF[1], MARGINS + ROW * rows)),
-    )
+    panels: Sequence[tuple[Draw, str]]
+    size: tuple[float, float]
+    columns: int
 
 
 def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:
@@ -71,29 +60,30 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
         DataError: required input is missing; the message names file and key.
     """
     content = collect(evidence, settings)
-    differences, rewards = difference_panels(content), reward_panels(content)
-    training, watching = training_panels(content), watched_panels(content)
-    profile, sizes = profile_draw(content), panel_sizes(content)
-    strip = plots.legend_height(settings.variants)
-    legend = partial(plots.draw_legend, variants=settings.variants)
+    legend, strip = (
+        partial(plots.draw_legend, variants=settings.variants),
+        plots.legend_height(settings.variants),
+    )
+    differences, profile = difference_figure(content), profile_draw(content)
+    curves = curve_figures(content)
     pictures = {
-        "differences.png": figures.png([p.draw for p in differences[:2]], sizes.differences),
-        **grid_pictures(content),
+        "differences.png": figures.png(
+            [draw for draw, _ in differences.panels], differences.size, columns=differences.columns
+        ),
         "profile.png": figures.png([profile], WIDE),
-        "curves.png": figures.png([p.draw for p in rewards], sizes.half, legend, strip),
-        "training.png": figures.png([p.draw for p in training], sizes.third, legend, strip),
+        **grid_pictures(content),
     }
-    if watching:
-        draws = [p.draw for p in watching]
-        pictures["watched.png"] = figures.png(draws, sizes.third, legend, strip, columns=min(3, len(draws)))
     svgs = {
-        "differences": _svgs(differences, sizes.differences),
-        "rewards": _svgs(rewards, sizes.half),
-        "training": _svgs(training, sizes.third),
-        "watched": _svgs(watching, sizes.third),
-        "profile_wide": figures.svg(profile, "profile-wide", PROFILE_LABEL, WIDE),
-        "profile_narrow": figures.svg(profile, "profile-narrow", PROFILE_LABEL, NARROW),
+        "differences": _svgs("differences", differences),
+        "profile": [
+            figures.svg(profile, "profile-wide", PROFILE_LABEL, WIDE),
+            figures.svg(profile, "profile-narrow", PROFILE_LABEL, NARROW),
+        ],
     }
+    for name, figure in curves.items():
+        draws = [draw for draw, _ in figure.panels]
+        pictures[f"{name}.png"] = figures.png(draws, figure.size, legend, strip, figure.columns)
+        svgs[name] = _svgs(name, figure)
     texts = {
         "index.html": render("index.html.j2", content, svgs),
         "report.md": render("report.md.j2", content, {}),
@@ -103,70 +93,50 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
     return pictures | {name: text.encode() for name, text in texts.items()}
 
 
-PROFILE_LABEL = (
-    "Line chart of the relative L1 distance between consecutive steps, for the SDE and the ODE sampler, over "
-    "the shaded chunks of the plan in use."
-)
-
-
-def render(template: str, content: Content, svgs: Mapping[str, object]) -> str:
-    """Render one of the templates in templates/."""
+def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -> str:
+    """Render one of the templates in templates/; both print sections.j2, with the blocks of their format."""
+    is_page, variants = template.endswith(".html.j2"), content.settings.variants
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("chunk_grpo.reporting"),
-        autoescape=jinja2.select_autoescape(["html.j2"], default=False),
+        autoescape=is_page,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals["chip_class"] = partial(_chip_class, content.settings.variants)
-    environment.filters["markdown"] = tables.to_markdown
-    environment.filters["in_parts"] = tables.in_parts
-    environment.filters["paper"] = tables.paper_table
-    environment.filters["duration"] = _duration
-    environment.filters["prompts_text"] = prompts_text
-    environment.filters["pairs"] = tables.pairs_table
-    environment.filters["with_first"] = with_first
-    variants = content.settings.variants
-    return environment.get_template(template).render(
-        c=content,
-        s=content.settings,
-        svgs=svgs,
-        paper=paper,
-        colours={v: f"var(--variant-{palette.variant_index(variants, v)})" for v in variants},
-        light=palette.VARIANT_COLOURS,
-        dark=palette.VARIANT_COLOURS_DARK,
-        dashes=[palette.dash_gradient(dash, 0.22) for dash in palette.DASHES[1:]],
-        crowded=palette.is_crowded(variants),
-        grids=named_grids(content),
-        how=training_story(content),
-        others_by_category=any(table.split != EVAL for table in content.categories),
-        reward=mix_text(content.settings.rewards),
-    )
+    environment.filters |= {
+        "markdown": tables.to_markdown,
+        "in_parts": tables.in_parts,
+        "duration": lambda seconds: tables.duration(seconds).replace(" ", NO_BREAK),
+        "prompts_text": prompts_text,
+        "pairs": tables.pairs_table,
+        "with_first": with_first,
+    }
+    environment.globals |= {
+        "c": content,
+        "s": content.settings,
+        "svgs": svgs,
+        "is_page": is_page,
+        "paper": paper,
+        "chip_class": partial(_chip_class, variants),
+        "colours": {v: f"var(--variant-{palette.variant_index(variants, v)})" for v in variants},
+        "light": palette.VARIANT_COLOURS,
+        "dark": palette.VARIANT_COLOURS_DARK,
+        "dashes": [palette.dash_gradient(dash, 0.22) for dash in palette.DASHES[1:]],
+        "crowded": palette.is_crowded(variants),
+        "visible": VISIBLE,
+        "others_by_category": any(table.judged.split != EVAL for table in content.categories),
+        "reward": mix_text(content.settings.rewards),
+    }
+    text = environment.get_template(template).render()
+    return text if is_page else re.sub(r"\n\s*\n", "\n\n", text).lstrip()
 
 
 def grid_pictures(content: Content) -> dict[str, bytes]:
-    """PNG files of the image grid for the Markdown, one per part."""
-    return {name: grid_png(grid.rows, grid.columns) for name, grid in named_grids(content)}
-
-
-def named_grids(content: Content) -> list[tuple[str, Grid]]:
-    """File name and content of each part of the image grid."""
-    return [
-        ("grid.png" if number == 1 else f"grid-{number}.png", grid)
-        for number, grid in enumerate(content.grids, start=1)
-    ]
-
-
-def training_story(content: Content) -> dict[str, tables.Table | None]:
-    """Tables about training; None for those that the artifacts have no data for."""
-    return {
-        "trained": training_tables.trained_table(content.story.trained),
-        "draws": training_tables.draws_table(content.story.uses),
-        "clipping": training_tables.clipping_table(content.story.uses),
-        "plans": training_tables.plan_table(content.story.moments),
-        "endings": training_tables.endings_table(content.story.endings, content.settings.training),
-    }
+    """PNG files of the image grid for the Markdown: each part, and its prompts without visible change."""
+    parts = {grid.name: (grid, grid.changed) for grid in content.grids}
+    parts |= {f"{grid.name}-unchanged": (grid, grid.unchanged) for grid in content.grids}
+    return {f"{name}.png": grid_png(rows, grid.columns) for name, (grid, rows) in parts.items() if rows}
 
 
 def profile_draw(content: Content) -> Draw:
@@ -175,62 +145,49 @@ def profile_draw(content: Content) -> Draw:
     return partial(plots.draw_profile, sde=p.sde, ode=p.ode, shown=p.shown, guided=p.guided)
 
 
-def difference_panels(content: Content) -> list[Panel]:
-    """Panels of the differences from the base: the training reward first, then each scorer."""
+def difference_figure(content: Content) -> Figure:
+    """Differences from the base: the training reward first, then each scorer; panels grow with their rows."""
     variants = content.settings.variants
-    panels = []
-    for index, measure in enumerate((REWARD, *content.settings.scorers)):
+    panels: list[tuple[Draw, str]] = []
+    for measure in (REWARD, *content.settings.scorers):
         rows = [c for c in content.comparisons if c.measure == measure]
         draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{measure}, {FROM_BASE}")
         label = f"Differences from the base model on {measure}, with 95 % intervals; the table below has the numbers."
-        panels.append(Panel(f"difference-{index}", draw, label))
-    return panels
+        panels.append((draw, label))
+    return Figure(panels, (HALF[0], max(HALF[1], MARGINS + ROW * len(variants) * len(MODES))), 2)
 
 
-def reward_panels(content: Content) -> list[Panel]:
-    """Panels of the reward by iteration."""
-    variants = content.settings.variants
-    return [
-        Panel(
-            metric,
-            partial(plots.draw_curves, curves=content.rewards[metric], variants=variants, title=title),
-            f"Line chart by iteration: {title}; one line per variant.",
-        )
-        for metric, title in REWARD_METRICS.items()
-    ]
-
-
-def training_panels(content: Content) -> list[Panel]:
-    """Panels of ratios, clipping and gradient norm by iteration."""
-    variants, clip = content.settings.variants, content.settings.training.clip_range
-    wanted = (
-        ("max_ratio_distance", "largest |ratio − 1|", clip),
-        ("clip_fraction", "share of clipped terms", None),
-        ("grad_norm", "gradient norm before clipping", None),
-    )
-    return [
-        Panel(
-            name,
-            partial(
-                plots.draw_curves, curves=content.training[name], variants=variants, title=title, limit=limit
-            ),
-            f"Line chart by iteration: {title}; one line per variant.",
-        )
-        for name, title, limit in wanted
-    ]
-
-
-def watched_panels(content: Content) -> list[Panel]:
-    """Panels of held-out images by iteration: scorers that are not part of the reward, and image statistics."""
-    variants, titles = content.settings.variants, watched(content.settings.training)
-    return [
-        Panel(
-            f"watched-{index}",
-            partial(plots.draw_curves, curves=curves, variants=variants, title=titles[metric]),
-            f"Line chart by iteration, held-out images: {titles[metric]}; one line per variant.",
-        )
-        for index, (metric, curves) in enumerate(content.story.watched.items())
-    ]
+def curve_figures(content: Content) -> dict[str, Figure]:
+    """Figures of curves by iteration; curves are taller with many variants."""
+    settings = content.settings
+    stretch = CROWDED_STRETCH if palette.is_crowded(settings.variants) else 1.0
+    training = {
+        "max_ratio_distance": "largest |ratio − 1|",
+        "clip_fraction": "share of clipped terms",
+        "grad_norm": "gradient norm before clipping",
+    }
+    limits = {"max_ratio_distance": settings.training.clip_range}
+    of_images = {name: f"{title}, held-out images" for name, title in watched(settings.training).items()}
+    found = {}
+    for name, curves, titles, (width, height) in (
+        ("curves", content.rewards, REWARD_METRICS, HALF),
+        ("training", content.training, training, THIRD),
+        ("watched", content.watched, watched(settings.training), THIRD),
+    ):
+        panels: list[tuple[Draw, str]] = []
+        for metric, by_variant in curves.items():
+            draw = partial(
+                plots.draw_curves,
+                curves=by_variant,
+                variants=settings.variants,
+                title=titles[metric],
+                limit=limits.get(metric),
+            )
+            label = of_images.get(metric, titles[metric])
+            panels.append((draw, f"Line chart by iteration: {label}; one line per variant."))
+        if panels:
+            found[name] = Figure(panels, (width, height * stretch), min(len(panels), 3))
+    return found
 
 
 def summary(content: Content) -> dict[str, object]:
@@ -247,19 +204,18 @@ def summary(content: Content) -> dict[str, object]:
         for c in content.comparisons:
             if c.variant == variant:
                 modes[c.mode][_key(c.measure)] = {"mean": _rounded(c.mean), **_interval(c.difference)}
-        for found_table in content.categories:
-            of_split = "" if found_table.split == EVAL else f"_{found_table.split}"
+        for table in content.categories:
+            split = "" if table.judged.split == EVAL else f"_{table.judged.split}"
+            key = f"{table.judged.use.name}{split}_{'overall' if table.is_overall else 'mean'}"
             for mode in MODES:
-                interval = found_table.overall[variant, mode]
-                mean = "overall" if found_table.is_overall else "mean"
-                modes[mode][f"{found_table.scorer}{of_split}_{mean}"] = _interval(interval)
+                modes[mode][key] = _interval(table.overall[variant, mode])
         found[variant] = modes
     return found
 
 
 def plot_files(content: Content) -> dict[str, str]:
     """CSV files below plots/."""
-    band = ("mean", "low", "high")
+    band, ends = ("mean", "low", "high"), ("difference", "low", "high")
     profile = content.profile
     levels = profile.noise_levels
     l1 = [
@@ -272,25 +228,23 @@ def plot_files(content: Content) -> dict[str, str]:
         "plots/l1_profile.csv": csv_text(("sampler", "step", "t", *band), l1),
         "plots/reward_curves.csv": csv_text(by_iteration, _rows(content.rewards)),
         "plots/training.csv": csv_text(by_iteration, _rows(content.training)),
-        "plots/watched.csv": csv_text(by_iteration, _rows(content.story.watched)),
-        "plots/how_trained.csv": csv_text(
-            training_tables.TRAINED_HEADER, training_tables.flat_trained(content.story.trained)
-        ),
+        "plots/watched.csv": csv_text(by_iteration, _rows(content.watched)),
+        "plots/how_trained.csv": csv_text([f.name for f in fields(Trained)], map(astuple, content.trained)),
         "plots/chunk_draws.csv": csv_text(
-            ("variant", "chunk", "draws", "share", "clip_fraction"),
-            training_tables.flat_uses(content.story.uses),
+            ("variant", *(f.name for f in fields(ChunkUse))),
+            ((variant, *astuple(use)) for variant, uses in content.uses.items() for use in uses),
         ),
         "plots/pairs.csv": csv_text(
-            ("first", "second", "difference", "low", "high"), tables.flat_pairs(content.pairs)
+            ("first", "second", *ends), ((p.first, p.second, *_ends(p.difference)) for p in content.pairs)
         ),
         "plots/differences.csv": csv_text(
-            ("variant", "mode", "measure", "mean", "difference", "low", "high"),
-            tables.flat_differences(content.comparisons),
+            ("variant", "mode", "measure", "mean", *ends),
+            ((c.variant, c.mode, c.measure, c.mean, *_ends(c.difference)) for c in content.comparisons),
         ),
     }
 
 
-def _rows(curves: dict[str, dict[str, Curve]]) -> list[tuple[object, ...]]:
+def _rows(curves: Curves) -> list[tuple[object, ...]]:
     return [
         row
         for metric, by_variant in curves.items()
@@ -299,8 +253,15 @@ def _rows(curves: dict[str, dict[str, Curve]]) -> list[tuple[object, ...]]:
     ]
 
 
-def _svgs(panels: Sequence[Panel], size: tuple[float, float]) -> list[str]:
-    return [figures.svg(panel.draw, panel.name, panel.label, size) for panel in panels]
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.mean, interval.low, interval.high
+
+
+def _svgs(name: str, figure: Figure) -> list[str]:
+    return [
+        figures.svg(draw, f"{name}-{index}", label, figure.size)
+        for index, (draw, label) in enumerate(figure.panels)
+    ]
 
 
 def _chip_class(variants: Sequence[str], variant: str) -> str:
@@ -308,11 +269,6 @@ def _chip_class(variants: Sequence[str], variant: str) -> str:
     if not palette.is_crowded(variants):
         return "chip"
     return f"chip line dash-{palette.variant_dash(variants, variant)}"
-
-
-def _duration(seconds: float) -> str:
-    """A duration that no line break can split."""
-    return tables.duration(seconds).replace(" ", NO_BREAK)
 
 
 def _key(measure: str) -> str:

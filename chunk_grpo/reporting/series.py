@@ -90,11 +90,9 @@ def metric_curve(source: Source, metric: str) -> Curve:
     Raises:
         DataError: The metric is missing.
     """
-    columns = (source.table.column(name).to_pylist() for name in ("iteration", "metric", "value"))
     by_iteration: dict[int, list[float]] = {}
-    for iteration, row_metric, value in zip(*columns, strict=True):
-        if row_metric == metric:
-            by_iteration.setdefault(iteration, []).append(value)
+    for (_, iteration), value in metric_values(source).get(metric, {}).items():
+        by_iteration.setdefault(iteration, []).append(value)
     if not by_iteration:
         raise DataError(
             f"{source.path}: no row with metric={metric}; run the train stage of this variant again"
@@ -154,7 +152,5 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def curve_rows(names: Sequence[object], curve: Curve) -> list[tuple[object, ...]]:
     """Rows (names..., x, mean, low, high) of a curve."""
-    return [
-        (*names, int(x), float(mean), float(low), float(high))
-        for x, mean, low, high in zip(curve.x, curve.mean, curve.low, curve.high, strict=True)
-    ]
+    columns = (curve.x, curve.mean, curve.low, curve.high)
+    return [(*names, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.reporting.comparisons import (
-    Comparison,
     Comparisons,
     PairComparison,
     interval_text,
@@ -17,7 +16,6 @@ from chunk_grpo.reporting.comparisons import (
     signed,
 )
 from chunk_grpo.reporting.evidence import BASE, MODES
-from chunk_grpo.reporting.paper import PaperTable
 from chunk_grpo.reporting.series import Chunk
 from chunk_grpo.reporting.statistics import Interval
 
@@ -90,6 +88,11 @@ class Table:
     rows: tuple[Row, ...]
 
 
+def text_row(head: str, *texts: str, variant: str = "") -> Row:
+    """A row of plain cells."""
+    return Row(head, tuple(Cell(text) for text in texts), variant)
+
+
 def difference_cell(mean: float, difference: Interval) -> Cell:
     """Cell with a mean, its difference from the base and the interval."""
     return Cell(number(mean), signed(difference.mean), interval_text(difference), difference.verdict)
@@ -123,17 +126,11 @@ def in_parts(table: Table) -> list[Table]:
 
 def pairs_table(pairs: Sequence[PairComparison]) -> Table:
     """Differences in training reward between tuned variants."""
-    rows = tuple(
-        Row(
-            f"{p.first} − {p.second}",
-            (
-                Cell(signed(p.difference.mean), verdict=p.difference.verdict),
-                Cell(interval_text(p.difference)),
-            ),
-        )
-        for p in pairs
-    )
-    return Table(("tuned variants", "difference", "95 % interval"), rows)
+    rows = []
+    for p in pairs:
+        mean = Cell(signed(p.difference.mean), verdict=p.difference.verdict)
+        rows.append(Row(f"{p.first} − {p.second}", (mean, Cell(interval_text(p.difference)))))
+    return Table(("tuned variants", "difference", "95 % interval"), tuple(rows))
 
 
 def category_table(
@@ -160,32 +157,18 @@ def category_table(
     categories = known + sorted(c for c in present if c not in _CATEGORY_HEADS)
     counts = {c: prompts.categories.count(c) for c in categories}
     weights = {c: counts[c] if by_prompts else 1 for c in categories}
-    rows = [_category_row(comparisons, "base", (BASE, BASE, scorer), weights, None)]
-    for variant in variants:
-        for mode in MODES:
-            key, difference = (variant, mode, scorer), overall[variant, mode]
-            rows.append(_category_row(comparisons, f"{variant}, {mode}", key, weights, difference))
+    rows = []
+    for policy, mode in ((BASE, BASE), *((variant, mode) for variant in variants for mode in MODES)):
+        means = comparisons.by_category(policy, mode, scorer, categories)
+        cells = [Cell(number(mean, 2)) for mean in means.values()]
+        mean = sum(weights[c] * mean for c, mean in means.items()) / sum(weights.values())
+        if policy == BASE:
+            rows.append(Row("base", (*cells, Cell(number(mean))), mode=BASE))
+        else:
+            last = difference_cell(mean, overall[policy, mode])
+            rows.append(Row(f"{policy}, {mode}", (*cells, last), policy, mode))
     heads = tuple(f"{_CATEGORY_HEADS.get(c, c)} ({counts[c]})" for c in categories)
     return Table(("policy", *heads, overall_head), tuple(rows))
-
-
-def _category_row(
-    comparisons: Comparisons,
-    head: str,
-    key: tuple[str, str, str],
-    weights: Mapping[str, int],
-    difference: Interval | None,
-) -> Row:
-    policy, mode, scorer = key
-    means = comparisons.by_category(policy, mode, scorer, list(weights))
-    overall = sum(weights[c] * mean for c, mean in means.items()) / sum(weights.values())
-    last = Cell(number(overall)) if difference is None else difference_cell(overall, difference)
-    return Row(
-        head,
-        (*(Cell(number(mean, 2)) for mean in means.values()), last),
-        "" if mode == BASE else policy,
-        mode,
-    )
 
 
 def chunk_table(chunks: Sequence[Chunk]) -> Table:
@@ -195,24 +178,9 @@ def chunk_table(chunks: Sequence[Chunk]) -> Table:
     for index, chunk in enumerate(chunks):
         last = chunk.first_step + chunk.num_steps - 1
         steps = f"{chunk.first_step}" if chunk.num_steps == 1 else f"{chunk.first_step}–{last}"
-        cells = (
-            str(chunk.num_steps),
-            steps,
-            number(chunk.mean_l1),
-            number(chunk.weight, 2),
-            f"{chunk.weight / total:.0%}",
-        )
-        rows.append(Row(str(index), tuple(Cell(text) for text in cells)))
+        weight = (number(chunk.weight, 2), f"{chunk.weight / total:.0%}")
+        rows.append(text_row(str(index), str(chunk.num_steps), steps, number(chunk.mean_l1), *weight))
     return Table(("chunk", "size", "steps", "mean L1", "weight, Eq. (16)", "first draw"), tuple(rows))
-
-
-def paper_table(table: PaperTable) -> Table:
-    """The paper's numbers as printed."""
-    rows = []
-    for model, values in table.rows:
-        texts = (f"{v:.{table.digits}f}" if isinstance(v, float) else v or "–" for v in values)
-        rows.append(Row(model, tuple(Cell(text) for text in texts)))
-    return Table(("model", *table.columns), tuple(rows))
 
 
 def runs_table(runs: Sequence[RunManifest]) -> Table:
@@ -220,15 +188,9 @@ def runs_table(runs: Sequence[RunManifest]) -> Table:
     rows = []
     for run in runs:
         machine = run.accelerator or f"{run.cpu} ({run.cpu_count} cores)"
-        started = run.started_at.replace("T", " ")[:16]
-        cells = (
-            duration(run.seconds),
-            started,
-            (run.commit or "–")[:10],
-            f"{run.peak_memory_mib:,.0f} MiB",
-            machine,
-        )
-        rows.append(Row(run.stage, tuple(Cell(text) for text in cells)))
+        started, commit = run.started_at.replace("T", " ")[:16], (run.commit or "–")[:10]
+        memory = f"{run.peak_memory_mib:,.0f} MiB"
+        rows.append(text_row(run.stage, duration(run.seconds), started, commit, memory, machine))
     return Table(("stage", "time", "started (UTC)", "commit", "peak memory", "machine"), tuple(rows))
 
 
@@ -256,16 +218,3 @@ def _flat(cell: Cell) -> str:
         text = cell.text.replace("|", "\\|")
         return f"{text}<br>{cell.note}" if cell.note else text
     return f"{cell.text}<br>{cell.difference} ({cell.interval})"
-
-
-def flat_differences(found: Sequence[Comparison]) -> list[tuple[object, ...]]:
-    """Rows of plots/differences.csv."""
-    return [
-        (c.variant, c.mode, c.measure, c.mean, c.difference.mean, c.difference.low, c.difference.high)
-        for c in found
-    ]
-
-
-def flat_pairs(pairs: Sequence[PairComparison]) -> list[tuple[object, ...]]:
-    """Rows of plots/pairs.csv."""
-    return [(p.first, p.second, p.difference.mean, p.difference.low, p.difference.high) for p in pairs]

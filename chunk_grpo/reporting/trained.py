@@ -7,7 +7,7 @@ chunk_clip_fraction/J, profile_drift, boundary_shift and chunk_size/J.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chunk_grpo.artifacts import RunManifest
@@ -22,36 +22,41 @@ FIDELITY_LIMIT = 0.1
 class Trained:
     """Training statistics of a variant: means over training seeds and iterations; None if not recorded.
 
+    The fields are the columns of plots/how_trained.csv.
+
     Attributes:
         variant: Name of the variant.
         images: Images drawn per iteration.
-        clip_ranges: epsilon of Eq. (13): one, or one for each chunk.
-        items: (sample, step) items back-propagated per iteration.
+        trained_items: (sample, step) items back-propagated per iteration.
+        clip_range_min: Smallest epsilon of Eq. (13) over the chunks.
+        clip_range_max: Largest epsilon of Eq. (13) over the chunks.
         clip_fraction: Share of the terms whose gradient is clipped.
-        ratio_distance: Largest |ratio - 1| of an iteration.
+        max_ratio_distance: Largest |ratio - 1| of an iteration.
         kl: KL divergence from the base, per step.
         grad_norm: Gradient norm before clipping.
         degenerate_groups: Groups with equal rewards per iteration.
-        fidelity: 99th percentile of the rounding error of log-probabilities, divided by the smallest clip range.
+        fidelity_of_clip_range: 99th percentile of the rounding error of log-probabilities, divided by the smallest
+            clip range.
         seconds: Wall time of the train stage divided by its iterations.
     """
 
     variant: str
     images: int
-    clip_ranges: tuple[float, ...]
-    items: float | None
+    trained_items: float | None
+    clip_range_min: float
+    clip_range_max: float
     clip_fraction: float | None
-    ratio_distance: float | None
+    max_ratio_distance: float | None
     kl: float | None
     grad_norm: float | None
     degenerate_groups: float | None
-    fidelity: float | None
+    fidelity_of_clip_range: float | None
     seconds: float | None
 
 
 @dataclass(frozen=True)
 class ChunkUse:
-    """Draws of a chunk over all training seeds and iterations.
+    """Draws of a chunk over all training seeds and iterations; the fields are columns of plots/chunk_draws.csv.
 
     Attributes:
         chunk: Number of the chunk, from 0, noise to image; with a window or branches, number of a noisy step.
@@ -84,41 +89,34 @@ class PlanMoment:
 
 
 def trained_in_numbers(
-    sources: Mapping[str, Source], training: TrainingSettings, runs: Sequence[RunManifest]
-) -> tuple[Trained, ...]:
-    """Training statistics of each variant.
-
-    Args:
-        sources: Variant to schema train_metrics.
-        training: Training settings.
-        runs: Manifests, including those of the stages train@VARIANT.
-    """
-    seconds = {run.stage: run.seconds for run in runs}
-    return tuple(
-        _trained(variant, metric_values(source), training, seconds.get(f"train@{variant}"))
-        for variant, source in sources.items()
-    )
-
-
-def _trained(
-    variant: str, values: MetricValues, training: TrainingSettings, seconds: float | None
+    variant: str, source: Source, training: TrainingSettings, runs: Sequence[RunManifest]
 ) -> Trained:
-    ranges = training.clip_ranges[variant]
-    fidelity = _mean(values, "fidelity_p99")
+    """Training statistics of one variant; the duration is that of the stage train@VARIANT."""
+    # Iteration 0 is the base, which was not trained.
+    values = {
+        metric: {key: value for key, value in found.items() if key[1] > 0}
+        for metric, found in metric_values(source).items()
+    }
+
+    def mean(metric: str) -> float | None:
+        return _mean(values.get(metric, {}).values())
+
+    ranges, fidelity = training.clip_ranges[variant], mean("fidelity_p99")
     lows, highs = values.get("ratio_min", {}), values.get("ratio_max", {})
-    distances = [max(1 - lows[key], highs[key] - 1) for key in _trained_keys(lows) if key in highs]
-    iterations = len(_trained_keys(values.get("clip_fraction", {})))
+    seconds = next((run.seconds for run in runs if run.stage == f"train@{variant}"), None)
+    iterations = len(values.get("clip_fraction", {}))
     return Trained(
         variant=variant,
         images=training.images[variant],
-        clip_ranges=ranges,
-        items=_mean(values, "trained_steps"),
-        clip_fraction=_mean(values, "clip_fraction"),
-        ratio_distance=_mean_of(distances),
-        kl=_mean(values, "kl"),
-        grad_norm=_mean(values, "grad_norm"),
-        degenerate_groups=_mean(values, "degenerate_groups"),
-        fidelity=None if fidelity is None else fidelity / min(ranges),
+        trained_items=mean("trained_steps"),
+        clip_range_min=min(ranges),
+        clip_range_max=max(ranges),
+        clip_fraction=mean("clip_fraction"),
+        max_ratio_distance=_mean(max(1 - lows[key], highs[key] - 1) for key in lows if key in highs),
+        kl=mean("kl"),
+        grad_norm=mean("grad_norm"),
+        degenerate_groups=mean("degenerate_groups"),
+        fidelity_of_clip_range=None if fidelity is None else fidelity / min(ranges),
         seconds=None if seconds is None or not iterations else seconds / iterations,
     )
 
@@ -126,24 +124,22 @@ def _trained(
 def chunk_uses(source: Source) -> tuple[ChunkUse, ...]:
     """Draws of each chunk of one variant; empty if they were not recorded."""
     values = metric_values(source)
+    draws = {chunk: values[f"chunk_draws/{chunk}"] for chunk in _numbers(values, "chunk_draws/")}
+    total = sum(sum(of_chunk.values()) for of_chunk in draws.values())
     found = []
-    total = sum(sum(v.values()) for metric, v in values.items() if metric.startswith("chunk_draws/"))
-    for chunk in _numbers(values, "chunk_draws/"):
-        draws = values[f"chunk_draws/{chunk}"]
+    for chunk, of_chunk in draws.items():
         fractions = values.get(f"chunk_clip_fraction/{chunk}", {})
-        count = sum(draws.values())
-        clipped = sum(draws[key] * fraction for key, fraction in fractions.items() if key in draws)
-        found.append(
-            ChunkUse(chunk, round(count), count / total if total else 0.0, clipped / count if count else None)
-        )
+        count = sum(of_chunk.values())
+        clipped = sum(of_chunk[key] * share for key, share in fractions.items() if key in of_chunk)
+        share = count / total if total else 0.0
+        found.append(ChunkUse(chunk, round(count), share, clipped / count if count else None))
     return tuple(found)
 
 
 def plan_moments(source: Source) -> tuple[PlanMoment, ...]:
     """A recomputed plan at its first, middle and last iteration; empty for a fixed plan."""
     values = metric_values(source)
-    drift = values.get("profile_drift", {})
-    iterations = sorted({iteration for _, iteration in drift})
+    iterations = sorted({iteration for _, iteration in values.get("profile_drift", {})})
     if not iterations:
         return ()
     chosen = dict.fromkeys((iterations[0], iterations[(len(iterations) - 1) // 2], iterations[-1]))
@@ -151,37 +147,24 @@ def plan_moments(source: Source) -> tuple[PlanMoment, ...]:
 
 
 def _moment(values: MetricValues, iteration: int) -> PlanMoment:
-    seeds = sorted(seed for seed, at in values["profile_drift"] if at == iteration)
-    numbers = _numbers(values, "chunk_size/")
-    plans = (
-        tuple(
-            round(values[f"chunk_size/{chunk}"][seed, iteration])
-            for chunk in numbers
-            if (seed, iteration) in values[f"chunk_size/{chunk}"]
-        )
-        for seed in seeds
-    )
-    shifts = values.get("boundary_shift", {})
+    here = {
+        metric: {seed: value for (seed, at), value in sorted(found.items()) if at == iteration}
+        for metric, found in values.items()
+    }
+    drift, chunks = here["profile_drift"], _numbers(values, "chunk_size/")
+    sizes = [here[f"chunk_size/{chunk}"] for chunk in chunks]
+    plans = (tuple(round(of_chunk[seed]) for of_chunk in sizes if seed in of_chunk) for seed in drift)
     return PlanMoment(
         iteration=iteration,
         plans=tuple(dict.fromkeys(plans)),
-        profile_drift=sum(values["profile_drift"][seed, iteration] for seed in seeds) / len(seeds),
-        boundary_shift=_mean_of([shifts[seed, iteration] for seed in seeds if (seed, iteration) in shifts]),
+        profile_drift=sum(drift.values()) / len(drift),
+        boundary_shift=_mean(here.get("boundary_shift", {}).values()),
     )
 
 
-def _trained_keys(values: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
-    """Keys (training seed, iteration) without iteration 0, which is the base."""
-    return [key for key in values if key[1] > 0]
-
-
-def _mean(values: MetricValues, metric: str) -> float | None:
-    found = values.get(metric, {})
-    return _mean_of([found[key] for key in _trained_keys(found)])
-
-
-def _mean_of(values: Collection[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None
 
 
 def _numbers(values: MetricValues, start: str) -> list[int]:
