@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import yaml
 from PIL import Image, ImageDraw
 
 from chunk_grpo.artifacts import table_from_rows, write_json, write_table
+from stages import report
+from stages._stage import run_stage
 
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 VARIANTS = ("dance", "chunk", "chunk-ws")
@@ -38,6 +41,19 @@ class Run:
             *("--chunks", str(at / "chunks"), "--train", str(at / "train"), "--images", str(at / "images")),
             *("--scores", str(at / "scores"), "--runs", str(at / "runs"), "--out", str(at / "report")),
         ]
+
+    def build(self) -> dict[str, bytes]:
+        """The files of the report by path."""
+        assert run_stage(report.main, report.Arguments, self.options) == 0
+        folder = self.root / "report"
+        return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    def change_params(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change params.yaml in place."""
+        path = self.root / "params.yaml"
+        params = json.loads(path.read_text())
+        change(params)
+        path.write_text(json.dumps(params))
 
 
 def images_of(policy: str) -> Iterator[tuple[str, int]]:
@@ -259,6 +275,12 @@ def write_run(
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return write_run(tmp_path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Run:
+    """A run with few, small images."""
+    return write_run(tmp_path, 2, 1, 16)
 
 
 @pytest.fixture(scope="module")

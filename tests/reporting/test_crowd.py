@@ -1,5 +1,6 @@
 """More variants than colours: dashed lines, summaries instead of lists, tables and grids in parts."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunk_grpo.reporting import palette, plots, tables
+from chunk_grpo.reporting import palette, plots
 from chunk_grpo.reporting.comparisons import (
     Comparison,
     PairComparison,
@@ -18,7 +19,7 @@ from chunk_grpo.reporting.comparisons import (
 )
 from chunk_grpo.reporting.evidence import REWARD
 from chunk_grpo.reporting.gallery import grid_columns, grid_variants
-from chunk_grpo.reporting.series import Curve, csv_text
+from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.statistics import Interval
 
 NAMES = tuple(f"v{i}" for i in range(27))
@@ -103,28 +104,19 @@ def test_grids_of_many_take_four_variants_each() -> None:
 
 def test_many_effects_are_counted() -> None:
     found = comparisons([0.3, 0.2, 0.05, -0.2, -0.05, 0.0, 0.5])
-    assert effects_text(found) == (
-        "higher for 3 of 7, by +0.200 (v1) to +0.500 (v6); lower for 1 of 7, by −0.200 (v3); "
-        "no difference shown for 3 of 7"
-    )
-    assert effects_text(comparisons([0.2] * 7)) == "higher for all 7, by +0.200 (v0) to +0.200 (v6)"
-    assert (
-        headline(found)[0] == "The training reward rises for 3 of 7 variants; it falls for 1 of 7 variants."
-    )
+    assert re.findall(r"\d of 7|[+−]0\.\d+ \(v\d\)", effects_text(found)) == [
+        *("3 of 7", "+0.200 (v1)", "+0.500 (v6)"),  # higher
+        *("1 of 7", "−0.200 (v3)"),  # lower
+        "3 of 7",
+    ]
+    assert "all 7" in effects_text(comparisons([0.2] * 7))
+    assert re.findall(r"\d of 7", headline(found)[0]) == ["3 of 7", "1 of 7"]
 
 
 def test_of_many_pairs_those_with_the_first_variant_are_told() -> None:
     found = pairs(7)
     assert [p.first for p in with_first(found)] == list(NAMES[1:7])
     # Above zero from a distance of 3 on: 4 + 3 + 2 + 1 pairs; 5 % of 21 is 1.
-    assert order_sentence(found) == (
-        "Training reward of the tuned variants compared with v0, the first one: higher for 4 of 6, by +0.150 (v3) to "
-        "+0.300 (v6); no difference shown for 2 of 6. Of all 21 pairs of variants, 10 have an interval on one side "
-        "of zero; about 1 would by chance if no two variants differed."
-    )
-    assert order_sentence(pairs(6)).startswith("Training reward of the tuned variants: v3 above v0")
-
-
-def test_pairs_are_kept_in_a_csv() -> None:
-    text = csv_text(("first", "second", "difference", "low", "high"), tables.flat_pairs(pairs(2)))
-    assert text == "first,second,difference,low,high\nv1,v0,0.05,-0.05,0.15\n"
+    numbers = re.findall(r"\d of 6|all 21|, 10 have|about 1 ", order_sentence(found))
+    assert numbers == ["4 of 6", "2 of 6", "all 21", ", 10 have", "about 1 "]
+    assert "v3 above v0" in order_sentence(pairs(6))

@@ -7,7 +7,15 @@ from PIL import Image
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import ScoreBook, ScoredPrompts, Source
-from chunk_grpo.reporting.gallery import Column, PictureScore, choose_prompts, grid_rows, short_labels
+from chunk_grpo.reporting.gallery import (
+    Column,
+    GridRow,
+    PictureScore,
+    choose_prompts,
+    grid_of,
+    grid_rows,
+    short_labels,
+)
 
 PROMPTS = ScoredPrompts(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"), tuple("ABCDEFGH"))
 COLUMNS = (Column("base", "base"), Column("v", "tuned"))
@@ -47,20 +55,11 @@ def scores(policy: str, mode: str) -> Source:
 BOOK = ScoreBook({("base", "s-x"): scores("base", "base"), ("v", "s-x"): scores("v", "tuned")}, {"s-x": 1.0})
 
 
-def rows_of(tuned: Source, size: int = 8) -> list[tuple[str, ...]]:
-    found = grid_rows(
-        ["a"],
-        COLUMNS,
-        {"base": images("base", "base", png(size)), "v": tuned},
-        {"a": "a prompt"},
-        BOOK,
-        ["s-x"],
-    )
-    return [
-        (p.uri[:15], str(p.pixelated), p.alt, str([(s.label, s.text) for s in p.scores]))
-        for row in found
-        for p in row.pictures
-    ]
+def shown(tuned: Source, base: bytes | None = None, book: ScoreBook = BOOK) -> GridRow:
+    """The row of prompt a, with this image of the base."""
+    images_of = {"base": images("base", "base", base or png(8)), "v": tuned}
+    (row,) = grid_rows(["a"], COLUMNS, images_of, {"a": "a prompt"}, book, ["s-x"])
+    return row
 
 
 def test_categories_take_turns() -> None:
@@ -79,32 +78,51 @@ def test_a_caption_is_shown_once() -> None:
 
 
 def test_lowest_seed_and_first_sample_with_their_score() -> None:
-    found = rows_of(images("v", "tuned", png(8)))
-    assert found[1] == ("data:image/png;", "True", "a prompt: v, tuned", "[('x', '1.00')]")
+    picture = shown(images("v", "tuned", png(8))).pictures[1]
+    assert picture.alt == "a prompt: v, tuned"
+    assert picture.scores == (PictureScore("x", "1.00"),)
 
 
-def test_large_images_become_jpeg_thumbnails() -> None:
-    found = rows_of(images("v", "tuned", png(400)), size=400)
-    assert {row[:2] for row in found} == {("data:image/jpeg", "False")}
+@pytest.mark.parametrize(("size", "kind", "pixelated"), [(8, "png", True), (400, "jpeg", False)])
+def test_tiny_images_have_sharp_pixels_and_large_ones_are_thumbnails(
+    size: int, kind: str, pixelated: bool
+) -> None:
+    for picture in shown(images("v", "tuned", png(size)), png(size)).pictures:
+        assert picture.uri.startswith(f"data:image/{kind};")
+        assert picture.pixelated == pixelated
+
+
+def plain(level: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (level, level, level)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_the_most_changed_prompts_come_first_and_unchanged_ones_apart() -> None:
+    rows = [shown(images("v", "tuned", plain(level)), plain(100)) for level in (102, 110, 100, 50)]
+    assert [row.change for row in rows] == pytest.approx([2 / 255, 10 / 255, 0, 50 / 255])
+    found = grid_of("grid", ["v"], COLUMNS, rows)
+    assert found.changed == (rows[3], rows[1])
+    assert found.unchanged == (rows[0], rows[2])  # 2 of 255 is less than 1 %
 
 
 def test_another_seed_is_refused() -> None:
     with pytest.raises(
         DataError, match=r"images/v/images\.parquet: prompt_id=a sample=0 has seed 8.*base has 7"
     ):
-        rows_of(images("v", "tuned", png(8), seed=8))
+        shown(images("v", "tuned", png(8), seed=8))
 
 
 def test_missing_image_is_named() -> None:
     with pytest.raises(
         DataError, match=r"images/v/images\.parquet: no image with policy=v mode=tuned prompt_id=a"
     ):
-        rows_of(images("v", "hybrid", png(8)))
+        shown(images("v", "hybrid", png(8)))
 
 
 def test_broken_image_is_named() -> None:
     with pytest.raises(DataError, match=r"images/v/images\.parquet: image bytes of 'a prompt: v, tuned'"):
-        rows_of(images("v", "tuned", b"no image"))
+        shown(images("v", "tuned", b"no image"))
 
 
 def test_short_labels() -> None:
@@ -122,12 +140,8 @@ def test_an_image_without_a_score_says_so() -> None:
         },
         {"s-x": 1.0},
     )
-    shown = {"base": images("base", "base", png(8)), "v": images("v", "tuned", png(8))}
-    row = grid_rows(["a"], COLUMNS, shown, {"a": "a prompt"}, book, ["s-x"])[0]
-    assert [picture.scores for picture in row.pictures] == [
-        (PictureScore("x", "refused"),),
-        (PictureScore("x", "1.00"),),
-    ]
+    row = shown(images("v", "tuned", png(8)), book=book)
+    assert [picture.scores[0].text for picture in row.pictures] == ["refused", "1.00"]
 
 
 @pytest.mark.parametrize(("tuned", "verdict"), [(2.0, "above"), (0.5, "below"), (1.004, "")])
@@ -137,6 +151,5 @@ def test_a_score_is_marked_against_that_of_the_base(tuned: float, verdict: str) 
         {("base", "s-x"): scores("base", "base"), ("v", "s-x"): Source("s", table_from_rows(rows, "scores"))},
         {"s-x": 1.0},
     )
-    shown = {"base": images("base", "base", png(8)), "v": images("v", "tuned", png(8))}
-    (row,) = grid_rows(["a"], COLUMNS, shown, {"a": "a prompt"}, book, ["s-x"])
+    row = shown(images("v", "tuned", png(8)), book=book)
     assert [picture.scores[0].verdict for picture in row.pictures] == ["", verdict]

@@ -1,25 +1,14 @@
 """The page of many variants, with every metric that the trainer writes."""
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
-from stages import report
-from stages._stage import run_stage
+from tests.reporting.conftest import Run
 
 VARIANTS = ("dance", "chunk", "chunk-ws", "a", "b", "c", "d", "e")
-
-
-class Run(Protocol):
-    root: Path
-
-    @property
-    def options(self) -> list[str]: ...
 
 
 def optional_rows(variant: str, seed: int) -> list[dict[str, object]]:
@@ -48,50 +37,40 @@ def files(crowd: Callable[[tuple[str, ...]], Run]) -> dict[str, bytes]:
         rows = read_table(path, "train_metrics").to_pylist()
         rows += [row for seed in (0, 1, 2) for row in optional_rows(variant, seed)]
         write_table(table_from_rows(rows, "train_metrics"), path, "train_metrics")
-    params = json.loads((run.root / "params.yaml").read_text())
-    params["train"]["iterations"] = 40  # the metrics end at 30
-    (run.root / "params.yaml").write_text(json.dumps(params))
-    assert run_stage(report.main, report.Arguments, run.options) == 0
-    folder = run.root / "report"
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    run.change_params(lambda params: params["train"].update(iterations=40))  # the metrics end at 30
+    return run.build()
 
 
 def test_the_image_grid_comes_in_parts(files: dict[str, bytes]) -> None:
-    html, markdown = files["index.html"].decode(), files["report.md"].decode()
-    assert html.count("<img") == 2 * 4 * 9  # base and four variants in two modes, four prompts, twice
-    assert "<summary>b, c, d, e</summary>" in html
+    assert (
+        files["index.html"].count(b"<img") == 2 * 4 * 9
+    )  # base, four variants in two modes, four prompts, twice
     assert {"grid.png", "grid-2.png"} <= set(files)
-    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", markdown)
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", files["report.md"].decode())
     assert sorted(pictures) == sorted(name for name in files if name.endswith(".png"))
 
 
 def test_pairs_with_the_first_variant_stand_outside(files: dict[str, bytes]) -> None:
     html = files["index.html"].decode()
-    outside, inside = html.split("<summary>All 28 pairs of variants</summary>")
-    assert outside.count(" − dance</th>") == 7
-    assert "e − d</th>" not in outside
-    assert "e − d</th>" in inside
-    assert len(files["plots/pairs.csv"].decode().splitlines()) == 1 + 28
+    assert (
+        html.index("e − dance</th>")
+        < html.index("<details", html.index('id="scores"'))
+        < html.index("e − d</th>")
+    )
+    pairs = files["plots/pairs.csv"].decode().splitlines()
+    assert (pairs[0], len(pairs)) == ("first,second,difference,low,high", 1 + 28)
 
 
 def test_chips_show_the_dash_of_the_seventh_variant_on(files: dict[str, bytes]) -> None:
     html = files["index.html"].decode()
-    assert '<li class="chip line dash-0" style="--c:var(--variant-5)">c</li>' in html
-    assert '<li class="chip line dash-1" style="--c:var(--variant-0)">d</li>' in html
+    assert '<span class="chip line dash-0" style="--c:var(--variant-5)">c</span>' in html
+    assert '<span class="chip line dash-1" style="--c:var(--variant-0)">d</span>' in html
     assert ".chip.dash-1::before" in html
 
 
 def test_training_in_numbers_and_pictures(files: dict[str, bytes]) -> None:
     html = files["index.html"].decode()
-    titles = re.findall(r"<h3>([^<]+)</h3>", html)
-    assert titles[:5] == [
-        "Is the reward being hacked?",
-        "Where training ended",
-        "How they trained",
-        "Chunks drawn and clipped",
-        "Plans recomputed during training",
-    ]
-    assert html.count('aria-label="Line chart by iteration, held-out images') == 5
+    assert len(set(re.findall(r'id="(watched-\d)-', html))) == 5
     assert "⚠ 20%" in html  # 2e-5 of the clip range 1e-4
     assert "30, 30, 30" in html
     assert "[9, 7]" in html

@@ -2,9 +2,8 @@
 
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Protocol
 
 import pyarrow.compute as pc
 import pytest
@@ -13,7 +12,7 @@ from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from stages import report
 from stages._stage import run_stage
 
-from .conftest import plan_rows
+from .conftest import Run, plan_rows, write_run
 
 FILES = {
     *("index.html", "report.md", "summary.json"),
@@ -21,13 +20,6 @@ FILES = {
     *(f"plots/{name}.csv" for name in ("chunk_draws", "differences", "how_trained", "l1_profile", "pairs")),
     *(f"plots/{name}.csv" for name in ("reward_curves", "training", "watched")),
 }
-
-
-class Run(Protocol):
-    root: Path
-
-    @property
-    def options(self) -> list[str]: ...
 
 
 class Page(HTMLParser):
@@ -39,7 +31,7 @@ class Page(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.ids: list[str] = []
-        self.headings: list[str] = []
+        self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in self.VOID:
@@ -47,6 +39,7 @@ class Page(HTMLParser):
         found = dict(attrs)
         if found.get("id"):
             self.ids.append(str(found["id"]))
+        self.links += [str(found["href"])[1:]] if tag == "a" else []
         if tag == "img":
             assert found.get("alt"), "an image without alternative text"
         if tag == "svg":
@@ -56,39 +49,27 @@ class Page(HTMLParser):
         if tag not in self.VOID:
             assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "h2":
-            self.headings.append(data)
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return write_run(tmp_path_factory.mktemp("run")).build()
 
 
-def build(run: Run) -> dict[str, bytes]:
-    assert run_stage(report.main, report.Arguments, run.options) == 0
-    folder = run.root / "report"
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+def test_files_are_complete_and_the_same_again(files: dict[str, bytes], run: Run) -> None:
+    assert set(files) == FILES
+    assert run.build() == files
 
 
-def test_files_are_complete_and_the_same_again(run: Run) -> None:
-    first = build(run)
-    assert set(first) == FILES
-    assert build(run) == first
-
-
-def test_the_page_is_self_contained_and_well_formed(run: Run) -> None:
-    html = build(run)["index.html"].decode()
+def test_the_page_is_self_contained_and_well_formed(files: dict[str, bytes]) -> None:
+    html = files["index.html"].decode()
     page = Page()
     page.feed(html)
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
-    assert page.headings[0] == "The training reward rises for dance and chunk."
-    assert page.headings[1:] == [
-        "The same prompts and seeds",
-        "How fast the image changes, step by step",
-        "Training",
-        "Scores on held-out prompts",
-        "Scores by category",
-        "Deviations and limits",
-        "What was run",
-    ]
+    assert {"images", "profile", "training", "scores", "categories", "limits", "run", "scorers"} <= set(
+        page.links
+    )
+    assert set(page.links) <= set(page.ids)
     assert "<script" not in html
     assert not re.search(r'(src|href)="(?!data:|#)', html.replace('xlink:href="#', 'href="#'))
     assert "url(http" not in html
@@ -96,33 +77,27 @@ def test_the_page_is_self_contained_and_well_formed(run: Run) -> None:
     assert html.count("<img") == 4 * 7
 
 
-def test_the_page_names_variants_samples_and_durations(run: Run) -> None:
-    files = build(run)
+def test_page_and_markdown_have_the_same_parts(files: dict[str, bytes]) -> None:
     html, markdown = files["index.html"].decode(), files["report.md"].decode()
-    assert html.index("chunk objective, plan listed, selection weighted") < html.index("<nav")
-    assert markdown.index("- chunk-ws: chunk objective, plan listed") < markdown.index("## Does it help?")
-    assert re.search(r'<small title="seed 20\d\d">sample 0</small>', html)
-    assert "14\xa0min\xa058\xa0s" in html.split("<nav")[0]  # seven stages: 7 x 3.2 s + 41.7 s x 21
-    assert "3 training seeds each" in html and "3 training seeds per variant" in markdown
-    assert html.index('<section id="limits">') < html.index('<section id="run">')
+    titles = [unescape(title) for title in re.findall(r"<h[123]>(.*?)</h", html)]
+    assert re.findall(r"^#+ (?:Does it help\? )?(.*)", markdown, re.MULTILINE) == titles
+    assert html.count("<table class=") == len(re.findall(r"^\|---", markdown, re.MULTILINE))
+    assert html.count("<summary>") == markdown.count("<summary>")
 
 
-def test_equal_plans_are_shown_once(run: Run) -> None:
+def test_equal_plans_are_shown_once(small: Run) -> None:
     table = table_from_rows(plan_rows("guided", (2, 3, 4, 7)), "chunk_plan")
-    write_table(table, run.root / "chunks" / "guided.parquet", "chunk_plan")
-    files = build(run)
-    assert "The plan “guided”, computed from the profile, is the same." in files["index.html"].decode()
-    assert files["report.md"].decode().count("| chunk | size |") == 1
+    write_table(table, small.root / "chunks" / "guided.parquet", "chunk_plan")
+    assert small.build()["report.md"].count(b"| chunk | size |") == 1
 
 
-def test_markdown_links_its_pictures(run: Run) -> None:
-    files = build(run)
+def test_markdown_links_its_pictures(files: dict[str, bytes]) -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", files["report.md"].decode())
     assert sorted(pictures) == sorted(name for name in files if name.endswith(".png"))
 
 
-def test_summary_holds_what_the_page_says(run: Run) -> None:
-    found = json.loads(build(run)["summary.json"])
+def test_summary_holds_what_the_page_says(files: dict[str, bytes]) -> None:
+    found = json.loads(files["summary.json"])
     assert found["prompts"] == 48
     assert found["train_seeds"] == 3
     chunk = found["chunk"]["tuned"]["training_reward"]
@@ -133,83 +108,58 @@ def test_summary_holds_what_the_page_says(run: Run) -> None:
     assert "shapes-exact_overall" in found["dance"]["hybrid"]
 
 
-def test_prompts_and_titles_are_escaped(run: Run) -> None:
-    path = run.root / "params.yaml"
-    params = json.loads(path.read_text())
-    params["report"]["title"] = "<b>bold</b>"
-    path.write_text(json.dumps(params))
-    html = build(run)["index.html"].decode()
+def test_a_title_is_escaped(small: Run) -> None:
+    small.change_params(lambda params: params["report"].update(title="<b>bold</b>"))
+    html = small.build()["index.html"].decode()
     assert "<b>bold" not in html
     assert "&lt;b&gt;bold" in html
 
 
-def test_without_wise_prompts_the_page_says_so(run: Run) -> None:
-    for path in (run.root / "scores").glob("*/*.parquet"):
+def test_without_wise_prompts_the_page_says_so(small: Run) -> None:
+    for path in (small.root / "scores").glob("*/*.parquet"):
         table = read_table(path, "scores")
         write_table(table.filter(pc.starts_with(table["prompt_id"], "eval")), path, "scores")
-    files = build(run)
-    assert "Not scored in this run." in files["index.html"].decode()
+    assert b"Not scored in this run." in small.build()["index.html"]
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    "path",
     [
-        ("scores/chunk/shapes-vivid.parquet", "scores/chunk/shapes-vivid.parquet"),
-        ("images/dance/images.parquet", "images/dance/images.parquet"),
-        ("train/chunk-ws/metrics.parquet", "train/chunk-ws/metrics.parquet"),
-        ("chunks/guided.parquet", "chunks/guided.parquet"),
+        "scores/chunk/shapes-vivid.parquet",
+        "images/dance/images.parquet",
+        "train/chunk-ws/metrics.parquet",
+        "chunks/guided.parquet",
     ],
 )
-def test_missing_file_is_named(run: Run, path: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (run.root / path).unlink()
-    assert run_stage(report.main, report.Arguments, run.options) == 3
-    assert message in capsys.readouterr().err
-    assert not (run.root / "report").exists()
+def test_missing_file_is_named(small: Run, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (small.root / path).unlink()
+    assert run_stage(report.main, report.Arguments, small.options) == 3
+    assert path in capsys.readouterr().err
+    assert not (small.root / "report").exists()
 
 
 @pytest.mark.parametrize(
-    ("path", "column", "value", "messages"),
+    ("path", "column", "value", "told"),
     [
-        (
-            "scores/chunk/shapes-vivid.parquet",
-            "train_seed",
-            1,
-            ["shapes-vivid.parquet", "policy=chunk mode=tuned train_seed=1"],
-        ),
-        (
-            "scores/base/shapes-exact.parquet",
-            "prompt_id",
-            "eval-005",
-            ["prompt_id=eval-005 (split eval)"],
-        ),
-        (
-            "train/chunk/metrics.parquet",
-            "metric",
-            "grad_norm",
-            ["train/chunk/metrics.parquet: no row with metric=grad_norm"],
-        ),
+        ("scores/chunk/shapes-vivid.parquet", "train_seed", 1, "policy=chunk mode=tuned train_seed=1"),
+        ("scores/base/shapes-exact.parquet", "prompt_id", "eval-005", "prompt_id=eval-005 (split eval)"),
+        ("train/chunk/metrics.parquet", "metric", "grad_norm", "no row with metric=grad_norm"),
     ],
     ids=["training seed", "unscored prompt of the base", "required metric"],
 )
 def test_missing_rows_are_named(
-    run: Run,
-    path: str,
-    column: str,
-    value: str | int,
-    messages: list[str],
-    capsys: pytest.CaptureFixture[str],
+    small: Run, path: str, column: str, value: str | int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     schema = "train_metrics" if path.startswith("train/") else "scores"
-    table = read_table(run.root / path, schema)
-    write_table(table.filter(pc.not_equal(table[column], value)), run.root / path, schema)
-    assert run_stage(report.main, report.Arguments, run.options) == 3
-    told = capsys.readouterr().err
-    assert all(message in told for message in messages)
+    table = read_table(small.root / path, schema)
+    write_table(table.filter(pc.not_equal(table[column], value)), small.root / path, schema)
+    assert run_stage(report.main, report.Arguments, small.options) == 3
+    message = capsys.readouterr().err
+    assert path in message and told in message
 
 
-def test_artifacts_of_earlier_versions_lack_what_is_optional(run: Run) -> None:
-    files = build(run)  # these metrics are what the first version wrote
-    html = files["index.html"].decode()
+def test_artifacts_of_earlier_versions_lack_what_is_optional(files: dict[str, bytes]) -> None:
+    html = files["index.html"].decode()  # these metrics are what the first version wrote
     assert "How they trained" in html
     assert not any(text in html for text in ("being hacked", "drawn and clipped", "Plans recomputed", ">KL<"))
     assert files["plots/chunk_draws.csv"].decode() == "variant,chunk,draws,share,clip_fraction\n"
