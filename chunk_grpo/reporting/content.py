@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.errors import DataError
@@ -21,7 +20,6 @@ from chunk_grpo.reporting.benchmarks import (
 from chunk_grpo.reporting.comparisons import (
     Comparison,
     Comparisons,
-    PairComparison,
     headline,
     order_sentence,
     verdicts_text,
@@ -38,10 +36,10 @@ from chunk_grpo.reporting.evidence import (
 )
 from chunk_grpo.reporting.gallery import Grid
 from chunk_grpo.reporting.official_benchmarks import benchmarks_not_run
-from chunk_grpo.reporting.series import Chunk, Curve
-from chunk_grpo.reporting.statistics import METHOD, Interval
+from chunk_grpo.reporting.series import Curve
+from chunk_grpo.reporting.statistics import METHOD
 from chunk_grpo.reporting.tables import Table
-from chunk_grpo.reporting.trained import ChunkUse, Trained, chunk_uses, plan_moments, trained_in_numbers
+from chunk_grpo.reporting.trained import chunk_uses, plan_moments, trained_in_numbers
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
 FEW_SCORERS = 2
@@ -57,133 +55,91 @@ Curves = dict[str, dict[str, Curve]]
 """Metric to variant to curve."""
 
 
-@dataclass(frozen=True)
-class Profile:
-    """The relative L1 profile with the chunks drawn over it."""
-
-    sde: Curve
-    ode: Curve
-    noise_levels: dict[int, float]
-    shown: tuple[Chunk, ...]
-    guided: tuple[Chunk, ...] | None
-
-
-@dataclass(frozen=True)
 class Content:
     """Input of the templates, plots and files; a table is None if this run has no data for it.
 
-    Attributes:
-        answer: Short answer to "Does it help?".
-        sentence: The answer with its numbers.
-        remarks: Further sentences: hybrid inference, scorers outside the reward, pairs of variants, refused images.
-        comparisons: Comparison with the base of every variant, mode and measure, in the order of the tables.
-        base: Measure to the mean of the base.
-        grids: Parts of the image grid; one part unless there are many variants.
-        rewards: Curves of `REWARD_METRICS`.
-        training: Curves of ratios, clipping and gradients.
-        watched: Curves of the metrics that can reveal reward hacking; may be empty.
-        hacking: Answer to "Is the reward being hacked?"; empty without such metrics.
-        uses: Variant to the draws of its chunks; empty if they were not recorded.
-        preference: Table of means and differences in the layout of the paper's Table 1.
-        others: Split other than eval to the scores that are not in `categories`.
-        not_run: Experiments of the paper that this run lacks, one sentence each.
-        facts: Settings and environment of the run, (name, value).
-    """
-
-    settings: ReportSettings
-    answer: str
-    sentence: str
-    remarks: tuple[str, ...]
-    method: str
-    comparisons: tuple[Comparison, ...]
-    base: dict[str, Interval]
-    grids: tuple[Grid, ...]
-    profile: Profile
-    shown_chunks: Table
-    guided_chunks: Table | None
-    rewards: Curves
-    training: Curves
-    watched: Curves
-    hacking: str
-    endings: Table | None
-    trained: tuple[Trained, ...]
-    trained_table: Table
-    uses: dict[str, tuple[ChunkUse, ...]]
-    draws: Table | None
-    clipping: Table | None
-    plans: Table | None
-    preference: Table
-    pairs: tuple[PairComparison, ...]
-    categories: tuple[CategoryTable, ...]
-    others: dict[str, Table]
-    not_run: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-    runs: Table
-    total_seconds: float
-    scorers: Table
-
-
-def collect(evidence: Evidence, settings: ReportSettings) -> Content:
-    """Compute the content of the report.
+    Args:
+        evidence: The tables behind the report.
+        settings: Settings of the report.
 
     Raises:
         DataError: a table, a policy, a prompt, a seed, a metric or an image is missing; the message names
-        file and key.
+            file and key.
     """
-    book = ScoreBook(evidence.scores, settings.rewards)
-    prompts = _held_out(book, evidence.prompts, settings.scorers[0])
-    main = Comparisons(book, prompts, settings)
-    measures = (REWARD, *settings.scorers)
-    found = tuple(
-        main.against_base(v, mode, m) for m in measures for v in settings.variants for mode in MODES
-    )
-    answer, sentence = headline([c for c in found if (c.mode, c.measure) == ("tuned", REWARD)])
-    pairs = tuple(main.between_variants())
-    judged = judged_splits(book, evidence, settings)
-    categories = tuple(category_tables(judged, book, settings))
-    others = split_tables(judged, book, settings, categories)
-    profile, metrics, training = _profile(evidence, settings), evidence.metrics, settings.training
-    rewards = {m: _curves(evidence, settings, m) for m in REWARD_METRICS}
-    watched = reward_hacking.watched_curves(metrics, training)
-    trained = tuple(trained_in_numbers(v, metrics[v], training, evidence.runs) for v in settings.variants)
-    uses = {v: chunk_uses(metrics[v]) for v in settings.variants}
-    return Content(
-        settings=settings,
-        answer=answer,
-        sentence=sentence,
-        remarks=(*_remarks(found, settings, order_sentence(pairs)), *left_out_sentences(judged)),
-        method=METHOD.format(draws=settings.bootstrap_samples),
-        comparisons=found,
-        base={m: main.base_mean(m) for m in measures},
-        grids=_grids(evidence, settings, prompts, book),
-        profile=profile,
-        shown_chunks=tables.chunk_table(profile.shown),
-        guided_chunks=tables.chunk_table(profile.guided) if profile.guided else None,
-        rewards=rewards,
-        training={
-            "max_ratio_distance": {v: series.ratio_curve(metrics[v]) for v in settings.variants},
-            "clip_fraction": _curves(evidence, settings, "clip_fraction"),
-            "grad_norm": _curves(evidence, settings, "grad_norm"),
-        },
-        watched=watched,
-        hacking=reward_hacking.conclusion(rewards["heldout_reward"], watched, training),
-        endings=training_tables.endings_table(reward_hacking.endings(metrics, training), training),
-        trained=trained,
-        trained_table=training_tables.trained_table(trained),
-        uses=uses,
-        draws=training_tables.draws_table(uses),
-        clipping=training_tables.clipping_table(uses),
-        plans=training_tables.plan_table({v: plan_moments(metrics[v]) for v in settings.variants}),
-        preference=tables.policy_table(main, settings.variants, measures),
-        pairs=pairs,
-        categories=categories,
-        others=others,
-        not_run=_not_run(settings, judged, categories, others),
-        facts=_facts(evidence.runs, settings),
-        runs=tables.runs_table(evidence.runs),
-        total_seconds=sum(run.seconds for run in evidence.runs),
-        scorers=scorers_table(evidence, settings),
-    )
+
+    def __init__(self, evidence: Evidence, settings: ReportSettings) -> None:
+        self.settings = settings
+        book = ScoreBook(evidence.scores, settings.rewards)
+        self._compare(evidence, book)
+        self._judge(evidence, book)
+        self._profile(evidence)
+        self._training(evidence)
+        self.runs = tables.runs_table(evidence.runs)
+        self.total_seconds = sum(run.seconds for run in evidence.runs)
+        self.facts = _facts(evidence.runs, settings)
+
+    def _compare(self, evidence: Evidence, book: ScoreBook) -> None:
+        """Comparisons on the held-out prompts, in the order of the tables, and the image grid in parts."""
+        settings = self.settings
+        prompts = _held_out(book, evidence.prompts, settings.scorers[0])
+        main = Comparisons(book, prompts, settings)
+        measures = (REWARD, *settings.scorers)
+        self.comparisons = [
+            main.against_base(v, mode, m) for m in measures for v in settings.variants for mode in MODES
+        ]
+        self.base = {m: main.base_mean(m) for m in measures}
+        self.pairs = main.between_variants()
+        tuned = [c for c in self.comparisons if (c.mode, c.measure) == ("tuned", REWARD)]
+        self.answer, self.sentence = headline(tuned)
+        self.remarks = _remarks(self.comparisons, settings, order_sentence(self.pairs))
+        self.method = METHOD.format(draws=settings.bootstrap_samples)
+        self.preference = tables.policy_table(main, settings.variants, measures)
+        self.grids = _grids(evidence, settings, prompts, book)
+
+    def _judge(self, evidence: Evidence, book: ScoreBook) -> None:
+        """Scores by category and on other splits, and experiments of the paper that this run lacks."""
+        judged = judged_splits(book, evidence, self.settings)
+        self.remarks += left_out_sentences(judged)
+        self.categories = category_tables(judged, book, self.settings)
+        self.others = split_tables(judged, book, self.settings, self.categories)
+        self.not_run = _not_run(self.settings, judged, self.categories, self.others)
+        self.scorers = scorers_table(evidence, self.settings)
+
+    def _profile(self, evidence: Evidence) -> None:
+        """The relative L1 profile and the plans drawn over it."""
+        guided = self.settings.guided_plan
+        self.sde = series.profile_curve(evidence.profile, "sde")
+        self.ode = series.profile_curve(evidence.profile, "ode")
+        self.noise_levels = series.noise_levels(evidence.profile)
+        self.shown = series.chunks_of(evidence.plans[self.settings.shown_plan])
+        self.guided = series.chunks_of(evidence.plans[guided]) if guided else None
+        self.shown_chunks = tables.chunk_table(self.shown)
+        self.guided_chunks = tables.chunk_table(self.guided) if self.guided else None
+
+    def _training(self, evidence: Evidence) -> None:
+        """Curves, metric to variant to curve, and statistics of the variants."""
+        metrics, training = evidence.metrics, self.settings.training
+
+        def curves(metric: str) -> dict[str, Curve]:
+            return {variant: series.metric_curve(source, metric) for variant, source in metrics.items()}
+
+        self.rewards: Curves = {metric: curves(metric) for metric in REWARD_METRICS}
+        self.training: Curves = {
+            "max_ratio_distance": {v: series.ratio_curve(source) for v, source in metrics.items()},
+            "clip_fraction": curves("clip_fraction"),
+            "grad_norm": curves("grad_norm"),
+        }
+        self.watched = reward_hacking.watched_curves(metrics, training)
+        self.hacking = reward_hacking.conclusion(self.rewards["heldout_reward"], self.watched, training)
+        self.endings = training_tables.endings_table(reward_hacking.endings(metrics, training), training)
+        self.trained = [
+            trained_in_numbers(v, source, training, evidence.runs) for v, source in metrics.items()
+        ]
+        self.trained_table = training_tables.trained_table(self.trained)
+        self.uses = {v: chunk_uses(source) for v, source in metrics.items()}
+        self.draws = training_tables.draws_table(self.uses)
+        self.clipping = training_tables.clipping_table(self.uses)
+        self.plans = training_tables.plan_table({v: plan_moments(source) for v, source in metrics.items()})
 
 
 def _held_out(book: ScoreBook, source: Source, scorer: str) -> ScoredPrompts:
@@ -196,24 +152,9 @@ def _held_out(book: ScoreBook, source: Source, scorer: str) -> ScoredPrompts:
     return prompts
 
 
-def _curves(evidence: Evidence, settings: ReportSettings, metric: str) -> dict[str, Curve]:
-    return {v: series.metric_curve(evidence.metrics[v], metric) for v in settings.variants}
-
-
-def _profile(evidence: Evidence, settings: ReportSettings) -> Profile:
-    guided = settings.guided_plan
-    return Profile(
-        sde=series.profile_curve(evidence.profile, "sde"),
-        ode=series.profile_curve(evidence.profile, "ode"),
-        noise_levels=series.noise_levels(evidence.profile),
-        shown=series.chunks_of(evidence.plans[settings.shown_plan]),
-        guided=None if guided is None else series.chunks_of(evidence.plans[guided]),
-    )
-
-
 def _grids(
     evidence: Evidence, settings: ReportSettings, prompts: ScoredPrompts, book: ScoreBook
-) -> tuple[Grid, ...]:
+) -> list[Grid]:
     table = evidence.prompts.table
     texts = dict(zip(table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
@@ -222,10 +163,10 @@ def _grids(
         columns = gallery.grid_columns(variants)
         rows = gallery.grid_rows(chosen, columns, evidence.images, texts, book, settings.scorers)
         grids.append(gallery.grid_of("grid" if number == 1 else f"grid-{number}", variants, columns, rows))
-    return tuple(grids)
+    return grids
 
 
-def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) -> tuple[str, ...]:
+def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) -> list[str]:
     def sentence(start: str, mode: str, measure: str) -> str:
         return f"{start}: {verdicts_text([c for c in found if (c.mode, c.measure) == (mode, measure)])}."
 
@@ -241,7 +182,7 @@ def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) 
     if quiet:
         start = "Scorers that are not part of the reward and show no difference between any tuned variant and the base"
         remarks.append(f"{start}: {', '.join(quiet)}.")
-    return (*remarks, *([order] if order else []))
+    return [*remarks, *([order] if order else [])]
 
 
 def _facts(runs: Sequence[RunManifest], settings: ReportSettings) -> tuple[tuple[str, str], ...]:
@@ -271,7 +212,7 @@ def _not_run(
     judged: Sequence[Judged],
     categories: Sequence[CategoryTable],
     others: Mapping[str, Table],
-) -> tuple[str, ...]:
+) -> list[str]:
     found, kinds = [], {use.kind for use in settings.measured}
     missing = [name for kind, name in PAPER_SCORERS.items() if kind not in kinds]
     if missing:
@@ -287,7 +228,7 @@ def _not_run(
     if settings.other_plans:
         found.append(f"Training with the chunk plans {', '.join(settings.other_plans)}.")
     found.extend(not_trained(settings.training))
-    return tuple(found)
+    return found
 
 
 def not_trained(training: TrainingSettings) -> list[str]:

@@ -14,7 +14,7 @@ import jinja2
 from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
-from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves, collect
+from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves
 from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.gallery import VISIBLE, grid_png
@@ -46,11 +46,13 @@ class Figure:
         panels: Drawing and alternative text of each panel.
         size: Width and height of a panel in inches.
         columns: Panels per row of the PNG.
+        legend: Whether the PNG has a legend of the variants.
     """
 
     panels: Sequence[tuple[Draw, str]]
     size: tuple[float, float]
     columns: int
+    legend: bool = True
 
 
 def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:
@@ -59,31 +61,26 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
     Raises:
         DataError: required input is missing; the message names file and key.
     """
-    content = collect(evidence, settings)
-    legend, strip = (
-        partial(plots.draw_legend, variants=settings.variants),
-        plots.legend_height(settings.variants),
+    content = Content(evidence, settings)
+    profile = partial(
+        plots.draw_profile, sde=content.sde, ode=content.ode, shown=content.shown, guided=content.guided
     )
-    differences, profile = difference_figure(content), profile_draw(content)
-    curves = curve_figures(content)
-    pictures = {
-        "differences.png": figures.png(
-            [draw for draw, _ in differences.panels], differences.size, columns=differences.columns
-        ),
-        "profile.png": figures.png([profile], WIDE),
-        **grid_pictures(content),
-    }
+    pictures = {"profile.png": figures.png([profile], WIDE), **grid_pictures(content)}
     svgs = {
-        "differences": _svgs("differences", differences),
         "profile": [
-            figures.svg(profile, "profile-wide", PROFILE_LABEL, WIDE),
-            figures.svg(profile, "profile-narrow", PROFILE_LABEL, NARROW),
-        ],
+            figures.svg(profile, f"profile-{name}", PROFILE_LABEL, size)
+            for name, size in (("wide", WIDE), ("narrow", NARROW))
+        ]
     }
-    for name, figure in curves.items():
-        draws = [draw for draw, _ in figure.panels]
-        pictures[f"{name}.png"] = figures.png(draws, figure.size, legend, strip, figure.columns)
-        svgs[name] = _svgs(name, figure)
+    legend = partial(plots.draw_legend, variants=settings.variants)
+    strip = plots.legend_height(settings.variants)
+    for name, figure in {"differences": difference_figure(content), **curve_figures(content)}.items():
+        draws, above = [draw for draw, _ in figure.panels], legend if figure.legend else None
+        pictures[f"{name}.png"] = figures.png(draws, figure.size, above, strip, figure.columns)
+        svgs[name] = [
+            figures.svg(draw, f"{name}-{index}", label, figure.size)
+            for index, (draw, label) in enumerate(figure.panels)
+        ]
     texts = {
         "index.html": render("index.html.j2", content, svgs),
         "report.md": render("report.md.j2", content, {}),
@@ -139,12 +136,6 @@ def grid_pictures(content: Content) -> dict[str, bytes]:
     return {f"{name}.png": grid_png(rows, grid.columns) for name, (grid, rows) in parts.items() if rows}
 
 
-def profile_draw(content: Content) -> Draw:
-    """Drawing of the profile with its chunks."""
-    p = content.profile
-    return partial(plots.draw_profile, sde=p.sde, ode=p.ode, shown=p.shown, guided=p.guided)
-
-
 def difference_figure(content: Content) -> Figure:
     """Differences from the base: the training reward first, then each scorer; panels grow with their rows."""
     variants = content.settings.variants
@@ -154,7 +145,8 @@ def difference_figure(content: Content) -> Figure:
         draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{measure}, {FROM_BASE}")
         label = f"Differences from the base model on {measure}, with 95 % intervals; the table below has the numbers."
         panels.append((draw, label))
-    return Figure(panels, (HALF[0], max(HALF[1], MARGINS + ROW * len(variants) * len(MODES))), 2)
+    height = max(HALF[1], MARGINS + ROW * len(variants) * len(MODES))
+    return Figure(panels, (HALF[0], height), columns=2, legend=False)
 
 
 def curve_figures(content: Content) -> dict[str, Figure]:
@@ -167,7 +159,6 @@ def curve_figures(content: Content) -> dict[str, Figure]:
         "grad_norm": "gradient norm before clipping",
     }
     limits = {"max_ratio_distance": settings.training.clip_range}
-    of_images = {name: f"{title}, held-out images" for name, title in watched(settings.training).items()}
     found = {}
     for name, curves, titles, (width, height) in (
         ("curves", content.rewards, REWARD_METRICS, HALF),
@@ -183,8 +174,8 @@ def curve_figures(content: Content) -> dict[str, Figure]:
                 title=titles[metric],
                 limit=limits.get(metric),
             )
-            label = of_images.get(metric, titles[metric])
-            panels.append((draw, f"Line chart by iteration: {label}; one line per variant."))
+            where = ", held-out images" if name == "watched" else ""
+            panels.append((draw, f"Line chart by iteration{where}: {titles[metric]}; one line per variant."))
         if panels:
             found[name] = Figure(panels, (width, height * stretch), min(len(panels), 3))
     return found
@@ -216,11 +207,10 @@ def summary(content: Content) -> dict[str, object]:
 def plot_files(content: Content) -> dict[str, str]:
     """CSV files below plots/."""
     band, ends = ("mean", "low", "high"), ("difference", "low", "high")
-    profile = content.profile
-    levels = profile.noise_levels
+    levels = content.noise_levels
     l1 = [
         (sampler, row[1], levels[int(curve.x[i])], *row[2:])
-        for sampler, curve in (("sde", profile.sde), ("ode", profile.ode))
+        for sampler, curve in (("sde", content.sde), ("ode", content.ode))
         for i, row in enumerate(curve_rows((sampler,), curve))
     ]
     by_iteration = ("variant", "metric", "iteration", *band)
@@ -255,13 +245,6 @@ def _rows(curves: Curves) -> list[tuple[object, ...]]:
 
 def _ends(interval: Interval) -> tuple[float, float, float]:
     return interval.mean, interval.low, interval.high
-
-
-def _svgs(name: str, figure: Figure) -> list[str]:
-    return [
-        figures.svg(draw, f"{name}-{index}", label, figure.size)
-        for index, (draw, label) in enumerate(figure.panels)
-    ]
 
 
 def _chip_class(variants: Sequence[str], variant: str) -> str:
