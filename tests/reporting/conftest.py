@@ -12,7 +12,8 @@ import pytest
 import yaml
 from PIL import Image, ImageDraw
 
-from chunk_grpo.artifacts import table_from_rows, write_json, write_table
+from chunk_grpo.artifacts import SchemaName, table_from_rows, write_json, write_table
+from chunk_grpo.reporting.evidence import Source
 from stages import report
 from stages._stage import run_stage
 
@@ -67,32 +68,16 @@ def images_of(policy: str) -> Iterator[tuple[str, int]]:
 
 
 def prompt_rows(per_category: int) -> list[dict[str, object]]:
-    rows = []
+    rows: list[tuple[str, str, str, str]] = []
     for index in range(per_category * len(CATEGORIES)):
         category = CATEGORIES[index % len(CATEGORIES)]
         colour, shape = list(COLOURS)[index % 4], SHAPES[(index // 4) % 4]
         text = f"a {colour} {shape}" + (" left of a blue square" if category == "position" else "")
-        rows.append(
-            {
-                "prompt_id": f"eval-{index:03d}",
-                "split": "eval",
-                "prompt": text,
-                "category": category,
-                "metadata": "{}",
-            }
-        )
-    for index in range(8):
-        text = "a shape with no corners, the colour of a ripe banana"
-        rows.append(
-            {
-                "prompt_id": f"wise-{index}",
-                "split": "wise",
-                "prompt": text,
-                "category": "wise",
-                "metadata": "{}",
-            }
-        )
-    return rows
+        rows.append((f"eval-{index:03d}", "eval", text, category))
+    text = "a shape with no corners, the colour of a ripe banana"
+    rows += [(f"wise-{index}", "wise", text, "wise") for index in range(8)]
+    names = ("prompt_id", "split", "prompt", "category")
+    return [{**dict(zip(names, row, strict=True)), "metadata": "{}"} for row in rows]
 
 
 def score_rows(
@@ -175,15 +160,11 @@ def plan_rows(plan: str, sizes: tuple[int, ...]) -> list[dict[str, object]]:
     firsts = np.cumsum([0, *sizes[:-1]])
     return [
         {
-            "plan": plan,
-            "chunk": k,
-            "first_step": int(firsts[k]),
-            "num_steps": size,
-            "mean_l1": m,
+            "plan": plan, "chunk": k, "first_step": int(firsts[k]), "num_steps": size, "mean_l1": m,
             "weight": m / 0.5,
         }
         for k, (size, m) in enumerate(zip(sizes, means.tolist(), strict=True))
-    ]
+    ]  # fmt: skip
 
 
 def metric_rows(variant: str, place: int) -> list[dict[str, object]]:
@@ -231,45 +212,40 @@ def write_run(
     variants: tuple[str, ...] = VARIANTS,
 ) -> Run:
     """Write a synthetic run below `root`; variants other than `VARIANTS` train like the first of them."""
+
+    def save(rows: list[dict[str, object]], schema: SchemaName, path: str) -> None:
+        write_table(table_from_rows(rows, schema), root / path, schema)
+
     prompts = prompt_rows(per_category)
-    write_table(table_from_rows(prompts, "prompts"), root / "prompts.parquet", "prompts")
-    write_table(table_from_rows(profile_rows(), "l1_profile"), root / "l1_profile.parquet", "l1_profile")
+    save(prompts, "prompts", "prompts.parquet")
+    save(profile_rows(), "l1_profile", "l1_profile.parquet")
     for plan, sizes in (("listed", (2, 3, 4, 7)), ("guided", (2, 3, 5, 6))):
-        write_table(
-            table_from_rows(plan_rows(plan, sizes), "chunk_plan"),
-            root / "chunks" / f"{plan}.parquet",
-            "chunk_plan",
-        )
+        save(plan_rows(plan, sizes), "chunk_plan", f"chunks/{plan}.parquet")
     for place, variant in enumerate(variants):
-        table = table_from_rows(metric_rows(variant, place), "train_metrics")
-        write_table(table, root / "train" / variant / "metrics.parquet", "train_metrics")
+        save(metric_rows(variant, place), "train_metrics", f"train/{variant}/metrics.parquet")
     for place, policy in enumerate((*variants, "base")):
-        table = table_from_rows(image_rows(policy, prompts, image_size), "images")
-        write_table(table, root / "images" / policy / "images.parquet", "images")
+        save(image_rows(policy, prompts, image_size), "images", f"images/{policy}/images.parquet")
         for scorer in SCORERS:
-            table = table_from_rows(score_rows(policy, place, scorer, prompts, samples), "scores")
-            write_table(table, root / "scores" / policy / f"{scorer}.parquet", "scores")
-    stages = (
-        "prepare_prompts",
-        "encode_prompts@training",
-        "encode_prompts@evaluation",
-        "profile_l1",
-        "train@dance",
-        "train@chunk",
-        "generate@chunk",
-    )
+            rows = score_rows(policy, place, scorer, prompts, samples)
+            save(rows, "scores", f"scores/{policy}/{scorer}.parquet")
+    stages = ("prepare_prompts", "encode_prompts@training", "encode_prompts@evaluation", "profile_l1")
+    stages += ("train@dance", "train@chunk", "generate@chunk")
     for minute, stage in enumerate((*stages, "train@of-earlier-parameters")):
         write_json(manifest(stage, minute, 3.2 + 41.7 * minute), root / "runs" / f"{stage}.json")
     params = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
-    params["report"] |= {
-        "title": "Synthetic data, to test the report",
-        "bootstrap_samples": 500,
-        "grid_prompts": 4,
-    }
+    title = "Synthetic data, to test the report"
+    params["report"] |= {"title": title, "bootstrap_samples": 500, "grid_prompts": 4}
     params["train"]["iterations"] = 30
     params["variants"] = {v: params["variants"].get(v, params["variants"]["dance"]) for v in variants}
     (root / "params.yaml").write_text(json.dumps(params))
     return Run(root)
+
+
+def metrics_source(*rows: tuple[int, int, str, float]) -> Source:
+    """Training metrics of a variant, from (training seed, iteration, metric, value)."""
+    names = ("train_seed", "iteration", "metric", "value")
+    found = [{"variant": "v", **dict(zip(names, row, strict=True))} for row in rows]
+    return Source("train/v/metrics.parquet", table_from_rows(found, "train_metrics"))
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def build(run: Run) -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """Prompts of this package in GenEval's format, and six of WISE's."""
-    run = write_run(tmp_path_factory.mktemp("few"))
+    run = write_run(tmp_path_factory.mktemp("few"), 2, 1, 16)
     add_benchmarks(run, A_FEW, COCO, None)
     return build(run)
 
@@ -142,11 +142,11 @@ def test_other_prompts_and_a_part_of_them_leave_the_benchmarks_to_be_run(
     assert "Not GenEval: 12 prompts" in markdown
 
 
-def test_the_whole_of_the_benchmarks_is_called_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_of_the_benchmarks_is_called_so(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """WISE's Overall by its weights: 0.4 * 0.2 + 0.167 * 0.5 = 0.1635."""
     monkeypatch.setitem(BASE_SCORERS["wise"], "judge", "gpt-4o-2024-05-13")
-    add_benchmarks(run, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
-    markdown, summary = build(run)
+    add_benchmarks(small, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
+    markdown, summary = build(small)
     title = "*wise on the split knowledge"
     heads = [
         "Cultural (400)",
@@ -172,12 +172,12 @@ def refuse(run: Run, policy: str, prompt_id: str) -> None:
     write_table(table_from_rows(rows, "scores"), path, "scores", {"chunk_grpo.scorer": "{}"})
 
 
-def test_wise_without_a_refused_image_is_no_overall(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wise_without_a_refused_image_is_no_overall(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """All else is official. Culture without one of its 400: (399 * 0.2 + 167 * 0.5) / 999 = 0.1635."""
     monkeypatch.setitem(BASE_SCORERS["wise"], "judge", "gpt-4o-2024-05-13")
-    add_benchmarks(run, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
-    refuse(run, "chunk", "knowledge-culture-7")
-    markdown, summary = build(run)
+    add_benchmarks(small, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
+    refuse(small, "chunk", "knowledge-culture-7")
+    markdown, summary = build(small)
     title = "*wise on the split knowledge"
     heads = row_of(markdown, title, "policy")
     assert (heads[0], heads[-1]) == ("Cultural (399)", "Mean of 999 prompts")
@@ -196,15 +196,15 @@ def test_a_benchmark_of_other_prompts_stays_out_of_the_comparison(few: tuple[str
     assert splits == ["wise"]
 
 
-def test_without_other_prompts_there_is_no_section_of_them(run: Run) -> None:
-    add_benchmarks(run, A_FEW, COCO, None)
+def test_without_other_prompts_there_is_no_section_of_them(small: Run) -> None:
+    add_benchmarks(small, A_FEW, COCO, None)
 
     def only_eval(params: dict[str, Any]) -> None:
         for name in SCORERS:
             params["scorers"][name]["splits"] = ["eval"]
 
-    run.change_params(only_eval)
-    markdown, _ = build(run)
+    small.change_params(only_eval)
+    markdown, _ = build(small)
     assert "Other prompts" not in markdown
     assert "none was scored" not in markdown
 

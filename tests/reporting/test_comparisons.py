@@ -62,22 +62,18 @@ def test_means_over_samples_by_seed_and_prompt() -> None:
     assert found.values("v", "tuned", REWARD, ["p"]).tolist() == [[0.75], [5.75]]
 
 
-def test_missing_sample_is_named() -> None:
+@pytest.mark.parametrize(
+    ("mode", "scorer", "message"),
+    [
+        ("tuned", "x", r"scores/v/x\.parquet: .*policy=v mode=tuned train_seed=1 prompt_id=q sample=1"),
+        ("hybrid", "x", r"scores/v/x\.parquet: .*policy=v mode=hybrid"),
+        ("tuned", "y", r"policy 'v' by scorer 'y'.*`scorers`"),
+    ],
+)
+def test_missing_scores_are_named(mode: str, scorer: str, message: str) -> None:
     tuned = {key: value for key, value in FULL.items() if key != (1, "q", 1)}
-    with pytest.raises(
-        DataError, match=r"scores/v/x\.parquet: .*policy=v mode=tuned train_seed=1 prompt_id=q sample=1"
-    ):
-        book(tuned).values("v", "tuned", "x", ["p", "q"])
-
-
-def test_missing_mode_is_named() -> None:
-    with pytest.raises(DataError, match=r"scores/v/x\.parquet: .*policy=v mode=hybrid"):
-        book(FULL).values("v", "hybrid", "x", ["p"])
-
-
-def test_missing_scorer_is_named() -> None:
-    with pytest.raises(DataError, match=r"policy 'v' by scorer 'y'.*`scorers`"):
-        book(FULL).values("v", "tuned", "y", ["p"])
+    with pytest.raises(DataError, match=message):
+        book(tuned).values("v", mode, scorer, ["p", "q"])
 
 
 def test_foreign_rows_are_refused() -> None:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -63,13 +62,6 @@ def test_colour_and_dash_tell_36_variants_apart() -> None:
     assert {style for _, style in looks[:6]} == {"-"}
 
 
-def test_a_chip_is_drawn_like_its_line() -> None:
-    # 4 on, 1 off, 2 on, 1 off, at half an em.
-    assert palette.dash_gradient((4, 1, 2, 1), 0.5) == (
-        "var(--c) 0.00em 2.00em, transparent 2.00em 2.50em, var(--c) 2.50em 3.50em, transparent 3.50em 4.00em"
-    )
-
-
 def test_many_curves_have_dashes_and_no_bands() -> None:
     crowded, few = axes(), axes()
     curves = {name: curve(1.0, 2.0) for name in NAMES}
@@ -87,11 +79,6 @@ def test_differences_of_many_label_a_variant_once() -> None:
     plots.draw_differences(found, rows, NAMES[:8], "title")
     assert [label.get_text() for label in found.get_yticklabels()] == list(NAMES[:8])
     assert found.get_yticks().tolist() == [0.5, 2.5, 4.5, 6.5, 8.5, 10.5, 12.5, 14.5]
-
-
-def test_legend_grows_with_its_rows() -> None:
-    assert plots.legend_height(NAMES[:6]) == 0.35
-    assert plots.legend_height(NAMES) == pytest.approx(0.15 + 0.2 * 7)  # 27 in rows of 4
 
 
 def test_grids_of_many_take_four_variants_each() -> None:

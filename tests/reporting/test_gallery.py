@@ -106,23 +106,18 @@ def test_the_most_changed_prompts_come_first_and_unchanged_ones_apart() -> None:
     assert found.unchanged == (rows[0], rows[2])  # 2 of 255 is less than 1 %
 
 
-def test_another_seed_is_refused() -> None:
-    with pytest.raises(
-        DataError, match=r"images/v/images\.parquet: prompt_id=a sample=0 has seed 8.*base has 7"
-    ):
-        shown(images("v", "tuned", png(8), seed=8))
-
-
-def test_missing_image_is_named() -> None:
-    with pytest.raises(
-        DataError, match=r"images/v/images\.parquet: no image with policy=v mode=tuned prompt_id=a"
-    ):
-        shown(images("v", "hybrid", png(8)))
-
-
-def test_broken_image_is_named() -> None:
-    with pytest.raises(DataError, match=r"images/v/images\.parquet: image bytes of 'a prompt: v, tuned'"):
-        shown(images("v", "tuned", b"no image"))
+@pytest.mark.parametrize(
+    ("tuned", "message"),
+    [
+        (images("v", "tuned", png(8), seed=8), "prompt_id=a sample=0 has seed 8.*base has 7"),
+        (images("v", "hybrid", png(8)), "no image with policy=v mode=tuned prompt_id=a"),
+        (images("v", "tuned", b"no image"), "image bytes of 'a prompt: v, tuned'"),
+    ],
+    ids=["another seed", "missing", "broken"],
+)
+def test_what_cannot_be_shown_is_named(tuned: Source, message: str) -> None:
+    with pytest.raises(DataError, match=rf"images/v/images\.parquet: {message}"):
+        shown(tuned)
 
 
 def test_short_labels() -> None:

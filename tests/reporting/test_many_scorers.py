@@ -39,16 +39,16 @@ def test_scorers_without_a_difference_share_a_sentence(run: Run) -> None:
     assert named == [{"shapes-exact"}, {"moved"}, {"still", "calm"}]
 
 
-def test_each_of_a_few_scorers_has_its_own(run: Run) -> None:
-    add_scorers(run, {"still": 0.0})
-    assert [line.split(",")[0] for line in remarks(run)] == ["- shapes-exact", "- still"]
+def test_each_of_a_few_scorers_has_its_own(small: Run) -> None:
+    add_scorers(small, {"still": 0.0})
+    assert [line.split(",")[0] for line in remarks(small)] == ["- shapes-exact", "- still"]
 
 
-def test_a_table_wider_than_the_page_is_shown_in_parts(run: Run) -> None:
-    add_scorers(run, {f"more-{n}": 0.0 for n in range(4)})
+def test_a_table_wider_than_the_page_is_shown_in_parts(small: Run) -> None:
+    add_scorers(small, {f"more-{n}": 0.0 for n in range(4)})
     heads = [
         [cell.strip() for cell in line.strip("| ").split("|")]
-        for line in run.build()["report.md"].decode().splitlines()
+        for line in small.build()["report.md"].decode().splitlines()
         if line.startswith("| policy |") and ("training reward" in line or "more-" in line)
     ]
     assert heads == [

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from chunk_grpo.artifacts import table_from_rows
-from chunk_grpo.reporting.evidence import Source, TrainingSettings
-from chunk_grpo.reporting.reward_hacking import Ending, conclusion, endings, watched, watched_curves
+from chunk_grpo.reporting.evidence import TrainingSettings
+from chunk_grpo.reporting.reward_hacking import Ending, conclusion, endings, watched_curves
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.training_tables import endings_table
+from tests.reporting.conftest import metrics_source
 
 SETTINGS = TrainingSettings(
     iterations=10,
@@ -23,28 +23,15 @@ SETTINGS = TrainingSettings(
 )
 
 
-def source(rows: list[tuple[int, int, str, float]]) -> Source:
-    names = ("train_seed", "iteration", "metric", "value")
-    table = table_from_rows(
-        [{"variant": "v", **dict(zip(names, row, strict=True))} for row in rows], "train_metrics"
-    )
-    return Source("train/v/metrics.parquet", table)
-
-
 def run(seed: int, scores: dict[int, float], last: int) -> list[tuple[int, int, str, float]]:
     return [(seed, at, "heldout/exact", value) for at, value in scores.items()] + [(seed, last, "kl", 0.0)]
 
 
-def test_scorers_outside_the_reward_and_what_images_look_like() -> None:
-    assert list(watched(SETTINGS)) == [
-        "heldout/exact",
-        *(f"heldout_images/{name}" for name in ("saturation", "edge_density", "colour_entropy", "diversity")),
-    ]
-
-
 def test_curves_of_those_that_have_the_metric() -> None:
-    new = source([(0, 0, "heldout/exact", 0.5), (0, 5, "heldout/exact", 0.75), (0, 0, "heldout/graded", 1.0)])
-    old = source([(0, 1, "kl", 0.0)])
+    new = metrics_source(
+        (0, 0, "heldout/exact", 0.5), (0, 5, "heldout/exact", 0.75), (0, 0, "heldout/graded", 1.0)
+    )
+    old = metrics_source((0, 1, "kl", 0.0))
     found = watched_curves({"v": new, "w": old}, SETTINGS)
     assert list(found) == ["heldout/exact"]
     assert list(found["heldout/exact"]) == ["v"]
@@ -55,7 +42,7 @@ def test_curves_of_those_that_have_the_metric() -> None:
 def test_a_run_that_ended_early_and_its_best_policy() -> None:
     early = run(0, {0: 0.1, 2: 0.9, 4: 0.9, 6: 0.3}, 6)  # the earliest of equal scores is the best
     whole = run(1, {0: 0.5, 5: 0.2, 10: 0.4}, 10)
-    sources = {"v": source(early + whole), "w": source([(0, 10, "kl", 0.0)])}
+    sources = {"v": metrics_source(*early, *whole), "w": metrics_source((0, 10, "kl", 0.0))}
     found = endings(sources, SETTINGS)
     assert found == (Ending("v", (6, 10), (2, 0)), Ending("w", (10,), (None,)))
     table = endings_table(found, SETTINGS)
@@ -65,7 +52,7 @@ def test_a_run_that_ended_early_and_its_best_policy() -> None:
 
 
 def test_nothing_to_tell_where_all_runs_are_whole_unless_the_best_is_kept() -> None:
-    sources = {"v": source(run(0, {0: 0.1, 10: 0.2}, 10))}
+    sources = {"v": metrics_source(*run(0, {0: 0.1, 10: 0.2}, 10))}
     assert endings(sources, SETTINGS) == ()
     assert endings_table((), SETTINGS) is None
     keeping = dataclasses.replace(SETTINGS, keeps_best=True)

@@ -4,19 +4,12 @@ from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import Source
 from chunk_grpo.reporting.series import csv_text, metric_curve, profile_curve, ratio_curve
-
-
-def metrics(*rows: tuple[int, int, str, float]) -> Source:
-    names = ("train_seed", "iteration", "metric", "value")
-    table = table_from_rows(
-        [{"variant": "v", **dict(zip(names, row, strict=True))} for row in rows], "train_metrics"
-    )
-    return Source("train/v/metrics.parquet", table)
+from tests.reporting.conftest import metrics_source
 
 
 def test_band_of_a_metric_is_the_range_of_the_seeds() -> None:
     found = metric_curve(
-        metrics((0, 5, "r", 1.0), (1, 5, "r", 3.0), (0, 0, "r", 0.5), (0, 0, "other", 9.0)), "r"
+        metrics_source((0, 5, "r", 1.0), (1, 5, "r", 3.0), (0, 0, "r", 0.5), (0, 0, "other", 9.0)), "r"
     )
     assert found.x.tolist() == [0, 5]
     assert found.mean.tolist() == [0.5, 2.0]
@@ -25,13 +18,13 @@ def test_band_of_a_metric_is_the_range_of_the_seeds() -> None:
 
 
 def test_ratio_curve_is_the_larger_distance_from_one() -> None:
-    found = ratio_curve(metrics((0, 0, "ratio_min", 0.5), (0, 0, "ratio_max", 1.25)))
+    found = ratio_curve(metrics_source((0, 0, "ratio_min", 0.5), (0, 0, "ratio_max", 1.25)))
     assert found.mean.tolist() == found.low.tolist() == found.high.tolist() == [0.5]
 
 
 def test_missing_metric_is_named() -> None:
     with pytest.raises(DataError, match=r"train/v/metrics\.parquet: no row with metric=grad_norm"):
-        metric_curve(metrics((0, 0, "r", 1.0)), "grad_norm")
+        metric_curve(metrics_source((0, 0, "r", 1.0)), "grad_norm")
 
 
 def test_profile_averages_seeds_before_prompts_spread() -> None:

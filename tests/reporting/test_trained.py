@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from chunk_grpo.artifacts import RunManifest, table_from_rows
-from chunk_grpo.reporting.evidence import Source, TrainingSettings
+from chunk_grpo.artifacts import RunManifest
+from chunk_grpo.reporting.evidence import TrainingSettings
 from chunk_grpo.reporting.tables import Table
 from chunk_grpo.reporting.trained import (
     FIDELITY_LIMIT,
@@ -23,6 +23,7 @@ from chunk_grpo.reporting.training_tables import (
     trained_table,
 )
 from chunk_grpo.training import metrics as trainer
+from tests.reporting.conftest import metrics_source
 
 SETTINGS = TrainingSettings(
     iterations=2,
@@ -35,14 +36,6 @@ SETTINGS = TrainingSettings(
     chunk_rewards=False,
 )
 LINE = Trained("v", 32, 128.0, 1e-4, 1e-4, 0.25, 3.1e-4, 0.0, 0.5, 1.5, 0.05, 2.5)
-
-
-def source(*rows: tuple[int, int, str, float]) -> Source:
-    names = ("train_seed", "iteration", "metric", "value")
-    table = table_from_rows(
-        [{"variant": "v", **dict(zip(names, row, strict=True))} for row in rows], "train_metrics"
-    )
-    return Source("train/v/metrics.parquet", table)
 
 
 def manifest(stage: str, seconds: float) -> RunManifest:
@@ -68,7 +61,9 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
         *((0, i, "degenerate_groups", 1.0 * i) for i in (1, 2)),
         *((0, i, "fidelity_p99", 2e-5 * i) for i in (1, 2)),
     ]
-    found = trained_in_numbers("v", source(*rows), SETTINGS, [manifest("x", 9.0), manifest("train@v", 10.0)])
+    found = trained_in_numbers(
+        "v", metrics_source(*rows), SETTINGS, [manifest("x", 9.0), manifest("train@v", 10.0)]
+    )
     assert found.clip_fraction == pytest.approx(0.25)  # 0.1, 0.2, 0.3, 0.4
     assert found.trained_items == 150
     assert found.max_ratio_distance == pytest.approx((0.15 + 0.2) / 2)
@@ -81,7 +76,7 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
 
 
 def test_what_was_not_recorded_is_none_and_its_column_is_left_out() -> None:
-    found = trained_in_numbers("v", source((0, 1, "grad_norm", 2.0)), SETTINGS, [])
+    found = trained_in_numbers("v", metrics_source((0, 1, "grad_norm", 2.0)), SETTINGS, [])
     recorded = {name: value for name, value in dataclasses.asdict(found).items() if value is not None}
     assert recorded == {
         "variant": "v", "images": 32, "clip_range_min": 1e-4, "clip_range_max": 4e-4, "grad_norm": 2.0
@@ -98,7 +93,7 @@ def test_poor_fidelity_is_marked_above_ten_percent() -> None:
     assert trainer.FIDELITY_LIMIT == FIDELITY_LIMIT  # the trainer warns from the same share on
 
 
-DRAWS = source(
+DRAWS = metrics_source(
     (0, 1, "chunk_draws/0", 3.0),
     (0, 2, "chunk_draws/0", 1.0),
     (0, 1, "chunk_clip_fraction/0", 1 / 3),
@@ -115,7 +110,7 @@ def test_draws_and_clipping_of_a_chunk_by_hand() -> None:
     assert first.clip_fraction == pytest.approx(0.5)  # 1 of 3 and 1 of 1
     assert never == ChunkUse(1, 0, 0.0, None)
     assert last == ChunkUse(10, 12, 0.75, 0.25)
-    assert chunk_uses(source((0, 1, "clip_fraction", 0.5))) == ()
+    assert chunk_uses(metrics_source((0, 1, "clip_fraction", 0.5))) == ()
 
 
 def uses(count: int) -> tuple[ChunkUse, ...]:
@@ -151,7 +146,7 @@ def test_a_plan_that_moves_at_first_middle_and_last_iteration() -> None:
     rows = moment_rows(0, dict.fromkeys(range(1, 5), (2, 6))) + moment_rows(
         1, {1: (2, 6), 2: (2, 6), 3: (3, 5), 4: (4, 4)}
     )
-    found = plan_moments(source(*rows))
+    found = plan_moments(metrics_source(*rows))
     assert [m.iteration for m in found] == [1, 2, 4]
     assert [m.plans for m in found] == [((2, 6),), ((2, 6),), ((2, 6), (4, 4))]
     assert [m.profile_drift for m in found] == pytest.approx([0.1, 0.2, 0.4])
@@ -162,11 +157,11 @@ def test_a_plan_that_moves_at_first_middle_and_last_iteration() -> None:
 
 
 def test_a_plan_that_stays_has_no_table() -> None:
-    assert plan_moments(source((0, 1, "kl", 0.0))) == ()
+    assert plan_moments(metrics_source((0, 1, "kl", 0.0))) == ()
     assert plan_table({"v": ()}) is None
 
 
 def test_one_iteration_and_no_sizes() -> None:
-    (found,) = plan_moments(source((0, 1, "profile_drift", 0.0)))
+    (found,) = plan_moments(metrics_source((0, 1, "profile_drift", 0.0)))
     assert found == PlanMoment(1, ((),), 0.0, None)
     assert texts(plan_table({"v": (found,)})) == [["v, iteration 1", "–", "0.000", "–"]]
