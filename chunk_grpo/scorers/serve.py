@@ -29,11 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
-        from chunk_grpo.scorers.executors.http_server import Limits, serve
-    except ImportError as error:
-        sys.stderr.write(f'error: a package is not installed ({error}); pip install "chunk-grpo[serving]"\n')
-        return ConfigError.exit_code
-    try:
+        from chunk_grpo.scorers.executors.http_app import Limits
+        from chunk_grpo.scorers.executors.http_server import serve
+
         token = read_token("--token-variable", options.token_variable)
         if token is None and not is_loopback(options.host):
             raise ConfigError(
@@ -42,10 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         scorer = _scorer(options.params, options.name, options.device)
         limits = Limits(options.queue, options.most_megabytes * 10**6, token)
-        return serve(scorer, (options.host, options.port), limits, options.merge)
+        serve(scorer, (options.host, options.port), limits, options.merge)
+    except ImportError as error:
+        sys.stderr.write(f'error: a package is not installed ({error}); pip install "chunk-grpo[serving]"\n')
+        return ConfigError.exit_code
     except ChunkGrpoError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    return 0
 
 
 def _scorer(params: str, name: str, device: str | None) -> Scorer:

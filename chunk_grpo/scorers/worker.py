@@ -1,16 +1,16 @@
 """`python -m chunk_grpo.scorers.worker`: a scorer of this package in a separate process, over standard streams.
 
-A stage starts it (`executors: {NAME: {kind: subprocess}}`); workers/lines.py defines the protocol.
+A stage starts it (`executors: {NAME: {kind: subprocess}}`).
 """
 
 from __future__ import annotations
 
-from chunk_grpo.scorers.executors.wire import read_settings, worker_for
+from chunk_grpo.scorers.executors.messages import read_settings, worker_for
 from chunk_grpo.scorers.running.registry import make_scorer
-from chunk_grpo.scorers.workers import lines
+from chunk_grpo.scorers.workers import worker_protocol
 
 
-def open_worker(start: lines.Start) -> lines.Worker:
+def open_worker(start: worker_protocol.Start) -> worker_protocol.Worker:
     """Make and check the scorer of a start line.
 
     Raises:
@@ -21,4 +21,4 @@ def open_worker(start: lines.Start) -> lines.Worker:
 
 
 if __name__ == "__main__":
-    lines.serve(open_worker)
+    worker_protocol.serve(open_worker)

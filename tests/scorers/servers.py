@@ -4,22 +4,20 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
-import uvicorn
 from ruamel.yaml import YAML
 
 from chunk_grpo.config.scorers import ExternalScorer, InSubprocess, OverHttp
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.executors.http_app import Limits, ScoringApp
+from chunk_grpo.scorers.executors.http_app import Limits
 from chunk_grpo.scorers.executors.http_scorer import HttpScorer
-from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
+from chunk_grpo.scorers.executors.http_server import ScoringServer
 from tests.scorers.odd_scorers import KEY, settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,16 +57,8 @@ class ServerProcess:
     """`python -m chunk_grpo.scorers.serve NAME`."""
 
     def __init__(self, params: Path, name: str, *options: str, **environment: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "chunk_grpo.scorers.serve",
-            name,
-            "--params",
-            str(params),
-            "--port",
-            "0",
-        ]
+        command = [sys.executable, "-m", "chunk_grpo.scorers.serve", name]
+        command += ["--params", str(params), "--port", "0"]
         self.process = subprocess.Popen(
             [*command, *options],
             cwd=ROOT,
@@ -105,19 +95,11 @@ class ServerProcess:
 @contextmanager
 def server_in_thread(scorer: Scorer, limits: Limits = NO_LIMITS, merge: int = 1) -> Iterator[str]:
     """The URL of a server of this process."""
-    thread = ScoringThread(scorer, merge)
-    app = ScoringApp(thread, limits).asgi()
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        running.start()
-        thread.start(lambda: None)
+    server = ScoringServer(scorer, limits, merge)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as thread:
+        running = thread.submit(server.run, [listener])
         try:
-            while not server.started:
-                time.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            thread.leave()
-            server.should_exit = True
-            running.join()
-            thread.join()
+            server.stop()
+            running.result()

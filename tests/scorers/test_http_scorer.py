@@ -2,9 +2,9 @@
 
 import json
 import shlex
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers import serve
+from chunk_grpo.scorers.executors.messages import worker_for
+from chunk_grpo.scorers.running.external import External
+from chunk_grpo.scorers.workers.worker_protocol import ready_message
 from tests.params_edits import problems, put
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, client, write_params
@@ -51,101 +54,49 @@ def test_a_hanging_one_is_given_up_after_the_time_out(params: Path) -> None:
         scorer.close()
 
 
-READY = {
-    "type": "ready",
-    "state": "ready",
-    "protocol": 1,
-    "name": KEY,
-    "version": 1,
-    "needs": [],
-    "groupwise": False,
-    "spec_hash": "abc",
-    "measured": {},
-    "python": "3",
-    "packages": {},
-}
+class Stranger(BaseHTTPRequestHandler):
+    """Answers each request by the function `answer` of its server."""
+
+    def do_GET(self) -> None:
+        self.reply(self.server.answer(None))
+
+    def do_POST(self) -> None:
+        self.reply(self.server.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+
+    def reply(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        return
 
 
 @pytest.fixture
-def strange_server() -> Iterator[tuple[str, dict[str, Any]]]:
-    """A server whose answers are changed by a test: `health` and `answer` are functions of the right one."""
-    changes: dict[str, Any] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply({**READY, **changes.get("health", {})})
-
-        def do_POST(self) -> None:
-            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            keys = [row["key"] for row in question["rows"]]
-            answer = {"type": "scores", "id": question["id"], "spec_hash": "abc", "keys": keys, "details": {}}
-            answer["values"] = [1.0] * len(keys)
-            self.reply(changes["answer"](answer) if "answer" in changes else answer)
-
-        def reply(self, message: object) -> None:
-            content = message if isinstance(message, bytes) else json.dumps(message).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", changes
+def strange_server() -> Iterator[Any]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        yield server
         server.shutdown()
-        thread.join()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"name": "other"}, r"scorers.odd: must be odd \(version 1\), but .* is other \(version 1"),
-        ({"version": 2}, r"scorers.odd: must be odd \(version 1\), but .* is odd \(version 2"),
-        (
-            {"measured": {"kind": "external", "version": 7}},
-            r"scorers.odd.version: is 1 here, but 7 for .*the server at .* Use the same section of scorers",
-        ),
-        ({"protocol": 2}, "expected a ready message of protocol 1"),
-        ({"needs": ["sound"]}, "needs must be among prompt, metadata, got sound"),
-        ({"spec_hash": None, "packages": None}, "sent a malformed ready message"),
-    ],
-)
-def test_another_scorer_is_refused(
-    strange_server: tuple[str, dict[str, Any]], change: dict[str, Any], words: str
-) -> None:
-    url, changes = strange_server
-    client(url).check()
-    changes["health"] = change
-    with pytest.raises(DataError, match=words):
+def test_a_strange_servers_answers_are_never_used(strange_server: Any) -> None:
+    """test_messages.py has what makes an answer strange."""
+    ready = ready_message(worker_for(External(KEY, settings())))
+    scores = {"type": "scores", "id": "another", "spec_hash": ready["spec_hash"], "values": [1.0] * 4}
+    url = f"http://127.0.0.1:{strange_server.server_port}"
+    strange_server.answer = lambda question: b"<html>"
+    with pytest.raises(DataError, match="is no scoring server: status 200, not JSON"):
         client(url).check()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            lambda m: {**m, "spec_hash": "restarted"},
-            "another question: spec_hash must be 'abc', got 'restarted'",
-        ),
-        (lambda m: {**m, "keys": m["keys"][::-1]}, "another question: keys must be"),
-        (lambda m: {**m, "id": "earlier"}, "another question: id must be"),
-        (lambda m: {**m, "values": "many"}, "sent malformed scores"),
-        (lambda m: b"<html>", "is no scoring server: status 200, not JSON"),
-    ],
-)
-def test_an_answer_to_another_question_is_never_used(
-    strange_server: tuple[str, dict[str, Any]], change: Callable[[Any], Any], words: str
-) -> None:
-    url, changes = strange_server
-    scorer = client(url)
-    assert scorer.score(batch()).values.tolist() == [1.0] * 4
-    changes["answer"] = change
-    with pytest.raises(DataError, match=words):
-        scorer.score(batch())
+    strange_server.answer = lambda question: json.dumps({**ready, "version": 2}).encode()
+    with pytest.raises(
+        DataError, match=r"must be odd \(version 1\), but .* the server at .* is odd \(version 2"
+    ):
+        client(url).check()
+    strange_server.answer = lambda question: json.dumps(scores if question else ready).encode()
+    with pytest.raises(DataError, match=r"the server at .* answered another question: id must be"):
+        client(url).score(batch())
 
 
 def test_an_address_that_is_none_is_a_configuration_error() -> None:
@@ -210,23 +161,18 @@ def test_the_command_that_is_proposed_starts_a_server(
     """The server's own command line takes it; with TLS the server listens behind a proxy, at its own port."""
     started: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        "chunk_grpo.scorers.executors.http_server.serve", lambda s, at, limits, merge: started.append(at) or 0
+        "chunk_grpo.scorers.executors.http_server.serve", lambda s, at, limits, merge: started.append(at)
     )
     for name in ("A_TOKEN", "VARIABLE"):
         monkeypatch.setenv(name, "a-token")
-    scorer = client(url, token_variable=variable)
-    monkeypatch.setattr(scorer, "_connected", unreachable)
+
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise httpx.ConnectError("nobody listens")
+
+    monkeypatch.setattr(httpx.Client, "request", unreachable)
     with pytest.raises(TransientError) as caught:
-        scorer.check()
-    message = str(caught.value)
-    proposed = shlex.split(message.split("`")[1])
+        client(url, token_variable=variable).check()
+    proposed = shlex.split(str(caught.value).split("`")[1])
     assert proposed == ["python", "-m", "chunk_grpo.scorers.serve", KEY, *command]
     assert serve.main([*proposed[3:], "--params", str(params)]) == 0
     assert len(started) == 1
-    assert ("put a token into VARIABLE" in message) == ("VARIABLE" in command)
-    assert (f"executors.{KEY}.token_variable" in message) == ("VARIABLE" in command)
-    assert ("the server speaks no TLS: a proxy at https://192.0.2.1" in message) == url.startswith("https")
-
-
-def unreachable() -> None:
-    raise httpx.ConnectError("nobody listens")

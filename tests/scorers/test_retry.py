@@ -22,11 +22,11 @@ from yarl import URL
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.executors.wire import WorkerError, raise_remote_error
+from chunk_grpo.scorers.executors.messages import WorkerError, raise_remote_error
 from chunk_grpo.scorers.reward import Reward, weighted_sum
 from chunk_grpo.scorers.running.limited import TimeLimitError
 from chunk_grpo.scorers.running.retry import score_with_retries
-from chunk_grpo.scorers.workers import lines
+from chunk_grpo.scorers.workers.worker_protocol import error_message, read_message, write_message
 from tests.shapes_scorers import ScorerForTests
 
 BATCH = ScoreBatch(np.zeros((2, 4, 4, 3), dtype=np.uint8), ["a", "b"], [{}, {}], [0, 1])
@@ -200,7 +200,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) ->
 @pytest.mark.parametrize("error", [*PASSING, *LASTING], ids=named)
 def test_an_error_in_another_process_is_judged_alike(error: Exception) -> None:
     """As it comes through a line of JSON, of a worker or of the server."""
-    told = lines.read_message(lines.write_message(lines.error_message(error)))
+    told = read_message(write_message(error_message(error)))
     with pytest.raises(TransientError if error in PASSING else WorkerError, match=type(error).__name__):
         raise_remote_error(told, "scorer odd: its worker process")
 

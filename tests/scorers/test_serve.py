@@ -1,13 +1,12 @@
 """The scoring server: who may ask, how much, in which order, and how it ends."""
 
-import json
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers import serve
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.http_app import Limits
-from chunk_grpo.scorers.executors.wire import encode_batch
+from chunk_grpo.scorers.executors.messages import encode_batch
 from chunk_grpo.scorers.running.external import External
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
 from tests.scorers.odd_scorers import KEY, batch, settings
@@ -59,6 +58,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def ask_in_order(pool: ThreadPoolExecutor, url: str, batches: Sequence[ScoreBatch]) -> list[Future[Scores]]:
+    """Each waits at the server before the next comes; the first is being scored."""
+    asked: list[Future[Scores]] = []
+    for each in batches:
+        asked.append(pool.submit(client(url).score, each))
+        wait_for(lambda: httpx.get(f"{url}/health").json().get("queue") == len(asked))
+        time.sleep(0.05)
+    return asked
+
+
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
@@ -92,7 +101,7 @@ class TestHealth:
         assert about == {
             "type": "ready",
             "state": "ready",
-            "protocol": 1,
+            "protocol": 2,
             "name": KEY,
             "version": 1,
             "needs": ["metadata", "prompt"],
@@ -113,10 +122,10 @@ class TestHealth:
 
         with server_in_thread(Slow(KEY, settings())) as url:
             health = httpx.get(f"{url}/health")
-            assert (health.status_code, health.json()["state"]) == (503, "loading")
-            asked = httpx.post(f"{url}/score", content=encode_batch(batch()).line)
-            assert (asked.status_code, asked.headers["Retry-After"]) == (503, "1")
-            with pytest.raises(TransientError, match=r"was still loading after 0.3 s"):
+            asked = httpx.post(f"{url}/score", content=encode_batch(batch(), "a question"))
+            for answer in (health, asked):
+                assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+            with pytest.raises(TransientError, match=r"was busy for 0.3 s: the scorer is loading"):
                 client(url, timeout_seconds=0.3).check()
             scores = pool.submit(client(url).score, batch())
             time.sleep(0.1)
@@ -134,7 +143,7 @@ class TestQueue:
             assert scorer.begun.acquire(timeout=5)
             second = pool.submit(client(url).score, batch(count=2))
             wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 2)
-            refused = httpx.post(f"{url}/score", content=encode_batch(batch()).line)
+            refused = httpx.post(f"{url}/score", content=encode_batch(batch(), "a question"))
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
             assert refused.json() == {
                 "type": "refused",
@@ -154,11 +163,7 @@ class TestQueue:
         scorer = Gated()
         with server_in_thread(scorer, merge=7) as url:
             counts = (1, 2, 4, 3)
-            asked = []
-            for count in counts:  # the first is being scored while the others come, in this order
-                asked.append(pool.submit(client(url).score, batch(count=count)))
-                wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == len(asked))
-                time.sleep(0.05)
+            asked = ask_in_order(pool, url, [batch(count=count) for count in counts])
             scorer.may_end.release(4)
             for count, scores in zip(counts, asked, strict=True):
                 assert scores.result().values.tolist() == expected(batch(count=count))
@@ -169,11 +174,7 @@ class TestQueue:
     def test_images_of_different_sizes_are_not_scored_together(self, pool: ThreadPoolExecutor) -> None:
         scorer = Gated()
         with server_in_thread(scorer, merge=64) as url:
-            asked = []
-            for size in (4, 4, 4, 8):
-                asked.append(pool.submit(client(url).score, batch(size=size)))
-                wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == len(asked))
-                time.sleep(0.05)
+            asked = ask_in_order(pool, url, [batch(size=size) for size in (4, 4, 4, 8)])
             scorer.may_end.release(3)
             for scores in asked:
                 scores.result()
@@ -182,17 +183,21 @@ class TestQueue:
     def test_one_bad_batch_among_others_fails_alone(self, pool: ThreadPoolExecutor) -> None:
         scorer = Gated()
         with server_in_thread(scorer, merge=64) as url:
-            asked = []
-            for do in ("", "data", ""):
-                asked.append(pool.submit(client(url).score, batch(do)))
-                wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == len(asked))
-                time.sleep(0.05)
+            asked = ask_in_order(pool, url, [batch(do) for do in ("", "data", "refuse")])
             scorer.may_end.release(4)
             assert asked[0].result().values.tolist() == expected(batch())
             with pytest.raises(DataError, match=r"^the reason \(data\)$"):
                 asked[1].result()
-            assert asked[2].result().values.tolist() == expected(batch())
+            assert dict(asked[2].result().refused) == {1: "the reason (1)"}
         assert [len(call) for call in scorer.calls] == [4, 8, 4, 4]
+
+    def test_batches_that_are_merged_keep_their_own_refusals(self, pool: ThreadPoolExecutor) -> None:
+        scorer = Gated()
+        with server_in_thread(scorer, merge=64) as url:
+            asked = ask_in_order(pool, url, [batch(), batch("refuse", count=3), batch(count=2)])
+            scorer.may_end.release(2)
+            assert [dict(scores.result().refused) for scores in asked] == [{}, {1: "the reason (1)"}, {}]
+        assert [len(call) for call in scorer.calls] == [4, 5]
 
     def test_a_batch_whose_client_has_left_is_not_scored(self, pool: ThreadPoolExecutor) -> None:
         scorer = Gated()
@@ -207,12 +212,6 @@ class TestQueue:
             client(url).score(batch(count=3))
         assert [len(call) for call in scorer.calls] == [1, 3]
 
-    def test_sys_exit_in_a_scorer_leaves_no_client_waiting(self) -> None:
-        with server_in_thread(External(KEY, settings())) as url:
-            with pytest.raises(Exception, match=r"RuntimeError: scorer odd: .* called sys.exit"):
-                client(url).score(batch("sys.exit"))
-            assert client(url).score(batch()).values.tolist() == expected(batch())
-
 
 class TestRequests:
     @pytest.fixture
@@ -222,18 +221,20 @@ class TestRequests:
             client(url).check()
             yield url
 
-    def test_a_malformed_one_is_refused_with_the_reason(self, url: str) -> None:
-        question = json.loads(encode_batch(batch()).line)
-        question["rows"][1]["prompt"] = "another"
-        for content, reason in (
-            (b"hello", "not JSON: "),
-            (b"[]", "must be a JSON object, got list"),
-            (b"{}", "height: is missing"),
-            (json.dumps(question).encode(), "rows[1].key: is not that of this picture and prompt"),
+    def test_what_is_no_request_is_refused_with_the_reason(self, url: str) -> None:
+        for content, status, reason in (
+            (b"hello", 400, "not JSON: "),
+            (b"[]", 400, "must be a JSON object, got list"),
+            (b"{}", 400, "no batch of images: KeyError: 'height'"),
+            (b" " * 3_000_000, 413, "the body must have at most 20000 bytes, got 3000000"),
+            (iter([b"{}"]), 411, "the request must have a Content-Length"),
         ):
             response = httpx.post(f"{url}/score", content=content)
-            assert response.status_code == 400
+            assert response.status_code == status
             assert response.json()["message"].startswith(reason)
+        assert httpx.get(f"{url}/score").status_code == 405
+        assert httpx.get(f"{url}/").status_code == 404
+        assert client(url).score(batch()).values.tolist() == expected(batch())
 
     def test_one_that_does_not_arrive_keeps_no_place(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("chunk_grpo.scorers.executors.http_app._BODY_SECONDS", 0.2)
@@ -244,30 +245,13 @@ class TestRequests:
             assert b"408" in connection.recv(1000)
         assert httpx.get(f"{url}/health").json()["queue"] == 0
 
-    def test_a_large_one_is_refused(self, url: str) -> None:
-        response = httpx.post(f"{url}/score", content=b" " * 3_000_000)
-        assert response.status_code == 413
-        assert response.json()["message"] == "the body must have at most 20000 bytes, got 3000000 or more"
-        assert client(url).score(batch()).values.tolist() == expected(batch())
-
-    def test_one_that_does_not_say_how_large_it_is_is_refused_once_it_is_too_large(self, url: str) -> None:
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
-            head = b"POST /score HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-            connection.sendall(head + b"7530\r\n" + b" " * 30_000 + b"\r\n")  # and more would follow
-            assert b" 413 " in connection.recv(1000)
-
     def test_the_client_does_not_send_what_is_too_large(self, url: str) -> None:
         with pytest.raises(DataError) as caught:
             client(url).score(batch(size=64))
         assert str(caught.value).startswith(
-            f"scorer odd: the server at {url} takes 0.0 MB at a time, and 4 images make 0.1 MB: start it with a larger "
+            f"scorer odd: the server at {url} takes 0.0 MB at a time, and a batch makes 0.1 MB: start it with a larger "
             "--most-megabytes"
         )
-
-    def test_other_addresses_and_methods_are_none(self, url: str) -> None:
-        assert httpx.get(f"{url}/score").status_code == 405
-        assert httpx.get(f"{url}/").status_code == 404
 
 
 class TestToken:
@@ -275,7 +259,7 @@ class TestToken:
         self, start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         server = start("--token-variable", VARIABLE, **{VARIABLE: TOKEN})
-        line = encode_batch(batch()).line
+        line = encode_batch(batch(), "a question")
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
             assert httpx.get(f"{server.url}/health", headers=header).status_code == 401
             assert httpx.post(f"{server.url}/score", headers=header, content=line).status_code == 401
@@ -306,49 +290,30 @@ class TestToken:
         assert TOKEN not in "".join([log, *messages, str(gone.value), repr(scorer)])
 
     @pytest.mark.parametrize(
-        ("options", "words"),
+        ("command", "message"),
         [
+            ((KEY, "--host", "0.0.0.0"), "--host: without a token a server listens on this machine only"),
+            ((KEY, "--host", "::"), "--host: without a token"),
+            ((KEY, "--token-variable", "UNSET"), "--token-variable: the environment variable UNSET is not"),
+            ((KEY, "--port", "70000"), "--host, --port: cannot listen on "),
             (
-                ("--host", "0.0.0.0"),
-                "--host: without a token a server listens on this machine only (127.0.0.1)",
+                (KEY, "--host", "no.such.host.invalid", "--token-variable", VARIABLE),
+                "--host, --port: cannot listen on ",
             ),
-            (("--host", "::"), "--host: without a token"),
-            (
-                ("--token-variable", "UNSET_TOKEN"),
-                "--token-variable: the environment variable UNSET_TOKEN is not",
-            ),
+            (("strange",), "NAME: must be one of scorers in {params}: shapes-exact, "),
         ],
     )
-    def test_what_must_not_be_served_is_refused(
+    def test_what_cannot_be_served_is_told(
         self,
         params: Path,
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
-        options: tuple[str, str],
-        words: str,
-    ) -> None:
-        monkeypatch.setattr("chunk_grpo.scorers.executors.http_server.serve", lambda *arguments: 0)
-        assert serve.main([KEY, "--params", str(params), *options]) == 2
-        assert capsys.readouterr().err.startswith(f"error: {words}")
-
-    @pytest.mark.parametrize("options", [("--port", "70000"), ("--host", "no.such.host.invalid")])
-    def test_an_address_that_is_none_is_told(
-        self,
-        params: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-        options: tuple[str, str],
+        command: tuple[str, ...],
+        message: str,
     ) -> None:
         monkeypatch.setenv(VARIABLE, TOKEN)
-        command = [KEY, "--params", str(params), "--token-variable", VARIABLE, *options]
-        assert serve.main(command) == 2
-        assert capsys.readouterr().err.startswith("error: --host, --port: cannot listen on ")
-
-    def test_an_unknown_name_is_told(self, params: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert serve.main(["strange", "--params", str(params)]) == 2
-        message = capsys.readouterr().err
-        assert f"NAME: must be one of scorers in {params}: shapes-exact, " in message
-        assert message.endswith("odd, got 'strange'\n")
+        assert serve.main([*command, "--params", str(params)]) == 2
+        assert capsys.readouterr().err.startswith("error: " + message.format(params=params))
 
 
 class TestEnd:

@@ -1,8 +1,7 @@
-"""Access control: loopback clients, or clients with the bearer token from an environment variable."""
+"""Access to a server: from its own machine, or with the token in an environment variable."""
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import os
 
@@ -33,13 +32,6 @@ def read_token(option: str, variable: str | None) -> str | None:
             f"{option}: the token in {variable} must consist of visible ASCII characters, without spaces or line ends"
         )
     return token
-
-
-def is_allowed(authorization: str, token: str | None) -> bool:
-    """Whether a request's Authorization header has the token. The comparison takes constant time."""
-    if token is None:
-        return True
-    return hmac.compare_digest(authorization.encode("utf-8"), f"Bearer {token}".encode())
 
 
 def is_loopback(host: str) -> bool:

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from chunk_grpo.errors import ChunkGrpoError
-from chunk_grpo.scorers.base import Scores
-from chunk_grpo.scorers.executors.access import is_allowed
-from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
-from chunk_grpo.scorers.executors.wire import answer_of
-from chunk_grpo.scorers.running.transient import may_pass
-from chunk_grpo.scorers.workers import lines
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.executors.messages import answer_of, decode_batch
+from chunk_grpo.scorers.executors.scoring_queue import ScoringQueue
+from chunk_grpo.scorers.workers import worker_protocol
 
 _LOG = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 1
+_RETRY = {"Retry-After": "1"}
 _BODY_SECONDS = (
     300.0  # limit for receiving a body, so that a lost client does not hold its place in the queue
 )
-_LOOK_SECONDS = 0.5  # interval of the check whether a waiting client is still connected
 
 
 @dataclass(frozen=True)
@@ -48,18 +46,12 @@ class Limits:
     token: str | None
 
 
-class _RefusedError(Exception):
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, headers
-
-
 class ScoringApp:
-    """Web application that passes requests to a scoring thread."""
+    """Web application that passes requests to a scoring queue."""
 
-    def __init__(self, thread: ScoringThread, limits: Limits) -> None:
-        """Keep the thread, which the caller starts and ends."""
-        self._thread, self._limits, self._held = thread, limits, 0
+    def __init__(self, queue: ScoringQueue, limits: Limits) -> None:
+        """Keep the queue, which the caller runs."""
+        self._queue, self._limits, self._held = queue, limits, 0
 
     def asgi(self) -> Starlette:
         """The Starlette application."""
@@ -67,111 +59,96 @@ class ScoringApp:
             routes=[
                 Route("/health", self._health, methods=["GET"]),
                 Route("/score", self._score, methods=["POST"]),
-            ]
+            ],
+            exception_handlers={HTTPException: _refusal, ClientDisconnect: _farewell},
         )
 
     async def _health(self, request: Request) -> Response:
-        try:
-            self._authorize(request)
-        except _RefusedError as error:
-            return _refusal(error)
-        about = {
-            "queue": self._held,
-            "queue_limit": self._limits.queue,
-            "most_bytes": self._limits.most_bytes,
-        }
-        ready = self._thread.ready
-        if ready is None:
-            return _response(503, {"type": "loading", "state": "loading", **about})
-        return _response(200, {**ready, "state": "ready", **about})
+        self._authorize(request)
+        limits = {"queue_limit": self._limits.queue, "most_bytes": self._limits.most_bytes}
+        return _response(200, {**self._ready(), "state": "ready", "queue": self._held, **limits})
 
     async def _score(self, request: Request) -> Response:
-        question = None
-        try:
-            self._authorize(request)
-            with self._place() as ready:
-                batch = await run_in_threadpool(_read, await self._arrived(request))
-                question = batch.id
-                future = await run_in_threadpool(self._thread.submit, batch)
-                scores = await _result(request, future)
-                return _response(200, lines.scores_message(batch, *answer_of(scores), ready["spec_hash"]))
-        except _RefusedError as error:
-            return _refusal(error)
-        except ClientDisconnect:
-            _LOG.warning("a client disconnected before its answer")
-            return Response(status_code=499)
-        except Exception as error:  # the client raises it
-            if not isinstance(error, ChunkGrpoError):
-                _LOG.exception("the scorer failed")
-            return _response(_status(error), {**lines.error_message(error), "id": question})
+        self._authorize(request)
+        spec_hash = self._ready()["spec_hash"]
+        with self._place():
+            question, batch = await run_in_threadpool(_read, await self._body(request))
+            try:
+                scores = await _unless_disconnected(request, self._queue.score(batch))
+            except ClientDisconnect:
+                raise
+            except Exception as error:  # the client raises it
+                if not isinstance(error, ChunkGrpoError):
+                    _LOG.exception("the scorer failed")
+                return _response(500, worker_protocol.error_message(error, question))
+            return _response(200, worker_protocol.scores_message(question, answer_of(scores), spec_hash))
 
     def _authorize(self, request: Request) -> None:
-        if not is_allowed(request.headers.get("Authorization", ""), self._limits.token):
-            raise _RefusedError(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+        given = request.headers.get("Authorization", "").encode("utf-8")
+        if self._limits.token and not hmac.compare_digest(given, f"Bearer {self._limits.token}".encode()):
+            raise HTTPException(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+
+    def _ready(self) -> Mapping[str, Any]:
+        if self._queue.ready is None:
+            raise HTTPException(503, "the scorer is loading; retry later", _RETRY)
+        return self._queue.ready
 
     @contextmanager
-    def _place(self) -> Iterator[Mapping[str, Any]]:
+    def _place(self) -> Iterator[None]:
         """Reserve a place in the queue; before the body is read, to bound memory."""
-        ready = self._thread.ready
-        if ready is None or self._held >= self._limits.queue:
-            reason = "the scorer is loading" if ready is None else f"the queue is full ({self._held} batches)"
-            raise _RefusedError(503, f"{reason}; retry later", {"Retry-After": str(_RETRY_SECONDS)})
+        if self._held >= self._limits.queue:
+            raise HTTPException(503, f"the queue is full ({self._held} batches); retry later", _RETRY)
         self._held += 1
         try:
-            yield ready
+            yield
         finally:
             self._held -= 1
 
-    async def _arrived(self, request: Request) -> bytes:
-        try:
-            return await asyncio.wait_for(self._body(request), _BODY_SECONDS)
-        except asyncio.TimeoutError:
-            raise _RefusedError(408, f"the body must arrive within {_BODY_SECONDS:g} s") from None
-
     async def _body(self, request: Request) -> bytes:
-        most = self._limits.most_bytes
-        announced = request.headers.get("Content-Length", "")
-        size, blocks = int(announced) if announced.isdigit() else 0, []
-        if size <= most:
-            size = 0
-            async for block in request.stream():
-                size += len(block)
-                if size > most:
-                    break
-                blocks.append(block)
-        if size > most:
-            raise _RefusedError(413, f"the body must have at most {most} bytes, got {size} or more")
-        return b"".join(blocks)
+        size, most = request.headers.get("Content-Length", ""), self._limits.most_bytes
+        if not size.isdecimal():
+            raise HTTPException(411, "the request must have a Content-Length")
+        if int(size) > most:
+            raise HTTPException(413, f"the body must have at most {most} bytes, got {size}")
+        try:
+            return await asyncio.wait_for(request.body(), _BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"the body must arrive within {_BODY_SECONDS:g} s", _RETRY) from None
 
 
-def _read(body: bytes) -> lines.Batch:
+def _read(body: bytes) -> tuple[str, ScoreBatch]:
     try:
-        return lines.read_batch(lines.read_message(body))
-    except lines.MalformedError as error:
-        raise _RefusedError(400, str(error)) from error
+        batch = worker_protocol.read_batch(worker_protocol.read_message(body))
+    except worker_protocol.MalformedError as error:
+        raise HTTPException(400, str(error)) from error
+    return batch.id, decode_batch(batch)
 
 
-async def _result(request: Request, future: Future[Scores]) -> Scores:
-    """Wait for the scores. If the client disconnects, its batch is cancelled unless it is being scored."""
-    waiting = asyncio.wrap_future(future)
-    while not waiting.done():
-        await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
-        if not waiting.done() and await request.is_disconnected():
-            future.cancel()
+async def _unless_disconnected(request: Request, scores: Coroutine[Any, Any, Scores]) -> Scores:
+    """Scores; if the client disconnects first, its batch is cancelled unless it is being scored."""
+    scoring = asyncio.ensure_future(scores)
+    disconnected = asyncio.ensure_future(request.receive())  # after the body, nothing else can arrive
+    try:
+        await asyncio.wait({scoring, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if not scoring.done():
             raise ClientDisconnect
-    return waiting.result()
-
-
-def _status(error: Exception) -> int:
-    """HTTP status of an error, for other clients; this package's client reads the message instead."""
-    if may_pass(error):
-        return 503
-    return 422 if isinstance(error, ChunkGrpoError) else 500
+        return scoring.result()
+    finally:
+        scoring.cancel()
+        disconnected.cancel()
 
 
 def _response(status: int, message: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    return Response(lines.write_message(message), status, headers, media_type="application/json")
+    return Response(worker_protocol.write_message(message), status, headers, media_type="application/json")
 
 
-def _refusal(error: _RefusedError) -> Response:
-    return _response(error.status, {"type": "refused", "message": str(error)}, error.headers)
+async def _refusal(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, HTTPException)
+    return _response(error.status_code, {"type": "refused", "message": error.detail}, error.headers)
+
+
+async def _farewell(request: Request, error: Exception) -> Response:
+    del request, error
+    _LOG.warning("a client disconnected before its answer")
+    return Response(status_code=499)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import signal
+import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -14,83 +13,71 @@ import uvicorn
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.executors.http_app import Limits, ScoringApp
-from chunk_grpo.scorers.executors.scoring_thread import ScoringThread
-
-__all__ = ["Limits", "serve"]
+from chunk_grpo.scorers.executors.scoring_queue import ScoringQueue
 
 _LOG = logging.getLogger(__name__)
 
 _KEEP_SECONDS = 60  # keep-alive of idle connections; longer than the client's
 
 
-def serve(scorer: Scorer, address: tuple[str, int], limits: Limits, merge: int = 1) -> int:
+def serve(scorer: Scorer, address: tuple[str, int], limits: Limits, merge: int = 1) -> None:
     """Serve a scorer until SIGTERM or SIGINT. Must be called in the main thread.
+
+    A second signal ends the process with exit code 1 although a batch is being scored.
 
     Args:
         scorer: Scorer to serve.
         address: Host and port; port 0: any free port.
         limits: Limits for requests.
-        merge: See ScoringThread.
-
-    Returns:
-        0 if a signal ended the server after it answered the running batch; 1 if a second signal interrupted that batch.
+        merge: See ScoringQueue.
 
     Raises:
         ConfigError: Listening on the address fails, or a package is missing.
         DataError: A file is missing.
     """
     with _listen(*address) as listener:
-        thread = ScoringThread(scorer, merge)
+        host, port = listener.getsockname()[:2]
+        _LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        ScoringServer(scorer, limits, merge).run([listener])
+
+
+class ScoringServer(uvicorn.Server):
+    """Server with a scoring queue. After a signal it answers the running batch and refuses those that wait."""
+
+    def __init__(self, scorer: Scorer, limits: Limits, merge: int = 1) -> None:
+        """See `serve`."""
+        self._queue = ScoringQueue(scorer, merge)
         config = uvicorn.Config(
-            ScoringApp(thread, limits).asgi(),
+            ScoringApp(self._queue, limits).asgi(),
             log_config=None,  # use this process's logging
             access_log=False,
             lifespan="off",
             timeout_keep_alive=_KEEP_SECONDS,
         )
-        server = _Server(config, thread)
-        host, port = listener.getsockname()[:2]
-        _LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-        thread.start(server.stop)
-        server.run(sockets=[listener])
-    if server.force_exit:
-        return 1
-    thread.leave()  # again, for a signal that arrived before startup, when uvicorn skips `shutdown`
-    thread.join()
-    if thread.failure is not None:
-        raise thread.failure
-    return 0
-
-
-class _Server(uvicorn.Server):
-    """Server that refuses waiting batches after a signal and leaves the exit code to `serve`."""
-
-    def __init__(self, config: uvicorn.Config, thread: ScoringThread) -> None:
         super().__init__(config)
-        self._thread = thread
 
     def stop(self) -> None:
+        """Shut down as after a signal."""
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle a signal. Unlike uvicorn's, does not send it again at the end, which would set the exit code."""
         del sig, frame
-        self.force_exit = self.should_exit  # at the second signal
-        self.should_exit = True
+        if self.should_exit:
+            os._exit(1)
+        self.stop()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # Unlike uvicorn's, does not re-raise the signals at the end, which would set the exit code.
-        before = {
-            number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Run server and queue; raise the error of a scorer that cannot be checked."""
+        scoring = asyncio.create_task(self._queue.run())
+        scoring.add_done_callback(lambda _: self.stop())
+        await super().serve(sockets)
+        self._queue.leave()  # again, for a signal during startup, after which uvicorn may skip `shutdown`
+        await scoring
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._thread.leave()
+        """Refuse the waiting batches, and wait for the answers."""
+        self._queue.leave()
         await super().shutdown(sockets)
 
 

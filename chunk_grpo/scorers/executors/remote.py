@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -9,20 +10,14 @@ from typing import Any
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
-from chunk_grpo.scorers.executors.wire import (
-    Identity,
-    Question,
-    encode_batch,
-    raise_remote_error,
-    read_scores,
-)
+from chunk_grpo.scorers.executors.messages import Identity, encode_batch, raise_remote_error, read_scores
 from chunk_grpo.scorers.running.configured import joined
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
 from chunk_grpo.scorers.running.registry import make_scorer
 
 
 class Remote(ABC):
-    """A scorer in another process with the interface of a local one.
+    """A scorer in another process with the interface of a local one; for one thread at a time.
 
     The remote process reports `name`, `version`, `needs`, `groupwise` and `spec_hash` at the first use.
     """
@@ -52,16 +47,16 @@ class Remote(ABC):
         """
 
     @abstractmethod
-    def ask(self, question: Question) -> Mapping[str, Any]:
+    def ask(self, message: bytes) -> Mapping[str, Any]:
         """Send a batch and return the answer, unchecked.
 
         Raises:
             TransientError: No answer; a retry may succeed.
         """
 
-    @abstractmethod
     def distrust(self) -> None:
-        """Drop the connection after an unexpected answer."""
+        """Drop the connection after an unexpected answer. Nothing to do if an answer belongs to its request."""
+        return
 
     @abstractmethod
     def close(self) -> None:
@@ -115,12 +110,11 @@ class Remote(ABC):
         return joined([self._score(batch.rows(range(n, min(n + size, len(batch))))) for n in starts])
 
     def _score(self, batch: ScoreBatch) -> Scores:
-        identity = self.identity()
-        question = encode_batch(batch)
-        message = self.ask(question)
+        identity, question = self.identity(), uuid.uuid4().hex
+        message = self.ask(encode_batch(batch, question))
         raise_remote_error(message, self.who)
         try:
-            scores = read_scores(message, question, identity.spec_hash, self.who)
+            scores = read_scores(message, question, len(batch), identity.spec_hash, self.who)
         except DataError:
             self.distrust()
             raise

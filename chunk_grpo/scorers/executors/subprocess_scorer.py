@@ -7,24 +7,27 @@ import logging
 import os
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chunk_grpo.config.scorers import AnyScorer, InSubprocess
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers.executors.messages import Identity, read_identity, start_message
 from chunk_grpo.scorers.executors.remote import Remote, check_identity
-from chunk_grpo.scorers.executors.wire import Identity, Question, read_identity, start_line
 from chunk_grpo.scorers.executors.worker_process import WorkerLostError, WorkerProcess
-from chunk_grpo.scorers.workers.lines import MalformedError, read_message
+from chunk_grpo.scorers.running.background import current_gpu
+from chunk_grpo.scorers.workers import worker_protocol
+from chunk_grpo.scorers.workers.worker_protocol import MalformedError, read_message
+
+Result = TypeVar("Result")
 
 _LOG = logging.getLogger(__name__)
 
-_NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONPATH")
-"""Variables for the stage's interpreter; with them a script for another interpreter would import wrong packages."""
+_PROTOCOL_FOLDER = str(Path(worker_protocol.__file__).parent)
+"""A script imports worker_protocol from here."""
 
 
 class SubprocessScorer(Remote):
@@ -42,10 +45,8 @@ class SubprocessScorer(Remote):
         self.executor = executor
         self._process: WorkerProcess | None = None
         self._identity: Identity | None = None
-        self._left_to_load = (
-            0.0  # rest of start_seconds, granted to the first batch because it loads the model
-        )
-        self._lock = threading.RLock()
+        # Rest of start_seconds, granted to the first batch because it loads the model.
+        self._left_to_load = 0.0
 
     @property
     def who(self) -> str:
@@ -72,54 +73,42 @@ class SubprocessScorer(Remote):
             DataError: A file is missing there, or the scorer changed after a restart.
             TransientError: The worker timed out or was killed, twice.
         """
-        with self._lock:
-            if self._identity is None:
-                self._with_one_restart(None)
-            if self._identity is None:
-                raise RuntimeError("a worker was started but its identity was not read")
-            return self._identity
+        return self._identity or self._with_one_restart(self._start)[1]
 
-    def ask(self, question: Question) -> Mapping[str, Any]:
+    def ask(self, message: bytes) -> Mapping[str, Any]:
         """Answer of the worker. If the worker crashes or times out, a new one gets the batch once more.
 
         Raises:
             TransientError: The second worker failed too. The message gives its exit code and the last lines of stderr.
         """
-        with self._lock:
-            return self._with_one_restart(question)
+        return self._with_one_restart(lambda: self._answer(message))
 
     def distrust(self) -> None:
         """Kill the worker. The next batch starts another."""
-        with self._lock:
-            process, self._process = self._process, None
-            if process is not None:
-                process.kill()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         """End the worker."""
-        with self._lock:
-            process, self._process = self._process, None
-            if process is not None:
-                process.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
-    def _with_one_restart(self, question: Question | None) -> Mapping[str, Any]:
+    def _with_one_restart(self, action: Callable[[], Result]) -> Result:
         try:
-            return self._once(question)
+            return self._safely(action)
         except WorkerLostError as error:
             _LOG.warning("%s %s\nRestarting it once.", self.who, error)
         try:
-            return self._once(question)
+            return self._safely(action)
         except WorkerLostError as error:
             raise TransientError(f"{self.who} {error}\nThis was the second attempt.") from error
 
-    def _once(self, question: Question | None) -> Mapping[str, Any]:
+    def _safely(self, action: Callable[[], Result]) -> Result:
+        """Kill the worker after any exception: a late answer would be taken for the next one."""
         try:
-            process = self._process or self._start()
-            if question is None:
-                return {}
-            answer = process.ask(question.line, self.executor.timeout_seconds + self._left_to_load)
-            self._left_to_load = 0.0
-            return read_message(answer)
+            return action()
         except MalformedError as error:
             self.distrust()
             raise DataError(f"{self.who} sent a malformed message: {error}") from error
@@ -127,40 +116,45 @@ class SubprocessScorer(Remote):
             self.distrust()
             raise
 
-    def _start(self) -> WorkerProcess:
+    def _answer(self, message: bytes) -> Mapping[str, Any]:
+        process = self._process or self._start()[0]
+        line = process.ask(message, self.executor.timeout_seconds + self._left_to_load)
+        self._left_to_load = 0.0
+        return read_message(line)
+
+    def _start(self) -> tuple[WorkerProcess, Identity]:
         command, environment = self._command(), dict(os.environ)
         if self.executor.script is not None:
-            for name in _NOT_FOR_OTHERS:
-                environment.pop(name, None)
+            environment.pop("PYTHONHOME", None)  # of the stage's interpreter, as its PYTHONPATH
+            environment["PYTHONPATH"] = _PROTOCOL_FOLDER
         try:
             self._process = process = WorkerProcess(command, environment)
         except OSError as error:
             raise ConfigError(f"executors.{self.key}.python: cannot start {command[0]} ({error})") from error
-        started = time.monotonic()
+        started, gpu = time.monotonic(), current_gpu()
+        device = self.executor.device or (None if gpu is None else f"cuda:{gpu}")
+        message = start_message(self.key, self.settings, device)
         try:
-            answer = process.ask(
-                start_line(self.key, self.settings, self.executor.device or _device_of_this_process()),
-                self.executor.start_seconds,
-            )
+            answer = process.ask(message, self.executor.start_seconds)
         except WorkerLostError as error:
             if self._identity is None and error.returncode is not None and error.returncode > 0:
                 raise ConfigError(f"{self.who} cannot be started: `{' '.join(command)}` {error}") from error
             raise
         self._left_to_load = max(self.executor.start_seconds - (time.monotonic() - started), 0.0)
-        self._remember(read_identity(read_message(answer), self.who))
-        return process
+        self._identity = identity = self._checked(read_identity(read_message(answer), self.who))
+        return process, identity
 
-    def _remember(self, identity: Identity) -> None:
-        if self._identity is None:
-            if self.executor.script is None:
-                check_identity(self.key, self.settings, identity, self.who)
-            self._identity = identity
-            _LOG.info("%s is %s (%s)", self.who, identity.name, identity.software)
-        elif identity.spec_hash != self._identity.spec_hash:
+    def _checked(self, identity: Identity) -> Identity:
+        before = self._identity
+        if before is not None and identity.spec_hash != before.spec_hash:
             raise DataError(
-                f"{self.who} is another scorer after a restart: its identity was {self._identity.spec_hash} and is now "
+                f"{self.who} is another scorer after a restart: its identity was {before.spec_hash} and is now "
                 f"{identity.spec_hash} ({identity.name}). Its files changed meanwhile; run the stage again."
             )
+        if before is None and self.executor.script is None:
+            check_identity(self.key, self.settings, identity, self.who)
+        _LOG.info("%s is %s (%s)", self.who, identity.name, identity.software)
+        return identity
 
     def _command(self) -> list[str]:
         python, script = self.executor.python or sys.executable, self.executor.script
@@ -171,11 +165,3 @@ class SubprocessScorer(Remote):
         if not Path(script).is_file():
             raise ConfigError(f"executors.{self.key}.script: must be a Python file, got {script!r}")
         return [python, script]
-
-
-def _device_of_this_process() -> str | None:
-    """GPU of this process; without it a worker would default to the first GPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    return f"cuda:{torch.cuda.current_device()}"

@@ -33,7 +33,7 @@ class Background:
         """
         self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
         self._calls = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, args=(_device(),), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(current_gpu(),), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
@@ -80,7 +80,7 @@ def waited(answer: Future[Result], check: Callable[[], object]) -> Result:
     return answer.result()
 
 
-def _device() -> int | None:
+def current_gpu() -> int | None:
     """Current GPU of this thread; a new thread would default to the first GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

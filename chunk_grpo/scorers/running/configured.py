@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -153,9 +154,8 @@ def joined(parts: Sequence[Scores]) -> Scores:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    import torch  # slow to import, as above
-
-    return isinstance(error, torch.OutOfMemoryError)
+    torch = sys.modules.get("torch")  # not imported, which takes seconds, for an error that is not its own
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 class SharedModels:

@@ -1,7 +1,7 @@
 """Which scorer errors a retry may fix: one rule for all processes and interpreters.
 
-The rule reads the output of `workers.lines.facts_of`, which workers send with an error. It identifies libraries' errors
-by class name, so no library needs to be installed.
+The rule reads the output of `worker_protocol.facts_of`, which workers send with an error. It identifies errors of
+libraries by class name, so no library needs to be installed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chunk_grpo.errors import TransientError
-from chunk_grpo.scorers.workers import lines
+from chunk_grpo.scorers.workers.worker_protocol import facts_of
 
 _PASSING = {
     *("builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror"),
@@ -49,14 +49,14 @@ _OF_THE_SYSTEM = {
 
 def may_pass(error: BaseException) -> bool:
     """Whether a retry may succeed. False for, among others, a missing file or a refused request."""
-    return isinstance(error, TransientError) or facts_may_pass(lines.facts_of(error))
+    return isinstance(error, TransientError) or facts_may_pass(facts_of(error))
 
 
 def facts_may_pass(facts: Mapping[str, Any]) -> bool:
     """`may_pass` for an error in another process.
 
     Args:
-        facts: Output of `lines.facts_of`. Keys that an older worker does not send count as empty.
+        facts: Output of `facts_of`. Keys that an older worker does not send count as empty.
     """
     kinds = {_short(name) for name in facts.get("classes", [])}
     if kinds & _WITH_STATUS:

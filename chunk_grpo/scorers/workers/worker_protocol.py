@@ -1,44 +1,44 @@
-"""Worker's side of the protocol between a stage and a scorer in another process. Standard library only.
+"""Messages between a stage and a scorer in another process, and the worker's loop over them. Standard library only.
 
-Messages are JSON objects, one per line. The stage writes a start line; the worker answers with a `ready` line that
-identifies it. Then each `score` line gets one `scores` or `error` line. The worker ends at the end of its input.
+A message is a JSON object on one line. The stage sends a start message, and the worker answers with a `ready` message
+that identifies it. Then each `score` message gets one `scores` or `error` message. A server gets and sends the same
+messages by HTTP.
 
-A worker script for an interpreter without chunk_grpo must be in the same folder as this file:
+`executors.NAME.script` may be a script for an interpreter without chunk_grpo. It imports this file by its name alone:
 
-    import lines
+    import worker_protocol
 
     def open_worker(start):
-        judge = load_a_model(start.settings["model"]["checkpoint"], start.device)
+        judge = load_a_model(start.settings["options"]["weights"], start.device)
 
         def score(batch):
             return [judge(row.prompt, row.pixels, batch.height, batch.width) for row in batch.rows], {}
 
-        return lines.Worker("my-judge", 1, score)
+        return worker_protocol.Worker("my-judge", 1, score)
 
     if __name__ == "__main__":
-        lines.serve(open_worker)
+        worker_protocol.serve(open_worker)
 """
 
 from __future__ import annotations
 
 import binascii
-import ctypes
 import hashlib
 import json
 import os
 import platform
-import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the message format."""
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _BUFFER = 2**20  # bytes; a batch is megabytes large
 _KINDS = ("ConfigError", "DataError", "TransientError")
 
@@ -65,7 +65,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True)
 class Start:
-    """Content of the start line.
+    """Content of the start message.
 
     Attributes:
         key: Name of the scorer in params.yaml, for messages.
@@ -85,14 +85,12 @@ class Row:
     """An image with its prompt, metadata and group.
 
     Attributes:
-        key: Row number in the batch and digest of image and prompt; the answer repeats it.
         prompt: Caption of the image.
         metadata: Parsed record of the prompts table's `metadata` column.
         group: Group number. Groupwise scorers compare images with the same number.
         pixels: height * width * 3 bytes, RGB, row by row: `Image.frombytes("RGB", (width, height), pixels)`.
     """
 
-    key: str
     prompt: str
     metadata: Mapping[str, Any]
     group: int
@@ -122,10 +120,6 @@ Answer = tuple[Any, Mapping[str, Any]]
 A list of values may contain a RefusedError in place of a value."""
 
 
-def _nothing() -> None:
-    """Default of `Worker.close`: nothing to release."""
-
-
 @dataclass(frozen=True)
 class Worker:
     """A scorer ready to answer.
@@ -136,10 +130,9 @@ class Worker:
         score: Function that scores a batch of any size.
         needs: Inputs besides the images, from prompt and metadata.
         groupwise: Whether the scorer compares the images of a group.
-        spec_hash: Hash that identifies the scorer; None: a digest of name, version and `measured`. `measured` omits
-            models in local folders: a script that reads one must add its files to `settings_hash`, as
-            hpsv3_original.py does.
-        measured: Settings that could change a score; None: `measured` of the start line.
+        spec_hash: Hash that identifies the scorer; None: `settings_hash` of name, version and `measured`.
+        measured: Settings that could change a score; None: `measured` of the start message, which omits models in local
+            folders: a script that reads one must add its files to `settings_hash`.
         packages: Distributions whose versions are reported.
         close: Releases the scorer's resources.
     """
@@ -152,7 +145,7 @@ class Worker:
     spec_hash: str | None = None
     measured: Mapping[str, Any] | None = None
     packages: Sequence[str] = ()
-    close: Callable[[], object] = _nothing
+    close: Callable[[], object] = lambda: None
 
 
 def serve(open_worker: Callable[[Start], Worker]) -> None:
@@ -163,23 +156,43 @@ def serve(open_worker: Callable[[Start], Worker]) -> None:
     Args:
         open_worker: Makes the scorer. An exception that it raises is sent to the stage.
     """
-    _die_with_parent()
     questions, answers = _take_streams()
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    busy = threading.Lock()
+    threading.Thread(target=_read_lines, args=(questions, lines, busy), daemon=True).start()
+    worker: Worker | None = None
+    while line := lines.get():
+        with busy:
+            if worker is None:
+                worker, message = _opened(open_worker, line)
+            else:
+                message = _answer(worker, line)
+        answers.write(message)  # no longer busy: the stage may end the input as soon as it has the answer
+        answers.flush()
+    if worker is not None:
+        worker.close()
+
+
+def _read_lines(stream: BinaryIO, lines: SimpleQueue[bytes], busy: threading.Lock) -> None:
+    """Queue the lines, and an empty one at their end. If nobody waits any more for a running batch, end the process."""
+    for line in stream:
+        lines.put(line)
+    if busy.locked():
+        os._exit(1)
+    lines.put(b"")
+
+
+def _opened(open_worker: Callable[[Start], Worker], line: bytes) -> tuple[Worker | None, bytes]:
     try:
-        start = read_start(read_message(questions.readline()))
+        start = read_start(read_message(line))
         worker = open_worker(start)
         if worker.measured is None:
             worker = replace(worker, measured=start.measured)
         if worker.spec_hash is None:
             worker = replace(worker, spec_hash=settings_hash(worker.name, worker.version, start.measured))
-        ready = write_message(ready_message(worker))
+        return worker, write_message(ready_message(worker))
     except Exception as error:  # the stage raises it
-        _write(answers, write_message(error_message(error)))
-        return
-    _write(answers, ready)
-    for line in questions:
-        _write(answers, _answer(worker, line))
-    worker.close()
+        return None, write_message(error_message(error))
 
 
 def _answer(worker: Worker, line: bytes) -> bytes:
@@ -187,14 +200,13 @@ def _answer(worker: Worker, line: bytes) -> bytes:
     try:
         batch = read_batch(read_message(line))
         question = batch.id
-        values, details = worker.score(batch)
-        return write_message(scores_message(batch, values, details, worker.spec_hash))
+        return write_message(scores_message(question, worker.score(batch), worker.spec_hash))
     except Exception as error:  # the stage raises it
-        return write_message({**error_message(error), "id": question})
+        return write_message(error_message(error, question))
 
 
 def ready_message(worker: Worker) -> dict[str, Any]:
-    """Answer to the start line: the identity of a worker that has a spec hash."""
+    """Answer to the start message: the identity of a worker that has a spec hash."""
     return {
         "type": "ready",
         "protocol": PROTOCOL,
@@ -209,22 +221,17 @@ def ready_message(worker: Worker) -> dict[str, Any]:
     }
 
 
-def scores_message(
-    batch: Batch, values: Any, details: Mapping[str, Any], spec_hash: str | None
-) -> dict[str, Any]:
-    """Answer to `batch`, with the message id, the keys of the images in order, and the scorer's spec hash."""
-    given = _plain(values)
-    refused = {str(row): str(value) for row, value in enumerate(given) if isinstance(value, RefusedError)}
+def scores_message(question: str, answer: Answer, spec_hash: str | None) -> dict[str, Any]:
+    """Answer to the batch with the id `question`."""
+    values = _plain(answer[0])
+    refused = {row: str(value) for row, value in enumerate(values) if isinstance(value, RefusedError)}
     return {
         "type": "scores",
-        "id": batch.id,
+        "id": question,
         "spec_hash": spec_hash,
-        "keys": [row.key for row in batch.rows],
-        "values": [None if str(row) in refused else value for row, value in enumerate(given)]
-        if refused
-        else given,
+        "values": [None if row in refused else value for row, value in enumerate(values)],
         "refused": refused,
-        "details": {name: _plain(detail) for name, detail in details.items()},
+        "details": {name: _plain(detail) for name, detail in answer[1].items()},
     }
 
 
@@ -233,13 +240,13 @@ def _plain(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def error_message(error: Exception) -> dict[str, Any]:
+def error_message(error: Exception, question: str | None = None) -> dict[str, Any]:
     """Message for an exception: kind (one of `_KINDS` or the class name), text, traceback, and `facts_of`."""
     names = [kind.__name__ for kind in type(error).__mro__]
-    kinds = [kind for kind in names if kind in _KINDS]
     return {
         "type": "error",
-        "kind": kinds[0] if kinds else names[0],
+        "id": question,
+        "kind": next((name for name in names if name in _KINDS), names[0]),
         "message": str(error),
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
         **facts_of(error),
@@ -252,8 +259,7 @@ def facts_of(error: BaseException) -> dict[str, Any]:
     The stage evaluates them in chunk_grpo.scorers.running.transient, with one rule for all interpreters.
     """
     number, response = getattr(error, "errno", None), getattr(error, "response", None)
-    found = [getattr(error, name, None) for name in ("status_code", "status")]
-    found += [getattr(response, name, None) for name in ("status_code", "status")]
+    found = [getattr(each, name, None) for each in (error, response) for name in ("status_code", "status")]
     return {
         "classes": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
         "errno": number if isinstance(number, int) else None,
@@ -282,71 +288,41 @@ def write_message(message: Mapping[str, Any]) -> bytes:
 
 
 def read_start(message: Mapping[str, Any]) -> Start:
-    """Parse the start line.
+    """Parse the start message.
 
     Raises:
         ConfigError: The stage uses another protocol.
-        MalformedError: A key is missing or has a wrong type.
+        MalformedError: A key is missing.
     """
     if message.get("protocol") != PROTOCOL:
         raise ConfigError(
             f"protocol mismatch: the worker uses {PROTOCOL}, the stage {message.get('protocol')}; install the same "
             "version of chunk-grpo on both sides"
         )
-    device = message.get("device")
-    if not (device is None or isinstance(device, str)):
-        raise MalformedError(f"device: must be text or null, got {device!r}")
-    settings, measured = _field(message, "settings", dict), _field(message, "measured", dict)
-    return Start(_field(message, "key", str), settings, measured, device)
+    try:
+        return Start(message["key"], message["settings"], message["measured"], message["device"])
+    except KeyError as error:
+        raise MalformedError(f"{error.args[0]}: is missing") from None
 
 
 def read_batch(message: Mapping[str, Any]) -> Batch:
-    """Parse a `score` message and verify images and prompts against their keys.
+    """Parse a `score` message.
 
     Raises:
-        MalformedError: A key is missing, has a wrong type, or the data changed in transit.
+        MalformedError: A key is missing or has a wrong type, or an image has another size than the message says.
     """
-    height, width = _field(message, "height", int), _field(message, "width", int)
-    rows = [_read_row(number, height, width, row) for number, row in enumerate(_field(message, "rows", list))]
-    return Batch(_field(message, "id", str), height, width, rows)
-
-
-def _read_row(number: int, height: int, width: int, record: Any) -> Row:
-    where = f"rows[{number}]"
-    if not isinstance(record, dict):
-        raise MalformedError(f"{where}: must be an object, got {type(record).__name__}")
     try:
-        pixels = binascii.a2b_base64(_field(record, "pixels", str, where))
-    except ValueError as error:
-        raise MalformedError(f"{where}.pixels: not base64: {error}") from None
-    if len(pixels) != height * width * 3:
-        raise MalformedError(f"{where}.pixels: must be {height} * {width} * 3 bytes, got {len(pixels)}")
-    key, prompt = _field(record, "key", str, where), _field(record, "prompt", str, where)
-    if key != image_key(number, height, width, pixels, prompt):
-        raise MalformedError(
-            f"{where}.key: is not that of this picture and prompt; something changed on the way"
-        )
-    return Row(
-        key, prompt, _field(record, "metadata", dict, where), _field(record, "group", int, where), pixels
-    )
-
-
-def _field(record: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    path = f"{where}.{name}" if where else name
-    if name not in record:
-        raise MalformedError(f"{path}: is missing")
-    value = record[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise MalformedError(f"{path}: must be {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def image_key(number: int, height: int, width: int, pixels: bytes | memoryview, prompt: str) -> str:
-    """Key of an image: row number, and the first half of the SHA-256 of size, prompt and pixels."""
-    digest = hashlib.sha256(f"{height} {width} ".encode())
-    digest.update(json.dumps(prompt).encode())
-    digest.update(pixels)
-    return f"{number}-{digest.hexdigest()[:32]}"
+        height, width = message["height"], message["width"]
+        rows = [
+            Row(row["prompt"], row["metadata"], row["group"], binascii.a2b_base64(row["pixels"]))
+            for row in message["rows"]
+        ]
+        for number, row in enumerate(rows):
+            if len(row.pixels) != height * width * 3:
+                raise ValueError(f"row {number} has {len(row.pixels)} bytes, not {height} * {width} * 3")
+        return Batch(message["id"], height, width, rows)
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedError(f"no batch of images: {type(error).__name__}: {error}") from None
 
 
 def settings_hash(name: str, version: int, measured: Mapping[str, Any]) -> str:
@@ -366,11 +342,6 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _write(stream: BinaryIO, line: bytes) -> None:
-    stream.write(line)
-    stream.flush()
-
-
 def _take_streams() -> tuple[BinaryIO, BinaryIO]:
     """Take over the protocol's streams. Later prints to standard output go to standard error."""
     sys.stdout.flush()
@@ -381,13 +352,3 @@ def _take_streams() -> tuple[BinaryIO, BinaryIO]:
     os.close(nothing)
     os.dup2(2, 1)
     return questions, answers
-
-
-def _die_with_parent() -> None:
-    """On Linux, let the kernel kill this process with the stage. Elsewhere it ends between batches, with its input."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")

@@ -1,0 +1,240 @@
+"""The stage's side of `worker_protocol`, and scorers of this package as workers.
+
+Pixels are sent as base64 of the raw bytes. For 1024x1024 images, PNG at its fastest level takes ten times as long to
+encode and decode, which costs more than it saves on one machine or a local network.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from chunk_grpo.config.scorers import AnyScorer
+from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
+from chunk_grpo.scorers.running.fingerprint import scoring_settings
+from chunk_grpo.scorers.running.transient import facts_may_pass
+from chunk_grpo.scorers.workers import worker_protocol
+
+PACKAGES = ("chunk-grpo", "numpy", "pillow", "torch", "transformers")
+"""Packages whose versions a worker reports."""
+
+_ERRORS = {kind.__name__: kind for kind in (ConfigError, DataError, TransientError)}
+_SETTINGS: TypeAdapter[AnyScorer] = TypeAdapter(AnyScorer)
+
+
+class WorkerError(Exception):
+    """A bug in a scorer of another process. The message holds its exception and traceback."""
+
+
+class Identity(BaseModel):
+    """Content of a worker's `ready` message; the other attributes are those of `Scorer`.
+
+    Attributes:
+        measured: Settings that could change a score.
+        python: Version of the worker's Python.
+        packages: Versions of the worker's packages.
+        most_bytes: Maximum size of a message; None: no limit.
+    """
+
+    type: Literal["ready"]
+    protocol: Literal[2]
+    name: str
+    version: int
+    needs: frozenset[Need]
+    groupwise: bool
+    spec_hash: str
+    measured: dict[str, Any]
+    python: str
+    packages: dict[str, str]
+    most_bytes: int | None = None
+
+    @property
+    def software(self) -> str:
+        """Python and packages of the worker, for messages."""
+        return ", ".join(
+            f"{name} {version}" for name, version in {"python": self.python, **self.packages}.items()
+        )
+
+
+def start_message(key: str, settings: AnyScorer, device: str | None) -> bytes:
+    """First message to a worker."""
+    return worker_protocol.write_message(
+        {
+            "protocol": worker_protocol.PROTOCOL,
+            "key": key,
+            "settings": settings.model_dump(mode="json"),
+            "measured": scoring_settings(settings),
+            "device": device,
+        }
+    )
+
+
+def read_settings(start: worker_protocol.Start) -> AnyScorer:
+    """Section of params.yaml in a start message.
+
+    Raises:
+        ConfigError: This version of the package does not accept the section.
+    """
+    try:
+        return _SETTINGS.validate_json(json.dumps(start.settings))
+    except ValidationError as error:
+        raise ConfigError(
+            f"scorers.{start.key}: the worker does not accept these settings: {error}"
+        ) from error
+
+
+def encode_batch(batch: ScoreBatch, question: str) -> bytes:
+    """Encode a batch as a message.
+
+    Args:
+        batch: Batch of any size, already checked by `check_batch`.
+        question: Id of the message.
+
+    Raises:
+        DataError: A metadata record cannot be written as JSON.
+    """
+    height, width = batch.images.shape[1:3]
+    head = {"type": "score", "id": question, "height": height, "width": width}
+    rows = []
+    for image, prompt, record, group in zip(
+        batch.images, batch.prompts, batch.metadata, batch.groups, strict=True
+    ):
+        try:
+            row = json.dumps({"prompt": prompt, "metadata": dict(record), "group": int(group)})
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"prompt {prompt!r}: its metadata cannot be written as JSON ({error}): {record!r}"
+            ) from error
+        # Joined by hand: json.dumps would scan the pixels for escapes, which takes twice as long as to encode them.
+        pixels = binascii.b2a_base64(np.ascontiguousarray(image).data, newline=False)
+        rows.append(b'%s, "pixels": "%s"}' % (row[:-1].encode("ascii"), pixels))
+    return b'%s, "rows": [%s]}\n' % (json.dumps(head)[:-1].encode("ascii"), b", ".join(rows))
+
+
+def decode_batch(batch: worker_protocol.Batch) -> ScoreBatch:
+    """Decode a parsed message into a ScoreBatch."""
+    images: NDArray[np.uint8] = np.empty((len(batch.rows), batch.height, batch.width, 3), dtype=np.uint8)
+    for image, row in zip(images, batch.rows, strict=True):
+        image[:] = np.frombuffer(row.pixels, dtype=np.uint8).reshape(image.shape)
+    return ScoreBatch(
+        images,
+        [row.prompt for row in batch.rows],
+        [row.metadata for row in batch.rows],
+        [row.group for row in batch.rows],
+    )
+
+
+def worker_for(scorer: Scorer) -> worker_protocol.Worker:
+    """Check a scorer of this process and wrap it as a worker. Loads no model.
+
+    Raises:
+        ConfigError: A package is missing.
+        DataError: A file is missing.
+    """
+    scorer.check()
+    return worker_protocol.Worker(
+        name=scorer.name,
+        version=scorer.version,
+        score=lambda batch: answer_of(scorer.score(decode_batch(batch))),
+        needs=sorted(scorer.needs),
+        groupwise=scorer.groupwise,
+        spec_hash=scorer.spec_hash(),
+        measured=scoring_settings(scorer.settings),
+        packages=PACKAGES,
+        close=scorer.close,
+    )
+
+
+def answer_of(scores: Scores) -> worker_protocol.Answer:
+    """Scores as a worker's answer, with a RefusedError for each refused image."""
+    values: list[Any] = scores.values.tolist()
+    for row, reason in scores.refused.items():
+        values[row] = worker_protocol.RefusedError(reason)
+    return values, scores.details
+
+
+def read_identity(message: Mapping[str, Any], who: str) -> Identity:
+    """Parse a worker's `ready` message.
+
+    Args:
+        message: First answer of the worker.
+        who: Name of the worker, for messages.
+
+    Raises:
+        ChunkGrpoError: The worker reported an error of that kind.
+        DataError: The worker uses another protocol.
+        WorkerError: The worker has a bug.
+    """
+    raise_remote_error(message, who)
+    try:
+        return Identity.model_validate(message)
+    except ValidationError as error:
+        raise DataError(
+            f"{who} sent no ready message of protocol {worker_protocol.PROTOCOL}, but {_short(message)}; install the "
+            f"same version of chunk-grpo on both sides ({error})"
+        ) from error
+
+
+def read_scores(message: Mapping[str, Any], question: str, count: int, spec_hash: str, who: str) -> Scores:
+    """Parse the scores in the answer to `question`; reject an answer to another question.
+
+    Args:
+        message: The answer, not an error message.
+        question: Id of the message with the batch.
+        count: Number of images in the batch.
+        spec_hash: Spec hash of the scorer.
+        who: Name of the worker, for messages.
+
+    Raises:
+        DataError: The answer is malformed, or belongs to another question or scorer.
+    """
+    for name, value in {"type": "scores", "id": question, "spec_hash": spec_hash}.items():
+        if message.get(name) != value:
+            raise DataError(
+                f"{who} answered another question: {name} must be {value!r}, got {_short(message.get(name))}. The "
+                "answer was not used."
+            )
+    try:
+        values = np.asarray(message["values"], dtype=np.float64)
+        details = {
+            str(name): np.asarray(detail, dtype=np.float64) for name, detail in message["details"].items()
+        }
+        refused = {int(row): str(reason) for row, reason in message["refused"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{who} sent malformed scores ({type(error).__name__}: {error}): {_short(message)}"
+        ) from error
+    if not refused.keys() <= set(range(count)):
+        raise DataError(f"{who} refused images that are not in the batch: {_short(refused)}")
+    return Scores(values, details, refused)
+
+
+def raise_remote_error(message: Mapping[str, Any], who: str) -> None:
+    """Raise the error that a worker's message reports, if any.
+
+    Raises:
+        ChunkGrpoError: Error of the reported kind and message; TransientError for errors that may pass.
+        WorkerError: Any other error of the worker.
+    """
+    if message.get("type") != "error":
+        return
+    kind, text = str(message.get("kind")), str(message.get("message"))
+    if kind in _ERRORS:
+        raise _ERRORS[kind](text)
+    if facts_may_pass(message):
+        raise TransientError(f"{kind}: {text}")
+    raise WorkerError(
+        f"{who} failed with {kind}: {text}\nTraceback of the worker:\n{message.get('traceback')}"
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
