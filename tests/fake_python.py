@@ -30,7 +30,7 @@ def python_with_folder(path: Path, folder: Path) -> Path:
         The file.
     """
     code = (
-        f"import os, sys\nos.environ['PYTHONPATH'] = {str(folder)!r}\n"
+        f"import os, sys\nos.environ['PYTHONPATH'] = {str(folder)!r} + ':' + os.environ.get('PYTHONPATH', '')\n"
         f"os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])"
     )
     return fake_python(path, code)

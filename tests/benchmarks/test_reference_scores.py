@@ -14,7 +14,6 @@ from tests.fake_python import fake_python, python_with_folder
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.checkpoints_imagereward import make_imagereward
 from tests.scorers.hpsv3_cases import pictures
-from tests.scorers.test_hpsv3_worker import make_package
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,16 +70,18 @@ def test_imagereward_stands_beside_its_published_values(
 
 def package(folder: Path, values: list[float]) -> Path:
     """An interpreter with a package hpsv3 that gives these values to example1.png and example2.png, by their widths."""
-    made = make_package(folder / "packages")
-    (made / "torchvision.py").touch()
-    (made / "hpsv3" / "inference.py").write_text(
+    (folder / "hpsv3" / "config").mkdir(parents=True)
+    (folder / "torchvision.py").touch()
+    (folder / "hpsv3" / "__init__.py").touch()
+    (folder / "hpsv3" / "config" / "HPSv3_7B.yaml").write_text("output_dim: 2\nbf16: true\n")
+    (folder / "hpsv3" / "inference.py").write_text(
         "import torch\n"
         "class HPSv3RewardInferencer:\n"
         "    def __init__(self, **options):\n        pass\n"
         "    def reward(self, image_paths, prompts):\n"
         f"        return torch.tensor([[{dict(zip((72, 80), values, strict=True))}[image_paths[0].width], 0.0]])\n"
     )
-    return python_with_folder(folder / "python", made)
+    return python_with_folder(folder / "python", folder)
 
 
 def test_hpsv3_stands_beside_its_package(
@@ -128,3 +129,19 @@ def test_a_missing_package_is_told_with_the_extra(folder: Path) -> None:
     assert done.returncode == ConfigError.exit_code, done.stderr
     assert done.stderr.startswith("error: scorers.imagereward: kind imagereward needs a package")
     assert 'pip install "chunk-grpo[scoring]"' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "files"),
+    [
+        ("MizzenAI/HPSv3", {"HPSv3.safetensors"}),
+        (
+            "Qwen/Qwen2-VL-7B-Instruct",
+            {"chat_template.json", "config.json", "preprocessor_config.json", "tokenizer.json"},
+        ),
+    ],
+)
+def test_the_documented_downloads_have_what_the_package_reads(hub_id: str, files: set[str]) -> None:
+    page = (ROOT / "docs" / "scorers.md").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if f"hf download {hub_id} " in line)
+    assert files <= set(line.split())

@@ -11,10 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import chunk_grpo.scorers.workers
 from chunk_grpo.config.scorers import InSubprocess
 from chunk_grpo.scorers import hpsv3_model
 from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.scorers.workers import worker_protocol
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, pictures, scorer
 from tests.scorers.originals.environments import python_with, script_dependencies
@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ORIGINALS = Path(__file__).parent / "originals"
-WORKER = Path(*chunk_grpo.scorers.workers.__path__) / "hpsv3_original.py"
+WORKER = ORIGINALS / "hpsv3_original.py"
 CASES = [(image, prompt) for image, prompt in zip(pictures(4), PROMPTS, strict=True)] + [
     (pictures(1, height, width, seed=number)[0], prompt)
     for number, (height, width, prompt) in enumerate(MORE)
@@ -53,7 +53,7 @@ def dump(folder: Path, python: Path, dtype: str) -> dict[str, NDArray[np.generic
     np.savez(folder / "images.npz", **{f"{number:03d}": image for number, (image, _) in enumerate(CASES)})
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     scripts = [ORIGINALS / "with_torchvision.py", ORIGINALS / "dump_hpsv3.py"]
-    environment = {**os.environ, "PYTHONPATH": str(WORKER.parent)}
+    environment = {**os.environ, "PYTHONPATH": f"{ORIGINALS}:{Path(worker_protocol.__file__).parent}"}
     command = [python, *scripts, folder / "job.json", folder / "out.npz"]
     subprocess.run(command, cwd=folder, env=environment, check=True)
     with np.load(folder / "out.npz") as arrays:

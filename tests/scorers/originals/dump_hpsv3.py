@@ -1,7 +1,7 @@
 """What the untouched hpsv3 computes on the way to a reward: python dump_hpsv3.py JOB.json OUT.npz.
 
-The job has the scorer's settings, images (an .npz) and prompts. Runs in the package's interpreter, with the folder of
-the workers on PYTHONPATH.
+The job has the scorer's settings, images (an .npz) and prompts. Runs in the package's interpreter, with the folders of
+hpsv3_original and worker_protocol on PYTHONPATH.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-original = hpsv3_original.Original("hpsv3", job["settings"], "cpu").load()
+original = hpsv3_original.inferencer(job["settings"], "cpu")
 if original.model.model.embed_tokens.weight.dtype == torch.bfloat16:
     # On a GPU, autocast gives the head its input in float32; on a CPU the package's autocast does nothing.
     original.model.rm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
