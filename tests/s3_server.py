@@ -79,6 +79,15 @@ def s3_credentials(s3_endpoint: str, no_credentials: None, monkeypatch: pytest.M
 
 
 @pytest.fixture
+def s3_port(s3_credentials: None, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of a server that the test starts, ends and starts again."""
+    number = free_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{number}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    return number
+
+
+@pytest.fixture
 def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment in which the AWS chain finds nothing."""
     import s3fs

@@ -15,7 +15,7 @@ from chunk_grpo.reporting.history import measure
 from chunk_grpo.reporting.history_store import record
 from tests.artifacts.test_publishing import NEXT, PUBLISHED, RUN, make_workspace, names_of_a_whole_run
 from tests.reporting.history_cases import Case, evaluation, write_workspace
-from tests.s3_server import free_port, server_on
+from tests.s3_server import server_on
 
 
 @pytest.fixture
@@ -69,13 +69,10 @@ def test_the_newer_of_two_publications_goes_on(
 
 
 def test_a_server_that_dies_in_the_middle(
-    s3_credentials: None, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_port: int, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     copy, copied = publishing._copy, []
-    with server_on(port, tmp_path / "s3") as server:
+    with server_on(s3_port, tmp_path / "s3") as server:
         s3fs.S3FileSystem(skip_instance_cache=True).mkdir("drill")
 
         def copy_until_it_dies(source: Path, *rest: object) -> None:
@@ -92,7 +89,7 @@ def test_a_server_that_dies_in_the_middle(
             publish(workspace, "s3://drill", RUN)
     assert len(copied) == 2
     monkeypatch.setattr(publishing, "_copy", copy)
-    with server_on(port, tmp_path / "s3"):
+    with server_on(s3_port, tmp_path / "s3"):
         assert not read_record("s3://drill/tiny/run.json").complete
         assert publish(workspace, "s3://drill", RUN).copied == 4
         assert names_of_a_whole_run("s3://drill/tiny") == PUBLISHED

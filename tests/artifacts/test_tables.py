@@ -7,14 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.artifacts import (
-    SCHEMAS,
-    SchemaName,
-    TableSchema,
-    read_table,
-    table_from_rows,
-    write_table,
-)
+from chunk_grpo.artifacts import SCHEMAS, SchemaName, TableSchema, read_table, table_from_rows, write_table
 from chunk_grpo.errors import DataError
 
 PROMPTS: list[dict[str, Any]] = [

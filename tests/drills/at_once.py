@@ -5,9 +5,7 @@ python -m tests.drills.at_once
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -15,34 +13,24 @@ import yaml
 from rich.console import Console
 
 from infra.local_prefect import stop_on_signals
-from tests.drills.watch import DrillError, Watch, damaged_objects, load, serving
+from tests.drills.watch import DrillError, Watch, damaged_objects, drill_parser, load, run_drill, serving
 
 
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.drills.at_once",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = drill_parser("at_once", __doc__)
     parser.add_argument("--preset", default="smoke")
     preset = parser.parse_args().preset
-    console = Console(highlight=False, soft_wrap=True)
     stop_on_signals()
-    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
-        try:
-            with serving(Path(folder, "repository"), gpu_workers=2) as watch:
-                start = time.monotonic()
-                runs = [
-                    watch.start("chunk-grpo/full", preset=preset),
-                    watch.start("chunk-grpo/ablations", presets=[preset]),
-                ]
-                told = check(watch, runs)
-                console.print(f"{told} {time.monotonic() - start:.1f} s; {load()}")
-        except DrillError as error:
-            console.print(f"error: {error}", style="bold red", markup=False)
-            return 1
-    return 0
+
+    def drill(folder: Path, console: Console) -> str:
+        with serving(folder / "repository", gpu_workers=2) as watch:
+            start = time.monotonic()
+            full = watch.start("chunk-grpo/full", preset=preset)
+            both = [full, watch.start("chunk-grpo/ablations", presets=[preset])]
+            return f"{check(watch, both)} {time.monotonic() - start:.1f} s; {load()}"
+
+    return run_drill(drill)
 
 
 def check(watch: Watch, runs: list[str]) -> str:

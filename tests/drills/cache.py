@@ -10,13 +10,10 @@ clock times; the second checkout uses the first one's for its report. If a stage
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,16 +28,13 @@ from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.presets import composed
 from tests.drills.changes import USER_FILES, Changes, State, small
 from tests.drills.forked import forking
+from tests.drills.watch import DrillError, drill_parser, run_drill, stage_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 _CLOCKS = ("artifacts/runs", "artifacts/timings")
 _REPORTS_OWN_CLOCK = "artifacts/report/report.json"
 _CODE = ("chunk_grpo", "stages")
 _NO_CODE = ("chunk_grpo/orchestration", "chunk_grpo/reporting/templates", "chunk_grpo/scorers/geneval")
-
-
-class DrillError(Exception):
-    """A check of the drill failed."""
 
 
 @dataclass(frozen=True)
@@ -60,41 +54,26 @@ class Ended:
 
 def main() -> int:
     """Run the drill; return exit status 1 if two runs differ."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.drills.cache",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = drill_parser("cache", __doc__)
     parser.add_argument("--seed", type=int, default=0, help="random seed of the changes (default: 0)")
     parser.add_argument("--count", type=int, default=200, help="number of changes (default: 200)")
     options = parser.parse_args()
-    console = Console(highlight=False, soft_wrap=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder,
-        forking(Path(folder, "fork")) as programs,
-    ):
-        try:
-            drill = Drill(Path(folder), programs, options.seed)
+
+    def run(folder: Path, console: Console) -> str:
+        with forking(folder / "fork") as programs:
+            drill = Drill(folder, programs, options.seed)
             for number, line in enumerate(drill.run(options.count)):
                 console.print(f"{number:4} {line}", markup=False)
-        except DrillError as error:
-            console.print(f"error: {error}", style="bold red", markup=False)
-            return 1
-    console.print(f"{options.count} changes, seed {options.seed}: {drill.summary()}")
-    return 0
+        return f"{options.count} changes, seed {options.seed}: {drill.summary()}"
+
+    return run_drill(run)
 
 
 class Drill:
     """Two checkouts that receive the same changes."""
 
     def __init__(self, folder: Path, programs: Path, seed: int) -> None:
-        """Clone both checkouts, and add the user's files.
-
-        Args:
-            folder: Folder for both checkouts.
-            programs: Folder with the `python` that runs stages; put first on PATH.
-            seed: Random seed of the changes.
-        """
+        """Clone both checkouts, and add the user's files; `programs` has the `python` that runs stages."""
         self._kept, self._fresh, self._programs = folder / "kept", folder / "fresh", programs
         for checkout in (self._kept, self._fresh):
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
@@ -191,17 +170,9 @@ class Drill:
         return Ended(failed[1] if failed else None, ran, done.stdout)
 
     def _run(self, folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(self._programs), os.environ.get("PATH", os.defpath)])
-        environment = os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
-            ["/bin/sh", "-c", command],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        shell = ["/bin/sh", "-c", command]
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.run(shell, cwd=folder, env=stage_environment(self._programs), check=False, **both)
 
 
 def _code_files() -> Iterator[Path]:

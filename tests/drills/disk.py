@@ -16,7 +16,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -35,7 +34,9 @@ from tests.drills.watch import (
     DrillError,
     Watch,
     damaged_objects,
+    drill_parser,
     load,
+    run_drill,
     seconds_until_gone,
     wait_for,
     watching,
@@ -83,42 +84,31 @@ def _write_all(descriptor: int, block: bytes) -> None:
 
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.drills.disk",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = drill_parser("disk", __doc__)
     parser.add_argument("--disk", choices=DISKS, default="clones", help="folder on the small disk")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the disk")
     parser.add_argument("--root", type=Path, help="repository to serve (default: a clone of this one)")
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--overrides", type=json.loads, default={}, help="overrides of the flow, as JSON")
-    parser.add_argument(
-        "--stage", default="train@chunk-ws", help="stage on pool gpu during which the disk fills up"
-    )
+    parser.add_argument("--stage", default="train@chunk-ws", help="stage on pool gpu while the disk fills up")
     parser.add_argument("--command", default="stages.train", help="part of the stage's command line")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:
         line = ["unshare", "--map-root-user", "--mount", sys.executable, "-m", "tests.drills.disk"]
         os.execvp(line[0], [*line, *sys.argv[1:], "--inside"])
-    console = Console(highlight=False, soft_wrap=True)
     stop_on_signals()
-    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
-        root = options.root or Path(folder, "repository")
+
+    def run(folder: Path, console: Console) -> None:
+        root = (options.root or folder / "repository").resolve()
         if options.root is None:
             make_clone(ROOT, resolved(ROOT, "HEAD"), root)
-        root = root.resolve()
         disk = root / DISKS[options.disk]
-        with mounted(disk, options.megabytes):
-            server = LocalPrefect(root=root, home=root / ".prefect", port=free_port())
-            try:
-                with watching(server) as watch:
-                    drill(watch, disk, options, console)
-            except DrillError as error:
-                console.print(f"error: {error}", style="bold red", markup=False)
-                return 1
-    return 0
+        server = LocalPrefect(root=root, home=root / ".prefect", port=free_port())
+        with mounted(disk, options.megabytes), watching(server) as watch:
+            drill(watch, disk, options, console)
+
+    return run_drill(run)
 
 
 @contextmanager

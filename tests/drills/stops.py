@@ -11,14 +11,12 @@ its own DVC cache.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,7 +35,7 @@ from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.training.journal import FILE, Record, read_journal
 from infra.setup import ROOT
 from tests.drills.training import STAGE, VARIANT, compare
-from tests.drills.watch import DrillError, lives, load, wait_for
+from tests.drills.watch import DrillError, drill_parser, lives, load, run_drill, stage_environment, wait_for
 
 ITERATIONS, CHECKPOINT_EVERY = 12, 4
 OVERRIDES = [
@@ -54,12 +52,7 @@ Victim = Literal["dvc", "launcher", "process", "group"]
 
 @dataclass
 class Repository:
-    """A clone in which DVC runs a training.
-
-    Attributes:
-        root: Folder of the clone.
-        processes: Number of training processes.
-    """
+    """A clone in which DVC runs a training, in a number of processes."""
 
     root: Path
     processes: int = 1
@@ -94,12 +87,8 @@ class Repository:
     @contextmanager
     def repro(self, *options: str) -> Iterator[subprocess.Popen[str]]:
         """Run `dvc repro` in its own session; kill what is left of the session at the end."""
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            PROCESSES: str(self.processes),
-            "DVC_NO_ANALYTICS": "1",
-            "OMP_NUM_THREADS": "1",
-        }
+        programs = Path(sys.executable).parent
+        environment = stage_environment(programs, **{PROCESSES: str(self.processes)})
         with subprocess.Popen(
             [sys.executable, "-m", "dvc", "repro", *options, STAGE],
             cwd=self.root,
@@ -156,24 +145,17 @@ class Story:
 
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.drills.stops",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = drill_parser("stops", __doc__)
     parser.add_argument("--seed", type=int, default=0, help="random seed of the times and victims")
     parser.add_argument("--count", type=int, default=30, help="number of kills, and of interrupts")
     options = parser.parse_args()
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"seed {options.seed}; {load()}")
-    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
-        try:
-            story = drill(Path(folder, "repository"), options.seed, options.count, console)
-        except DrillError as error:
-            console.print(f"error: {error}", style="bold red", markup=False)
-            return 1
-    console.print(f"The same bytes after {2 * options.count} hits; {story}; {load()}")
-    return 0
+
+    def run(folder: Path, console: Console) -> str:
+        console.print(f"seed {options.seed}; {load()}")
+        story = drill(folder / "repository", options.seed, options.count, console)
+        return f"The same bytes after {2 * options.count} hits; {story}; {load()}"
+
+    return run_drill(run)
 
 
 def drill(root: Path, seed: int, count: int, console: Console) -> Story:

@@ -7,9 +7,7 @@ Both run in clones of this repository at its commit, each with its own DVC cache
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +16,18 @@ from typing import Any, Literal
 from rich.console import Console
 
 from infra.local_prefect import stop_on_signals
-from tests.drills.watch import FINAL, DrillError, Watch, load, seconds_until_gone, serving, tree, wait_for
+from tests.drills.watch import (
+    FINAL,
+    DrillError,
+    Watch,
+    drill_parser,
+    load,
+    run_drill,
+    seconds_until_gone,
+    serving,
+    tree,
+    wait_for,
+)
 
 VARIANT = "chunk-ws"
 STAGE = f"train@{VARIANT}"
@@ -31,33 +40,22 @@ Victim = Literal["stage", "engine"]
 
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.drills.training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--kill",
-        choices=["stage", "engine"],
-        default="stage",
-        help="process to kill: the training, or its flow run",
-    )
+    parser = drill_parser("training", __doc__)
+    choices = ["stage", "engine"]
+    parser.add_argument("--kill", choices=choices, default="stage", help="the training, or its flow run")
     options = parser.parse_args()
-    console = Console(highlight=False, soft_wrap=True)
     stop_on_signals()
-    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
-        try:
-            with serving(Path(folder, "untouched")) as watch:
-                run, _ = completed(watch, watch.start(**PARAMETERS))
-                untouched = outputs(watch, run)
-            with serving(Path(folder, "killed")) as watch:
-                killed = outputs(watch, disturbed(watch, options.kill, console))
-            compare(untouched, killed)
-        except DrillError as error:
-            console.print(f"error: {error}", style="bold red", markup=False)
-            return 1
-    console.print(f"The same bytes in {len(killed)} files; {load()}")
-    return 0
+
+    def drill(folder: Path, console: Console) -> str:
+        with serving(folder / "untouched") as watch:
+            run, _ = completed(watch, watch.start(**PARAMETERS))
+            untouched = outputs(watch, run)
+        with serving(folder / "killed") as watch:
+            killed = outputs(watch, disturbed(watch, options.kill, console))
+        compare(untouched, killed)
+        return f"The same bytes in {len(killed)} files; {load()}"
+
+    return run_drill(drill)
 
 
 def completed(watch: Watch, run: str) -> tuple[str, set[str]]:

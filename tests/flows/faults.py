@@ -29,6 +29,13 @@ def served(
         yield watch
 
 
+def slow_prepare(root: Path, seconds: int) -> None:
+    """Let the first stage take its time."""
+    work, begin = root / "stages" / "work.py", 'if kind == "prepare":\n'
+    assert begin in work.read_text()
+    work.write_text(work.read_text().replace(begin, f"{begin}    time.sleep({seconds})\n"))
+
+
 def training(seconds: float) -> dict[str, Any]:
     """Let variant a train for so long; another number is another computation."""
     return {"variants": {"a": {"eta": seconds / 60}}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.drills.watch import Watch, damaged_objects
-from tests.flows.faults import served
+from tests.flows.faults import served, slow_prepare
+from tests.small_pipeline import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -19,17 +19,15 @@ STAGES = ["prepare", "train@a", "train@b", "report"]
 
 
 @pytest.fixture(scope="module")
-def watch(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Iterator[Watch]:
+def watch(
+    tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path], shell: Shell
+) -> Iterator[Watch]:
     """Two GPU workers, and a first stage that takes long enough for two runs to meet in it."""
 
     def slowly(folder: Path) -> Path:
         root = make_pipeline(folder)
-        file = root / "stages/work.py"
-        begin = 'if kind == "prepare":\n'
-        assert begin in file.read_text()
-        file.write_text(file.read_text().replace(begin, f"{begin}    time.sleep(15)\n"))
-        identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
-        subprocess.run(["git", *identity, "commit", "-q", "-a", "-m", "slowly"], cwd=root, check=True)
+        slow_prepare(root, 15)
+        shell(root, "git", "commit", "--quiet", "--all", "--message", "slowly")
         return root
 
     with served(tmp_path_factory.mktemp("served"), slowly, gpu_workers=2) as made:

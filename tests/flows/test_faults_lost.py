@@ -6,8 +6,6 @@ A training of the small pipeline has no checkpoint, so that a second one is seen
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -15,19 +13,13 @@ import pytest
 
 from infra.automations import AGAIN_AFTER_SECONDS, LOST_AFTER_SECONDS
 from tests.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
-from tests.flows.faults import child_of, served, training, trainings
+from tests.flows.faults import child_of, training, trainings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Pool = Literal["cpu", "gpu"]
 WITHOUT_HEARTBEAT = LOST_AFTER_SECONDS + 60
 """Within so many seconds a run that nobody reports must have ended: three minutes."""
-
-
-@pytest.fixture(scope="module")
-def watch(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Iterator[Watch]:
-    with served(tmp_path_factory.mktemp("served"), make_pipeline) as made:
-        yield made
 
 
 class Victims:

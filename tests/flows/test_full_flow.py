@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,11 @@ import pytest
 
 from infra.local_prefect import LocalPrefect, free_port
 from infra.setup import SetUpError
-from tests.drills.watch import Watch, lives, seconds_until_gone, wait_for
+from tests.drills.watch import Watch, lives, wait_for
 from tests.flows.faults import child_of, served, training
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = ["prepare", "train@a", "train@b", "report"]
-
-
-@pytest.fixture(scope="module")
-def watch(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Iterator[Watch]:
-    """The small pipeline, served."""
-    with served(tmp_path_factory.mktemp("served") / "root", make_pipeline) as made:
-        yield made
 
 
 def post(prefect: LocalPrefect, path: str, **body: Any) -> Any:
@@ -94,53 +87,12 @@ def test_a_run_executes_every_stage_and_the_next_one_takes_all_from_the_cache(wa
 
 
 @pytest.mark.slow
-def test_failing_stage_fails_the_run_with_its_exit_code_and_last_lines(watch: Watch) -> None:
-    title = {"report": {"title": "train@b fails"}}
-    before = watch.start(preset="smoke", until="train@a", overrides=title)
-    assert watch.ended(before, 120)["state_type"] == "COMPLETED"
-    code, told = watch.command(preset="smoke", overrides={"variants": {"b": {"kl_coef": 3.0}}, **title})
-    assert code == 1
-    assert "stage train@b failed with exit code 3 (bad input)" in told
-    assert "no training for b" in told
-    table = watch.latest_artifact("outcomes-smoke")
-    for row in (
-        "prepare |  | restored",
-        "train@a | gpu | restored",
-        "train@b | gpu | **failed**",
-        "report |  | not reached",
-    ):
-        assert f"| {row} |" in table
-
-
-@pytest.mark.slow
-def test_unknown_preset_fails_before_any_stage(watch: Watch) -> None:
-    code, told = watch.command(preset="tinny")
-    assert code == 1
-    assert "tinny" in told
-
-
-@pytest.mark.slow
 def test_until_stops_after_a_stage_and_force_runs_it_again(watch: Watch) -> None:
     title = {"report": {"title": "until prepare"}}
     for force, outcome in ((False, "ran"), (False, "restored"), (True, "ran")):
         run = watch.start(preset="smoke", until="prepare", overrides=title, force=force)
         assert watch.ended(run, 120)["state_type"] == "COMPLETED"
         assert watch.outcomes(run) == {"prepare": outcome}
-
-
-@pytest.mark.slow
-def test_cancelling_the_run_ends_training_on_the_other_pool(watch: Watch) -> None:
-    run = watch.start(preset="smoke", until="train@a", overrides=training(600.0))
-    child = child_of(watch, run)
-    stage = watch.stage(child, "train models/a.txt")
-    assert stage is not None
-    command = [sys.executable, "-m", "prefect", "flow-run", "cancel", run]
-    subprocess.run(
-        command, cwd=watch.prefect.root, env=watch.prefect.environment, check=True, capture_output=True
-    )
-    seconds_until_gone([stage], 60)
-    for each in (run, child):
-        assert watch.ended(each, 60)["state_type"] == "CANCELLED"
 
 
 @pytest.mark.slow

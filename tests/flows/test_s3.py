@@ -132,8 +132,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [pytest.param(name, marks=() if name == "wrong secret" else pytest.mark.slow) for name in FAULTS],
+    "fault", [pytest.param(name, marks=() if name == "wrong secret" else pytest.mark.slow) for name in FAULTS]
 )
 def test_a_bucket_that_can_not_be_used_costs_nothing(
     machines: Machines, fault: str, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError
 from chunk_grpo.orchestration.pipeline import Pipeline
 from tests.flows.test_s3 import Machines, add_remote, name_of, quiet, store
-from tests.s3_server import free_port, server_on
+from tests.s3_server import server_on
 from tests.small_pipeline import Shell
 
 pytestmark = pytest.mark.slow
@@ -51,17 +51,8 @@ for name, size in files.items():
 
 
 @pytest.fixture
-def port(s3_credentials: None, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of a server that the test starts, ends and starts again."""
-    number = free_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{number}")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    return number
-
-
-@pytest.fixture
 def bulk(pipeline: Path, tmp_path: Path, shell: Shell) -> Machines:
-    """Machine `a` has made large objects and many small ones; the server on `port` has yet to be started."""
+    """Machine `a` has made large objects and many small ones; the server on `s3_port` has yet to be started."""
     (pipeline / "dvc.yaml").write_text(BULK)
     (pipeline / "stages" / "bulk.py").write_text(BULK_PY)
     (pipeline / ".gitignore").write_text("/bulk/\n/pair/\n__pycache__/\n")
@@ -123,7 +114,7 @@ def torn(objects: Mapping[str, str]) -> list[str]:
 @pytest.mark.parametrize("at", ["many", "big"])
 @pytest.mark.parametrize("who", ["server", "machine"])
 def test_a_push_that_is_cut_off_leaves_nothing_torn(
-    bulk: Machines, port: int, tmp_path: Path, at: str, who: str
+    bulk: Machines, s3_port: int, tmp_path: Path, at: str, who: str
 ) -> None:
     """Killed, the one or the other, among many small objects or in the middle of a large one."""
     data, workspace, kept = tmp_path / "s3", bulk.workspace("a"), bulk.cache("a")
@@ -134,7 +125,7 @@ def test_a_push_that_is_cut_off_leaves_nothing_torn(
             return sum(1 for _ in data.glob("drill/dvc/files/md5/*/*")) >= MANY // 4
         return sum(sizes(data.glob(".nanio*/**/*"))) > BIG // 4
 
-    with server_on(port, data) as server:
+    with server_on(s3_port, data) as server:
         store().mkdir("drill")
         process = psutil.Process(server.pid)
         with (
@@ -144,7 +135,7 @@ def test_a_push_that_is_cut_off_leaves_nothing_torn(
             workspace.push(quiet)
     assert error.value.may_pass
     assert bulk.cache("a") == kept
-    with server_on(port, data):
+    with server_on(s3_port, data):
         prefix = "drill/dvc/files/md5/"
         # A killed nanio leaves drafts, under names of their own, which it lists.
         files = store()
@@ -158,11 +149,11 @@ def test_a_push_that_is_cut_off_leaves_nothing_torn(
         assert bulk.cache("b").items() <= kept.items()
 
 
-def test_a_pull_that_is_cut_off_leaves_nothing_torn(bulk: Machines, port: int, tmp_path: Path) -> None:
+def test_a_pull_that_is_cut_off_leaves_nothing_torn(bulk: Machines, s3_port: int, tmp_path: Path) -> None:
     """Without `verify` DVC keeps, of the second of two files, the part that has arrived as the whole object."""
     data, first = tmp_path / "s3", bulk.workspace("a")
     arriving = tmp_path / "b" / "checkout" / ".dvc" / "cache" / "files" / "md5"
-    with server_on(port, data) as server:
+    with server_on(s3_port, data) as server:
         store().mkdir("drill")
         assert first.restore(["pair"], quiet).keys() == {"pair"}
         first.push(quiet)
@@ -180,6 +171,6 @@ def test_a_pull_that_is_cut_off_leaves_nothing_torn(bulk: Machines, port: int, t
     assert error.value.may_pass
     assert torn(bulk.cache("b")) == []
     assert not (second.root / "pair").exists()
-    with server_on(port, data):
+    with server_on(s3_port, data):
         assert bulk.workspace("b", "2").restore(["pair"], quiet, pull=True).keys() == {"pair"}
         assert torn(bulk.cache("b")) == []

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.drills.watch import Run, Watch, wait_for
-from tests.flows.faults import served
+from tests.flows.faults import served, slow_prepare
 from tests.flows.test_s3 import add_remote, store
-from tests.s3_server import free_port, server_on
+from tests.s3_server import server_on
 from tests.small_pipeline import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -36,24 +36,14 @@ def credentials(
 
 
 @pytest.fixture
-def port(credentials: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of a server that the test starts and ends."""
-    number = free_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{number}")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    return number
-
-
-@pytest.fixture
-def watch(port: int, tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell) -> Iterator[Watch]:
+def watch(
+    s3_port: int, credentials: object, tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell
+) -> Iterator[Watch]:
     """The small pipeline with a remote, and with a first stage that takes its time."""
 
     def slowly(folder: Path) -> Path:
         root = make_pipeline(folder)
-        work = root / "stages" / "work.py"
-        begin = 'if kind == "prepare":\n'
-        assert begin in work.read_text()
-        work.write_text(work.read_text().replace(begin, f"{begin}    time.sleep({SECONDS})\n"))
+        slow_prepare(root, SECONDS)
         add_remote(root, "s3://retries/dvc", shell)
         return root
 
@@ -79,8 +69,8 @@ def attempts(watch: Watch, run: str, task: str) -> int:
     return int(found["run_count"])
 
 
-def test_a_push_is_tried_again_when_the_server_was_away(watch: Watch, port: int, tmp_path: Path) -> None:
-    with server_on(port, tmp_path / "s3"):
+def test_a_push_is_tried_again_when_the_server_was_away(watch: Watch, s3_port: int, tmp_path: Path) -> None:
+    with server_on(s3_port, tmp_path / "s3"):
         store().mkdir("retries")
         run = begun(watch)
 
@@ -88,7 +78,7 @@ def test_a_push_is_tried_again_when_the_server_was_away(watch: Watch, port: int,
         return [task["state_name"] for task in named(watch, run, "push")] == ["AwaitingRetry"]
 
     wait_for(waits, 60, "the first push failed")
-    with server_on(port, tmp_path / "s3"):
+    with server_on(s3_port, tmp_path / "s3"):
         ended = watch.ended(run, 60)
         assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
         assert store().find("retries/dvc/files/md5")
@@ -96,9 +86,9 @@ def test_a_push_is_tried_again_when_the_server_was_away(watch: Watch, port: int,
 
 
 def test_a_wrong_secret_is_not_tried_again_and_the_next_run_completes(
-    watch: Watch, port: int, tmp_path: Path, credentials: Callable[[str], None]
+    watch: Watch, s3_port: int, tmp_path: Path, credentials: Callable[[str], None]
 ) -> None:
-    with server_on(port, tmp_path / "s3"):
+    with server_on(s3_port, tmp_path / "s3"):
         store().mkdir("retries")
         credentials("wrong")
         at_restore = watch.start(preset="smoke", until="prepare")

@@ -9,18 +9,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
-from infra.local_prefect import LocalPrefect, free_port
-from tests.drills.watch import wait_for
-from tests.override_strings import with_override_strings
+from infra.local_prefect import LocalPrefect, free_port, stop_trees
+from tests.drills.watch import Watch, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +50,8 @@ def postgres() -> Iterator[tuple[str, str]]:
         shutil.chown(folder, account)
         shutil.chown(folder / "password", account)
     options = [f"--pwfile={folder / 'password'}", "--username=prefect", "--auth=scram-sha-256", "--no-sync"]
-    subprocess.run(
-        [programs / "initdb", "-D", folder / "data", *options],
-        check=True,
-        capture_output=True,
-        cwd=folder,
-        **user,
-    )
+    initdb = [programs / "initdb", "-D", folder / "data", *options]
+    subprocess.run(initdb, check=True, capture_output=True, cwd=folder, **user)
     run = [programs / "postgres", "-D", folder / "data", "-h", "127.0.0.1", "-p", str(port), "-k", folder]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(run, cwd=folder, stdout=log, stderr=log, **user)
@@ -72,31 +65,43 @@ def postgres() -> Iterator[tuple[str, str]]:
         shutil.rmtree(folder)
 
 
+def watched(prefect: LocalPrefect) -> Watch:
+    return Watch(prefect, ExitStack())
+
+
 def ask(prefect: LocalPrefect, path: str, method: str = "POST", **body: Any) -> Any:
-    """One request; again when the server says that its database is busy, as Prefect's own client does."""
-    for _ in range(10):
-        response = httpx.request(method, f"{prefect.url}/api/{path}", json=body, timeout=60)
-        if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-            break
-        time.sleep(1)
-    response.raise_for_status()
-    return response.json() if response.content else None
+    """One request to the server."""
+    return watched(prefect).ask(method, path, body)
 
 
 def start_run(prefect: LocalPrefect, **parameters: Any) -> str:
     """Schedule a run of chunk-grpo/full; its id."""
-    full = ask(prefect, "deployments/name/chunk-grpo/full", "GET")
-    return str(
-        ask(
-            prefect, f"deployments/{full['id']}/create_flow_run", parameters=with_override_strings(parameters)
-        )["id"]
-    )
+    return watched(prefect).start(**parameters)
 
 
 def state(prefect: LocalPrefect, run: str) -> tuple[str, int]:
     """Type of a flow run's state, and its run count."""
-    found = ask(prefect, f"flow_runs/{run}", "GET")
+    found = watched(prefect).run(run)
     return str(found["state_type"]), int(found["run_count"])
+
+
+@contextmanager
+def make_serve(root: Path, port: int, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """What `make serve` starts, once it serves, and its log; killed with all that it started on leaving."""
+    log = root.parent / "log"
+    shell = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    shell |= {"PREFECT_PORT": str(port), **environment}
+    with log.open("wb") as stream:
+        command = [sys.executable, "-m", "infra.serve"]
+        serve = subprocess.Popen(command, cwd=root, env=shell, stdout=stream, stderr=stream)
+    try:
+        wait_for(lambda: b"Ctrl-C" in log.read_bytes() or serve.poll() is not None, 120, "served")
+        assert serve.poll() is None, log.read_text()
+        yield serve, log
+    finally:
+        if serve.poll() is None:
+            stop_trees([psutil.Process(serve.pid)])
+            serve.wait()
 
 
 def processes(root: psutil.Process, part: str) -> list[psutil.Process]:
@@ -115,34 +120,20 @@ def set_up(prefect: LocalPrefect, *options: str, **environment: str) -> None:
     """`python -m infra.setup` for this server."""
     command = [sys.executable, "-m", "infra.setup", *options]
     result = subprocess.run(
-        command,
-        cwd=prefect.root,
-        env=prefect.environment | environment,
-        capture_output=True,
-        text=True,
+        command, cwd=prefect.root, env=prefect.environment | environment, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def snapshot(prefect: LocalPrefect) -> dict[str, Any]:
     """What set-up makes, without the times at which it was looked at."""
+    pool = "id name type concurrency_limit is_paused base_job_template"
+    deployment = "id name paused parameters pull_steps schedules global_concurrency_limit entrypoint"
+    kept = {"work_pools": pool, "automations": "id name enabled trigger actions", "deployments": deployment}
     parts = {}
-    for what, keys in {
-        "work_pools": ["id", "name", "type", "concurrency_limit", "is_paused", "base_job_template"],
-        "automations": ["id", "name", "enabled", "trigger", "actions"],
-        "deployments": [
-            "id",
-            "name",
-            "paused",
-            "parameters",
-            "pull_steps",
-            "schedules",
-            "global_concurrency_limit",
-            "entrypoint",
-        ],
-    }.items():
+    for what, keys in kept.items():
         rows = ask(prefect, f"{what}/filter")
-        parts[what] = {_name(row): {key: row.get(key) for key in keys} for row in rows}
+        parts[what] = {_name(row): {key: row.get(key) for key in keys.split()} for row in rows}
         assert len(parts[what]) == len(rows), f"doubles: {sorted(map(_name, rows))}"
     return parts
 

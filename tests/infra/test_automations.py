@@ -48,14 +48,8 @@ def container_pool(served: LocalPrefect) -> Iterator[str]:
     full = ask(served, "deployments/name/chunk-grpo/full", "GET")
     pool = {"name": "containers", "type": "kubernetes", "base_job_template": template("kubernetes", "cpu")}
     ask(served, "work_pools/", **pool)
-    ask(
-        served,
-        "deployments/",
-        name="far",
-        flow_id=full["flow_id"],
-        tags=full["tags"],
-        work_pool_name="containers",
-    )
+    same = {key: full[key] for key in ("flow_id", "tags")}
+    ask(served, "deployments/", name="far", work_pool_name="containers", **same)
     yield "chunk-grpo/far"
     ask(served, "work_pools/containers", "DELETE")
 
@@ -66,20 +60,14 @@ WAYS = (["Pending"], ["Pending", "Submitting"], ["Pending", "Submitting", "Infra
 def test_a_run_that_never_starts_crashes_however_far_its_worker_came(
     impatient: LocalPrefect, container_pool: str
 ) -> None:
-    processes = [taken(impatient, "chunk-grpo/full", *states) for states in WAYS]
-    containers = [taken(impatient, container_pool, *states) for states in WAYS]
-    for run in processes:
+    told = {
+        "chunk-grpo/full": "Its worker was lost: not running 10 s after it was taken.",
+        container_pool: "No image, no machine, or its worker was lost: not running 25 s",
+    }
+    runs = [(taken(impatient, name, *states), said) for name, said in told.items() for states in WAYS]
+    for run, said in runs:
         wait_for(lambda run=run: state(impatient, run) == ("CRASHED", 0), 60, "crashed")
-        assert message(impatient, run) == "Its worker was lost: not running 10 s after it was taken."
-    for run in containers:
-        wait_for(lambda run=run: state(impatient, run) == ("CRASHED", 0), 60, "crashed")
-        assert message(impatient, run).startswith(
-            "No image, no machine, or its worker was lost: not running 25 s"
-        )
-
-
-def message(prefect: LocalPrefect, run: str) -> str:
-    return str(ask(prefect, f"flow_runs/{run}", "GET")["state"]["message"])
+        assert ask(impatient, f"flow_runs/{run}", "GET")["state"]["message"].startswith(said)
 
 
 def test_runs_are_found_on_all_pages(served: LocalPrefect, monkeypatch: pytest.MonkeyPatch) -> None:

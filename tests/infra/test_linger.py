@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ from chunk_grpo.orchestration.commands import STOP_MARGIN
 from chunk_grpo.stopping import STOP_SECONDS
 from infra import local_prefect
 from infra.linger import MARGIN
-from tests.infra.deployment_files import INFRA, ROOT, rendered, template
+from tests.drills.watch import wait_for
+from tests.infra.deployment_files import INFRA, POOLS, ROOT, rendered, template
 
 STAGE = """
 import signal, sys, time
@@ -47,14 +47,16 @@ CONTAINER_SECONDS = STOP_SECONDS + 30
 def test_what_the_command_leaves_is_asked_to_end_and_waited_for(by: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "stage.py").write_text(STAGE)
     command = [
-        *(sys.executable, "-m", "infra.linger"),
-        *(sys.executable, "-c", COMMAND, "2" if by == "itself" else "60"),
+        sys.executable,
+        "-m",
+        "infra.linger",
+        sys.executable,
+        "-c",
+        COMMAND,
+        "2" if by == "itself" else "60",
     ]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "begun").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for((tmp_path / "begun").exists, 30, "the stage")
         if by == "SIGTERM":
             process.terminate()
         assert process.wait(30) == code
@@ -65,30 +67,17 @@ def test_each_waits_longer_than_what_it_waits_for() -> None:
     assert 0 < STOP_MARGIN < min(MARGIN, local_prefect.STOP_MARGIN) < CONTAINER_SECONDS - STOP_SECONDS
 
 
-@pytest.mark.parametrize("pool", ["cpu", "gpu"])
-def test_a_pod_has_the_time_of_a_stop(pool: str) -> None:
-    job = rendered(template("kubernetes", pool))["job_manifest"]
-    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == CONTAINER_SECONDS
-
-
-@pytest.mark.parametrize(("pool", "seconds"), [("gpu", CONTAINER_SECONDS), ("cpu", 120)])
-def test_a_task_of_ecs_has_the_time_of_a_stop(pool: str, seconds: int) -> None:
-    """Fargate, which has no GPUs, allows 120 s at most."""
-    base = rendered(template("aws", pool))
-    (container,) = base["task_definition"]["containerDefinitions"]
-    assert (container["stopTimeout"], base["task_run_request"]["launchType"]) == (
-        seconds,
-        "EC2" if pool == "gpu" else "FARGATE",
-    )
-
-
-def test_a_worker_of_compose_has_the_time_of_a_stop() -> None:
+def test_containers_have_the_time_of_a_stop_as_the_documents_say() -> None:
+    for pool in POOLS:
+        pod = rendered(template("kubernetes", pool))["job_manifest"]["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] == CONTAINER_SECONDS
+        (container,) = rendered(template("aws", pool))["task_definition"]["containerDefinitions"]
+        assert container["stopTimeout"] == (
+            CONTAINER_SECONDS if pool == "gpu" else 120
+        )  # the most of Fargate
     services = yaml.safe_load((INFRA / "compose.yaml").read_text("utf-8"))["services"]
     for name in ("worker-cpu", "worker-gpu", "worker-gpu-without-gpu"):
         assert services[name]["stop_grace_period"] == f"{CONTAINER_SECONDS}s"
-
-
-def test_the_documents_have_these_times() -> None:
     text = (ROOT / "docs" / "operations.md").read_text("utf-8")
     assert f"TimeoutStopSec={CONTAINER_SECONDS}\n" in text
     assert re.search(rf"CHUNK_GRPO_STOP_SECONDS[^\n]*\b{STOP_SECONDS}\b", text)

@@ -148,37 +148,30 @@ def test_workers_of_another_clone_load_the_flows_from_there(
             served.process(f"worker-{pool}").resume()
 
 
+def told(served: LocalPrefect, module: str, *options: str, **environment: str) -> str:
+    """What a program of infra says that cannot work with this server."""
+    command = [sys.executable, "-m", f"infra.{module}", *options]
+    environment = served.environment | environment
+    result = subprocess.run(command, cwd=served.root, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [("{}", "it ends with /api"), ("{}/api/api", "refused"), ("http://127.0.0.1:1/api", "make serve")],
 )
 def test_a_wrong_address_is_told(served: LocalPrefect, url: str, message: str) -> None:
     address = url.format(served.url)
-    for module in ("setup", "worker"):
-        options = ["--pool", "gpu"] if module == "worker" else []
-        result = subprocess.run(
-            [sys.executable, "-m", f"infra.{module}", *options],
-            cwd=served.root,
-            env=served.environment | {"PREFECT_API_URL": address},
-            capture_output=True,
-            text=True,
-        )
-        assert result.returncode == 1
-        assert address in result.stdout + result.stderr
-        assert message in result.stdout + result.stderr
-        assert "Traceback" not in result.stdout + result.stderr
+    for command in (["setup"], ["worker", "--pool", "gpu"]):
+        said = told(served, *command, PREFECT_API_URL=address)
+        assert address in said and message in said
 
 
 def test_a_worker_of_an_unknown_pool_is_told_to_set_up(served: LocalPrefect) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "infra.worker", "--pool", "tpu"],
-        cwd=served.root,
-        env=served.environment,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 1
-    assert "no work pool 'tpu': run `python -m infra.setup`" in result.stderr
+    said = told(served, "worker", "--pool", "tpu")
+    assert "no work pool 'tpu': run `python -m infra.setup`" in said
 
 
 def test_what_is_published_can_be_read(served: LocalPrefect) -> None:

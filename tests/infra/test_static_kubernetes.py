@@ -21,7 +21,6 @@ from tests.infra.deployment_files import (
     template,
 )
 
-VERSIONS = ("1.31.0", kubernetes_validate.latest_version())
 MANIFESTS = [each for path in sorted((INFRA / "kubernetes").glob("*.yaml")) for each in documents(path)]
 
 
@@ -52,33 +51,22 @@ def named(kind: str) -> dict[str, dict[str, Any]]:
     return {each["metadata"]["name"]: each for each in MANIFESTS if each["kind"] == kind}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("each", MANIFESTS, ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
-def test_a_manifest_fits_the_schema_of_its_kind(each: dict[str, Any], version: str) -> None:
-    kubernetes_validate.validate(each, version, strict=True)
-    if each["kind"] != "Namespace":
-        assert each["metadata"]["namespace"] == "chunk-grpo"
+def sources(pod: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    """The config maps or secrets that its containers read."""
+    found = [each[kind] for container in pod["containers"] for each in container["envFrom"] if kind in each]
+    return {each["name"]: each for each in found}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("pool", POOLS)
-def test_the_job_of_a_flow_run_fits_the_schema(pool: str, version: str) -> None:
-    kubernetes_validate.validate(job(pool), version, strict=True)
-
-
-def test_the_pods_are_these() -> None:
-    assert set(PODS) == {
-        "server",
-        "setup",
-        "dispatcher-cpu",
-        "dispatcher-gpu",
-        "flow-run-cpu",
-        "flow-run-gpu",
-    }
+@pytest.mark.parametrize("version", ["1.31.0", kubernetes_validate.latest_version()])
+def test_every_manifest_and_the_job_of_a_flow_run_fit_the_schema_of_their_kind(version: str) -> None:
+    for each in [*MANIFESTS, *map(job, POOLS)]:
+        kubernetes_validate.validate(each, version, strict=True)
+    for each in MANIFESTS:
+        assert each["metadata"].get("namespace") == (None if each["kind"] == "Namespace" else "chunk-grpo")
 
 
 @every_pod
-def test_a_pod_is_let_into_a_namespace_of_the_standard_restricted(name: str) -> None:
+def test_a_pod_is_pinned_bounded_and_let_into_a_namespace_of_the_standard_restricted(name: str) -> None:
     pod = PODS[name]
     context = pod["securityContext"]
     assert context["runAsNonRoot"] is True
@@ -87,6 +75,9 @@ def test_a_pod_is_let_into_a_namespace_of_the_standard_restricted(name: str) -> 
     for container in pod["containers"]:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert PINNED.fullmatch(container["image"])
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+        assert "memory" in container["resources"]["limits"]
     assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(pod)
     assert all("hostPath" not in volume for volume in pod.get("volumes", []))
     labels = named("Namespace")["chunk-grpo"]["metadata"]["labels"]
@@ -94,34 +85,17 @@ def test_a_pod_is_let_into_a_namespace_of_the_standard_restricted(name: str) -> 
 
 
 @every_pod
-def test_a_container_is_pinned_and_bounded(name: str) -> None:
-    for container in PODS[name]["containers"]:
-        assert PINNED.fullmatch(container["image"])
-        assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
-        assert "memory" in container["resources"]["limits"]
-
-
-@every_pod
-def test_every_variable_is_known_and_no_secret_is_a_value(name: str) -> None:
-    for container in PODS[name]["containers"]:
-        for variable in container.get("env", []):
-            assert is_known(variable["name"])
-            assert not SECRET.search(variable["name"]), variable
-
-
-@every_pod
-def test_everything_that_a_pod_refers_to_is_there(name: str) -> None:
+def test_everything_that_a_pod_refers_to_is_there_and_no_secret_is_a_value(name: str) -> None:
     pod = PODS[name]
     assert pod["serviceAccountName"] in named("ServiceAccount")
+    assert sources(pod, "configMapRef").keys() <= named("ConfigMap").keys()
+    assert sources(pod, "secretRef").keys() <= named("Secret").keys()
+    assert sources(pod, "configMapRef") or name == "server", "how does it find the server?"
     for container in pod["containers"]:
-        sources = container["envFrom"]
-        maps = {each["configMapRef"]["name"] for each in sources if "configMapRef" in each}
-        secrets = {each["secretRef"]["name"] for each in sources if "secretRef" in each}
-        assert maps <= named("ConfigMap").keys()
-        assert secrets and secrets <= named("Secret").keys()
         mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
-        assert maps or name == "server", "how does it find the server?"
         assert mounts == {volume["name"] for volume in pod.get("volumes", [])}
+        for variable in container.get("env", []):
+            assert is_known(variable["name"]) and not SECRET.search(variable["name"]), variable
     claims = [v["persistentVolumeClaim"] for v in pod.get("volumes", []) if "persistentVolumeClaim" in v]
     assert {claim["claimName"] for claim in claims} <= named("PersistentVolumeClaim").keys()
 
@@ -135,72 +109,52 @@ def test_the_example_of_the_secrets_has_no_values_and_known_keys() -> None:
         assert all(is_known(key) and not SECRET.search(key) for key in settings["data"])
 
 
-def test_the_set_up_alone_knows_the_webhook_and_has_no_rights() -> None:
-    assert named("Secret")["notify"]["stringData"].keys() == {"CHUNK_GRPO_NOTIFY_WEBHOOK"}
-    knows = {
-        name: source["secretRef"].get("optional")
-        for name, pod in PODS.items()
-        for source in pod["containers"][0]["envFrom"]
-        if source.get("secretRef", {}).get("name") == "notify"
+def test_only_who_needs_it_has_a_secret() -> None:
+    holders = {
+        secret: {name: pod for name, pod in PODS.items() if secret in sources(pod, "secretRef")}
+        for secret in named("Secret")
     }
-    assert knows == {"setup": True}
-    assert PODS["setup"]["serviceAccountName"] == "setup"
-    assert named("ServiceAccount")["setup"]["automountServiceAccountToken"] is False
-    assert "CHUNK_GRPO_NOTIFY_WEBHOOK" not in named("Secret")["prefect"]["stringData"]
+    assert {secret: set(found) for secret, found in holders.items() if secret in ("server", "notify")} == {
+        "server": {"server"},  # with the database
+        "notify": {"setup"},  # with the webhook
+    }
+    assert "PREFECT_SERVER_DATABASE_CONNECTION_URL" in named("Secret")["server"]["stringData"]
+    assert "CHUNK_GRPO_NOTIFY_WEBHOOK" in named("Secret")["notify"]["stringData"]
+    for pool in POOLS:
+        found = sources(PODS[f"flow-run-{pool}"], "secretRef")
+        assert {name: each["optional"] for name, each in found.items()} == {"store": True, "tokens": True}
 
 
 def test_the_server_is_reached_by_the_pods_of_its_namespace_where_the_settings_say() -> None:
     container = PODS["server"]["containers"][0]
     service = named("Service")["server"]["spec"]
-    labels = named("Deployment")["server"]["spec"]["template"]["metadata"]["labels"]
-    assert service["selector"] == labels == {"app": "server"}
+    assert service["selector"] == named("Deployment")["server"]["spec"]["template"]["metadata"]["labels"]
     (port,) = service["ports"]
     assert port["targetPort"] == container["ports"][0]["name"]
-    url = named("ConfigMap")["settings"]["data"]["PREFECT_API_URL"]
-    assert url == f"http://server:{port['port']}/api"
+    assert named("ConfigMap")["settings"]["data"]["PREFECT_API_URL"] == f"http://server:{port['port']}/api"
     assert container["args"][-1] == str(container["ports"][0]["containerPort"])
     (rule,) = named("NetworkPolicy")["server"]["spec"]["ingress"]
     assert rule == {"from": [{"podSelector": {}}], "ports": [{"port": port["targetPort"]}]}
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/api/health", "port": "http"}
-
-
-def test_only_the_server_has_the_database() -> None:
-    secrets = {
-        name: {
-            source["secretRef"]["name"] for source in pod["containers"][0]["envFrom"] if "secretRef" in source
-        }
-        for name, pod in PODS.items()
-    }
-    assert [name for name, mine in secrets.items() if "server" in mine] == ["server"]
-    assert "PREFECT_SERVER_DATABASE_CONNECTION_URL" in named("Secret")["server"]["stringData"]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/api/health", "port": "http"}
 
 
 def test_a_dispatcher_may_start_and_watch_jobs_and_nothing_else() -> None:
-    rules = {
-        resource: rule["verbs"]
-        for rule in named("Role")["dispatcher"]["rules"]
-        for resource in rule["resources"]
-    }
-    assert rules == {
+    rules = named("Role")["dispatcher"]["rules"]
+    assert {resource: rule["verbs"] for rule in rules for resource in rule["resources"]} == {
         "jobs": ["create", "delete", "get", "list", "watch"],
         "pods": ["get", "list", "watch"],
         "pods/log": ["get"],
     }
     assert named("ClusterRole") == {} == named("ClusterRoleBinding")
-    assert named("RoleBinding")["dispatcher"]["subjects"] == [
-        {"kind": "ServiceAccount", "name": "dispatcher", "namespace": "chunk-grpo"}
-    ]
+    assert named("ServiceAccount")["setup"]["automountServiceAccountToken"] is False
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_dispatcher_serves_one_pool_and_tells_its_health(pool: str) -> None:
-    deployment = named("Deployment")[f"dispatcher-{pool}"]
-    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    container = PODS[f"dispatcher-{pool}"]["containers"][0]
     assert container["args"][3:7] == ["--pool", pool, "--type", "kubernetes"]
     assert "--with-healthcheck" in container["args"]
-    for probe in ("livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/health", "port": "health"}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/health", "port": "health"}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     # The authentication string goes to flow runs as a reference to this secret.
     environment = {each["name"]: each["value"] for each in container["env"]}
@@ -210,30 +164,17 @@ def test_a_dispatcher_serves_one_pool_and_tells_its_health(pool: str) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_flow_run_has_its_state_shared_memory_and_no_rights(pool: str) -> None:
-    pod = PODS[f"flow-run-{pool}"]
+def test_a_flow_run_has_its_state_shared_memory_no_rights_and_on_the_pool_gpu_a_gpu(pool: str) -> None:
+    made = job(pool, **({"gpu_count": 4, "shared_memory": "32Gi"} if pool == "gpu" else {}))
+    pod = made["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
     assert mounts[HOME]["persistentVolumeClaim"] == {"claimName": f"home-{pool}"}
     assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["fsGroup"] == UID
-    assert job(pool)["spec"]["backoffLimit"] == 0
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_a_flow_run_gets_keys_and_tokens_from_secrets_that_may_be_missing(pool: str) -> None:
-    sources = PODS[f"flow-run-{pool}"]["containers"][0]["envFrom"]
-    secrets = {
-        each["secretRef"]["name"]: each["secretRef"]["optional"] for each in sources if "secretRef" in each
-    }
-    assert secrets == {"store": True, "tokens": True}
-
-
-def test_a_flow_run_on_the_pool_gpu_gets_a_gpu_of_a_node_that_has_one() -> None:
-    pod = job("gpu", gpu_count=4, shared_memory="32Gi")["spec"]["template"]["spec"]
-    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
-    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
-    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert next(v for v in pod["volumes"] if "emptyDir" in v)["emptyDir"]["sizeLimit"] == "32Gi"
-    assert "nvidia.com/gpu" not in str(job("cpu"))
+    assert made["spec"]["backoffLimit"] == 0
+    if pool == "gpu":
+        assert mounts["/dev/shm"]["emptyDir"]["sizeLimit"] == "32Gi"
+        assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") == (4 if pool == "gpu" else None)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import http.server
-import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from infra.local_prefect import LocalPrefect, free_port
+from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import SetUpError
 
-from .conftest import start_run, wait_for
+from .conftest import make_serve, start_run, wait_for
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
 
@@ -66,26 +63,15 @@ def test_nothing_is_left_when_make_serve_is_killed(
 ) -> None:
     """With a training under way."""
     root, port = make_pipeline(tmp_path / "root"), free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    with (tmp_path / "log").open("wb") as log:
-        command = [sys.executable, "-m", "infra.serve"]
-        environment |= {"PREFECT_PORT": str(port)}
-        serve = subprocess.Popen(command, cwd=root, env=environment, stdout=log, stderr=log)
-    started: list[psutil.Process] = []
-    try:
-        wait_for(
-            lambda: b"Ctrl-C" in (tmp_path / "log").read_bytes() or serve.poll() is not None, 90, "served"
-        )
+    with make_serve(root, port) as (serve, _):
         prefect = LocalPrefect(root=root, home=root / ".prefect", port=port)
         start_run(prefect, preset="smoke", overrides={"variants": {"a": {"eta": 1.0}}})
         wait_for(lambda: list(root.glob(".prefect/runs/*/*.pid")), 90, "training")
         started = psutil.Process(serve.pid).children(recursive=True)
         assert len(started) >= 8
         serve.send_signal(number)
-        assert serve.wait(60) == (-number if number == signal.SIGKILL else 0)
-        wait_for(lambda: not any(process.is_running() for process in started), 60, "all ended")
-    finally:
-        serve.kill()
-        for process in started:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        try:
+            assert serve.wait(60) == (-number if number == signal.SIGKILL else 0)
+            wait_for(lambda: not any(process.is_running() for process in started), 60, "all ended")
+        finally:
+            stop_trees(started)

@@ -6,12 +6,7 @@ import time
 
 import pytest
 
-from chunk_grpo.orchestration.outcomes import (
-    DvcLog,
-    Outcome,
-    RemoteError,
-    StageOutcome,
-)
+from chunk_grpo.orchestration.outcomes import DvcLog, Outcome, RemoteError, StageOutcome
 
 
 @pytest.mark.parametrize("outcome", ["ran", "restored", "pulled", "unchanged"])
