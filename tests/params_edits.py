@@ -63,6 +63,12 @@ def drop(path: str) -> Edit:
     return edit
 
 
+def only_problem(edits: dict[str, object]) -> str:
+    """The one problem of params.yaml with other values at some dotted paths."""
+    (found,) = problems(*(put(path, value) for path, value in edits.items()))
+    return found
+
+
 def paths(value: object, prefix: str = "") -> list[str]:
     """All dotted paths in a mapping, inner ones too, with the items of its lists."""
     if isinstance(value, dict):

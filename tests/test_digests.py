@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,6 +71,7 @@ def test_a_folder_has_the_names_and_contents_of_its_files(memory: Path, tmp_path
         settled(folder / "a.txt", "red")
         settled(folder / "in" / "b.txt", "blue")
     same = Digests(memory).of(one)
+    assert Digests(memory).of(tmp_path / "no") is None
     assert Digests(memory).of(other) == same
     settled(other / ".hidden", "x")
     settled(other / "__pycache__" / "x.pyc", "x")
@@ -78,11 +80,7 @@ def test_a_folder_has_the_names_and_contents_of_its_files(memory: Path, tmp_path
     assert Digests(memory).of(other) != same
 
 
-def test_nothing_is_there(memory: Path, tmp_path: Path) -> None:
-    assert Digests(memory).of(tmp_path / "no") is None
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": '])
+@pytest.mark.parametrize("content", ["", "[]"])
 def test_a_damaged_memory_costs_time_alone(content: str, memory: Path, tmp_path: Path) -> None:
     file = settled(tmp_path / "a.txt", "red")
     found = learn(memory, file)
@@ -102,9 +100,6 @@ def test_what_is_gone_is_forgotten(memory: Path, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> str:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(digests, "_sha256", refuse)
+    monkeypatch.setattr(digests, "_sha256", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(DataError, match=r"a\.txt: cannot be read \(Permission denied\)"):
         Digests(memory).of(settled(tmp_path / "a.txt", "red"))

@@ -26,10 +26,6 @@ def changed(raw: dict[str, Any], *overrides: str, variants: list[str] | None = N
     return overridden(raw, ADAPTER.validate_python(overrides), variants, "preset tiny, changed")
 
 
-def test_nothing_is_changed_by_nothing(raw: dict[str, Any]) -> None:
-    assert changed(raw) == raw
-
-
 def test_overrides_change_their_keys_alone(raw: dict[str, Any]) -> None:
     before = str(raw)
     result = changed(
@@ -46,26 +42,16 @@ def test_overrides_change_their_keys_alone(raw: dict[str, Any]) -> None:
     assert str(raw) == before
 
 
-def test_the_last_override_of_a_key_holds(raw: dict[str, Any]) -> None:
+def test_null_is_a_value_a_tilde_removes_a_plus_adds_and_the_last_one_holds(raw: dict[str, Any]) -> None:
+    assert changed(raw) == raw
     assert changed(raw, "generate.seed=5", "generate.seed=6")["generate"]["seed"] == 6
-
-
-def test_null_is_a_value_and_a_tilde_removes(raw: dict[str, Any]) -> None:
+    plan = "chunks.plans.guided"
+    result = changed(raw, f"~{plan}", f"+{plan}={{kind: equal, chunk_size: 4}}")
+    assert result["chunks"]["plans"]["guided"] == {"kind": "equal", "chunk_size": 4}
     with_decay = changed(raw, "train.ema_decay=0.5")
     assert with_decay["train"]["ema_decay"] == 0.5
     assert changed(with_decay, "train.ema_decay=null")["train"]["ema_decay"] is None
     assert "dance" not in changed(raw, "~variants.dance")["variants"]
-
-
-def test_a_plus_adds_an_entry(raw: dict[str, Any]) -> None:
-    result = changed(
-        raw,
-        "~chunks.plans.guided",
-        "+chunks.plans.guided={kind: equal, chunk_size: 4}",
-        "+variants.more={objective: chunk, plan: guided}",
-    )
-    assert result["chunks"]["plans"]["guided"] == {"kind": "equal", "chunk_size": 4}
-    assert result["variants"]["more"] == {"objective": "chunk", "plan": "guided"}
 
 
 @pytest.mark.parametrize("override", ["tran.iterations=2", "composed_from=other", "preset=smoke", "", "=2"])

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from chunk_grpo.config import VariantParams, parse_params
-from tests.params_edits import FUZZ, RAW, Edit, drop, paths, problems, put
+from tests.params_edits import FUZZ, RAW, Edit, paths, problems, put
 
-PLANS = "step, listed, guided, equal-4, single, adaptive"
 ADAPTIVE: Edit = put("chunks.plans.adaptive", {"kind": "adaptive", "max_size": 4})
-SIXTEEN = "sampling.num_steps - 1 = 16 (the last step carries no noise)"
 WINDOW = {"num_steps": 4, "stride": 1, "every": 25}
 BRANCHING = {"points": 4, "children": 4}
 
@@ -54,30 +52,6 @@ def test_every_setting_can_be_used() -> None:
         assert said_of(settings) == []
 
 
-def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
-    variant = VariantParams(objective="chunk", plan="listed")
-    assert variant.model_dump() == {
-        "objective": "chunk",
-        "plan": "listed",
-        "selection": "uniform",
-        "fraction": None,
-        "train_chunks": None,
-        "replan_every": None,
-        "step_weights": "uniform",
-        "clip_range": None,
-        "clip_ranges": None,
-        "kl_coef": None,
-        "ratio_norm": "none",
-        "sde": None,
-        "eta": None,
-        "window": None,
-        "branching": None,
-        "advantage_std": "group",
-        "combine": "rewards",
-        "chunk_rewards": None,
-    }
-
-
 def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
     raw = copy.deepcopy(RAW)
     raw["variants"]["own"] = {**CHUNK, "fraction": 1.0, "kl_coef": 0.25, "sde": "cps", "eta": 0.9}
@@ -98,258 +72,118 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
         ("selection", True, ": must be one of 'uniform', 'weighted', 'unbiased' or 'annealed', got true"),
         ("fraction", 0, ": must be > 0, got 0"),
         ("train_chunks", [], ": must not be empty"),
-        ("train_chunks", 1, ": must be a list, got 1"),
         ("train_chunks", [0, -1], "[1]: must be >= 0, got -1"),
         ("train_chunks", [0, 1.0], "[1]: must be a whole number, got 1.0"),
         ("replan_every", 0, ": must be > 0, got 0"),
         ("step_weights", "none", ": must be one of 'uniform', 'noise' or 'chunk-size', got 'none'"),
         ("clip_range", 1, ": must be < 1, got 1"),
         ("clip_ranges", [], ": must not be empty"),
-        ("clip_ranges", [1e-4, "1e-4", 1e-4, 1e-4], "[1]: must be a number, got '1e-4'"),
         ("clip_ranges", [1e-4, 1e-4, 0, 1e-4], "[2]: must be > 0, got 0"),
-        ("clip_ranges", [[1e-4]], "[0]: must be a number, got [0.0001]"),
         ("kl_coef", -0.1, ": must be >= 0, got -0.1"),
         ("ratio_norm", None, ": must be one of 'none' or 'guard', got null"),
         ("sde", "ddim", ": must be one of 'flow', 'dance' or 'cps', got 'ddim'"),
-        ("eta", 0, ": must be >= 0.001, got 0"),
         ("eta", 0.0, ": must be >= 0.001, got 0.0"),
-        ("window", 4, ": must be a mapping, got 4"),
         ("window", {}, ".num_steps: required, but missing"),
         ("window", {**WINDOW, "stride": 0}, ".stride: must be > 0, got 0"),
         ("window", {**WINDOW, "every": "25"}, ".every: must be a whole number, got '25'"),
-        ("branching", [4, 4], ": must be a mapping, got [4, 4]"),
         ("branching", {**BRANCHING, "points": 0}, ".points: must be > 0, got 0"),
         ("branching", {**BRANCHING, "children": 1}, ".children: must be >= 2, got 1"),
         ("advantage_std", "batch", ": must be one of 'group' or 'global', got 'batch'"),
         ("combine", "sum", ": must be one of 'rewards' or 'advantages', got 'sum'"),
         ("chunk_rewards", [], ": must not be empty"),
-        ("chunk_rewards", {"shapes-vivid": 1.0}, ": must be a list, got {'shapes-vivid': 1.0}"),
         ("chunk_rewards", ["shapes-vivid"], "[0]: must be a mapping of names, got 'shapes-vivid'"),
-        ("chunk_rewards", [{"shapes-vivid": "1"}], "[0].shapes-vivid: must be a number, got '1'"),
         ("chunk_rewards", [{"shapes-vivid": 0}], "[0].shapes-vivid: must be > 0, got 0"),
         ("chunk_rewards", [{1: 2.0}], "[0][1]: must be text, got 1"),
+        ("weighted", True, ": unknown key; did you mean 'step_weights'?"),
+        ("window", {**WINDOW, "xyz": 1}, ".xyz: unknown key; known here: every, num_steps, stride"),
+        ("branching", {"points": 4, "childs": 4}, ".childs: unknown key; did you mean 'children'?"),
     ],
 )
 def test_a_setting_of_the_wrong_type_or_out_of_range_is_named(key: str, value: object, message: str) -> None:
     assert said_of({**CHUNK, key: value})[0] == f"variants.it.{key}{message}"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({**CHUNK, "weighted": True}, "variants.it.weighted: unknown key; did you mean 'step_weights'?"),
-        ({**CHUNK, "selecton": "weighted"}, "variants.it.selecton: unknown key; did you mean 'selection'?"),
-        (
-            {**STEP, "window": {"num_steps": 4, "strid": 1, "every": 25}},
-            "variants.it.window.strid: unknown key; did you mean 'stride'?",
-        ),
-        (
-            {**STEP, "window": {**WINDOW, "xyz": 1}},
-            "variants.it.window.xyz: unknown key; known here: every, num_steps, stride",
-        ),
-        (
-            {**STEP, "branching": {"points": 4, "childs": 4}},
-            "variants.it.branching.childs: unknown key; did you mean 'children'?",
-        ),
-    ],
-)
-def test_a_misspelt_setting_is_told_once_with_the_nearest_valid_one(
-    settings: dict[str, Any], message: str
-) -> None:
-    assert said_of(settings) == [message]
-
-
 def test_a_misspelt_setting_of_an_adapter_is_told_too() -> None:
     lora = {"rank": 4, "alpha": 4.0, "target": ["to_q"]}
     assert problems(put("train.lora", lora)) == ["train.lora.target: unknown key; did you mean 'targets'?"]
-    assert problems(put("train.lora", {"rank": 4, "alpha": 4.0})) == [
-        "train.lora.targets: required, but missing"
-    ]
 
 
-CHOICE = "must be uniform where every chunk is trained"
-NUMBERS = "must be numbers from 0 to 3, each once"
-SINGLE_STEPS = "needs objective: step and a plan of kind: step, got"
 ALL_NOISY = "needs noise in all steps; with a window or branching most steps have none"
+SINGLE = "needs objective: step and a plan of kind: step, got"
+NONE = "int(chunks * fraction) must be >= 1, got int"
+ONE_VIVID = [{"shapes-vivid": 1.0}]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         # Plans.
-        (
-            {**CHUNK, "plan": "lited"},
-            f"plan: must be a name in chunks.plans, got 'lited'; did you mean 'listed'? there are: {PLANS}",
-        ),
-        (
-            {**CONTROL, "plan": "step"},
-            "plan: step_weights: chunk-size needs the chunks that set the weights, got 'step' (step)",
-        ),
-        (
-            {**CHUNK, "step_weights": "noise"},
-            "step_weights: needs objective: step, whose terms it weighs, got 'noise'",
-        ),
-        (
-            {**CONTROL, "objective": "chunk"},
-            "step_weights: needs objective: step, whose terms it weighs, got 'chunk-size'",
-        ),
-        (
-            {**CHUNK, "replan_every": 5},
-            "replan_every: needs a plan of kind: guided, which follows the profile; 'listed' is listed, got 5",
-        ),
+        ({**CHUNK, "plan": "lited"}, "plan: must be a name in chunks.plans, got 'lited'; did you mean 'listed'?"),
+        ({**CONTROL, "plan": "step"}, "plan: step_weights: chunk-size needs the chunks that set the weights"),
+        ({**CHUNK, "step_weights": "noise"}, "step_weights: needs objective: step, whose terms it weighs"),
+        ({**CHUNK, "replan_every": 5}, "replan_every: needs a plan of kind: guided, which follows the profile"),
         # The share that is trained.
-        (
-            {**CHUNK, "plan": "single"},
-            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 with plan 'single'; "
-            "raise train.fraction, or set variants.it.fraction",
-        ),
-        (
-            {**CHUNK, "fraction": 0.2},
-            "fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 with plan 'listed'; raise it",
-        ),
-        (
-            {**CHUNK, "plan": "adaptive", "fraction": 0.2},  # 16 steps make 4 chunks of 4 at least
-            "fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 with plan 'adaptive'; raise it",
-        ),
-        (
-            {**CHUNK, "train_chunks": [3]},
-            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 with train_chunks; "
-            "raise train.fraction, or set variants.it.fraction",
-        ),
-        (
-            {**WINDOWED, "window": {**WINDOW, "num_steps": 1}},
-            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.5) = 0 with window.num_steps; "
-            "raise train.fraction, or set variants.it.fraction",
-        ),
-        (
-            {**BRANCHED, "fraction": 0.9},
-            "fraction: int(chunks * fraction) must be >= 1, got int(1 * 0.9) = 0 "
-            "with branching (each image trains the step it branched at); raise it",
-        ),
+        ({**CHUNK, "plan": "single"}, f"fraction: {NONE}(1 * 0.5) = 0 with plan 'single'; raise train.fraction"),
+        ({**CHUNK, "fraction": 0.2}, f"fraction: {NONE}(4 * 0.2) = 0 with plan 'listed'; raise it"),
+        # 16 steps make 4 chunks of 4 at least.
+        ({**CHUNK, "plan": "adaptive", "fraction": 0.2}, f"fraction: {NONE}(4 * 0.2) = 0 with plan 'adaptive'"),
+        ({**CHUNK, "train_chunks": [3]}, f"fraction: {NONE}(1 * 0.5) = 0 with train_chunks; raise train.fraction"),
+        ({**WINDOWED, "window": {**WINDOW, "num_steps": 1}}, f"fraction: {NONE}(1 * 0.5) = 0 with window.num_steps"),
+        ({**BRANCHED, "fraction": 0.9}, f"fraction: {NONE}(1 * 0.9) = 0 with branching (each image trains the step"),
         # How it is drawn.
-        (
-            {**CHUNK, "selection": "weighted", "fraction": 1.0},
-            f"selection: {CHOICE}: int(4 * 1) = 4 with plan 'listed', got 'weighted'",
-        ),
-        (
-            {**CHUNK, "selection": "unbiased", "train_chunks": [2], "fraction": 1.0},
-            f"selection: {CHOICE}: int(1 * 1) = 1 with train_chunks, got 'unbiased'",
-        ),
-        (
-            {**CHUNK, "plan": "adaptive", "selection": "weighted"},
-            "selection: needs a plan for all trajectories; 'adaptive' is adaptive, got 'weighted'",
-        ),
+        ({**CHUNK, "selection": "weighted", "fraction": 1.0},
+         "selection: must be uniform where every chunk is trained: int(4 * 1) = 4 with plan 'listed'"),
+        ({**CHUNK, "selection": "unbiased", "train_chunks": [2], "fraction": 1.0},
+         "selection: must be uniform where every chunk is trained: int(1 * 1) = 1 with train_chunks"),
+        ({**CHUNK, "plan": "adaptive", "selection": "weighted"}, "selection: needs a plan for all trajectories"),
         ({**WINDOWED, "selection": "annealed"}, f"selection: {ALL_NOISY}, got 'annealed'"),
         # What is set for single chunks.
-        ({**CHUNK, "train_chunks": [0, 4]}, f"train_chunks: {NUMBERS}, got [0, 4]"),
-        ({**CHUNK, "train_chunks": [1, 1]}, f"train_chunks: {NUMBERS}, got [1, 1]"),
-        (
-            {**CHUNK, "plan": "adaptive", "train_chunks": [0, 1]},
-            "train_chunks: needs a plan for all trajectories; 'adaptive' is adaptive, got [0, 1]",
-        ),
-        (
-            {**CHUNK, "clip_ranges": [1e-4, 1e-4]},
-            "clip_ranges: must have one entry for each of the 4 chunks of 'listed', got [0.0001, 0.0001]",
-        ),
-        (
-            {**CHUNK, "clip_ranges": [1e-4] * 4, "clip_range": 1e-4},
-            "clip_ranges: replaces clip_range; set only one of the two, got [0.0001, 0.0001, 0.0001, 0.0001]",
-        ),
-        (
-            {**CONTROL, "clip_ranges": [1e-4] * 4},
-            "clip_ranges: needs objective: chunk, which has one ratio per chunk of the plan, "
-            "got [0.0001, 0.0001, 0.0001, 0.0001]",
-        ),
+        ({**CHUNK, "train_chunks": [0, 4]}, "train_chunks: must be numbers from 0 to 3, each once, got [0, 4]"),
+        ({**CHUNK, "train_chunks": [1, 1]}, "train_chunks: must be numbers from 0 to 3, each once, got [1, 1]"),
+        ({**CHUNK, "plan": "adaptive", "train_chunks": [0, 1]}, "train_chunks: needs a plan for all trajectories"),
+        ({**CHUNK, "clip_ranges": [1e-4] * 2}, "clip_ranges: must have one entry for each of the 4 chunks of"),
+        ({**CHUNK, "clip_ranges": [1e-4] * 4, "clip_range": 1e-4}, "clip_ranges: replaces clip_range; set only one"),
+        ({**CONTROL, "clip_ranges": [1e-4] * 4}, "clip_ranges: needs objective: chunk, which has one ratio"),
         ({**BRANCHED, "clip_ranges": [1e-4]}, f"clip_ranges: {ALL_NOISY}, got [0.0001]"),
-        (
-            {**CHUNK, "chunk_rewards": [{"shapes-vivid": 1.0}]},
-            "chunk_rewards: must have one entry for each of the 4 chunks of 'listed', got [{'shapes-vivid': 1.0}]",
-        ),
-        (
-            {**WINDOWED, "chunk_rewards": [{"shapes-vivid": 1.0}]},
-            f"chunk_rewards: {ALL_NOISY}, got [{{'shapes-vivid': 1.0}}]",
-        ),
-        (
-            {**CONTROL, "plan": "equal-4", "chunk_rewards": [{"shapes-vivid": 1}] * 4},
-            "chunk_rewards: needs objective: chunk, which has one ratio per chunk of the plan, "
-            "got [{'shapes-vivid': 1.0}, {'shapes-vivid': 1.0}, {'shapes-vivid': 1.0}, {'shape...",
-        ),
-        (
-            {**CHUNK, "chunk_rewards": [{"shapes-exact": 1.0}] + [{"shapes-vivid": 1.0}] * 3},
-            "chunk_rewards[0].shapes-exact: must be a name in rewards, got 'shapes-exact'; "
-            "there are: shapes-graded, shapes-vivid",
-        ),
-        (
-            {**CHUNK, "chunk_rewards": [{"shapes-vivid": 1.0}] * 3 + [{}]},
-            "chunk_rewards[3]: must name at least one reward, got none",
-        ),
-        (
-            {**CHUNK, "chunk_rewards": [{"shapes-vivid": 1.0}] * 4, "combine": "advantages"},
-            "combine: needs several rewards, and each chunk has only one, got 'advantages'",
-        ),
+        ({**CHUNK, "chunk_rewards": ONE_VIVID}, "chunk_rewards: must have one entry for each of the 4 chunks of"),
+        ({**WINDOWED, "chunk_rewards": ONE_VIVID}, f"chunk_rewards: {ALL_NOISY}, got"),
+        ({**CONTROL, "chunk_rewards": ONE_VIVID * 4}, "chunk_rewards: needs objective: chunk, which has one ratio"),
+        ({**CHUNK, "chunk_rewards": [{"shapes-exact": 1.0}, *ONE_VIVID * 3]},
+         "chunk_rewards[0].shapes-exact: must be a name in rewards, got 'shapes-exact'"),
+        ({**CHUNK, "chunk_rewards": [*ONE_VIVID * 3, {}]}, "chunk_rewards[3]: must name at least one reward"),
+        ({**CHUNK, "chunk_rewards": ONE_VIVID * 4, "combine": "advantages"}, "combine: needs several rewards, and"),
         # Noise.
         ({**CHUNK, "sde": "cps", "eta": 1.5}, "eta: must be <= 1 with sde: cps, got 1.5"),
-        (
-            {**WINDOWED, "window": {**WINDOW, "num_steps": 17}},
-            f"window.num_steps: must be <= {SIXTEEN}, got 17",
-        ),
-        (
-            {**WINDOWED, "window": {**WINDOW, "stride": 5}},
-            "window.stride: must be <= num_steps = 4, or steps between two windows are never trained, got 5",
-        ),
-        ({**CHUNK, "window": WINDOW}, f"window: {SINGLE_STEPS} chunk and 'listed' (listed)"),
-        ({**CONTROL, "window": WINDOW}, f"window: {SINGLE_STEPS} step and 'listed' (listed)"),
-        (
-            {**BRANCHED, "branching": {**BRANCHING, "points": 17}},
-            f"branching.points: must be <= {SIXTEEN}, got 17",
-        ),
-        (
-            {**BRANCHED, "branching": {**BRANCHING, "children": 3}},
-            "branching.children: must divide train.group_size = 8, got 3",
-        ),
-        (
-            {**BRANCHED, "branching": {**BRANCHING, "children": 16}},
-            "branching.children: must divide train.group_size = 8, got 16",
-        ),
-        ({**BRANCHED, "objective": "chunk"}, f"branching: {SINGLE_STEPS} chunk and 'step' (step)"),
-        (
-            {**BRANCHED, "window": WINDOW},
-            "branching: cannot be combined with window: a branch has one noisy step; remove one of them",
-        ),
+        ({**WINDOWED, "window": {**WINDOW, "num_steps": 17}}, "window.num_steps: must be <= sampling.num_steps"),
+        ({**WINDOWED, "window": {**WINDOW, "stride": 5}}, "window.stride: must be <= num_steps = 4, or steps between"),
+        ({**CHUNK, "window": WINDOW}, f"window: {SINGLE} chunk and 'listed' (listed)"),
+        ({**CONTROL, "window": WINDOW}, f"window: {SINGLE} step and 'listed' (listed)"),
+        ({**BRANCHED, "branching": {**BRANCHING, "points": 17}}, "branching.points: must be <= sampling.num_steps - 1"),
+        ({**BRANCHED, "branching": {**BRANCHING, "children": 3}}, "branching.children: must divide train.group_size"),
+        ({**BRANCHED, "objective": "chunk"}, f"branching: {SINGLE} chunk and 'step' (step)"),
+        ({**BRANCHED, "window": WINDOW}, "branching: cannot be combined with window: a branch has one noisy step"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit_together_are_named(settings: dict[str, Any], message: str) -> None:
-    assert said_of(settings) == [f"variants.it.{message}"]
+    (found,) = said_of(settings)
+    assert found.startswith(f"variants.it.{message}")
 
 
 @pytest.mark.parametrize(
     ("settings", "edit", "message"),
     [
-        (
-            {**CHUNK, "combine": "advantages"},
-            put("rewards", {"shapes-vivid": 1.0}),
-            "combine: needs several rewards, and there is only shapes-vivid, got 'advantages'",
-        ),
+        ({**CHUNK, "combine": "advantages"}, put("rewards", {"shapes-vivid": 1.0}), "combine: needs several rewards"),
         ({**CHUNK, "sde": "cps"}, put("sampling.eta", 1.2), "eta: must be <= 1 with sde: cps, got 1.2"),
         (BRANCHED, put("train.group_size", 6), "branching.children: must divide train.group_size = 6, got 4"),
-        (
-            WINDOWED,
-            put("train.fraction", 0.2),
-            "fraction: int(chunks * fraction) must be >= 1, got int(4 * 0.2) = 0 with window.num_steps; "
-            "raise train.fraction, or set variants.it.fraction",
-        ),
-        (
-            {**CHUNK, "plan": "single", "selection": "weighted"},
-            put("train.fraction", 1.0),
-            f"selection: {CHOICE}: int(1 * 1) = 1 with plan 'single', got 'weighted'",
-        ),
+        (WINDOWED, put("train.fraction", 0.2), f"fraction: {NONE}(4 * 0.2) = 0 with window.num_steps; raise train."),
+        ({**CHUNK, "plan": "single", "selection": "weighted"}, put("train.fraction", 1.0), "selection: must be"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit_the_rest_are_named(
     settings: dict[str, Any], edit: Edit, message: str
 ) -> None:
-    alone = (put("variants", {}), put("variants.it", settings))
-    assert problems(ADAPTIVE, *alone, edit) == [f"variants.it.{message}"]
+    (found,) = problems(ADAPTIVE, put("variants", {}), put("variants.it", settings), edit)
+    assert found.startswith(f"variants.it.{message}")
 
 
 @pytest.mark.parametrize(
@@ -376,10 +210,6 @@ def test_a_variant_has_a_name_of_its_own() -> None:
     assert problems(put("variants.base", CHUNK)) == [
         "variants.base: this name means the untrained policy; choose another"
     ]
-
-
-def test_a_setting_that_is_needed_is_missed() -> None:
-    assert said_of(CHUNK, drop("variants.it.plan")) == ["variants.it.plan: required, but missing"]
 
 
 @pytest.mark.parametrize("value", FUZZ, ids=repr)

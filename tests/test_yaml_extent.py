@@ -20,9 +20,7 @@ BOMB = "\n".join(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("model: &m\n  height: *m\n", DEEP, id="an alias to itself"),
         pytest.param("model: &m [*m]\n", DEEP, id="a list that holds itself"),
-        pytest.param("model: " + "[" * 60 + "]" * 60 + "\n", DEEP, id="60 levels"),
         pytest.param("model: " + "[" * 3000 + "]" * 3000 + "\n", DEEP, id="3,000 levels"),
         pytest.param(BOMB, LONG, id="aliases of aliases"),
     ],

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from chunk_grpo.artifacts import publishing, read_text, table_from_rows, write_t
 from chunk_grpo.artifacts.publishing import main, publish
 from chunk_grpo.artifacts.run_record import PublishedFile, RunFacts, published_text, read_record
 from chunk_grpo.errors import ConfigError, DataError
+from tests.waiting import wait_for
 
 RUN = RunFacts("tiny", "c0ffee", "brave-otter")
 NEXT = RunFacts("tiny", "decade", "calm-heron")
@@ -27,18 +27,14 @@ KILL_LIMIT = 60.0
 
 
 def score(value: float) -> dict[str, object]:
-    return {
-        "policy": "base", "mode": "base", "train_seed": -1, "prompt_id": "eval-00000", "sample": 0,
-        "scorer": "clip", "metric": "score", "value": value,
-    }  # fmt: skip
+    row = {"policy": "base", "mode": "base", "train_seed": -1, "prompt_id": "eval-00000", "sample": 0}
+    return row | {"scorer": "clip", "metric": "score", "value": value}
 
 
 def make_workspace(folder: Path, value: float = 0.25, extra: int = 0) -> Path:
     """A finished workspace; `value` is its only score, `extra` a number of further files of that content."""
-    artifacts = folder / "artifacts"
-    write_table(
-        table_from_rows([score(value)], "scores"), artifacts / "scores" / "base" / "clip.parquet", "scores"
-    )
+    location = folder / "artifacts" / "scores" / "base" / "clip.parquet"
+    write_table(table_from_rows([score(value)], "scores"), location, "scores")
     files = {
         "params.yaml": "composed_from: tiny\n",
         "dvc.lock": "schema: '2.0'\n",
@@ -103,13 +99,6 @@ def test_what_people_read_is_published(workspace: Path, destination: str) -> Non
     assert written["published_at"].endswith("+00:00") and written["complete"]
 
 
-def test_models_are_published_on_request(workspace: Path, tmp_path: Path) -> None:
-    publish(workspace, tmp_path, RUN, models=True)
-    assert (tmp_path / "tiny/train/chunk/seed-0/transformer/model.safetensors").read_text() == "weights"
-    publish(workspace, tmp_path, RUN)
-    assert not (tmp_path / "tiny/train").exists()
-
-
 def test_only_what_changed_is_copied_again(workspace: Path, tmp_path: Path) -> None:
     publish(workspace, tmp_path, RUN)
     page = tmp_path / "tiny" / "report" / "index.html"
@@ -120,6 +109,10 @@ def test_only_what_changed_is_copied_again(workspace: Path, tmp_path: Path) -> N
     assert page.stat().st_ino == before
     assert names_of_a_whole_run(str(tmp_path / "tiny")) == PUBLISHED
     assert read_record(tmp_path / "tiny" / "run.json").run == NEXT
+    publish(workspace, tmp_path, RUN, models=True)
+    assert (tmp_path / "tiny/train/chunk/seed-0/transformer/model.safetensors").read_text() == "weights"
+    publish(workspace, tmp_path, RUN)
+    assert not (tmp_path / "tiny/train").exists()
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("<p>re")])
@@ -169,16 +162,6 @@ def publishing_of(workspace: Path, destination: str) -> Iterator["subprocess.Pop
             process.kill()
 
 
-def kill_when(begun: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
-    """SIGKILL as soon as `begun`."""
-    deadline = time.monotonic() + KILL_LIMIT
-    while not begun():
-        assert time.monotonic() < deadline and process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.001)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-
-
 def test_a_kill_leaves_no_mix_of_two_runs(tmp_path: Path, destination: str) -> None:
     """A reader gets the run of its run.json or an error, and any run can be published then."""
     older = make_workspace(tmp_path / "older", 0.25, MANY)
@@ -189,7 +172,9 @@ def test_a_kill_leaves_no_mix_of_two_runs(tmp_path: Path, destination: str) -> N
     held = read_record(f"{target}/run.json")
     files = fsspec.core.url_to_fs(target, use_listings_cache=False)[0]
     with publishing_of(newer, destination) as process:
-        kill_when(lambda: files.exists(f"{target}/many/0009.x"), process)
+        wait_for(lambda: files.exists(f"{target}/many/0009.x"), KILL_LIMIT, "the middle")
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
     last = f"many/{MANY - 1:04d}.txt"
     assert published_text(target, held, last).startswith("0.25")
     with pytest.raises(DataError, match=r"many/0009\.txt: must be of the run brave-otter, .*was interrupted"):
@@ -241,27 +226,28 @@ def test_a_folder_of_somebody_else_stays_as_it_is(
 
 
 def test_there_must_be_something_to_publish(workspace: Path, tmp_path: Path) -> None:
+    artifacts = workspace / "artifacts"
+
+    def emptied() -> None:
+        shutil.rmtree(artifacts)
+        artifacts.mkdir()
+
     with pytest.raises(ConfigError, match=r"preset: must be letters.*got '\.\./x'"):
         publish(workspace, tmp_path, RunFacts("../x", "", ""))
-    (workspace / "artifacts" / "run.json").write_text("")
-    with pytest.raises(DataError, match=r"artifacts/run\.json: reserved name"):
-        publish(workspace, tmp_path, RUN)
-    shutil.rmtree(workspace / "artifacts")
-    with pytest.raises(DataError, match="artifacts: cannot read: no such file or directory"):
-        publish(workspace, tmp_path, RUN)
-    (workspace / "artifacts").mkdir()
-    with pytest.raises(DataError, match=r"artifacts: must hold files to publish, got none\. Run the"):
-        publish(workspace, tmp_path, RUN)
-    (workspace / "params.yaml").unlink()
-    with pytest.raises(DataError, match=r"workspace: must be a workspace, got a folder without params\.yaml"):
-        publish(workspace, tmp_path, RUN)
+    for change, message in (
+        (lambda: (artifacts / "run.json").touch(), r"artifacts/run\.json: reserved name"),
+        (
+            lambda: (artifacts / "run.json").unlink() or (artifacts / "x").symlink_to("gone"),
+            "x: cannot read: no such",
+        ),
+        (emptied, r"artifacts: must hold files to publish, got none\. Run the"),
+        (artifacts.rmdir, "artifacts: cannot read: no such file or directory"),
+        ((workspace / "params.yaml").unlink, r"must be a workspace, got a folder without params\.yaml"),
+    ):
+        change()
+        with pytest.raises(DataError, match=message):
+            publish(workspace, tmp_path, RUN)
     assert not (tmp_path / "tiny").exists()
-
-
-def test_a_link_into_a_cache_that_lacks_the_file(workspace: Path, tmp_path: Path) -> None:
-    (workspace / "artifacts" / "report" / "plot.png").symlink_to(tmp_path / "gone")
-    with pytest.raises(DataError, match=r"report/plot\.png: cannot read: no such file"):
-        publish(workspace, tmp_path, RUN)
 
 
 def test_a_file_that_changes_while_it_is_published(
@@ -295,19 +281,13 @@ def test_the_command_line(
     assert (tmp_path / "out" / "mine" / "train").exists()
     assert main(arguments) == 2
     assert "must be a git checkout, to read the commit" in capfd.readouterr().err
+    git = ["git", "-C", str(workspace), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+    for command in (["init", "-q"], ["add", "params.yaml"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as in a git hook
+    assert main(arguments) == 0
+    assert read_record(tmp_path / "out" / "tiny" / "run.json").run.commit == head.stdout.strip()
     (workspace / "params.yaml").write_text("seed: 0\n")
     assert main(arguments) == 2
     assert "params.yaml: must have the key `composed_from`" in capfd.readouterr().err
-
-
-def test_the_commit_is_that_of_the_workspace(
-    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also in a git hook, which has the variables of another repository."""
-    git = ["git", "-C", str(workspace), "-c", "user.name=a", "-c", "user.email=a@b.example"]
-    for arguments in (["init", "-q"], ["add", "params.yaml"], ["commit", "-q", "-m", "x"]):
-        subprocess.run([*git, *arguments], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert main([str(tmp_path / "out"), "--workspace", str(workspace)]) == 0
-    assert read_record(tmp_path / "out" / "tiny" / "run.json").run.commit == head.stdout.strip()

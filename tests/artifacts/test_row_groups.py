@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +18,14 @@ RANDOM = np.random.default_rng(0)
 
 
 def image_row(number: int, size: int) -> dict[str, Any]:
-    return {
+    row = {
         "policy": "chunk",
         "mode": "tuned",
         "train_seed": 0,
         "prompt_id": f"eval-{number:05d}",
         "sample": 0,
-        "seed": number,
-        "image": {"bytes": RANDOM.bytes(size), "path": f"{number}.png"},
     }
+    return row | {"seed": number, "image": {"bytes": RANDOM.bytes(size), "path": f"{number}.png"}}
 
 
 def group_sizes(path: Path) -> list[int]:
@@ -53,14 +53,11 @@ def test_equal_rows_give_equal_bytes_however_they_come(tmp_path: Path) -> None:
     write_rows(rows, tmp_path / "a.parquet", "images", row_group_bytes=2000)
     write_rows((dict(row) for row in rows), tmp_path / "b.parquet", "images", row_group_bytes=2000)
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    write_rows([], tmp_path / "none.parquet", "images")
+    assert read_table(tmp_path / "none.parquet", "images").num_rows == 0
     write_rows(rows, tmp_path / "c.parquet", "images")
     write_table(table_from_rows(rows, "images"), tmp_path / "d.parquet", "images")
     assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / "d.parquet").read_bytes()
-
-
-def test_no_rows_are_a_table_too(tmp_path: Path) -> None:
-    write_rows([], tmp_path / "images.parquet", "images")
-    assert read_table(tmp_path / "images.parquet", "images").num_rows == 0
 
 
 def test_rows_are_on_the_disk_before_the_next_ones_are_made(tmp_path: Path) -> None:
@@ -92,30 +89,17 @@ def test_rows_that_fail_leave_what_was_there(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["images.parquet"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs"),
-        pa.ArrowMemoryError("malloc of size 2147483648 failed"),
-    ],
-    ids=["not implemented", "memory"],
-)
 def test_a_whole_file_that_cannot_be_read_is_not_called_corrupt(
-    error: pa.ArrowException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "images.parquet"
     write_rows([image_row(0, 10)], path, "images")
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", fail)
-    with pytest.raises(DataError) as caught:
-        read_table(path, "images")
-    assert str(caught.value) == (
-        f"{path}: cannot be read here ({error}), but need not be damaged. Keep it, and try with more free memory or "
-        "the pyarrow of constraints.txt."
-    )
+    for error in (pa.ArrowNotImplementedError("chunked array outputs"), pa.ArrowMemoryError("malloc failed")):
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", Mock(side_effect=error))
+        with pytest.raises(
+            DataError, match=rf"cannot be read here \({error}\), but need not be damaged. Keep it"
+        ):
+            read_table(path, "images")
 
 
 LARGE = 130

@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,34 +28,37 @@ from chunk_grpo.artifacts.storage import sizes_below
 from chunk_grpo.errors import DataError, TransientError
 
 
-def written(error: pytest.ExceptionInfo[DataError]) -> str:
-    assert error.value.exit_code == 3
-    return str(error.value)
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder, and a bucket of a real S3 server."""
+    return str(tmp_path if request.param == "folder" else request.getfixturevalue("bucket"))
 
 
-def test_the_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    write_text("older", path)
-    with pytest.raises(ZeroDivisionError), output_file(path) as draft:
-        draft.write_text("half")
-        assert draft.suffix == ".txt"
-        assert path.read_text() == "older"
-        _ = 1 / 0
-    assert path.read_text() == "older"
-    write_text("new", path)
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_written_file_has_the_users_default_permissions(tmp_path: Path) -> None:
+def test_the_older_file_stays_until_the_new_one_is_whole(place: str, tmp_path: Path) -> None:
+    path = join(place, "a.txt")
+    for older in (None, "ä"):
+        with pytest.raises(ZeroDivisionError), output_file(path) as draft:
+            draft.write_text("half")
+            assert draft.suffix == ".txt"
+            _ = 1 / 0
+        if older is None:
+            with pytest.raises(
+                DataError, match=r"a\.txt: cannot read: no such file.*\. Run the stage that writes it"
+            ):
+                read_text(path)
+        else:
+            assert read_text(path) == older
+        write_text("ä", path)
+    write_text("ö", path)
+    assert read_text(path) == "ö"
+    assert find_files(place, "*.txt") == [path]
     (tmp_path / "plain").write_text("")
     write_text("", tmp_path / "ours")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_a_folder_replaces_an_older_one(remote: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    target = join(request.getfixturevalue("bucket") if remote else tmp_path, "train", "chunk")
+def test_a_folder_replaces_an_older_one(place: str) -> None:
+    target = join(place, "train", "chunk")
     for name in ("old.txt", "new.txt"):
         with output_dir(target) as draft:
             (draft / "seed-0").mkdir()
@@ -65,7 +69,7 @@ def test_a_folder_replaces_an_older_one(remote: bool, tmp_path: Path, request: p
     with input_dir(target) as folder:
         assert [path.relative_to(folder).as_posix() for path in folder.rglob("*.txt")] == ["seed-0/new.txt"]
         assert (folder / "seed-0" / "new.txt").read_text() == "new.txt"
-    assert folder.exists() is not remote
+    assert folder.exists() is ("://" not in place)
     with (
         pytest.raises(DataError, match=r"chunk/nowhere: cannot read: no such f"),
         input_dir(join(target, "nowhere")),
@@ -85,10 +89,9 @@ def test_no_space_left_while_parquet_is_written(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     with pytest.raises(DataError) as caught, output_file(path) as draft:
         write_to_a_full_disk(draft)
-    assert written(caught) == (
-        f"{path}: cannot write: no space left on the disk; nothing was changed. Make room and run again: "
-        '"A full disk" in docs/operations.md has what may be deleted. Not with `dvc gc`: it removes results that '
-        "published models and other runs need."
+    said = str(caught.value)
+    assert said.startswith(
+        f"{path}: cannot write: no space left on the disk; nothing was changed. Make room and run"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -106,30 +109,24 @@ def test_no_space_left_at_the_last_step(tmp_path: Path, monkeypatch: pytest.Monk
     assert path.read_text() == "older"
 
 
-def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError) as caught:
         write_text("x", tmp_path / "file" / "a.txt")
-    assert written(caught).startswith(f"{tmp_path}/file/a.txt: cannot write: ")
+    assert (caught.value.exit_code, str(caught.value).partition("write: ")[0]) == (
+        3,
+        f"{tmp_path}/file/a.txt: cannot ",
+    )
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="folder: cannot write: Is a directory"):
         write_text("x", tmp_path / "folder")
-
-
-def test_an_output_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the kernel reports it to a user; root may write everywhere."""
-
-    def denied(self: Path, *_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-
-    monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(DataError) as caught:
+    # As the kernel reports it to a user; root may write everywhere.
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "runs")
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=denied))
+    with pytest.raises(
+        DataError, match=r"runs/a.txt: cannot write: no permission .*\. Change the owner or the mode"
+    ):
         write_text("x", tmp_path / "runs" / "a.txt")
-    assert written(caught) == (
-        f"{tmp_path}/runs/a.txt: cannot write: no permission "
-        f"([Errno 13] Permission denied: '{tmp_path}/runs'). "
-        "Change the owner or the mode, the S3 policy or keys, or the path."
-    )
 
 
 def test_text_json_and_csv(tmp_path: Path) -> None:
@@ -164,36 +161,15 @@ def test_find_files_lists_them_in_order(tmp_path: Path, monkeypatch: pytest.Monk
         find_files("scores", "*.png")
 
 
-def test_s3_keeps_what_is_written(bucket: str) -> None:
-    write_text("ä", f"{bucket}/run/a.txt")
-    write_text("ö", f"{bucket}/run/a.txt")
-    assert read_text(f"{bucket}/run/a.txt") == "ö"
-    assert find_files(f"{bucket}/run", "*.txt") == [f"{bucket}/run/a.txt"]
-
-
-def test_s3_shows_nothing_of_a_failed_write(bucket: str) -> None:
-    with pytest.raises(ZeroDivisionError), output_file(f"{bucket}/a.txt") as draft:
-        draft.write_text("half")
-        _ = 1 / 0
-    with pytest.raises(DataError) as caught:
-        read_text(f"{bucket}/a.txt")
-    assert written(caught) == (
-        f"{bucket}/a.txt: cannot read: no such file. Run the stage that writes it (`dvc repro`), "
-        "or fix the path."
-    )
-
-
 def test_s3_without_credentials(no_credentials: None) -> None:
-    message = (
-        "s3://nobody/a.txt: cannot {}: no S3 credentials (Unable to locate credentials). Set "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws configure`."
-    )
-    with pytest.raises(DataError) as caught:
-        read_text("s3://nobody/a.txt")
-    assert written(caught) == message.format("read")
-    with pytest.raises(DataError) as caught:
-        write_text("x", "s3://nobody/a.txt")
-    assert written(caught) == message.format("write")
+    for action, what in (
+        (lambda: read_text("s3://nobody/a"), "read"),
+        (lambda: write_text("x", "s3://nobody/a"), "write"),
+    ):
+        with pytest.raises(
+            DataError, match=rf"^s3://nobody/a: cannot {what}: no S3 credentials \(Unable.*Set AWS_ACC"
+        ):
+            action()
 
 
 def test_s3_that_does_not_answer_is_worth_another_try(
@@ -210,6 +186,8 @@ def test_s3_that_does_not_answer_is_worth_another_try(
 
 
 def test_a_scheme_that_is_not_known() -> None:
-    with pytest.raises(DataError) as caught, input_file("nosuch://bucket/a"):
+    with (
+        pytest.raises(DataError, match=r"^nosuch://bucket/a: unknown protocol 'nosuch'"),
+        input_file("nosuch://bucket/a"),
+    ):
         pass
-    assert written(caught) == "nosuch://bucket/a: unknown protocol 'nosuch'. Use a path or an s3:// URL."

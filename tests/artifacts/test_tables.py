@@ -1,5 +1,6 @@
 """Tables: what is written is read back, and whatever is wrong with a file is told."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,35 +12,12 @@ from chunk_grpo.artifacts import SCHEMAS, SchemaName, TableSchema, read_table, t
 from chunk_grpo.errors import DataError
 
 PROMPTS: list[dict[str, Any]] = [
-    {"prompt_id": "a", "split": "train", "prompt": "a red circle", "category": "single", "metadata": "{}"},
-    {
-        "prompt_id": "b",
-        "split": "eval",
-        "prompt": "ein grüner Würfel",
-        "category": "single",
-        "metadata": "{}",
-    },
+    {"prompt_id": name, "split": split, "prompt": text, "category": "single", "metadata": "{}"}
+    for name, split, text in (("a", "train", "a red circle"), ("b", "eval", "ein grüner Würfel"))
 ]
-REFUSED: dict[str, Any] = {
-    "policy": "chunk",
-    "mode": "hybrid",
-    "train_seed": 0,
-    "prompt_id": "a",
-    "sample": 0,
-    "scorer": "judge",
-    "metric": "score",
-    "value": None,
-    "refusal": "no answer",
-}
-IMAGE: dict[str, Any] = {
-    "policy": "chunk",
-    "mode": "hybrid",
-    "train_seed": 0,
-    "prompt_id": "a",
-    "sample": 0,
-    "seed": 7,
-    "image": {"bytes": b"\x89PNG", "path": "a-0.png"},
-}
+OF: dict[str, Any] = {"policy": "chunk", "mode": "hybrid", "train_seed": 0, "prompt_id": "a", "sample": 0}
+REFUSED = OF | {"scorer": "judge", "metric": "score", "value": None, "refusal": "no answer"}
+IMAGE = OF | {"seed": 7, "image": {"bytes": b"\x89PNG", "path": "a-0.png"}}
 
 
 def prompts() -> pa.Table:
@@ -76,10 +54,10 @@ def test_what_is_written_is_read_back(name: SchemaName, rows: list[dict[str, Any
     assert (metadata[b"chunk_grpo.schema"], metadata[b"chunk_grpo.version"]) == (name.encode(), version)
 
 
-def test_images_are_marked_as_a_hugging_face_image_column(tmp_path: Path) -> None:
-    write_table(table_from_rows([IMAGE], "images"), tmp_path / "images.parquet", "images")
-    metadata = pq.read_schema(tmp_path / "images.parquet").metadata
-    assert metadata[b"huggingface"] == b'{"info": {"features": {"image": {"_type": "Image"}}}}'
+def test_images_are_marked_as_a_hugging_face_image_column() -> None:
+    assert (
+        SCHEMAS["images"].metadata[b"huggingface"] == b'{"info": {"features": {"image": {"_type": "Image"}}}}'
+    )
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -105,55 +83,41 @@ def test_a_table_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_table(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.parquet"
-    assert fails(path) == (
-        f"{path}: cannot read: no such file or directory. Run the stage that writes it (`dvc repro`), "
-        "or fix the path."
-    )
+def written(path: Path) -> bytes:
+    write_table(prompts(), path, "prompts")
+    return path.read_bytes()
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"prompt,split\n", b"PAR1 and no more"], ids=["empty", "csv", "cut"]
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: b"prompt,split\n",
+        lambda content: content[:4] + b"\xff" * 56 + content[60:],
+        lambda content: content[:-100],
+    ],
+    ids=["empty", "csv", "damaged", "half downloaded"],
 )
-def test_a_file_that_is_no_parquet(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_parquet_or_damaged(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / "prompts.parquet"
-    path.write_bytes(content)
+    path.write_bytes(damage(written(path)))
     message = fails(path)
     assert message.startswith(f"{path}: corrupt, cut off, or no Parquet file (")
     assert message.endswith("). Delete it and run `dvc repro` to write it again.")
 
 
-def test_a_damaged_table(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.parquet"
-    write_table(prompts(), path, "prompts")
-    content = bytearray(path.read_bytes())
-    content[4:60] = b"\xff" * 56
-    path.write_bytes(bytes(content))
-    assert fails(path).startswith(f"{path}: corrupt, cut off, or no Parquet file (")
-
-
-def test_a_half_downloaded_table(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.parquet"
-    write_table(prompts(), path, "prompts")
-    path.write_bytes(path.read_bytes()[:-100])
-    assert fails(path).startswith(f"{path}: corrupt, cut off, or no Parquet file (")
-
-
-def test_a_foreign_parquet_file(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.parquet"
-    pq.write_table(prompts().replace_schema_metadata(None), path)
-    assert fails(path) == (
-        f"{path}: must be the table prompts/1, got a Parquet file that chunk-grpo did not write. "
-        "Check the path."
-    )
-
-
 def test_another_table(tmp_path: Path) -> None:
     path = tmp_path / "prompts.parquet"
-    write_table(prompts(), path, "prompts")
+    assert fails(path).startswith(
+        f"{path}: cannot read: no such file or directory. Run the stage that writes it"
+    )
+    written(path)
     assert (
         fails(path, "scores") == f"{path}: must be the table scores/2, got the table prompts. Check the path."
+    )
+    pq.write_table(prompts().replace_schema_metadata(None), path)
+    assert fails(path).startswith(
+        f"{path}: must be the table prompts/1, got a Parquet file that chunk-grpo did not"
     )
 
 

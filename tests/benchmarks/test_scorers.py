@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.scorers import GROUP, NOT_MEASURED, Pair, check_same, main, make_batch
+from benchmarks.scorers import GROUP, NOT_MEASURED, Pair, check_same, main
 from chunk_grpo.errors import DataError
 
 
@@ -44,8 +44,3 @@ def test_scores_that_differ_are_an_error() -> None:
             check_same("x", np.array([1.0, 0.0]), np.array(other))
         with pytest.raises(DataError, match="x: ours gives"):
             Pair("x", lambda: np.array([1.0, 0.0]), lambda o=other: np.array(o), lambda: None).run()
-
-
-def test_groups_share_a_prompt() -> None:
-    assert make_batch(5, 8, 2).prompts[:4] == ["a photo of a red circle, 0"] * 2 + ["a cat, 1"] * 2
-    assert len(set(make_batch(9, 8, 1).prompts)) == 9

@@ -13,20 +13,8 @@ from benchmarks.tables import machine
 
 def test_the_command_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "found.json"
-    train.main(
-        [
-            "--quick",
-            "--workloads",
-            "shipped",
-            "--rows",
-            REFERENCE,
-            OURS,
-            "--repetitions",
-            "2",
-            "--json",
-            str(path),
-        ]
-    )
+    options = ["--quick", "--workloads", "shipped", "--rows", REFERENCE, OURS, "--repetitions", "2"]
+    train.main([*options, "--json", str(path)])
     printed = capsys.readouterr().out
     found = json.loads(path.read_text())
     assert found["machine"] == machine() and found["machine"]["commit"] != "unknown"

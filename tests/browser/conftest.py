@@ -20,13 +20,7 @@ SCREENSHOTS = "CHUNK_GRPO_SCREENSHOTS"
 
 @dataclass(frozen=True)
 class Site:
-    """A server and what ran there.
-
-    Attributes:
-        watch: The server.
-        ran: Id of the flow run that executed every stage.
-        cached: Id of the flow run that found every stage in the cache.
-    """
+    """A server, a flow run that executed every stage there, and one that found every stage in the cache."""
 
     watch: Watch
     ran: str

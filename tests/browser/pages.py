@@ -54,7 +54,7 @@ return [...document.querySelectorAll('table')].filter(t => t.offsetParent !== nu
 
 IMAGES = """
 return [...document.images].filter(i => i.offsetParent !== null && i.src.startsWith('data:')).map(
-    i => ({alt: i.alt, natural: i.complete ? i.naturalWidth : 0, shown: i.getBoundingClientRect().width}));
+    i => ({alt: i.alt, natural: i.complete ? i.naturalWidth : 0}));
 """
 
 FIELDS = """
@@ -69,17 +69,10 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class Shown:
-    """An image of a page.
-
-    Attributes:
-        alt: Its text for those who cannot see it.
-        natural: Its own width in pixels; 0 when it could not be decoded.
-        shown: Its width on the page.
-    """
+    """An image of a page: its text, and its own width in pixels; 0 when it could not be decoded."""
 
     alt: str
     natural: int
-    shown: float
 
 
 class Ui:
@@ -112,13 +105,7 @@ class Ui:
         self.until(lambda: not missing(), lambda: f"not on the page: {missing()}", seconds)
 
     def until(self, look: Callable[[], Seen], what: Callable[[], str], seconds: float = SECONDS) -> Seen:
-        """Look until there is something to be seen, and return it.
-
-        Args:
-            look: What is seen; false when there is nothing.
-            what: What was expected, for the message.
-            seconds: To wait.
-        """
+        """Look until there is something to be seen, and return it; `what` was expected, for the message."""
         deadline = time.monotonic() + seconds
         while not (seen := look()):
             assert time.monotonic() < deadline, (
@@ -143,13 +130,7 @@ class Ui:
         self._driver.switch_to.window(self._driver.window_handles[-1])
 
     def tab(self, name: str, *texts: str, height: int = HEIGHT) -> None:
-        """Open a tab of a run's page.
-
-        Args:
-            name: Of the tab.
-            texts: To wait for.
-            height: Of the window meanwhile: of a long list only what is in the window is there at all.
-        """
+        """Open a tab of a run's page. Of a long list only what is in the window is there at all: `height`."""
         self._driver.set_window_size(WIDTH, height)
         self.click(name)
         self.wait_for(*texts)
@@ -163,10 +144,7 @@ class Ui:
         """The images that are part of the page itself, once there are any and each has been decoded."""
 
         def look() -> list[Shown]:
-            found = [
-                Shown(str(i["alt"]), int(i["natural"]), float(i["shown"]))
-                for i in self._driver.execute_script(IMAGES)
-            ]
+            found = [Shown(str(i["alt"]), int(i["natural"])) for i in self._driver.execute_script(IMAGES)]
             return found if all(image.natural for image in found) else []
 
         return self.until(look, lambda: f"no images, or broken ones: {self._driver.execute_script(IMAGES)}")

@@ -22,16 +22,7 @@ PARSER = MarkdownIt("commonmark").enable("table")
 
 @dataclass(frozen=True)
 class Block:
-    """A code block.
-
-    Attributes:
-        page: The page's path in the repository.
-        line: Of the code's first line, from 1.
-        language: What the fence names; `sh` for an indented block.
-        text: The code.
-        stages: What runs with these settings.
-        reason: Why nothing runs it; None if something does.
-    """
+    """A code block of a page: the line where its code begins, what runs with it, or the reason why nothing does."""
 
     page: str
     line: int

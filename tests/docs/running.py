@@ -26,24 +26,14 @@ LIMIT = 60.0
 
 @dataclass
 class Reader:
-    """One who types a page's blocks.
-
-    Attributes:
-        checkout: Where; the process's folder.
-        bucket: Name of a bucket on an S3 server.
-        names: What the page's Python has defined so far.
-    """
+    """One who types a page's blocks, in a checkout; `names` is what the page's Python has defined so far."""
 
     checkout: Workspace
     bucket: str
     names: dict[str, Any] = field(default_factory=dict)
 
     def run(self, block: Block) -> Any:
-        """Run a block and return what it gives.
-
-        Raises:
-            AssertionError: Its commands fail.
-        """
+        """Run a block and return what it gives."""
         text = re.sub(r"\bBUCKET\b", self.bucket, block.text)
         text = re.sub(r"\bPRESET\b", "smoke", text)
         return RUNNERS[block.language](self, block, text)
@@ -91,11 +81,7 @@ class Reader:
 
 
 def merged(raw: dict[str, Any], text: str, source: str) -> dict[str, Any]:
-    """Parameters with the settings of a block.
-
-    Raises:
-        ConfigError: They are not valid.
-    """
+    """Valid parameters with the settings of a block."""
     result: dict[str, Any] = _merged(raw, YAML(typ="safe").load(text))
     parse_params(result, source)
     return result

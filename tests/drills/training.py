@@ -26,8 +26,8 @@ from tests.drills.watch import (
     seconds_until_gone,
     serving,
     tree,
-    wait_for,
 )
+from tests.waiting import wait_for
 
 VARIANT = "chunk-ws"
 STAGE = f"train@{VARIANT}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import psutil
@@ -25,18 +25,18 @@ from chunk_grpo.orchestration.clones import make_clone
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import ROOT
 from tests.override_strings import with_override_strings
+from tests.waiting import TooLateError, wait_for
 
 _BUSY_SECONDS = 10  # retries of a request to a busy server, one per second
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
-Value = TypeVar("Value")
 Run = dict[str, Any]
 """A flow run or task run as returned by the server."""
 
 
 class DrillError(Exception):
-    """A check of a drill failed, or an event did not happen in time."""
+    """A check of a drill failed."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def run_drill(drill: Callable[[Path, Console], str | None]) -> int:
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
         try:
             result = drill(Path(folder), console)
-        except DrillError as error:
+        except (DrillError, TooLateError) as error:
             console.print(f"error: {error}", style="bold red", markup=False)
             return 1
     if result:
@@ -277,20 +277,6 @@ def lives(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-def wait_for(happened: Callable[[], Value | None], limit: float, what: str) -> Value:
-    """Call `happened` until it returns a true value; return that value.
-
-    Raises:
-        DrillError: It returned none within `limit` seconds.
-    """
-    deadline = time.monotonic() + limit
-    while not (value := happened()):
-        if time.monotonic() > deadline:
-            raise DrillError(f"{what}: not within {limit:.0f} s")
-        time.sleep(0.1)
-    return value
 
 
 def load() -> str:

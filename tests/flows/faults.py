@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.local_prefect import LocalPrefect, free_port
-from tests.drills.watch import Run, Watch, wait_for, watching
+from tests.drills.watch import Run, Watch, watching
+from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
+from tests.drills.watch import Watch, load, seconds_until_gone, tree
 from tests.flows.faults import child_of, served
 from tests.small_pipeline import Shell
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

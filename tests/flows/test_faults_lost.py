@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from infra.automations import AGAIN_AFTER_SECONDS, LOST_AFTER_SECONDS
-from tests.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
+from tests.drills.watch import Watch, load, seconds_until_gone, tree
 from tests.flows.faults import child_of, training, trainings
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

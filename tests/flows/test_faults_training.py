@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from tests.drills.watch import Watch, load, seconds_until_gone, tree, wait_for
+from tests.drills.watch import Watch, load, seconds_until_gone, tree
 from tests.flows.faults import child_of, training
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

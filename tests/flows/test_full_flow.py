@@ -15,8 +15,9 @@ import pytest
 
 from infra.local_prefect import LocalPrefect, free_port
 from infra.setup import SetUpError
-from tests.drills.watch import Watch, lives, wait_for
+from tests.drills.watch import Watch, lives
 from tests.flows.faults import child_of, served, training
+from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = ["prepare", "train@a", "train@b", "report"]

@@ -17,7 +17,8 @@ import pytest
 from chunk_grpo.artifacts import table_from_rows, write_table
 from chunk_grpo.reporting.history import HistoryRow
 from chunk_grpo.reporting.history_store import HISTORY, MEANS, read_history, read_means_of
-from tests.drills.watch import FINAL, Run, Watch, serving, wait_for
+from tests.drills.watch import FINAL, Run, Watch, serving
+from tests.waiting import wait_for
 from tests.webhook import webhook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

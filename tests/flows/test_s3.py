@@ -105,7 +105,7 @@ def object_of(workspace: Pipeline, output: str) -> str:
     return f"files/md5/{md5[:2]}/{md5[2:]}"
 
 
-def test_a_machine_with_nothing_gets_all_from_the_bucket(machines: Machines) -> None:
+def test_a_machine_with_nothing_gets_all_from_the_bucket(machines: Machines, tmp_path: Path) -> None:
     """It has the commit alone: no dvc.lock, an empty cache."""
     first = pushed_by(machines)
     second = machines.workspace("b")
@@ -118,6 +118,10 @@ def test_a_machine_with_nothing_gets_all_from_the_bucket(machines: Machines) -> 
     assert not list(second.root.glob("*.pid"))
     assert machines.cache("b") == machines.cache("a")
     assert restored(machines.workspace("b", "2"), pull=False) == ALL
+    (second.root / "prepared.txt").unlink()
+    shutil.rmtree(tmp_path / "b" / "checkout" / ".dvc" / "cache")
+    pulled = second.restore(["prepare"], quiet, pull=True)
+    assert {name: found.outcome for name, found in pulled.items()} == {"prepare": "pulled"}
 
 
 FAULTS = {

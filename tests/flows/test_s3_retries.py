@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.drills.watch import Run, Watch, wait_for
+from tests.drills.watch import Run, Watch
 from tests.flows.faults import served, slow_prepare
 from tests.flows.test_s3 import add_remote, store
 from tests.s3_server import server_on
 from tests.small_pipeline import Shell
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
-from tests.drills.watch import Watch, wait_for
+from tests.drills.watch import Watch
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")

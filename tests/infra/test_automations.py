@@ -12,8 +12,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from infra import automations, runs
 from infra.local_prefect import LocalPrefect, _unfinished
 from tests.infra.deployment_files import template
+from tests.waiting import wait_for
 
-from .conftest import ask, set_up, state, wait_for
+from .conftest import ask, set_up, state
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from chunk_grpo.orchestration.commands import STOP_MARGIN
 from chunk_grpo.stopping import STOP_SECONDS
 from infra import local_prefect
 from infra.linger import MARGIN
-from tests.drills.watch import wait_for
 from tests.infra.deployment_files import INFRA, POOLS, ROOT, rendered, template
+from tests.waiting import wait_for
 
 STAGE = """
 import signal, sys, time

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from infra.local_prefect import LocalPrefect, free_port
+from tests.waiting import wait_for
 
-from .conftest import ask, set_up, snapshot, start_run, state, wait_for
+from .conftest import ask, set_up, snapshot, start_run, state
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,9 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import SetUpError
+from tests.waiting import wait_for
 
-from .conftest import make_serve, start_run, wait_for
+from .conftest import make_serve, start_run
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
 

@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from infra.local_prefect import LocalPrefect
+from tests.waiting import wait_for
 from tests.webhook import webhook
 
-from .conftest import processes, start_run, state, wait_for
+from .conftest import processes, start_run, state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

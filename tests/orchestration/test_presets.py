@@ -25,11 +25,6 @@ def edit(root: Path, **changes: object) -> None:
     write_params(root, params)
 
 
-def test_what_was_only_composed_is_replaced(root: Path) -> None:
-    replace_params(root, "smoke", force=False)
-    assert read_yaml(root / "params.yaml") == composed(root, "smoke")
-
-
 def test_the_same_values_in_another_form_are_no_edits(root: Path) -> None:
     edit(root)  # written by another program
     replace_params(root, "smoke", force=False)

@@ -14,9 +14,7 @@ from chunk_grpo.prompts import (
     PromptRow,
     PromptSource,
     check_lengths,
-    normalized,
     read_prompt_file,
-    shared_prompts,
 )
 from tests.prompts import files
 from tests.prompts.files import LENIENT, STRICT
@@ -47,24 +45,13 @@ class TestRefusing:
             "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip` or `keep`.",
         ]
 
-    def test_only_what_is_refused_is_among_them(self, tmp_path: Path) -> None:
-        rules = LENIENT.model_copy(update={"empty": "refuse"})
-        assert refused(tmp_path, ["a", "a", "", " b"], rules) == [
-            "1 problem (empty: 1)",
-            "  row 3: an empty prompt",
-            "Fix the file, or a copy of it, or set `prompts.checks.empty: drop`.",
-        ]
-
     def test_twenty_are_shown_and_the_others_counted(self, tmp_path: Path) -> None:
         lines = refused(tmp_path, [f" {number}" for number in range(15)] + [""] * 15)
         assert lines[0] == "30 problems (whitespace around the prompt: 15, empty: 15)"
         assert [line.split(":")[0] for line in lines[1:21]] == [f"  row {number}" for number in range(1, 21)]
         assert lines[21] == "  and 10 more"
         assert refused(tmp_path, [""] * 20)[21].startswith("Fix")
-
-    def test_values_are_cut_short(self, tmp_path: Path) -> None:
-        line = refused(tmp_path, ["x" * 500 + " "])[1]
-        assert line == "  row 1: whitespace before or after the prompt: '" + "x" * 59 + "..."
+        assert refused(tmp_path, ["x" * 500 + " "])[1].endswith("'" + "x" * 59 + "...")
 
     @pytest.mark.parametrize(
         "character", ["\0", "\x1f", "\x7f", "\x85", "\u2028", "\u2029", "\ufeff", "\ud800", "\uffff"]
@@ -89,11 +76,6 @@ class TestDuplicates:
 
     def test_letters_do(self, tmp_path: Path) -> None:
         assert len(read(tmp_path, ["A cat", "a cat", "a cat."], STRICT).rows) == 3
-
-    def test_all_problems_of_a_repeated_one_are_told(self, tmp_path: Path) -> None:
-        lines = refused(tmp_path, ["a ", "a ", "a"])
-        assert lines[0] == "4 problems (whitespace around the prompt: 2, duplicates: 2)"
-        assert lines[4] == "  row 3: the same prompt as in row 1: 'a'"
 
     def test_dropped_or_kept(self, tmp_path: Path) -> None:
         for action, rows in (("drop", [1, 2]), ("keep", [1, 2, 3, 4])):
@@ -154,44 +136,27 @@ class TestLengths:
         found = read(tmp_path, ["a b c d", "a", "a b c"], STRICT)
         with pytest.raises(DataError) as caught:
             check_lengths(found.rows[::-1], found.report, STRICT, LIMITS)
-        assert str(caught.value).splitlines() == [
-            f"{tmp_path / 'p.json'}: 3 problems (longer than clip's 2 tokens: 2, longer than t5's 3 tokens: 1)",
+        header, *lines, _ = str(caught.value).splitlines()
+        assert header.endswith("3 problems (longer than clip's 2 tokens: 2, longer than t5's 3 tokens: 1)")
+        assert lines == [
             "  row 1: 4 tokens of clip, which takes 2: 'a b c d'",
             "  row 1: 4 tokens of t5, which takes 3: 'a b c d'",
             "  row 3: 3 tokens of clip, which takes 2: 'a b c'",
-            "Fix the file, or a copy of it, or set `prompts.checks.too_long: keep` (the text encoder truncates them) "
-            "or, for T5, a higher `model.max_sequence_length`.",
         ]
 
     def test_generated_prompts_are_told_by_their_number(self) -> None:
         rows = [PromptRow(text, "", {}, number, "coco") for number, text in enumerate(("a", "a b c", "a"), 1)]
         report = check_lengths(rows, None, LENIENT, LIMITS)
         assert report is not None
-        assert report.lines() == [
-            "coco: 3 of 3 prompts taken",
-            "coco: longer than clip's 2 tokens: 1 kept as they are (prompt 2)",
-        ]
+        assert report.lines()[1].endswith("longer than clip's 2 tokens: 1 kept as they are (prompt 2)")
         assert check_lengths(rows[:1], None, LENIENT, LIMITS) is None
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(
+            DataError, match="prompt 2: 3 tokens of clip, which takes 2: 'a b c'\nSet `prompts"
+        ):
             check_lengths(rows, None, STRICT, LIMITS)
-        assert str(caught.value).splitlines()[1:] == [
-            "  prompt 2: 3 tokens of clip, which takes 2: 'a b c'",
-            "Set `prompts.checks.too_long: keep` (the text encoder truncates them) or, for T5, a higher "
-            "`model.max_sequence_length`.",
-        ]
 
 
 class TestReport:
-    def test_sentences(self, tmp_path: Path) -> None:
-        path = write(tmp_path, ["a", "a", "", "b", "c", "d"])
-        found = read_prompt_file(PromptSource(path, limit=5), LENIENT)
-        assert found.part(0, 2).report.lines() == [
-            f"{path}: 2 of 5 prompts taken, 3 passed the checks",
-            f"{path}: duplicates: 1 dropped (row 2)",
-            f"{path}: empty: 1 dropped (row 3)",
-            f"{path}: read up to the limit of 5; there is more",
-        ]
-
     def test_long_lists_are_cut_and_counted(self, tmp_path: Path) -> None:
         report = read(tmp_path, ["a"] * 31, LENIENT).report
         shown = list(range(2, 22))
@@ -201,16 +166,3 @@ class TestReport:
         finding["examples"] = ["the same prompt as in row 1: 'a'"] * 20
         content = {"sources": [source], "unit": "row", "read": 31, "kept": 1, "used": 1}
         assert json.dumps(report.as_json()) == json.dumps(content | {"findings": [finding], "notes": []})
-
-
-def test_prompts_that_two_sets_share() -> None:
-    def row(text: str, line: int, source: str) -> PromptRow:
-        return PromptRow(text, "", {}, line, source)
-
-    train = [row("a cat", 1, "train"), row("a  cat", 2, "train"), row("a dog", 3, "train")]
-    test = [row("a cow", 1, "test"), row("a\u00a0cat", 2, "test")]
-    assert shared_prompts(test, train) == [(test[1], train[0])]
-
-
-def test_normalized_by_hand() -> None:
-    assert normalized(" Cafe\u0301 \u2003 b\n") == "Café b"

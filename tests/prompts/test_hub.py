@@ -47,14 +47,12 @@ def test_offline_it_says_how_to_get_the_file(cache: Path) -> None:
     assert "name the file to read by `hub_file`" in refused("ann/prompts")
 
 
-@pytest.mark.parametrize("told", [httpx.ReadTimeout("no answer\nfrom there"), ConnectionError("no answer")])
-def test_a_download_that_breaks_off(told: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **settings: object) -> str:
-        raise told
+        raise httpx.ReadTimeout("no answer\nfrom there")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
-    message = refused("ann/prompts", file="test.json")
-    assert f"could not be downloaded ({type(told).__name__}: no answer)" in message
+    assert "could not be downloaded (ReadTimeout: no answer)" in refused("ann/prompts", file="test.json")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,9 +91,7 @@ def test_what_is_missing_is_said_before_anything_is_made(
     assert "scorers.own.source: cannot import no_such_rewards:brightness" in " ".join(
         capsys.readouterr().err.split()
     )
-    assert {n: b for n, b in workspace.files().items() if not n.startswith("runs/")} == {
-        n: b for n, b in before.items() if not n.startswith("runs/")
-    }
+    assert workspace.files() == before
 
 
 @pytest.mark.parametrize("stage", ["train", "score"])
@@ -101,18 +99,13 @@ def test_a_spec_of_another_version_is_refused(
     stage: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As after an update of the package, when only a part of the stages ran again."""
-    for path in (
-        workspace.artifacts / "specs" / "training.json",
-        workspace.artifacts / "specs" / "scorers" / f"{SCORER}.json",
-    ):
+    for name in ("training.json", f"scorers/{SCORER}.json"):
+        path = workspace.artifacts / "specs" / name
         path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
     assert workspace.run(stage) == 3
     first = {"train": "shapes-exact", "score": SCORER}[stage]
     said = " ".join(capsys.readouterr().err.split())
-    assert (
-        f"scorers.{first}: is {first} version 1, but was checked as {first} version 7; run `dvc repro`"
-        in said
-    )
+    assert f"scorers.{first}: is {first} version 1, but was checked as {first} version 7; run `dvc" in said
 
 
 def test_a_split_without_images_is_named(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,8 +113,5 @@ def test_a_split_without_images_is_named(workspace: Workspace, capsys: pytest.Ca
     path.write_text(path.read_text().replace('"eval",', '"test",').replace('"wise"', '"more"'))
     assert workspace.run("score") == 3
     said = " ".join(capsys.readouterr().err.split())
-    assert (
-        "must hold images of prompts of the splits test, more (scorers.shapes-graded.splits), got none"
-        in said
-    )
+    assert "must hold images of prompts of the splits test, more (scorers.shapes-graded.splits), got" in said
     assert VARIANT in said

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from chunk_grpo.artifacts import read_table
@@ -18,11 +16,8 @@ from stages._prompts import Split, splits_of
 from tests.conftest import CHECKPOINT, Workspace, any_prompt, new_workspace, prompt_file
 
 CHECKS = {"duplicates": "refuse", "empty": "refuse", "spaces": "strip", "too_long": "keep"}
-RECORD = {
-    "tag": "counting",
-    "include": [{"class": "dog", "count": 2}],
-    "exclude": [{"class": "dog", "count": 3}],
-}
+DOGS = [[{"class": "dog", "count": count}] for count in (2, 3)]
+RECORD = {"tag": "counting", "include": DOGS[0], "exclude": DOGS[1]}
 QUESTION = {
     "Category": "Cultural knowledge",
     "Subcategory": "Festival",
@@ -55,11 +50,7 @@ def test_a_files_prompts_are_shared_out_in_seeded_order(tmp_path: Path) -> None:
     assert not set(texts(made["train"])) & set(texts(made["eval"]))
     assert texts(splits(train_file=file)["train"]) == texts(made["train"])
     assert texts(splits(train_file=file, seed=1)["train"]) != texts(made["train"])
-
-
-def test_eval_prompts_of_a_file_of_their_own_keep_its_order(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(9)))
-    held_out = write(tmp_path / "b.txt", "b", "a", "c")
+    held_out = write(tmp_path / "b.txt", "b", "a", "c")  # in its own order
     assert texts(splits(train_file=file, eval_file=held_out)["eval"]) == ["b", "a"]
 
 
@@ -78,67 +69,49 @@ def test_what_is_trained_on_is_not_evaluated_on(tmp_path: Path) -> None:
         splits(train_file=same, checks=CHECKS | {"duplicates": "keep"})
 
 
-def test_what_is_trained_on_too_is_named_by_its_row(tmp_path: Path) -> None:
-    for name, texts in (("a.parquet", ["x", "y", "z"]), ("b.parquet", ["a", "y"])):
-        pq.write_table(pa.table({"prompt": texts}), tmp_path / name)
-    file, held_out = prompt_file(str(tmp_path / "a.parquet")), prompt_file(str(tmp_path / "b.parquet"))
-    with pytest.raises(DataError, match=r"b.parquet, row 2: 'y' is also trained on \(.*a.parquet, row 2\)"):
-        splits(train_file=file, eval_file=held_out)
-
-
-def test_a_file_that_is_too_short_is_named_with_the_key(tmp_path: Path) -> None:
+def test_a_file_that_is_too_short_is_named_with_the_key_and_its_duplicates(tmp_path: Path) -> None:
     file, short = write(tmp_path / "a.txt", "x", "y", "z"), write(tmp_path / "b.txt", "a")
-    with pytest.raises(
-        DataError, match=r"a.txt: must hold prompts.train_count \+ prompts.eval_count = 5 prompts, got 3"
-    ):
-        splits(train_file=file)
-    with pytest.raises(DataError, match=r"a.txt: must hold prompts.train_count = 4 prompts, got 3"):
-        splits(train_file=file, eval_file=short, train_count=4)
-    with pytest.raises(DataError, match=r"b.txt: must hold prompts.eval_count = 2 prompts, got 1"):
-        splits(train_file=file, eval_file=short)
-
-
-def test_a_file_that_is_too_short_for_its_duplicates_says_so(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.txt", "x", "y", "x", "z", "x", "v", "w")
+    doubles = write(tmp_path / "c.txt", "x", "y", "x", "z", "x", "v", "w")
     checks = CHECKS | {"duplicates": "drop"}
-    with pytest.raises(DataError) as caught:
-        splits(train_file=file | {"limit": 5}, checks=checks)
-    assert str(caught.value) == (
-        f"{tmp_path / 'a.txt'}: must hold prompts.train_count + prompts.eval_count = 5 prompts, got 3 (5 were read and "
-        "2 dropped); raise its `limit`, which ends reading after 5, lower the counts or add prompts"
-    )
-    with pytest.raises(DataError, match=r"got 5 \(7 were read and 2 dropped\); lower the counts"):
-        splits(train_file=file | {"limit": 8}, train_count=4, checks=checks)
-    assert len(splits(train_file=file, checks=checks)["train"].rows) == 3
+    both = r"prompts.train_count \+ prompts.eval_count = {}"
+    for settings, message in (
+        ({"train_file": file}, rf"a.txt: must hold {both.format(5)} prompts, got 3"),
+        (
+            {"train_file": file, "eval_file": short, "train_count": 4},
+            r"a.txt: .*train_count = 4 prompts, got 3",
+        ),
+        ({"train_file": file, "eval_file": short}, r"b.txt: must hold prompts.eval_count = 2 prompts, got 1"),
+        (
+            {"train_file": doubles | {"limit": 5}, "checks": checks},
+            r"5 were read and 2 dropped\); raise its `limit`",
+        ),
+        (
+            {"train_file": doubles, "train_count": 4, "checks": checks},
+            r"7 were read and 2 dropped\); lower the",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            splits(**settings)
+    assert len(splits(train_file=doubles, checks=checks)["train"].rows) == 3
 
 
 def test_reports_tell_how_many_prompts_are_used(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(99)), "prompt 0")
     held_out = write(tmp_path / "b.txt", "a", "b", "c", "d")
-    checks = CHECKS | {"duplicates": "drop"}
-
-    def told(**settings: Any) -> dict[str, list[str]]:
-        made = splits(checks=checks, train_count=4, **settings)
-        return {name: split.report.lines() for name, split in made.items() if split.report}
-
-    assert told(train_file=file) == {
-        "train": [
-            f"{tmp_path / 'a.txt'}: 4 of 100 prompts taken, 99 passed the checks",
-            f"{tmp_path / 'a.txt'}: duplicates: 1 dropped (line 100)",
-        ],
-        "eval": [f"{tmp_path / 'a.txt'}: 2 of 100 prompts taken, 99 passed the checks"],
-    }
     benchmarks = {
         "more": {"kind": "file", "file": file, "count": 3},
         "all": {"kind": "file", "file": held_out, "count": None},
     }
-    found = told(train_file=file, eval_file=held_out, benchmarks=benchmarks)
-    assert {name: lines[0].split(": ")[1] for name, lines in found.items()} == {
+    checks = CHECKS | {"duplicates": "drop"}
+    made = splits(checks=checks, train_count=4, train_file=file, eval_file=held_out, benchmarks=benchmarks)
+    told = {name: split.report.lines() for name, split in made.items() if split.report}
+    assert {name: lines[0].split(": ")[1] for name, lines in told.items()} == {
         "train": "4 of 100 prompts taken, 99 passed the checks",
         "eval": "2 of 4 prompts taken, 4 passed the checks",
         "more": "3 of 100 prompts taken, 99 passed the checks",
         "all": "4 of 4 prompts taken",
     }
+    assert told["train"][1] == f"{tmp_path / 'a.txt'}: duplicates: 1 dropped (line 100)"
 
 
 def test_our_own_prompts_need_no_file_and_a_benchmark_of_them_is_not_trained_on() -> None:

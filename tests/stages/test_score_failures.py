@@ -1,13 +1,13 @@
 """A scorer that fails in the stage score: what is asked again, what is kept, and how the stage ends."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Workspace
 from tests.stages.own_scorers import CODE, OWN, add_judge, calls, check, do, limit, score, scores
+from tests.waiting import wait_for
 
 KEPT = ".ckpt"
 
@@ -60,10 +60,7 @@ def test_sigterm_ends_a_scorer_that_hangs_and_costs_one_batch(workspace: Workspa
     add_judge(workspace)
     do(workspace, "hang 3")
     process = workspace.process("score_base", **OWN)
-    end = time.monotonic() + 60
-    while not (workspace.root / "hangs").exists():
-        assert time.monotonic() < end and process.poll() is None
-        time.sleep(0.05)
+    wait_for((workspace.root / "hangs").exists, 60, "a scorer that hangs")
     process.send_signal(signal.SIGTERM)
     try:
         _, errors = process.communicate(timeout=30)
@@ -135,10 +132,3 @@ def test_raising_the_share_asks_about_the_refused_alone(workspace: Workspace) ->
     assert score(workspace)[0] == 0
     assert calls(workspace) == [2]
     assert sum(row["value"] is None for row in scores(workspace)) == 1
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1, "none"])
-def test_the_share_is_one(workspace: Workspace, share: object) -> None:
-    add_judge(workspace)
-    workspace.edit(lambda raw: raw["scorers"]["own"].update(refusals=share))
-    assert workspace.run("check_scorers") == 2

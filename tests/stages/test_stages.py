@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import signal
-import time
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,7 +22,8 @@ from chunk_grpo.config import load_params
 from chunk_grpo.core.choices import SDES
 from chunk_grpo.image_files import decode_image
 from stages.train import Arguments, checkpoint_key, forget
-from tests.conftest import ORDER, SCORER, VARIANT, Workspace, any_prompt, new_workspace, prompt_file
+from tests.conftest import ORDER, SCORER, VARIANT, Workspace
+from tests.waiting import wait_for
 
 
 def rows(workspace: Workspace, path: str, schema: SchemaName) -> list[dict[str, Any]]:
@@ -48,11 +48,8 @@ def test_every_stage_leaves_its_manifest(finished: Workspace) -> None:
 @pytest.mark.parametrize("stage", ORDER)
 def test_a_stage_writes_the_same_bytes_again(stage: str, finished: Workspace, workspace: Workspace) -> None:
     _, options = workspace.options(stage)
-    outs = [
-        options[options.index(f"--{name}") + 1]
-        for name in ("out", "plot", "tensors")
-        if f"--{name}" in options
-    ]
+    names = [f"--{name}" for name in ("out", "plot", "tensors") if f"--{name}" in options]
+    outs = [options[options.index(name) + 1] for name in names]
     if stage.startswith("encode_prompts"):
         outs.append(options[options.index("--index") + 1])
     elif stage in ("train", "profile_l1", "generate", "generate_base"):
@@ -83,30 +80,6 @@ def test_prompts_are_balanced_and_held_out(finished: Workspace) -> None:
     assert max(by_category.values()) - min(by_category.values()) <= 1
     assert len({row["prompt_id"] for row in found}) == len(found)
     assert all(json.loads(row["metadata"])["prompt"] == row["prompt"] for row in found)
-
-
-def from_file(tmp_path: Path, lines: list[str], **prompts: Any) -> Workspace:
-    made = new_workspace(tmp_path)
-    (tmp_path / "prompts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    given = {"source": "file", "train_file": prompt_file("prompts.txt"), "wise_count": 0}
-    made.edit(lambda raw: raw["prompts"].update({**given, "train_count": 16, "eval_count": 8, **prompts}))
-    made.edit(any_prompt)
-    return made
-
-
-def test_prompts_may_come_from_a_file(tmp_path: Path) -> None:
-    lines = [f"ein Würfel, Nummer {number}" for number in range(30)]
-    made = from_file(tmp_path, lines)
-    assert made.run("prepare_prompts") == 0
-    found = rows(made, "prompts/training.parquet", "prompts")
-    assert Counter(row["split"] for row in found) == {"train": 16, "eval": 8}
-    texts = [row["prompt"] for row in found]
-    assert len(set(texts)) == 24
-    assert set(texts) <= set(lines)
-    assert texts != lines[:24]  # in seeded order
-    made.edit(lambda raw: raw["prompts"].update(seed=1))
-    assert made.run("prepare_prompts") == 0
-    assert [row["prompt"] for row in rows(made, "prompts/training.parquet", "prompts")] != texts
 
 
 @pytest.mark.parametrize("part", ["training", "evaluation"])
@@ -222,10 +195,8 @@ def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace
     target = workspace.artifacts / "train" / VARIANT
     target.rename(workspace.root / "older")
     with workspace.process("train") as process:
-        deadline = time.monotonic() + 120
-        while not list((workspace.root / ".ckpt").glob("*/seed-0/*.pt")):  # after the first iteration
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.005)
+        first = (workspace.root / ".ckpt").glob
+        wait_for(lambda: any(first("*/seed-0/*.pt")), 120, "the first iteration")
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 75
@@ -296,40 +267,29 @@ def train_arguments(workspace: Workspace) -> Arguments:
     return Arguments(**paths)
 
 
-def test_variants_with_equal_settings_have_checkpoints_of_their_own(workspace: Workspace) -> None:
-    """They may train side by side, and the first one to end removes its checkpoints."""
-    workspace.edit(lambda raw: raw["variants"].update(twin=raw["variants"][VARIANT]))
-    params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
-    assert params.variants["twin"] == params.variants[VARIANT]
-    twin = replace(arguments, variant="twin")
-    assert checkpoint_key(params, twin) != checkpoint_key(params, arguments)
-
-
-def test_a_checkpoint_belongs_to_the_code_of_its_stage(
+def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Variants with equal settings may train side by side; and another base policy may have the name of the first."""
+    code, model = tmp_path / "stages", workspace.root / "model"
+    shutil.copytree(Path(stages.__file__).parent, code)
+    shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, model)
+    monkeypatch.setattr(stages, "__file__", str(code / "__init__.py"))
+    workspace.edit(lambda raw: raw["model"].update(checkpoint=str(model)))
+    workspace.edit(lambda raw: raw["variants"].update(twin=raw["variants"][VARIANT]))
     params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
-    copy = tmp_path / "stages"
-    shutil.copytree(Path(stages.__file__).parent, copy)
-    first = checkpoint_key(params, arguments)
-    monkeypatch.setattr(stages, "__file__", str(copy / "__init__.py"))
-    assert checkpoint_key(params, arguments) == first
-    (copy / "train.py").write_text((copy / "train.py").read_text() + "# another version\n")
-    assert checkpoint_key(params, arguments) != first
 
+    def key(**changes: str) -> str:
+        assert workspace.run("inputs") == 0
+        return checkpoint_key(params, replace(arguments, **changes))
 
-def test_a_checkpoint_belongs_to_its_base_policy(workspace: Workspace) -> None:
-    """Another base policy of the same name must not be resumed with the weights of the first."""
-    copy = workspace.root / "model"
-    shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, copy)
-    workspace.edit(lambda raw: raw["model"].update(checkpoint=str(copy)))
-    params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
-    assert workspace.run("inputs") == 0
-    first = checkpoint_key(params, arguments)
-    assert checkpoint_key(params, arguments) == first
-    weights = copy / "transformer" / "diffusion_pytorch_model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
+    first = key()
+    assert key() == first != key(variant="twin")
+    weights = model / "transformer" / "diffusion_pytorch_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert key() != first
     weights.write_bytes(content)
-    assert workspace.run("inputs") == 0
-    assert checkpoint_key(params, arguments) != first
+    assert key() == first
+    (code / "train.py").write_text((code / "train.py").read_text() + "# another version\n")
+    assert key() != first
