@@ -37,14 +37,7 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder with params.yaml of the smoke preset and artifacts/, in which stages run.
-
-    Attributes:
-        root: The folder.
-        variant: Whose stages run.
-        plan: That variant's plan.
-        scorer: What scores.
-    """
+    """A folder with params.yaml of the smoke preset and artifacts/, in which stages run."""
 
     root: Path
     variant: str = VARIANT

@@ -1,7 +1,5 @@
 """Two of GenEval's records, of our own making, in the official keys and order."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checkout of this repository as it is now, uncommitted changes included, to run DVC in."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

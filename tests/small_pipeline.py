@@ -1,7 +1,5 @@
 """A small real pipeline that can be served, in a repository of its own: prepare, train@a, train@b, report."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

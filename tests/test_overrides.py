@@ -1,7 +1,5 @@
 """Overrides of parameters: how they are applied, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -83,15 +83,5 @@ def test_a_typo_leaves_the_results_where_they_are(checkout: Path) -> None:
     (checkout / "params.yaml").write_bytes(kept)
 
 
-@pytest.mark.slow
-def test_another_chunk_size_is_another_plan(checkout: Path) -> None:
-    def plan(size: int) -> str:
-        edit_params(checkout, lambda raw: raw["chunks"]["plans"]["equal-4"].update(chunk_size=size))
-        dvc(checkout, "repro", "chunk_boundaries")
-        return YAML(typ="safe").load(checkout / "artifacts" / "chunks" / "chunks.json")["equal-4"]
-
-    assert [plan(size) for size in (4, 8, 4)] == [[4, 4, 4, 4], [8, 8], [4, 4, 4, 4]]
-
-
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,7 +1,5 @@
 """chunk_grpo/stopping.py: a stage's process ends with its parent and by a signal, from its first milliseconds on."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

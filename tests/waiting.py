@@ -1,7 +1,5 @@
 """Waiting for something to happen."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,11 +14,7 @@ class TooLateError(AssertionError):
 
 
 def wait_for(happened: Callable[[], Value | None], limit: float, what: str) -> Value:
-    """Call `happened` until it returns a true value; return that value.
-
-    Raises:
-        TooLateError: It returned none within `limit` seconds.
-    """
+    """Call `happened` until it returns a true value; return that value."""
     deadline = time.monotonic() + limit
     while not (value := happened()):
         if time.monotonic() > deadline:

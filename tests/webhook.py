@@ -1,7 +1,5 @@
 """A webhook on this machine, known to a Prefect server: what a team's chat would be told."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import threading

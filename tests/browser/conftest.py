@@ -1,7 +1,5 @@
 """The preset `smoke` on a real Prefect server with both workers, run twice, and a browser that looks at it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

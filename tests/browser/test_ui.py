@@ -1,7 +1,5 @@
 """What a person sees of a run in the Prefect UI, asserted on what a real browser shows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

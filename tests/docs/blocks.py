@@ -5,8 +5,6 @@ each, unless the line before it is `<!-- not run: REASON -->`. Settings after `<
 params.yaml, and those stages run. Viewers of Markdown hide both.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

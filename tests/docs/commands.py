@@ -1,7 +1,5 @@
 """The words of a command line: whether what they name exists. Nothing is run, but make with `--dry-run`."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

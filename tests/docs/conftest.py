@@ -1,7 +1,5 @@
 """A checkout in which the preset smoke has been run: where readers type what the pages show."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

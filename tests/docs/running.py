@@ -1,7 +1,5 @@
 """Run the code blocks of a page, in order, in a checkout in which the preset smoke has been run."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

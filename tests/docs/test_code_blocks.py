@@ -1,7 +1,5 @@
 """Every code block of README and docs is run or checked, or says why not."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

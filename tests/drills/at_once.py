@@ -3,8 +3,6 @@
 python -m tests.drills.at_once
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
@@ -34,11 +32,7 @@ def main() -> int:
 
 
 def check(watch: Watch, runs: list[str]) -> str:
-    """Check that both runs complete with equal results, and that each stage was computed by only one of them.
-
-    Raises:
-        DrillError: A check failed.
-    """
+    """Check that both runs complete with equal results, and that each stage was computed by only one of them."""
     for run in runs:
         ended = watch.ended(run, 900)
         if ended["state_type"] != "COMPLETED":

@@ -8,8 +8,6 @@ stages without DVC, in an empty folder. All artifacts must be byte-identical exc
 clock times; the second checkout uses the first one's for its report. If a stage fails, it must fail in both.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -39,13 +37,7 @@ _NO_CODE = ("chunk_grpo/orchestration", "chunk_grpo/reporting/templates", "chunk
 
 @dataclass(frozen=True)
 class Ended:
-    """Result of a run.
-
-    Attributes:
-        failed: Name of the stage that failed, or None.
-        ran: Names of the stages that ran.
-        text: Output of the run.
-    """
+    """Result of a run."""
 
     failed: str | None
     ran: tuple[str, ...]
@@ -89,11 +81,7 @@ class Drill:
         self._ran = self._failed = self._known = 0
 
     def run(self, count: int) -> Iterator[str]:
-        """Make changes and compare after each; yield a line about each.
-
-        Raises:
-            DrillError: The results differ.
-        """
+        """Make changes and compare after each; yield a line about each."""
         state = self._states[0]
         yield f"the beginning: {self._compare(state)}"
         for _ in range(count):

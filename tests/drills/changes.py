@@ -1,7 +1,5 @@
 """Random single changes of a checkout: a value of params.yaml, the order of its keys, a line of code, a user's file."""
 
-from __future__ import annotations
-
 import copy
 import random
 import re
@@ -39,12 +37,7 @@ USER_FILES = {
 
 @dataclass
 class State:
-    """Parameters of a checkout, and its files that differ from the commit.
-
-    Attributes:
-        params: Content of params.yaml, in order.
-        files: Content of changed files by path.
-    """
+    """Parameters of a checkout, and its files that differ from the commit."""
 
     params: dict[str, Any]
     files: dict[str, bytes] = field(default_factory=dict)
@@ -133,13 +126,7 @@ class Changes:
     """Random changes of a state, of kinds that a user could make."""
 
     def __init__(self, seed: int, presets: Sequence[Mapping[str, Any]], code: Mapping[str, bytes]) -> None:
-        """Seed the random generator.
-
-        Args:
-            seed: Random seed.
-            presets: Parameters whose values a change may use.
-            code: Code files of the commit, by path.
-        """
+        """Seed the random generator."""
         self._random = random.Random(seed)
         self._presets, self._code = presets, code
 

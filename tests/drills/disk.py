@@ -6,8 +6,6 @@ The disk is a small tmpfs in a private mount namespace (Linux only). Where unpri
 run it as root.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import json
@@ -123,11 +121,7 @@ def mounted(disk: Path, megabytes: int) -> Iterator[None]:
 
 
 def drill(watch: Watch, disk: Path, options: argparse.Namespace, console: Console) -> None:
-    """Fill the disk, check the failure, free the space, run again.
-
-    Raises:
-        DrillError: A check failed.
-    """
+    """Fill the disk, check the failure, free the space, run again."""
     parameters: dict[str, Any] = {"preset": options.preset, "overrides": options.overrides}
     run = watch.start(**parameters)
     process = wait_for(lambda: _process(watch, run, options), 300, f"{options.stage} runs")
@@ -177,11 +171,7 @@ def _truncate_log(database: Path) -> bool:
 
 
 def _failure(watch: Watch, run: str) -> str:
-    """Error message of the failed run; it may name another stage that ran out of space first.
-
-    Raises:
-        DrillError: The run ended in another way, or not at all.
-    """
+    """Error message of the failed run; it may name another stage that ran out of space first."""
     ended = watch.ended(run, 120)
     message = str(ended["state"]["message"])
     if ended["state_type"] != "FAILED" or not re.search("stage .*no space left", message, re.I | re.S):

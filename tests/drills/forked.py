@@ -4,8 +4,6 @@ A folder with a program named `python`, first on PATH, connects to the server. T
 the folder in which they are started; only modules of installed packages are already imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -55,11 +53,7 @@ sys.exit(int(answer) if answer else 1)
 
 @contextmanager
 def forking(folder: Path) -> Iterator[Path]:
-    """Run the server inside the context; yield the folder to put first on PATH.
-
-    Args:
-        folder: New folder for the server's socket and program.
-    """
+    """Run the server inside the context; yield the folder to put first on PATH."""
     programs, path = folder / "bin", str(folder / "socket")
     programs.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listening:

@@ -9,8 +9,6 @@ and reach results byte-identical to an undisturbed training. It runs in a clone 
 its own DVC cache.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -108,11 +106,7 @@ class Repository:
                         left.kill()
 
     def finish(self) -> float:
-        """Train to the end; return the seconds it took.
-
-        Raises:
-            DrillError: The training failed, or left checkpoints.
-        """
+        """Train to the end; return the seconds it took."""
         start = time.monotonic()
         with self.repro("--single-item", "--force") as process:
             told, _ = process.communicate()
@@ -123,14 +117,7 @@ class Repository:
 
 @dataclass
 class Story:
-    """Statistics of the drill.
-
-    Attributes:
-        hits: Number of signals per victim.
-        resumed: Iterations of the checkpoints from which training resumed.
-        kept: Number of stopped trainings that reported the checkpoint they saved.
-        slowest: Longest time until all processes had ended, in seconds.
-    """
+    """Statistics of the drill."""
 
     hits: dict[str, int] = field(default_factory=dict)
     resumed: list[int] = field(default_factory=list)
@@ -160,11 +147,7 @@ def main() -> int:
 
 
 def drill(root: Path, seed: int, count: int, console: Console) -> Story:
-    """Prepare, then repeatedly send a signal and resume.
-
-    Raises:
-        DrillError: A check failed.
-    """
+    """Prepare, then repeatedly send a signal and resume."""
     made = Repository(root)
     prepare(made)
     untouched: dict[int, Mapping[str, bytes]] = {}
@@ -222,11 +205,7 @@ def hits(seed: int) -> Iterator[tuple[Victim, random.Random]]:
 def hit(
     made: Repository, victim: Victim, delay: float, random_: random.Random, story: Story, *, trains: bool
 ) -> str:
-    """Start, wait, send the signal, and check the remains; return a description.
-
-    Raises:
-        DrillError: A process survived, or an unreported loss happened.
-    """
+    """Start, wait, send the signal, and check the remains; return a description."""
     before, begun = made.newest(), time.time()
     with made.repro("--single-item", "--force") as process:
         if trains:
@@ -269,12 +248,7 @@ def strike(leader: int, victim: Victim, random_: random.Random) -> str:
 
 
 def check_interrupt(made: Repository, told: str, begun: float) -> bool:
-    """Whether an interrupted training reported its checkpoint; it must if it had begun to train.
-
-    Raises:
-        DrillError: The report is missing or does not match the newest checkpoint, an iteration was lost, or there is a
-            traceback.
-    """
+    """Whether an interrupted training reported its checkpoint; it must if it had begun to train."""
     stage = told.partition("Running stage")[2]
     if "Traceback" in stage:
         raise DrillError(f"a traceback:\n{told}")

@@ -5,8 +5,6 @@
 Both run in clones of this repository at its commit, each with its own DVC cache, server and PREFECT_HOME.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from contextlib import suppress
@@ -59,11 +57,7 @@ def main() -> int:
 
 
 def completed(watch: Watch, run: str) -> tuple[str, set[str]]:
-    """Wait for a run to complete; return its id and the names of the checkpoints written meanwhile.
-
-    Raises:
-        DrillError: The run ended in another way.
-    """
+    """Wait for a run to complete; return its id and the names of the checkpoints written meanwhile."""
     begun, written = time.time(), set[str]()
 
     def ended() -> bool:
@@ -126,11 +120,7 @@ def outputs(watch: Watch, run: str) -> dict[str, bytes]:
 
 
 def compare(untouched: dict[str, bytes], killed: dict[str, bytes]) -> None:
-    """Compare the outputs of two trainings.
-
-    Raises:
-        DrillError: A file differs.
-    """
+    """Compare the outputs of two trainings."""
     names = sorted(untouched.keys() | killed.keys())
     if differ := [name for name in names if untouched.get(name) != killed.get(name)]:
         raise DrillError(f"not the same: {', '.join(differ)}")

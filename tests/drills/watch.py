@@ -1,7 +1,5 @@
 """Start flow runs on a local Prefect server, find their processes, and wait for their end."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -41,11 +39,7 @@ class DrillError(Exception):
 
 @dataclass(frozen=True)
 class Watch:
-    """Access to a local Prefect server and the processes of its workers.
-
-    Attributes:
-        prefect: Server and workers.
-    """
+    """Access to a local Prefect server and the processes of its workers."""
 
     prefect: LocalPrefect
     _workers: ExitStack
@@ -116,11 +110,7 @@ class Watch:
         return [state["type"] for state in sorted(history, key=lambda state: state["timestamp"])]
 
     def ended(self, run: str, seconds: float) -> Run:
-        """Wait for the end of a flow run; return the run.
-
-        Raises:
-            DrillError: The run has not ended within `seconds`.
-        """
+        """Wait for the end of a flow run; return the run."""
 
         def final() -> Run | None:
             found = self.run(run)
@@ -129,12 +119,7 @@ class Watch:
         return wait_for(final, seconds, f"the end of run {run}")
 
     def outcomes(self, run: str, preset: str = "%") -> dict[str, str]:
-        """Outcome of each stage, from the outcome tables of a flow run.
-
-        Args:
-            run: Id of the flow run.
-            preset: Preset whose table is read; default: all.
-        """
+        """Outcome of each stage, from the outcome tables of a flow run."""
         mine = {"flow_run_id": {"any_": [run]}, "key": {"like_": f"outcomes-{preset}"}}
         tables = self.ask("POST", "artifacts/filter", {"artifacts": mine, "sort": "CREATED_DESC"})
         rows = [
@@ -146,11 +131,7 @@ class Watch:
         return {row[1]: row[3] for row in rows if row[1] != "stage"}
 
     def latest_artifact(self, key: str) -> str:
-        """Text of the newest artifact with this key, of any run.
-
-        Raises:
-            DrillError: There is none.
-        """
+        """Text of the newest artifact with this key, of any run."""
         return str(self.ask("GET", f"artifacts/{key}/latest")["data"])
 
     def busy(self, pool: str) -> int:
@@ -162,11 +143,7 @@ class Watch:
         return len(found)
 
     def engine(self, run: str) -> psutil.Process:
-        """Process of a flow run; its parent is the worker.
-
-        Raises:
-            DrillError: The run has no process.
-        """
+        """Process of a flow run; its parent is the worker."""
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 mine = process.environ().get("PREFECT__FLOW_RUN_ID") == run
@@ -185,17 +162,7 @@ class Watch:
         return None
 
     def ask(self, method: str, path: str, body: Any = None, **parameters: str) -> Any:
-        """Send a request; retry while the server's database is busy, like Prefect's client.
-
-        Args:
-            method: HTTP method.
-            path: Path below `api/`.
-            body: JSON body.
-            parameters: Query parameters of the URL.
-
-        Raises:
-            DrillError: The server refused the request.
-        """
+        """Send a request; retry while the server's database is busy, like Prefect's client."""
         url = f"{self.prefect.url}/api/{path}"
         for _ in range(_BUSY_SECONDS):
             response = httpx.request(method, url, json=body, params=parameters, timeout=60)
@@ -258,11 +225,7 @@ def tree(root: psutil.Process) -> list[psutil.Process]:
 
 
 def seconds_until_gone(processes: Sequence[psutil.Process], limit: float) -> float:
-    """Wait until processes have ended (zombies count as ended); return the seconds.
-
-    Raises:
-        DrillError: A process is alive after `limit` seconds.
-    """
+    """Wait until processes have ended (zombies count as ended); return the seconds."""
     start = time.monotonic()
 
     def alive() -> list[psutil.Process]:

@@ -1,7 +1,5 @@
 """The small pipeline, served for all tests of a module; those that break more serve one of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

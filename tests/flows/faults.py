@@ -1,7 +1,5 @@
 """The small pipeline as `make serve` serves it, to be broken on purpose."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several variants and presets in one run, and two workers of the pool `gpu`, on the small pipeline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

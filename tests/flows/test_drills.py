@@ -1,7 +1,5 @@
 """Short runs of the drills: no process is left, and no byte changes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Two runs with the same inputs, one after the other and truly at once, with one DVC cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run is cancelled while two trainings run, on two workers, and a third one waits for a worker."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

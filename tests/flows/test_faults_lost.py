@@ -3,8 +3,6 @@
 A training of the small pipeline has no checkpoint, so that a second one is seen from its process.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Literal
 

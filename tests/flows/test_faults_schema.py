@@ -1,7 +1,5 @@
 """A stage of the real pipeline that writes a table of another schema: it fails, and nothing of it goes anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

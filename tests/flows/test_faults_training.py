@@ -1,7 +1,5 @@
 """A training process that is killed: what is told, what is freed, and that the next run goes on."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The flow through a real Prefect server and both process workers, on the small pipeline."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """flows/_pool.py: how often a flow run asks about its stage on a pool."""
 
-from __future__ import annotations
-
 import pytest
 
 from flows._pool import pause_after

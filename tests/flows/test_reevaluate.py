@@ -1,7 +1,5 @@
 """Published models are evaluated again on a schedule: the preset `smoke`, with its real stages."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The DVC remote on a real S3 server: machines that share nothing else, and what can go wrong on the way."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A server or a machine that is killed while objects go to or come from the DVC remote."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress

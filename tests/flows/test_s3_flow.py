@@ -1,7 +1,5 @@
 """Flow runs of machines that share a bucket and a Prefect server at most: each has its own checkout, cache and home."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Reading and writing the DVC remote is tried again where that may help, and only there: by flow runs on a server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Its packages go into an environment of their own, kept in the user's cache folder; memcached is Debian's.
 """
 
-from __future__ import annotations
-
 import getpass
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A served small pipeline, PostgreSQL, and questions to a Prefect server."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import secrets

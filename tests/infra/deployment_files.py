@@ -1,7 +1,5 @@
 """What the tests of the files for containers, Kubernetes and AWS share: reading them, running a linter, rendering."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

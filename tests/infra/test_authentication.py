@@ -1,7 +1,5 @@
 """`make serve` with authentication, as docs/deploy.md says."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a real server does with flow runs that a worker took and that never run, and which runs are found there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

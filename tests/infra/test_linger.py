@@ -1,7 +1,5 @@
 """infra/linger.py: a container lives as long as a training that saves; and all templates give it one time to do so."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

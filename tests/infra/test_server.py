@@ -1,7 +1,5 @@
 """Set-up on real servers, SQLite and PostgreSQL: twice, with changes of a user's, and workers of another folder."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Garbage that SQLite does not let go of must not hold up the thread that commits."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """What set-up, workers and `make serve` check and decide before they talk to a server."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

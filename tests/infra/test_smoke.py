@@ -1,7 +1,5 @@
 """The check of the whole chain says why it did not work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

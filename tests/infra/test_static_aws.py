@@ -1,7 +1,5 @@
 """infra/aws: cfn-lint, AWS's own model of the ECS requests, and ours: least privilege, nothing public."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -84,15 +82,3 @@ def test_a_policy_allows_named_actions_on_named_resources_and_removal_of_what_is
             assert "*" not in listed(statement["Resource"])
     removing = [each for each in statements("StorePolicy") if "Delete" in str(each["Action"])]
     assert [each["Resource"] for each in removing] == ["!Sub ${Bucket.Arn}/published/*"]
-
-
-def test_the_bucket_is_private_encrypted_versioned_and_outlives_the_stack() -> None:
-    bucket, properties = RESOURCES["Bucket"], RESOURCES["Bucket"]["Properties"]
-    assert set(properties["PublicAccessBlockConfiguration"].values()) == {True}
-    assert properties["VersioningConfiguration"] == {"Status": "Enabled"}
-    assert "BucketEncryption" in properties
-    assert bucket["DeletionPolicy"] == bucket["UpdateReplacePolicy"] == "Retain"
-    # DVC finds its objects by content, whatever their age.
-    assert all("ExpirationInDays" not in rule for rule in properties["LifecycleConfiguration"]["Rules"])
-    denied = statements("BucketPolicy")[0]
-    assert (denied["Effect"], denied["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": False}})

@@ -1,7 +1,5 @@
 """infra/compose.yaml: the compose specification, and ours: loopback only, no secrets, pinned, no root, health."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from typing import Any

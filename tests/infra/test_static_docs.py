@@ -1,7 +1,5 @@
 """docs/deploy.md names settings that exist, and the versions of constraints.txt."""
 
-from __future__ import annotations
-
 import re
 
 import prefect.settings

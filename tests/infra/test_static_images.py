@@ -1,7 +1,5 @@
 """infra/docker: the linter's rules, and ours: pinned, no secrets, no root, a health check."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

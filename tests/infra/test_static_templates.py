@@ -1,7 +1,5 @@
 """Base job templates of Kubernetes and ECS: placeholders, variables and their defaults fit each other."""
 
-from __future__ import annotations
-
 import jsonschema
 import pytest
 from prefect.utilities.templating import find_placeholders

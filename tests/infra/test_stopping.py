@@ -1,7 +1,5 @@
 """What becomes of the processes when `make serve` and its like end, by themselves or by force."""
 
-from __future__ import annotations
-
 import http.server
 import signal
 import sys

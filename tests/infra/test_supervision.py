@@ -1,7 +1,5 @@
 """Who is told of a failed run, and what becomes of a run while its server is away."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """For a Python with prefect-kubernetes and prefect-aws: prints what their workers make of our job templates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """chunk_grpo/orchestration/commands.py: lines as they come, and an end for all."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """chunk_grpo/orchestration/guard.py: no process of a command outlives whoever asked for it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """chunk_grpo/orchestration/outcomes.py: what DVC's lines say."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

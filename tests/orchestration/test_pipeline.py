@@ -1,7 +1,5 @@
 """chunk_grpo/orchestration/pipeline.py against a real DVC repository."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import threading

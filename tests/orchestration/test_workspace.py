@@ -1,7 +1,5 @@
 """A run's workspace is one commit, shares the DVC cache, and leaves the checkout alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

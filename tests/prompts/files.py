@@ -1,7 +1,5 @@
 """Files of prompts, and what reading them gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

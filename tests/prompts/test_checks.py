@@ -1,7 +1,5 @@
 """Prompts that break a rule: refused together, or dropped, changed or kept and reported."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Our own prompts: valid records, wordings that say what the record demands, and nothing twice too early."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

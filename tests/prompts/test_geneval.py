@@ -1,7 +1,5 @@
 """GenEval's records: official ones are read, others refused with the rule that they break."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

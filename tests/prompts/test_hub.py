@@ -1,7 +1,5 @@
 """Files of data sets on the hub: from the cache without a network, or an error that says how to get them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each format gives the same prompts; problems of the file's form come with file, line or row, and value."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

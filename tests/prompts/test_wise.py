@@ -1,7 +1,5 @@
 """WISE's files in both versions, with texts of our own."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

@@ -25,6 +25,7 @@ A, B, C = ("tuned", 0, "eval-0"), ("hybrid", 0, "eval-0"), ("tuned", 0, "eval-1"
 def test_no_batch_holds_a_part_of_a_group(size: int) -> None:
     """As generation writes them: a batch of tuned images that ends within a group, then hybrid ones, then the rest."""
     images = table([A, A, C, B, B, A, C, C, B])
+    assert list(whole_groups(images[:0], size)) == []
     batches = [
         [(tuple(r[n] for n in GROUP), r["sample"]) for r in part] for part in whole_groups(images, size)
     ]
@@ -38,10 +39,6 @@ def test_no_batch_holds_a_part_of_a_group(size: int) -> None:
         assert len(numbers) == 3
     assert all(len(part) < size + 3 for part in batches)
     assert all(len(part) >= size for part in batches[:-1])
-
-
-def test_there_may_be_no_images() -> None:
-    assert list(whole_groups(table([A])[:0], 4)) == []
 
 
 @pytest.mark.parametrize(
@@ -63,12 +60,8 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
     monkeypatch.setattr(scorer, "score", score)
     picture = {"bytes": encode_png(np.zeros((2, 2, 3), np.uint8)), "path": "a.png"}
     groups = [("tuned", 0, f"eval-{number}") for number in range(30)]
-    images = pa.Table.from_pylist(
-        [
-            {**dict(zip(GROUP, group, strict=True)), "policy": "base", "sample": 0, "image": picture}
-            for group in groups
-        ]
-    )
+    more = {"policy": "base", "sample": 0, "image": picture}
+    images = pa.Table.from_pylist([dict(zip(GROUP, group, strict=True)) | more for group in groups])
     prompts = {name: {"prompt": "a circle", "metadata": "{}"} for _, _, name in groups}
     kept = KeptScores(tmp_path / "kept")
     assert len(list(score_rows("vivid", scorer, images, prompts, kept))) == 30
