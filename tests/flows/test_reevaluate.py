@@ -158,17 +158,3 @@ def raised(row: HistoryRow) -> HistoryRow:
 
 COMPARED = ("change", "reference", "difference", "band", "p_value")
 """Columns that tell of another evaluation."""
-
-
-def test_another_scorer_is_recorded_and_not_compared(watch: Watch, published: Path, known: str) -> None:
-    """One that has the name of the old one."""
-    del known  # there must be one, whichever it is
-    other = {"kind": "shapes-graded", "splits": ["eval", "wise"], "batch_size": 256}
-    changes = {"scorers": {"shapes-exact": other}, **seed(3)}
-    name, text = evaluated(watch, published, overrides=changes)
-    rows = [row for row in read_history(published / HISTORY) if row.evaluation == name]
-    changed = [row for row in rows if row.scorer == "shapes-exact"]
-    assert changed and {row.change for row in changed} == {"scorer"}
-    assert "scorer" not in {row.change for row in rows if row not in changed}
-    assert f"{len(changed)} not compared: the scorer changed" in text
-    assert "not compared: the scorer changed" in watch.latest_artifact("trend-smoke")

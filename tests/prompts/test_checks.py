@@ -7,13 +7,7 @@ import pytest
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import (
-    CheckedPrompts,
-    PromptRow,
-    PromptSource,
-    check_lengths,
-    read_prompt_file,
-)
+from chunk_grpo.prompts import CheckedPrompts, PromptRow, PromptSource, check_lengths, read_prompt_file
 from tests.prompts import files
 from tests.prompts.files import LENIENT, STRICT
 

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,126 +17,40 @@ from chunk_grpo.environment import PROCESSES
 from stages import _launch
 from stages._launch import run_processes
 from tests.conftest import ROOT, VARIANT, Workspace
+from tests.stages.started import Started
 from tests.waiting import wait_for
 
-STAGE = '''"""A stage for tests, in two processes."""
-import os, sys, time
-from chunk_grpo.stopping import STOP, begin
-begin()
-from dataclasses import dataclass, field
-from pathlib import Path
-from chunk_grpo.errors import DataError, TransientError
-from stages._launch import FAIL_SECONDS, run_processes
-from stages._stage import argument
-
-@dataclass(frozen=True)
-class Arguments:
-    work: str = field(metadata=argument("what to do"))
-    out: str = field(metadata=argument("where each process leaves a file", writes=True))
-
-def main(params, arguments):
-    rank = os.environ["RANK"]
-    Path(arguments.out, rank).write_text(" ".join([os.environ["WORLD_SIZE"], os.environ["ACCELERATE_USE_CPU"]]))
-    if arguments.work == "all fail":
-        raise DataError("all of us")
-    if arguments.work == "the second fails" and rank == "1":
-        raise KeyError("the second")
-    if arguments.work == "the second fails while the first saves":
-        if rank == "1":
-            time.sleep(0.5)
-            os.kill(os.getpid(), 9)
-        Path(os.environ["CHUNK_GRPO_SAVING"]).touch()
-        time.sleep(0.5 + FAIL_SECONDS + 2)
-        Path(arguments.out, rank).write_text("saved")
-        Path(os.environ["CHUNK_GRPO_SAVING"]).unlink()
-        time.sleep(60)  # for the other one
-    if arguments.work == "hang":
-        with STOP.deferred():
-            while not STOP.requested:
-                time.sleep(0.01)
-            Path(arguments.out, rank).write_text("asked")
-            time.sleep(60)
-    if arguments.work in ("wait", "the second fails"):
-        with STOP.deferred():
-            while not STOP.requested:
-                time.sleep(0.01)
-            time.sleep(float(rank == "0"))  # saves a checkpoint
-            Path(arguments.out, rank).write_text("saved")
-
-if __name__ == "__main__":
-    sys.exit(run_processes(main, Arguments, lambda params: 4))
-'''
-
-
-class Started:
-    """A stage for tests as a process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "stage.py").write_text(STAGE)
-        (folder / "out").mkdir()
-
-    def command(self, work: str) -> list[str]:
-        options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(self.folder / "run.json")]
-        return [sys.executable, str(self.folder / "stage.py"), *options, "--work", work, "--out", "out"]
-
-    def environment(self, **variables: str) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(ROOT), PROCESSES: "2"} | variables
-
-    @contextmanager
-    def start(self, work: str, **variables: str) -> "Iterator[subprocess.Popen[str]]":
-        """Killed on leaving if it still runs, which ends its processes too."""
-        options = {"cwd": self.folder, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-        environment = self.environment(**variables)
-        with subprocess.Popen(self.command(work), env=environment, **options) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
-
-    def says(self, rank: int) -> str:
-        path = self.folder / "out" / str(rank)
-        return path.read_text() if path.exists() else ""
-
-    def both(self) -> bool:
-        return bool(self.says(0) and self.says(1))
+BEGUN = "tiny 2 true"
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Started:
-    return Started(tmp_path)
+    return Started(tmp_path, processes=2)
 
 
 def test_all_processes_run_and_the_first_one_writes_what_a_stage_writes(
     started: Started, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
-    assert ended(started, "nothing", STAGE_RUN_MARKER=str(marker)) == (0, "")
-    assert started.says(0) == started.says(1) == "2 true"
+    assert started.ended("nothing", STAGE_RUN_MARKER=str(marker)) == (0, "", "")
+    assert started.all_say(BEGUN)
     assert marker.exists()
-    assert read_manifest(tmp_path / "run.json").stage == "run"
-
-
-def ended(started: Started, work: str, **variables: str) -> tuple[int, str]:
-    """Exit code and words of a stage that nobody stops."""
-    with started.start(work, **variables) as process:
-        _, errors = process.communicate(timeout=60)
-    return process.returncode, errors
+    assert read_manifest(tmp_path / "runs" / "test@a.json").stage == "test@a"
 
 
 def test_an_error_of_all_is_told_once(started: Started) -> None:
-    code, errors = ended(started, "all fail")
-    assert code == 3
+    code, _, errors = started.ended("fail")
+    assert code == 75
     assert errors.startswith("error: all of us\n") or errors.endswith("error: all of us\n")
-    assert not (started.folder / "run.json").exists()
+    assert not (started.folder / "runs").exists()
 
 
 def test_the_failure_of_one_ends_all_with_its_message(started: Started) -> None:
-    code, errors = ended(started, "the second fails")
+    code, _, errors = started.ended("the second fails")
     assert code == 1
     assert "process 1 of 2 ended with exit code 1:\n" in errors
     assert errors.splitlines()[-1] == "KeyError: 'the second'"
-    assert started.says(0) == "2 true"  # it waited, and was ended
+    assert started.says(0) in (BEGUN, "begun")  # it waited, and was ended
 
 
 @pytest.mark.parametrize(
@@ -149,22 +61,21 @@ def test_a_stop_reaches_all_each_may_save_and_it_is_told_once(
     reaches: str, number: signal.Signals, started: Started
 ) -> None:
     """A terminal sends it to all of them."""
-    with started.start("wait") as process:
-        wait_for(started.both, 60, "both")
-        time.sleep(0.2)
+    with started.start("train") as process:
+        wait_for(lambda: started.all_say("begun"), 60, "both")
         process.send_signal(number) if reaches == "the launcher" else os.killpg(process.pid, number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert started.says(0) == started.says(1) == "saved"
+    assert started.all_say("saved")
     name = number.name if reaches == "all" else "SIGTERM"
     assert re.fullmatch(f"error: stopped by ({name}|SIGTERM). [^\n]*\n", errors)
 
 
 def test_a_second_ctrl_c_ends_all_at_once(started: Started) -> None:
     with started.start("hang") as process:
-        wait_for(started.both, 60, "both")
+        wait_for(lambda: started.all_say("begun"), 60, "both")
         process.send_signal(signal.SIGINT)
-        wait_for(lambda: started.says(0) == started.says(1) == "asked", 60, "both asked")
+        wait_for(lambda: started.all_say("asked"), 60, "both asked")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=10)
     assert (process.returncode, errors) == (75, "")
@@ -172,7 +83,7 @@ def test_a_second_ctrl_c_ends_all_at_once(started: Started) -> None:
 
 def test_processes_that_hang_are_killed_when_the_time_of_a_stop_is_over(started: Started) -> None:
     with started.start("hang", CHUNK_GRPO_STOP_SECONDS="2") as process:
-        wait_for(started.both, 60, "both")
+        wait_for(lambda: started.all_say("begun"), 60, "both")
         process.terminate()
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 137
@@ -185,7 +96,7 @@ def test_processes_that_hang_are_killed_when_the_time_of_a_stop_is_over(started:
 def test_after_a_failure_the_others_have_the_time_of_a_stop_while_the_first_one_saves(
     started: Started,
 ) -> None:
-    code, errors = ended(started, "the second fails while the first saves")
+    code, _, errors = started.ended("the second fails while the first saves")
     assert (code, errors) == (137, "process 1 of 2 was ended by SIGKILL\n")
     assert started.says(0) == "saved"
 
@@ -195,22 +106,21 @@ def test_after_a_failure_the_others_have_the_time_of_a_stop_while_the_first_one_
 def test_processes_end_with_the_one_that_started_them_or_its_parent(
     by_another: bool, started: Started
 ) -> None:
-    command = started.command("wait")
+    command = started.command("train")
     if by_another:
         command = [sys.executable, "-c", f"import subprocess; subprocess.run({command!r})"]
     with subprocess.Popen(
         command, cwd=started.folder, env=started.environment(), stderr=subprocess.DEVNULL
     ) as first:
-        wait_for(started.both, 60, "both")
-        time.sleep(0.2)
+        wait_for(lambda: started.all_say("begun"), 60, "both")
         first.kill()
-    wait_for(lambda: started.says(0) == started.says(1) == "saved", 60, "both saved")
+    wait_for(lambda: started.all_say("saved"), 60, "both saved")
 
 
 @pytest.mark.parametrize("value", ["0", "two"])
 def test_a_number_of_processes_that_is_none_is_refused(value: str, started: Started) -> None:
     said = f"error: {PROCESSES}: must be a number of at least 1, got '{value}'\n"
-    assert ended(started, "nothing", **{PROCESSES: value}) == (2, said)
+    assert started.ended("nothing", **{PROCESSES: value}) == (2, "", said)
 
 
 @pytest.mark.parametrize(
