@@ -4,11 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[1]
 _COMMANDS = (
@@ -59,11 +55,3 @@ def ran(said: str) -> set[str]:
     """The stages that DVC ran, but for the one that always runs."""
     stages = {line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage '")}
     return stages - {"inputs"}
-
-
-def edit_params(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change params.yaml."""
-    yaml = YAML()
-    raw = yaml.load(folder / "params.yaml")
-    change(raw)
-    yaml.dump(raw, folder / "params.yaml")

@@ -4,13 +4,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_for
 
 START_LIMIT = 30.0
 """Seconds within which the server must answer."""
@@ -42,21 +43,16 @@ def server_on(port: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
         subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=log, stderr=log) as server,
     ):
         try:
-            wait_for(port, server)
+            wait_for(lambda: listens(port) or server.poll() is not None, START_LIMIT, "nanio")
+            assert server.poll() is None, f"nanio did not start (exit code {server.returncode})"
             yield server
         finally:
             server.terminate()
 
 
-def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    """Return when the server accepts connections."""
-    deadline = time.monotonic() + START_LIMIT
-    while time.monotonic() < deadline and server.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise RuntimeError(f"nanio did not start (exit code {server.poll()})")
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture

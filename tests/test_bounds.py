@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.params_edits import RAW, paths, problems, put
+from tests.drills.changes import get, leaves
+from tests.params_edits import RAW, problems, put
 
 LARGEST_SEED = 2**63 - 1
 COCO = {"kind": "coco", "count": 6, "seed": 0}
@@ -24,21 +25,12 @@ HARMLESS = {
 """Where any large number has a meaning and no price: at worst training says that the policy has diverged."""
 
 
-def number_paths() -> list[str]:
-    """The dotted paths of all numbers in params.yaml."""
-
-    def at(path: str) -> object:
-        here = RAW
-        for part in path.split("."):
-            here = here[int(part)] if isinstance(here, list) else here[part]
-        return here
-
-    return [path for path in paths(RAW) if type(at(path)) in (int, float)]
+NUMBERS = [".".join(map(str, path)) for path in leaves(RAW) if type(get(RAW, path)) in (int, float)]
 
 
 def test_every_number_has_an_upper_bound_or_a_reason_to_have_none() -> None:
-    unbounded = {path for path in number_paths() if not problems(put(path, 10**30))}
-    unbounded |= {path for path in number_paths() if not problems(put(path, 1e300))}
+    unbounded = {path for path in NUMBERS if not problems(put(path, 10**30))}
+    unbounded |= {path for path in NUMBERS if not problems(put(path, 1e300))}
     assert unbounded == set(HARMLESS)
 
 

@@ -1,7 +1,5 @@
 """DVC sees every value of params.yaml: no key bears a name that its run cache leaves out."""
 
-import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from dvc_data.hashfile.meta import Meta
 from ruamel.yaml import YAML
 
 from chunk_grpo.config.names import HIDDEN
+from tests.drills.changes import leaves, with_value
 from tests.params_edits import Edit, drop, problems, put
 from tests.test_presets import PRESETS, compose
 
@@ -19,27 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_the_names_are_those_that_dvc_leaves_out() -> None:
     assert HIDDEN == (Meta.PARAM_SIZE, Meta.PARAM_NFILES)
-
-
-def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every value that holds no other, with the empty ones."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = False
-    for key, inner in inside:
-        found = True
-        yield from leaves(inner, (*path, key))
-    if not found:
-        yield path
-
-
-def changed(raw: Any, path: tuple[str | int, ...]) -> Any:
-    """A copy with another value at `path`."""
-    result = copy.deepcopy(raw)
-    inner = result
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = "another value"
-    return result
 
 
 def run_cache_keys(raw: dict[str, Any]) -> dict[str, str]:
@@ -59,7 +37,7 @@ def test_a_change_of_any_value_changes_the_key_of_what_reads_it(preset: str, tmp
     before = run_cache_keys(raw)
     unseen = []
     for path in leaves(raw):
-        after = run_cache_keys(changed(raw, path))
+        after = run_cache_keys(with_value(raw, path, "another value"))
         depths = {".".join(map(str, path[:depth])) for depth in range(1, len(path) + 1)} & set(before)
         unseen += [(path, name) for name in depths if after[name] == before[name]]
     assert unseen == []

@@ -7,7 +7,8 @@ import pyarrow.compute as pc
 import pytest
 
 from chunk_grpo.artifacts import read_table
-from tests.real_checkout import dvc, edit_params, make_checkout, python, ran
+from tests.conftest import Workspace
+from tests.real_checkout import dvc, make_checkout, python, ran
 from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.judge_server import JudgeServer
 from tests.scorers.random_models import make_models
@@ -65,8 +66,8 @@ def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -
         summary = json.loads((pipeline / "artifacts" / "report" / "summary.json").read_text())
         assert {"hpsv3", "imagereward", "pickscore", "clip"} < set(summary["base"])
 
-        edit_params(
-            pipeline, lambda params: params["scorers"]["pickscore"]["model"].update(revision=COMMITS[1])
+        Workspace(pipeline).edit(
+            lambda params: params["scorers"]["pickscore"]["model"].update(revision=COMMITS[1])
         )
         again = ran(dvc(pipeline, "repro", HF_HUB_CACHE=cache))
     of_pickscore = {"score_base@pickscore", "score@dance-pickscore", "score@chunk-ws-pickscore"}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.conftest import prompt_file
-from tests.real_checkout import dvc, edit_params, make_checkout, python, ran
+from tests.conftest import Workspace, prompt_file
+from tests.real_checkout import dvc, make_checkout, python, ran
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -29,7 +29,7 @@ def params(folder: Path) -> Any:
 
 
 def test_exp_run_changes_the_parameters_that_are_there(checkout: Path) -> None:
-    edit_params(checkout, lambda raw: raw["train"].update(learning_rate=0.0009))
+    Workspace(checkout).edit(lambda raw: raw["train"].update(learning_rate=0.0009))
     dvc(checkout, "exp", "run", "-S", "train.iterations=3", "inputs")
     after = params(checkout)
     assert after["composed_from"] == "smoke"
@@ -53,7 +53,7 @@ def own_prompts_and_scorer(raw: dict[str, Any]) -> None:
 
 
 def test_edits_of_a_users_files_are_noticed(checkout: Path) -> None:
-    edit_params(checkout, own_prompts_and_scorer)
+    Workspace(checkout).edit(own_prompts_and_scorer)
     count = params(checkout)["prompts"]["train_count"] + params(checkout)["prompts"]["eval_count"]
     lines = "".join(f"a red circle, number {number}\n" for number in range(count + 1))
     (checkout / "mine.txt").write_text(lines)
@@ -75,7 +75,7 @@ def test_a_typo_leaves_the_results_where_they_are(checkout: Path) -> None:
     dvc(checkout, "repro", "prepare_prompts")
     before = {path: digest(path) for path in (checkout / "artifacts" / "prompts").iterdir()}
     kept = (checkout / "params.yaml").read_bytes()
-    edit_params(checkout, lambda raw: raw["prompts"].update(train_count="many"))
+    Workspace(checkout).edit(lambda raw: raw["prompts"].update(train_count="many"))
     done = python(checkout, "-m", "dvc", "repro", "prepare_prompts")
     assert done.returncode != 0
     assert "prompts.train_count: must be a whole number, got 'many'" in done.stderr

@@ -1,16 +1,15 @@
 """The recipes of CONTRIBUTING.md: a dummy of each kind, added to a copy of the code in the named files alone, works."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.real_checkout import python
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -191,34 +190,26 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def python(tree: Path) -> Callable[..., str]:
-    """Runs Python in the copy, with the copy's code."""
-
-    def run(*arguments: str) -> str:
-        environment = os.environ | {"PYTHONPATH": str(tree), "DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1"}
-        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        command = [sys.executable, *arguments]
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    return run
+def said(tree: Path, *arguments: str) -> str:
+    """What Python says in the copy, with the copy's code."""
+    done = python(tree, *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def test_the_recipes_name_the_files_that_are_edited_here() -> None:
     assert table() == {what: set(edits) for what, edits in EDITS.items()}
 
 
-def test_what_was_added_is_used_by_its_name(python: Callable[..., str]) -> None:
-    assert json.loads(python("-c", USED)) == EXPECTED
+def test_what_was_added_is_used_by_its_name(tree: Path) -> None:
+    assert json.loads(said(tree, "-c", USED)) == EXPECTED
 
 
-def test_a_stage_that_was_added_runs_under_dvc(tree: Path, python: Callable[..., str]) -> None:
+def test_a_stage_that_was_added_runs_under_dvc(tree: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tree, check=True)
-    python("-m", "dvc", "init", "--quiet")
-    python("-m", "dvc", "repro", "dummy")
+    said(tree, "-m", "dvc", "init", "--quiet")
+    said(tree, "-m", "dvc", "repro", "dummy")
     assert (tree / "artifacts" / "dummy.txt").read_text() == "tiny"
     code = "from chunk_grpo.orchestration import commands, pipeline; from pathlib import Path; "
     code += "print(*(stage.name for stage in pipeline.Pipeline(Path.cwd(), commands.Commands()).stages()))"
-    assert "dummy" in python("-c", code).split()
+    assert "dummy" in said(tree, "-c", code).split()
