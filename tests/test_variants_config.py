@@ -52,6 +52,14 @@ def test_every_setting_can_be_used() -> None:
         assert said_of(settings) == []
 
 
+def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
+    variant = VariantParams(objective="chunk", plan="listed")
+    assert variant.model_dump(exclude_none=True) == CHUNK | {
+        **{"selection": "uniform", "step_weights": "uniform", "ratio_norm": "none"},
+        **{"advantage_std": "group", "combine": "rewards"},
+    }
+
+
 def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
     raw = copy.deepcopy(RAW)
     raw["variants"]["own"] = {**CHUNK, "fraction": 1.0, "kl_coef": 0.25, "sde": "cps", "eta": 0.9}

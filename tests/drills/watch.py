@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,15 +46,15 @@ class Watch:
 
     def start_worker(self, pool: str) -> None:
         """Start a worker as another machine would; it is stopped at the end of `watching`."""
-        self._workers.enter_context(self._worker(pool))
+        self._workers.enter_context(self.worker(pool, self.prefect.root, self.prefect.environment))
 
     @contextmanager
-    def _worker(self, pool: str) -> Iterator[None]:
+    def worker(self, pool: str, root: Path, environment: Mapping[str, str]) -> Iterator[None]:
+        """Run a worker in a checkout."""
         command = [sys.executable, "-m", "infra.worker", "--pool", pool]
-        folder, environment = self.prefect.root, self.prefect.environment
         with (self.prefect.home / f"worker-{pool}-again.log").open("ab") as log:
             process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
             yield

@@ -1,20 +1,16 @@
 """Flow runs of machines that share a bucket and a Prefect server at most: each has its own checkout, cache and home."""
 
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from chunk_grpo.artifacts.run_record import RECORD, read_record
 from infra import worker
-from infra.local_prefect import LocalPrefect, stop_trees
 from tests.drills.watch import Run, Watch
 from tests.flows.faults import served
 from tests.flows.test_s3 import add_remote
@@ -39,22 +35,11 @@ def first(tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell) -
     return root
 
 
-@contextmanager
-def gpu_worker(server: LocalPrefect, root: Path) -> Iterator[None]:
+def gpu_worker(watch: Watch, root: Path) -> AbstractContextManager[None]:
     """A worker as `make worker` starts it on a machine that knows the server's address alone."""
-    environment = server.environment
-    for name in (worker.REPOSITORY, "PREFECT_HOME"):
-        del environment[name]
-    command = [sys.executable, "-m", "infra.worker", "--pool", "gpu", "--name", "far"]
-    with (root.parent / "far.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-        try:
-            yield
-        finally:
-            stop_trees([psutil.Process(process.pid)])
-            process.wait()
+    own = (worker.REPOSITORY, "PREFECT_HOME")
+    environment = {name: value for name, value in watch.prefect.environment.items() if name not in own}
+    return watch.worker("gpu", root, environment)
 
 
 def ended(watch: Watch, **parameters: Any) -> Run:
@@ -91,7 +76,7 @@ def test_a_gpu_worker_of_another_machine(first: Path, bucket: str, shell: Shell)
     """Without a remote both sides say what is missing; with one the worker gets its inputs and gives its result."""
     second = first.parent / "second"
     shell(first.parent, "git", "clone", "--quiet", str(first), str(second))
-    with served(first, gpu_workers=0) as watch, gpu_worker(watch.prefect, second):
+    with served(first, gpu_workers=0) as watch, gpu_worker(watch, second):
         run = ended(watch, until="train@a")
         assert run["state_type"] == "FAILED"
         missing = "the outputs of prepare are neither in this worker's DVC cache nor in a DVC remote"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from infra.local_prefect import LocalPrefect, free_port
 from tests.waiting import wait_for
 
-from .conftest import ask, set_up, snapshot, start_run, state
+from .conftest import ask, set_up, snapshot, start_run, state, watched
 
 pytestmark = pytest.mark.slow
 
@@ -127,22 +128,17 @@ def test_workers_of_another_clone_load_the_flows_from_there(
         for key, value in served.environment.items()
         if not key.startswith(("CHUNK_GRPO", "PREFECT"))
     } | {"PREFECT_API_URL": f"{served.url}/api"}
-    started = []
     try:
-        for pool in ("cpu", "gpu"):
-            with (tmp_path / f"{pool}.log").open("wb") as log:
-                command = [sys.executable, "-m", "infra.worker", "--pool", pool]
-                started.append(subprocess.Popen(command, cwd=other, env=environment, stdout=log, stderr=log))
-        run = start_run(served, preset="smoke")
-        wait_for(lambda: state(served, run)[0] in ("COMPLETED", "FAILED", "CRASHED"), 120, "run ended")
-        assert state(served, run) == ("COMPLETED", 1)
-        made = list(other.glob(".prefect/runs/*/models/b.txt"))
-        assert len(made) == 2, made  # in the clone of its training, and in the run's
-        assert not (served.home / "runs").exists()
+        with ExitStack() as workers:
+            for pool in ("cpu", "gpu"):
+                workers.enter_context(watched(served).worker(pool, other, environment))
+            run = start_run(served, preset="smoke")
+            wait_for(lambda: state(served, run)[0] in ("COMPLETED", "FAILED", "CRASHED"), 120, "run ended")
+            assert state(served, run) == ("COMPLETED", 1)
+            made = list(other.glob(".prefect/runs/*/models/b.txt"))
+            assert len(made) == 2, made  # in the clone of its training, and in the run's
+            assert not (served.home / "runs").exists()
     finally:
-        for worker in started:
-            worker.terminate()
-            worker.wait(60)
         for pool in ("cpu", "gpu"):
             served.process(f"worker-{pool}").resume()
 

@@ -82,3 +82,11 @@ def test_a_policy_allows_named_actions_on_named_resources_and_removal_of_what_is
             assert "*" not in listed(statement["Resource"])
     removing = [each for each in statements("StorePolicy") if "Delete" in str(each["Action"])]
     assert [each["Resource"] for each in removing] == ["!Sub ${Bucket.Arn}/published/*"]
+
+
+def test_the_bucket_is_private_and_loses_nothing() -> None:
+    bucket, properties = RESOURCES["Bucket"], RESOURCES["Bucket"]["Properties"]
+    assert set(properties["PublicAccessBlockConfiguration"].values()) == {True}
+    assert bucket["DeletionPolicy"] == bucket["UpdateReplacePolicy"] == "Retain"
+    # DVC finds its objects by content, whatever their age.
+    assert all("ExpirationInDays" not in rule for rule in properties["LifecycleConfiguration"]["Rules"])

@@ -137,6 +137,25 @@ def test_restoring_runs_nothing_and_goes_as_far_as_the_cache(pipeline: Path) -> 
     assert outcomes(pipeline, *STAGES) == dict.fromkeys(STAGES, "restored")
 
 
+def test_dvc_says_that_a_stage_is_cached_before_and_writes_its_lock_file_after_copying(
+    pipeline: Path, shell: Shell
+) -> None:
+    """Whose seconds are whose (tests/orchestration/test_outcomes.py) rests on this order."""
+    for stage in ("prepare", "train@a"):
+        outcome(pipeline, stage)
+    (pipeline / "dvc.lock").unlink()
+    said = shell(pipeline, sys.executable, "-m", "dvc", "repro", "train@a").splitlines()
+    cached = "Stage '{}' is cached - skipping run, checking out outputs"
+    updating = "Updating lock file 'dvc.lock'"
+    assert [line for line in said if line.startswith(("Stage ", "Generating ", "Updating "))] == [
+        cached.format("prepare"),
+        "Generating lock file 'dvc.lock'",
+        updating,
+        cached.format("train@a"),
+        updating,
+    ]
+
+
 def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     """Whatever has changed since: the code, the prompts, even the command."""
     commit_and_remote(pipeline, tmp_path / "remote", shell)

@@ -114,6 +114,20 @@ def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path
         assert (made.root / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
 
 
+def test_another_specification_has_another_digest_on_every_machine() -> None:
+    spec = RunSpec(commit="c", preset="tiny", variants=("chunk",))
+    changes = (
+        {},
+        {"commit": "d"},
+        {"preset": "smoke"},
+        {"variants": None},
+        {"overrides": ["generate.seed=7"]},
+    )
+    digests = [RunSpec.model_validate(spec.as_parameter() | change).digest() for change in changes]
+    assert digests[0] == spec.digest()
+    assert len(set(digests)) == len(changes)
+
+
 def test_what_was_pushed_is_not_pushed_again(
     pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

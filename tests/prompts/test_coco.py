@@ -53,6 +53,8 @@ class TestRecords:
     def test_every_record_is_valid_and_is_read_back_as_geneval_reads_it(self, tmp_path: Path) -> None:
         rows = coco_prompts(3000, 1, "train")
         assert not [row.text for row in rows if record_problems(row.metadata)]
+        order = ["tag", "include", "exclude", "prompt"]
+        assert all(list(row.metadata) == [key for key in order if key in row.metadata] for row in rows)
         texts = {row.text: row for row in rows}
         path = tmp_path / "evaluation_metadata.jsonl"
         path.write_text("".join(json.dumps(row.metadata) + "\n" for row in texts.values()))
@@ -119,6 +121,9 @@ class TestDrawing:
     def test_the_first_prompts_of_a_seed_stay(self) -> None:
         """Another version of the package that draws others would change what a seed means."""
         assert [row.text for row in coco_prompts(6, 0)] == FIRST
+        assert coco_prompts(0, 0) == []
+        with pytest.raises(ValueError, match="count must be >= 0, got -1"):
+            coco_prompts(-1, 0)
 
     @pytest.mark.parametrize(("part", "distinct"), [("all", 80), ("train", 64), ("eval", 16)])
     def test_nothing_returns_before_all_were_there(self, part: str, distinct: int) -> None:
