@@ -55,8 +55,11 @@ def test_every_setting_can_be_used() -> None:
 def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
     variant = VariantParams(objective="chunk", plan="listed")
     assert variant.model_dump(exclude_none=True) == CHUNK | {
-        **{"selection": "uniform", "step_weights": "uniform", "ratio_norm": "none"},
-        **{"advantage_std": "group", "combine": "rewards"},
+        "selection": "uniform",
+        "step_weights": "uniform",
+        "ratio_norm": "none",
+        "advantage_std": "group",
+        "combine": "rewards",
     }
 
 

@@ -171,8 +171,10 @@ class TestLimit:
         assert [row.text for row in found.rows] == ["a", "b"]
         assert found.report.notes == (f"{path}: read up to the limit of 2; there is more",)
         assert "problem" in refused(path)
-        whole = write(tmp_path / name, content[: content.index("b") + 2].rstrip("\n") + "\n")
-        assert read_prompt_file(PromptSource(whole, limit=2), STRICT).report.notes == ()
+
+    def test_of_all_records_needs_no_note(self, tmp_path: Path) -> None:
+        path = parquet(tmp_path / "p.parquet", prompt=["a", "b"])
+        assert read_prompt_file(PromptSource(path, limit=2), STRICT).report.notes == ()
 
     def test_a_record_that_cannot_be_read_is_one_of_them(self, tmp_path: Path) -> None:
         path = write(tmp_path / "p.jsonl", '"a"\n{\n"b"\n"b"\n')
