@@ -11,7 +11,8 @@ import yaml
 from rich.console import Console
 
 from infra.local_prefect import stop_on_signals
-from tests.drills.watch import DrillError, Watch, damaged_objects, drill_parser, load, run_drill, serving
+from tests.drills.command import DrillError, drill_parser, run_drill
+from tests.drills.watch import Watch, damaged_objects, load, serving
 
 
 def main() -> int:

@@ -25,8 +25,8 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.presets import composed
 from tests.drills.changes import USER_FILES, Changes, State, small
+from tests.drills.command import DrillError, drill_parser, run_drill, stage_environment
 from tests.drills.forked import forking
-from tests.drills.watch import DrillError, drill_parser, run_drill, stage_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 _CLOCKS = ("artifacts/runs", "artifacts/timings")

@@ -28,16 +28,8 @@ from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
 from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
 from infra.setup import ROOT
-from tests.drills.watch import (
-    DrillError,
-    Watch,
-    damaged_objects,
-    drill_parser,
-    load,
-    run_drill,
-    seconds_until_gone,
-    watching,
-)
+from tests.drills.command import DrillError, drill_parser, run_drill
+from tests.drills.watch import Watch, damaged_objects, load, seconds_until_gone, watching
 from tests.waiting import wait_for
 
 DISKS = {"clones": ".prefect/runs", "cache": ".dvc/cache", "home": ".prefect"}

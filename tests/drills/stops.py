@@ -32,8 +32,9 @@ from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.training.journal import FILE, Record, read_journal
 from infra.setup import ROOT
+from tests.drills.command import DrillError, drill_parser, run_drill, stage_environment
 from tests.drills.training import STAGE, VARIANT, compare
-from tests.drills.watch import DrillError, drill_parser, lives, load, run_drill, stage_environment
+from tests.drills.watch import lives, load
 from tests.waiting import wait_for
 
 ITERATIONS, CHECKPOINT_EVERY = 12, 4

@@ -14,17 +14,8 @@ from typing import Any, Literal
 from rich.console import Console
 
 from infra.local_prefect import stop_on_signals
-from tests.drills.watch import (
-    FINAL,
-    DrillError,
-    Watch,
-    drill_parser,
-    load,
-    run_drill,
-    seconds_until_gone,
-    serving,
-    tree,
-)
+from tests.drills.command import DrillError, drill_parser, run_drill
+from tests.drills.watch import FINAL, Watch, load, seconds_until_gone, serving, tree
 from tests.waiting import wait_for
 
 VARIANT = "chunk-ws"

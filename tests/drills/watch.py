@@ -1,14 +1,12 @@
 """Start flow runs on a local Prefect server, find their processes, and wait for their end."""
 
-import argparse
 import hashlib
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +14,14 @@ from typing import Any
 
 import httpx
 import psutil
-from rich.console import Console
 
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from infra.setup import ROOT
+from tests.drills.command import DrillError
 from tests.override_strings import with_override_strings
-from tests.waiting import TooLateError, wait_for
+from tests.waiting import wait_for
 
 _BUSY_SECONDS = 10  # retries of a request to a busy server, one per second
 
@@ -31,10 +29,6 @@ FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 Run = dict[str, Any]
 """A flow run or task run as returned by the server."""
-
-
-class DrillError(Exception):
-    """A check of a drill failed."""
 
 
 @dataclass(frozen=True)
@@ -172,35 +166,6 @@ class Watch:
         if response.is_error:
             raise DrillError(f"{method} {url}: {response.status_code}: {response.text[:500]}")
         return response.json() if response.content else None
-
-
-def drill_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """Parser of a drill's command line."""
-    form = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
-        prog=f"python -m tests.drills.{name}", description=doc, formatter_class=form
-    )
-
-
-def run_drill(drill: Callable[[Path, Console], str | None]) -> int:
-    """Run a drill in a new folder, and print what it returns; exit status 1 if it fails."""
-    console = Console(highlight=False, soft_wrap=True)
-    with tempfile.TemporaryDirectory(prefix="chunk-grpo-drill-") as folder:
-        try:
-            result = drill(Path(folder), console)
-        except (DrillError, TooLateError) as error:
-            console.print(f"error: {error}", style="bold red", markup=False)
-            return 1
-    if result:
-        console.print(result)
-    return 0
-
-
-def stage_environment(programs: Path, **more: str) -> dict[str, str]:
-    """Environment of `dvc repro` in a checkout, with a folder of programs first on PATH."""
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    more |= {"PATH": path, "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1"}
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
 
 
 @contextmanager
