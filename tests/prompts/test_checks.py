@@ -113,7 +113,7 @@ LIMITS = {"clip": (words, 2), "t5": (words, 3)}
 class TestLengths:
     def test_long_ones_are_kept_and_told_for_each_encoder(self, tmp_path: Path) -> None:
         found = read(tmp_path, ["a b", "a", "a b c", "a b c d", "a"], LENIENT)
-        report = check_lengths(found.rows, found.report, LENIENT, LIMITS)
+        report = check_lengths(found.rows[::-1], found.report, LENIENT, LIMITS)
         assert report is not None
         assert [(f.what, f.action, f.lines) for f in report.findings] == [
             ("duplicates", "drop", (5,)),
