@@ -1,5 +1,7 @@
 """The check on real weights, run on small random ones, whose scores are others than the published."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +108,12 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path, capsys: pytest.C
         (tmp_path / "images" / name).write_bytes(b"RIFF")
     assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == DataError.exit_code
     assert "1.webp is no image" in capsys.readouterr().err
+    options = hpsv3(folder)
+    options[2] = str(tmp_path)
+    assert main(options) == DataError.exit_code
+    assert "no file HPSv3.safetensors" in capsys.readouterr().err
+    assert main(hpsv3(folder, "--hpsv3-python", str(tmp_path / "python"))) == ConfigError.exit_code
+    assert "must be a Python interpreter" in capsys.readouterr().err
     failing = fake_python(tmp_path / "failing", "import sys\nsys.exit('no such device')")
     assert main(hpsv3(folder, "--hpsv3-python", str(failing))) == ConfigError.exit_code
     assert "no such device" in capsys.readouterr().err
