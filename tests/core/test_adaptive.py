@@ -15,33 +15,26 @@ def random_curve(seed):
     return (curve.cumsum(0) if seed % 3 == 0 else curve).tolist()
 
 
-def test_a_v_turns_after_its_bottom():
-    # differences - - + +; the bottom is where the last fall ends
-    assert adaptive_plan([3, 2, 1, 2, 3], 3).sizes == (3, 2)
-    # 3 2 1 has second difference 0: halves, the later longer
-    assert adaptive_plan([3, 2, 1, 2, 3], 2).sizes == (1, 2, 2)
-
-
-def test_a_monotone_curve_is_halved():
-    assert adaptive_plan([1, 2, 4, 8, 16], 3).sizes == (2, 3)
-    assert adaptive_plan([16, 8, 4, 2, 1], 3).sizes == (2, 3)
-    # 4 8 16 has the one second difference 4: halves again
-    assert adaptive_plan([1, 2, 4, 8, 16], 2).sizes == (2, 1, 2)
-
-
-def test_the_second_level_takes_the_second_derivative():
-    # rising, so halves; 0 1 3 3.5 then has second differences 1 -1.5, and 4 5 5.5 7 has -.5 1
-    assert adaptive_plan([0, 1, 3, 3.5, 4, 5, 5.5, 7], 3).sizes == (3, 1, 3, 1)
-
-
-def test_the_third_level_takes_the_third_derivative():
-    # first: + for the seven steps up to 26, then -; second, of the seven: 1 3 2 -1 -1 at their steps 2..6, so
-    # 5 + 2; third, of 0 1 3 8 15: 2 -1 at its steps 3 and 4, so 4 + 1
-    assert adaptive_plan([0, 1, 3, 8, 15, 21, 26, 25, 24], 4).sizes == (4, 1, 2, 2)
-
-
-def test_a_constant_curve_is_halved_until_small():
-    assert adaptive_plan([0.3] * 7, 2).sizes == (1, 2, 2, 2)  # 3 + 4, then 1 + 2 and 2 + 2
+@pytest.mark.parametrize(
+    ("curve", "max_size", "sizes"),
+    [
+        ([3, 2, 1, 2, 3], 3, (3, 2)),  # differences - - + +; the bottom is where the last fall ends
+        ([3, 2, 1, 2, 3], 2, (1, 2, 2)),  # 3 2 1 has second difference 0: halves, the later longer
+        ([1, 2, 4, 8, 16], 3, (2, 3)),  # monotone: halves
+        ([16, 8, 4, 2, 1], 3, (2, 3)),
+        ([1, 2, 4, 8, 16], 2, (2, 1, 2)),  # 4 8 16 has the one second difference 4: halves again
+        # rising, so halves; 0 1 3 3.5 then has second differences 1 -1.5, and 4 5 5.5 7 has -.5 1
+        ([0, 1, 3, 3.5, 4, 5, 5.5, 7], 3, (3, 1, 3, 1)),
+        # first: + for the seven steps up to 26, then -; second, of the seven: 1 3 2 -1 -1 at their steps 2..6, so
+        # 5 + 2; third, of 0 1 3 8 15: 2 -1 at its steps 3 and 4, so 4 + 1
+        ([0, 1, 3, 8, 15, 21, 26, 25, 24], 4, (4, 1, 2, 2)),
+        ([0.3] * 7, 2, (1, 2, 2, 2)),  # 3 + 4, then 1 + 2 and 2 + 2
+        ([1, 1, 2, 2, 1, 1], 4, (4, 2)),  # 0 + 0 - 0: zeros take the sign before, leading ones the sign after
+        ([1, 2, 1, 2, 1], 2, (2, 1, 1, 1)),
+    ],
+)
+def test_plans_by_hand(curve, max_size, sizes):
+    assert adaptive_plan(curve, max_size).sizes == sizes
 
 
 def test_rounding_of_a_straight_line_is_no_curvature():
@@ -49,20 +42,6 @@ def test_rounding_of_a_straight_line_is_no_curvature():
     second = [profile[i] - 2 * profile[i + 1] + profile[i + 2] for i in range(6)]
     assert min(second) < 0 < max(second)
     assert adaptive_plan(profile, 3).sizes == (2, 2, 2, 2)
-
-
-def test_zeros_take_the_sign_before_and_leading_ones_the_sign_after():
-    assert adaptive_plan([1, 1, 2, 2, 1, 1], 4).sizes == (4, 2)  # 0 + 0 - 0
-
-
-def test_a_zigzag_makes_chunks_of_one_step():
-    assert adaptive_plan([1, 2, 1, 2, 1], 2).sizes == (2, 1, 1, 1)
-
-
-def test_the_two_limits_are_the_single_and_the_step_plan():
-    curve = [3.0, 2.0, 1.0, 2.0, 3.0]
-    assert adaptive_plan(curve, 5) == adaptive_plan(curve, 9) == single_plan(5)
-    assert adaptive_plan(curve, 1) == step_plan(5)
 
 
 @pytest.mark.parametrize("max_size", [1, 2, 3, 4, 8])
@@ -77,6 +56,8 @@ def test_random_curves(max_size):
             falls = [after < before for before, after in pairwise(curve)]
             turns = {step + 1 for step in range(1, len(falls)) if falls[step] != falls[step - 1]}
             assert turns <= set(plan.first_steps)
+        else:
+            assert plan == single_plan(len(curve))
         if max_size == 1:
             assert plan == step_plan(len(curve))
 

@@ -15,6 +15,7 @@ from chunk_grpo.core.chunk_sampling import (
     tempered_weights,
 )
 from chunk_grpo.core.chunking import listed_plan
+from tests.core.conftest import double
 
 PLAN = listed_plan([2, 3, 4, 7], 16)
 
@@ -23,18 +24,21 @@ def seed(value):
     return torch.Generator().manual_seed(value)
 
 
-def inclusion_by_enumeration(weights, count):
-    """Chance of each item to be among `count` draws without replacement."""
-    if count == 0:
-        return [0.0] * len(weights)
-    total, chances = sum(weights), [0.0] * len(weights)
-    for first, weight in enumerate(weights):
-        rest = [0.0 if item == first else other for item, other in enumerate(weights)]
-        if weight > 0:
-            chances[first] += weight / total
-            for item, chance in enumerate(inclusion_by_enumeration(rest, count - 1)):
-                chances[item] += weight / total * chance
+def draw_chances(weights, count):
+    """Each set of `count` chunks with its chance, summed over the orders in which it can be drawn."""
+    chances = {}
+    for order in itertools.permutations(range(len(weights)), count):
+        chance, left = 1.0, sum(weights)
+        for chunk in order:
+            chance, left = chance * weights[chunk] / left, left - weights[chunk]
+        chances[frozenset(order)] = chances.get(frozenset(order), 0.0) + chance
     return chances
+
+
+def inclusion_by_enumeration(weights, count):
+    """Chance of each chunk to be among `count` draws without replacement."""
+    chances = draw_chances(weights, count).items()
+    return [sum(chance for drawn, chance in chances if chunk in drawn) for chunk in range(len(weights))]
 
 
 def test_weights_of_the_papers_plan_by_hand():
@@ -42,18 +46,6 @@ def test_weights_of_the_papers_plan_by_hand():
     mean = (1.4 + 1.5 + 1.6 + 1.4) / 16
     expected = [0.7 / mean, 0.5 / mean, 0.4 / mean, 0.2 / mean]
     assert chunk_weights(profile, PLAN).tolist() == pytest.approx(expected, abs=1e-12)
-
-
-def test_weights_of_a_flat_profile_are_one():
-    assert chunk_weights([0.3] * 16, PLAN).tolist() == pytest.approx([1.0] * 4, abs=1e-12)
-
-
-def test_weights_average_to_one_over_steps():
-    profile = torch.rand(16, generator=seed(0)).add(0.1).tolist()
-    weights = chunk_weights(profile, PLAN).tolist()
-    assert sum(w * size for w, size in zip(weights, PLAN.sizes, strict=True)) / 16 == pytest.approx(
-        1, abs=1e-12
-    )
 
 
 def test_an_ode_profile_inverts_the_weights():
@@ -71,63 +63,32 @@ def test_fraction_is_rounded_down(num_chunks, fraction, count):
     assert num_selected(num_chunks, fraction) == count
 
 
-@pytest.mark.parametrize(
-    ("num_chunks", "fraction", "message"),
-    [
-        (4, 0.0, r"fraction must be in \(0, 1\], got 0"),
-        (4, 1.5, r"fraction must be in \(0, 1\], got 1.5"),
-        (1, 0.5, r"int\(1 chunks \* 0.5\) = 0; use at least 1"),
-    ],
-)
-def test_fraction_must_leave_a_chunk(num_chunks, fraction, message):
-    with pytest.raises(ValueError, match=message):
-        num_selected(num_chunks, fraction)
-
-
-def alike(weights, batch):
-    """The same weights for each trajectory."""
-    return torch.tensor(weights).expand(batch, -1)
-
-
-def test_each_trajectory_draws_its_own_distinct_chunks():
-    selected = select_chunks(torch.ones(200, 4), 0.5, seed(0))
-    assert selected.dtype == torch.bool
-    assert selected.sum(dim=1).tolist() == [2] * 200  # a repeated chunk would leave one true
-    assert len({tuple(row) for row in selected.tolist()}) == 6  # all pairs of four occur
-
-
-def test_same_seed_same_selection():
-    weights = alike([4.0, 3.0, 2.0, 1.0], 20)
-    first = select_chunks(weights, 0.5, seed(1))
-    assert torch.equal(first, select_chunks(weights, 0.5, seed(1)))
-    assert not torch.equal(first, select_chunks(weights, 0.5, seed(2)))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("num_chunks", "fraction"), [(2, 0.5), (4, 0.5), (4, 1.0), (16, 0.5), (16, 0.1), (49, 0.5)]
 )
-@pytest.mark.parametrize("equal", [True, False])
-def test_rows_without_zeros_get_what_multinomial_gives_them(num_chunks, fraction, equal, dtype):
-    one_row = torch.ones(num_chunks) if equal else torch.randn(num_chunks, generator=seed(3)).exp()
-    rows = one_row.to(dtype).expand(64, -1)
+@pytest.mark.parametrize("rows", ["equal", "alike", "their own", "transposed"])
+def test_rows_without_zeros_get_what_multinomial_gives_them(num_chunks, fraction, rows, dtype):
+    noise = torch.randn(64, num_chunks, generator=seed(3), dtype=dtype)
+    weights = (0 * noise if rows == "equal" else noise[:1].expand(64, -1) if rows == "alike" else noise).exp()
+    given = weights.T.contiguous().T if rows == "transposed" else weights  # the same, laid out otherwise
     count = num_selected(num_chunks, fraction)
     for value in range(5):
-        drawn = torch.multinomial(rows, count, replacement=False, generator=seed(value))
+        drawn = torch.multinomial(weights, count, replacement=False, generator=seed(value))
         expected = torch.zeros(64, num_chunks, dtype=torch.bool).scatter_(1, drawn, True)
         generator = seed(value)
-        assert torch.equal(select_chunks(rows, fraction, generator), expected)
-        again = torch.multinomial(rows, count, replacement=False, generator=generator)
+        assert torch.equal(select_chunks(given, fraction, generator), expected)
+        again = torch.multinomial(weights, count, replacement=False, generator=generator)
         assert not torch.equal(again, drawn)  # the generator has moved on
 
 
-def test_rows_of_their_own_get_what_multinomial_gives_them():
-    rows = torch.randn(64, 7, generator=seed(3), dtype=torch.float64).exp()
-    drawn = torch.multinomial(rows, 3, replacement=False, generator=seed(4))
-    expected = torch.zeros(64, 7, dtype=torch.bool).scatter_(1, drawn, True)
-    assert torch.equal(select_chunks(rows, 0.5, seed(4)), expected)
-    transposed = rows.T.contiguous().T  # the same weights laid out otherwise
-    assert torch.equal(select_chunks(transposed, 0.5, seed(4)), expected)
+def test_inclusion_is_that_of_successive_draws_and_not_proportional():
+    weights, draws = [1.75, 1.07, 0.83, 0.85], 40000
+    chances = inclusion_by_enumeration(weights, 2)
+    rates = select_chunks(double(*weights).expand(draws, -1), 0.5, seed(0)).double().mean(dim=0)
+    for rate, chance in zip(rates.tolist(), chances, strict=True):
+        assert abs(rate - chance) < 4 * math.sqrt(chance * (1 - chance) / draws)
+    assert chances[0] / chances[2] < 0.85 * weights[0] / weights[2]
 
 
 def test_chunks_of_no_weight_are_never_drawn_and_do_not_count():
@@ -137,38 +98,92 @@ def test_chunks_of_no_weight_are_never_drawn_and_do_not_count():
     assert selected.sum(dim=2).unique(dim=0).tolist() == [[3, 1, 2]]  # int(.7 * 5), int(.7 * 2), int(.7 * 3)
     whole = select_chunks(rows, 1.0, seed(0))
     assert torch.equal(whole, rows > 0)
-    smallest = torch.tensor([[0.0, 0.0, 5e-324]], dtype=torch.float64).repeat(
-        100, 1
-    )  # over noise it may round to 0
+    smallest = double([0.0, 0.0, 5e-324]).repeat(100, 1)  # over noise it may round to 0
     assert torch.equal(select_chunks(smallest, 1.0, seed(0)), smallest > 0)
 
 
-def test_a_row_with_gaps_is_drawn_as_without_them():
-    draws = 20000
-    with_gaps = torch.tensor([0.0, 3.0, 0.0, 1.0]).expand(draws, -1)
-    rate = select_chunks(with_gaps, 0.5, seed(0))[:, 1].double().mean().item()
-    assert abs(rate - 0.75) < 4 * math.sqrt(0.75 * 0.25 / draws)
+def test_inclusion_by_hand():
+    # K = 2: one draw has the weights' own chances, two draws take both.
+    assert inclusion_probabilities(double(3.0, 1.0), 1).tolist() == pytest.approx([0.75, 0.25], abs=1e-10)
+    assert inclusion_probabilities(double(3.0, 1.0), 2).tolist() == pytest.approx([1.0, 1.0], abs=1e-10)
+    # K = 3, two draws from 3, 2, 1: chunk 0 first 1/2, or after chunk 1 (1/3 * 3/4), or after chunk 2 (1/6 * 3/5).
+    expected = [1 / 2 + 1 / 4 + 1 / 10, 1 / 3 + 1 / 2 * 2 / 3 + 1 / 6 * 2 / 5, 1 / 6 + 1 / 2 / 3 + 1 / 3 / 4]
+    assert inclusion_probabilities(double(3.0, 2.0, 1.0), 2).tolist() == pytest.approx(expected, abs=1e-10)
 
 
-def test_one_draw_follows_the_weights():
-    draws = 20000
-    selected = select_chunks(alike([3.0, 1.0], draws), 0.5, seed(0))
-    assert abs(selected[:, 0].double().mean().item() - 0.75) < 4 * math.sqrt(0.75 * 0.25 / draws)
+@pytest.mark.parametrize(
+    ("weights", "scale"),
+    [
+        ([0.3, 2.0, 0.7, 1.1, 5.0], 1.0),
+        ([1.0, 1e4, 3.0, 100.0, 1e4], 1.0),
+        ([1.0, 1e4, 3.0, 100.0, 1e4], 1e-30),
+    ],
+)
+def test_inclusion_is_that_of_all_ordered_draws(weights, scale):
+    chances = inclusion_probabilities(double(*weights) * scale, 3)
+    assert chances.tolist() == pytest.approx(inclusion_by_enumeration(weights, 3), rel=1e-10)
 
 
-def test_inclusion_is_that_of_successive_draws_and_not_proportional():
-    weights, draws = [1.75, 1.07, 0.83, 0.85], 40000
-    chances = inclusion_by_enumeration(weights, 2)
-    rates = select_chunks(alike(weights, draws), 0.5, seed(0)).double().mean(dim=0)
-    for rate, chance in zip(rates.tolist(), chances, strict=True):
-        assert abs(rate - chance) < 4 * math.sqrt(chance * (1 - chance) / draws)
-    assert chances[0] / chances[2] < 0.85 * weights[0] / weights[2]
+@pytest.mark.parametrize(("num_chunks", "count"), [(1, 1), (4, 2), (7, 7), (49, 24)])
+def test_inclusion_of_equal_weights_is_the_fraction(num_chunks, count):
+    chances = inclusion_probabilities(torch.full((num_chunks,), 0.3), count)
+    assert chances.dtype == torch.float64
+    assert chances.tolist() == pytest.approx([count / num_chunks] * num_chunks, abs=1e-10)
 
 
-def test_equal_weights_are_uniform():
-    draws = 20000
-    rates = select_chunks(torch.ones(draws, 4), 0.5, seed(0)).double().mean(dim=0)
-    assert bool(((rates - 0.5).abs() < 4 * math.sqrt(0.25 / draws)).all())
+def test_inclusion_of_49_chunks_sums_to_the_count_and_is_fast():
+    weights = torch.logspace(0, 4, 49, dtype=torch.float64)
+    start = time.perf_counter()
+    chances = inclusion_probabilities(weights, 24)
+    assert time.perf_counter() - start < 5  # a tenth of a second; enumeration would never end
+    assert chances.sum().item() == pytest.approx(24, abs=1e-10)
+    assert chances.tolist() == sorted(chances.tolist())
+
+
+def test_importance_weights_make_the_selected_mean_unbiased():
+    weights, values = [1.75, 1.07, 0.83, 0.85, 0.2], [0.4, -1.0, 2.0, 0.3, 5.0]
+    factors = importance_weights(double(*weights), 3).tolist()
+    expectation, plain = 0.0, 0.0
+    for drawn, chance in draw_chances(weights, 3).items():
+        expectation += chance * sum(factors[chunk] * values[chunk] for chunk in drawn) / 3
+        plain += chance * sum(values[chunk] for chunk in drawn) / 3
+    assert expectation == pytest.approx(sum(values) / 5, abs=1e-10)
+    assert abs(plain - sum(values) / 5) > 0.2  # without the factors it is biased
+
+
+def test_tempered_weights_by_hand():
+    weights = double(16.0, 4.0, 1.0)
+    # roots 4, 2, 1 with mean 7/3; exponent 1 keeps the proportions, 0 makes them equal
+    assert tempered_weights(weights, 0.5).tolist() == pytest.approx([12 / 7, 6 / 7, 3 / 7], abs=1e-12)
+    assert tempered_weights(weights, 1).tolist() == pytest.approx([16 / 7, 4 / 7, 1 / 7], abs=1e-12)
+    assert tempered_weights(weights, 0).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_exponent_falls_linearly_over_the_run():
+    assert [annealed_exponent(iteration, 5) for iteration in range(1, 6)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert annealed_exponent(1, 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: num_selected(4, 0.0), r"fraction must be in \(0, 1\], got 0"),
+        (lambda: num_selected(4, 1.5), r"fraction must be in \(0, 1\], got 1.5"),
+        (lambda: num_selected(1, 0.5), r"int\(1 chunks \* 0.5\) = 0; use at least 1"),
+        (lambda: chunk_weights([0.3] * 15 + [0.0], PLAN), "profile values must be positive and finite"),
+        (lambda: chunk_weights([0.3] * 17, PLAN), "covers 16 steps, but the values have 17"),
+        (lambda: inclusion_probabilities(torch.ones(4), 0), "from 1 to the number of chunks 4, got 0"),
+        (lambda: inclusion_probabilities(torch.ones(4), 5), "from 1 to the number of chunks 4, got 5"),
+        (lambda: tempered_weights(torch.ones(3), -0.1), r"exponent must be in \[0, 1\], got"),
+        (lambda: tempered_weights(torch.ones(3), 1.1), r"exponent must be in \[0, 1\], got"),
+        (lambda: tempered_weights(torch.ones(3), math.nan), r"exponent must be in \[0, 1\], got"),
+        (lambda: annealed_exponent(0, 5), "iteration must be from 1 to 5, got 0"),
+        (lambda: annealed_exponent(6, 5), "iteration must be from 1 to 5, got 6"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.parametrize(
@@ -188,135 +203,8 @@ def test_bad_weights_are_refused(weights, message):
         select_chunks(torch.tensor(weights), 0.5, seed(0))
 
 
-def test_a_fraction_out_of_range_is_refused():
-    with pytest.raises(ValueError, match=r"fraction must be in \(0, 1\], got 1.5"):
-        select_chunks(torch.ones(2, 4), 1.5, seed(0))
-
-
-def test_bad_profile_is_refused():
-    with pytest.raises(ValueError, match="profile values must be positive and finite"):
-        chunk_weights([0.3] * 15 + [0.0], PLAN)
-    with pytest.raises(ValueError, match="covers 16 steps, but the values have 17"):
-        chunk_weights([0.3] * 17, PLAN)
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def draw_chances(weights, count):
-    """Each set of `count` chunks with its chance, summed over the orders in which it can be drawn."""
-    chances = {}
-    for order in itertools.permutations(range(len(weights)), count):
-        chance, left = 1.0, sum(weights)
-        for chunk in order:
-            chance, left = chance * weights[chunk] / left, left - weights[chunk]
-        chances[frozenset(order)] = chances.get(frozenset(order), 0.0) + chance
-    return chances
-
-
-def test_inclusion_by_hand():
-    # K = 2: one draw has the weights' own chances, two draws take both.
-    assert inclusion_probabilities(tensor([3.0, 1.0]), 1).tolist() == pytest.approx([0.75, 0.25], abs=1e-10)
-    assert inclusion_probabilities(tensor([3.0, 1.0]), 2).tolist() == pytest.approx([1.0, 1.0], abs=1e-10)
-    # K = 3, two draws from 3, 2, 1: chunk 0 first 1/2, or after chunk 1 (1/3 * 3/4), or after chunk 2 (1/6 * 3/5).
-    expected = [1 / 2 + 1 / 4 + 1 / 10, 1 / 3 + 1 / 2 * 2 / 3 + 1 / 6 * 2 / 5, 1 / 6 + 1 / 2 / 3 + 1 / 3 / 4]
-    assert inclusion_probabilities(tensor([3.0, 2.0, 1.0]), 2).tolist() == pytest.approx(expected, abs=1e-10)
-
-
-def test_inclusion_is_that_of_all_ordered_draws():
-    weights = [0.3, 2.0, 0.7, 1.1, 5.0]
-    expected = [
-        sum(chance for drawn, chance in draw_chances(weights, 3).items() if chunk in drawn)
-        for chunk in range(5)
-    ]
-    assert inclusion_probabilities(tensor(weights), 3).tolist() == pytest.approx(expected, abs=1e-11)
-
-
-def test_inclusion_stays_accurate_for_weights_far_apart():
-    weights = [1.0, 1e4, 3.0, 100.0, 1e4]
-    expected = inclusion_by_enumeration(weights, 3)
-    assert min(expected) < 0.01
-    assert inclusion_probabilities(tensor(weights), 3).tolist() == pytest.approx(expected, rel=1e-10)
-    scaled = inclusion_probabilities(tensor(weights) * 1e-30, 3).tolist()
-    assert scaled == pytest.approx(expected, rel=1e-10)
-
-
-@pytest.mark.parametrize(("num_chunks", "count"), [(1, 1), (4, 2), (7, 7), (49, 24)])
-def test_inclusion_of_equal_weights_is_the_fraction(num_chunks, count):
-    chances = inclusion_probabilities(torch.full((num_chunks,), 0.3), count)
-    assert chances.dtype == torch.float64
-    assert chances.tolist() == pytest.approx([count / num_chunks] * num_chunks, abs=1e-10)
-
-
-def test_inclusion_of_49_chunks_sums_to_the_count_and_is_fast():
-    weights = torch.logspace(0, 4, 49, dtype=torch.float64)
-    start = time.perf_counter()
-    chances = inclusion_probabilities(weights, 24)
-    assert (
-        time.perf_counter() - start < 5
-    )  # a tenth of a second; enumeration would take longer than the world lasts
-    assert chances.sum().item() == pytest.approx(24, abs=1e-10)
-    assert chances.tolist() == sorted(chances.tolist())
-
-
-def test_importance_weights_make_the_selected_mean_unbiased():
-    weights, values = [1.75, 1.07, 0.83, 0.85, 0.2], [0.4, -1.0, 2.0, 0.3, 5.0]
-    factors = importance_weights(tensor(weights), 3).tolist()
-    expectation, plain = 0.0, 0.0
-    for drawn, chance in draw_chances(weights, 3).items():
-        expectation += chance * sum(factors[chunk] * values[chunk] for chunk in drawn) / 3
-        plain += chance * sum(values[chunk] for chunk in drawn) / 3
-    assert expectation == pytest.approx(sum(values) / 5, abs=1e-10)
-    assert abs(plain - sum(values) / 5) > 0.2  # without the factors it is biased
-
-
-def test_importance_weights_of_equal_weights_are_one():
-    assert importance_weights(torch.full((4,), 3.0), 2).tolist() == pytest.approx([1.0] * 4, abs=1e-10)
-
-
-def test_importance_weights_correct_the_drawn_selections():
-    weights, values, draws = tensor([3.0, 1.0, 0.5, 0.2]), tensor([0.0, 1.0, -2.0, 6.0]), 40000
-    selected = select_chunks(weights.expand(draws, -1), 0.5, seed(0)).to(torch.float64)
-    estimates = selected @ (importance_weights(weights, 2) * values) / 2
-    sigma = estimates.std().item() / math.sqrt(draws)
-    assert abs(estimates.mean().item() - 1.25) < 4 * sigma
-    assert abs((selected @ values).mean().item() / 2 - 1.25) > 20 * sigma
-
-
-@pytest.mark.parametrize("count", [0, 5])
-def test_a_count_out_of_range_is_refused(count):
-    with pytest.raises(ValueError, match=f"count must be from 1 to the number of chunks 4, got {count}"):
-        inclusion_probabilities(torch.ones(4), count)
-
-
 @pytest.mark.parametrize("weights", [[], [[1.0]], [1.0, 0.0], [1.0, math.inf]])
-def test_weights_that_are_not_positive_are_refused(weights):
-    for function in (inclusion_probabilities, importance_weights, tempered_weights):
-        with pytest.raises(ValueError, match=r"weights must be \[K\] positive numbers, got"):
-            function(torch.tensor(weights), 1)
-
-
-def test_tempered_weights_by_hand():
-    weights = tensor([16.0, 4.0, 1.0])
-    # roots 4, 2, 1 with mean 7/3; exponent 1 keeps the proportions, 0 makes them equal
-    assert tempered_weights(weights, 0.5).tolist() == pytest.approx([12 / 7, 6 / 7, 3 / 7], abs=1e-12)
-    assert tempered_weights(weights, 1).tolist() == pytest.approx([16 / 7, 4 / 7, 1 / 7], abs=1e-12)
-    assert tempered_weights(weights, 0).tolist() == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("exponent", [-0.1, 1.1, math.nan])
-def test_an_exponent_out_of_range_is_refused(exponent):
-    with pytest.raises(ValueError, match=r"exponent must be in \[0, 1\], got"):
-        tempered_weights(torch.ones(3), exponent)
-
-
-def test_the_exponent_falls_linearly_over_the_run():
-    assert [annealed_exponent(iteration, 5) for iteration in range(1, 6)] == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert annealed_exponent(1, 1) == 1.0
-
-
-@pytest.mark.parametrize("iteration", [0, 6])
-def test_an_iteration_out_of_range_is_refused(iteration):
-    with pytest.raises(ValueError, match=f"iteration must be from 1 to 5, got {iteration}"):
-        annealed_exponent(iteration, 5)
+@pytest.mark.parametrize("function", [inclusion_probabilities, importance_weights, tempered_weights])
+def test_weights_that_are_not_positive_are_refused(function, weights):
+    with pytest.raises(ValueError, match=r"weights must be \[K\] positive numbers, got"):
+        function(torch.tensor(weights), 1)

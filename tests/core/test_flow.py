@@ -15,41 +15,20 @@ def tensor(*values):
 
 
 def test_time_grid_by_hand():
-    # 3t / (1 + 2t) at t = 1, .75, .5, .25, 0
+    # 3t / (1 + 2t) at t = 1, .75, .5, .25, 0; without shift the grid is uniform
     assert time_grid(4, shift=3.0).tolist() == pytest.approx([1.0, 0.9, 0.75, 0.5, 0.0], abs=1e-15)
-
-
-def test_time_grid_without_shift_is_uniform():
     assert time_grid(5).tolist() == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.0], abs=1e-15)
 
 
-def test_time_grid_is_double_precision_and_ends_exactly():
-    grid = time_grid(17, shift=3.0)
-    assert grid.dtype == torch.float64
-    assert grid.shape == (18,)
-    assert (grid[0].item(), grid[-1].item()) == (1.0, 0.0)
-    assert bool((grid.diff() < 0).all())
-
-
 def test_model_time_is_not_floored():
-    # Released code floors 1000 t: the second grid value 48/49 would become .979.
-    assert time_grid(17, shift=3.0)[1].item() == pytest.approx(48 / 49, abs=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "shift", "message"),
-    [(1, 3.0, "num_steps must be at least 2.*got 1"), (17, 0.0, "shift must be a positive number, got 0")],
-)
-def test_time_grid_refuses(num_steps, shift, message):
-    with pytest.raises(ValueError, match=message):
-        time_grid(num_steps, shift)
+    # Released code floors 1000 t: the second grid value 48/49 would become .979. The ends are exact.
+    grid = time_grid(17, shift=3.0)
+    assert grid[1].item() == pytest.approx(48 / 49, abs=1e-15)
+    assert (grid.dtype, grid[0].item(), grid[-1].item()) == (torch.float64, 1.0, 0.0)
 
 
 def test_interpolate_by_hand():
     assert interpolate(tensor(2.0), tensor(10.0), 0.25).item() == 4.0
-
-
-def test_interpolate_takes_one_time_a_sample():
     x = interpolate(tensor(2.0, 2.0, 2.0), tensor(10.0, 10.0, 10.0), torch.tensor([0.0, 0.5, 1.0]))
     assert x.flatten().tolist() == [2.0, 6.0, 10.0]
 
@@ -83,6 +62,17 @@ def test_half_precision_states_are_stepped_in_float32():
     assert stepped.item() == pytest.approx(0.999, abs=1e-6)  # bfloat16 would round it to 1
 
 
-def test_wrong_shape_is_refused():
-    with pytest.raises(ValueError, match=r"velocity must have the shape of x \(1, 2\), got \(1, 1\)"):
-        ode_step(torch.zeros(1, 2), torch.zeros(1, 1), 0.5, 0.25)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: time_grid(1, 3.0), "num_steps must be at least 2.*got 1"),
+        (lambda: time_grid(17, 0.0), "shift must be a positive number, got 0"),
+        (
+            lambda: ode_step(tensor(1.0, 2.0), tensor(1.0), 0.5, 0.25),
+            r"shape of x \(2, 1, 1\), got \(1, 1, 1\)",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,12 +1,9 @@
 import pytest
 import torch
 
-from chunk_grpo.core import objective
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import listed_plan, single_plan, step_plan
-from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
 from chunk_grpo.core.objective import chunk_objective, clipped_chunks, clipped_terms, gradient_coefficients
-from chunk_grpo.core.ratios import chunk_ratio, guard_log_ratio
 from tests.core.conftest import LinearPolicy, double, draw, objective_in_loops
 
 PAPER_PLAN = listed_plan([2, 3, 4, 7], 16)
@@ -25,6 +22,13 @@ def plans_of_all_kinds():
     branches = [0, -1, 1, 1] + [-1] * 12
     rows = [list(plan.chunk_of_step()) for plan in plans]
     return ChunkAssignment(torch.tensor([*rows, window, branches]))
+
+
+def some_of(assignment):
+    """The first and some other chunks of each row."""
+    selected = (draw(*assignment.exists.shape, seed=4) > -0.3) & assignment.exists
+    selected[:, 0] = True
+    return selected
 
 
 def test_clipped_terms_by_hand():
@@ -80,58 +84,18 @@ def test_two_steps_as_one_chunk_is_eq_9():
     assert value.item() == pytest.approx(0.975, abs=1e-15)  # Eq. (8)
 
 
-def test_chunks_of_one_step_are_eq_5():
-    new, old, a, kl = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2), draw(3, 16, seed=3).square()
-    ratio = (new - old).exp()
-    by_step = torch.minimum(ratio * a[:, None], ratio.clamp(0.8, 1.2) * a[:, None]) - 0.1 * kl
-    value = chunk_objective(new, old, a, 0.2, steps(16, 3), kl, 0.1)
-    assert value.item() == pytest.approx(by_step.mean().item(), abs=1e-14)
-
-
-def test_a_single_chunk_has_the_sequence_ratio():
-    new, old, a = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2)
-    sequence = ((new.sum(1) - old.sum(1)) / 16).exp()  # GSPO's: the likelihood ratio to the power 1 / N
-    expected = torch.minimum(sequence * a, sequence.clamp(0.8, 1.2) * a).mean()
-    value = chunk_objective(new, old, a, 0.2, ChunkAssignment.shared(single_plan(16), 3))
-    assert value.item() == pytest.approx(expected.item(), abs=1e-14)
-
-
-def test_a_window_gives_the_objective_of_its_steps():
-    new, old, a, kl = draw(3, 16), draw(3, 16, seed=1), draw(3, seed=2), draw(3, 16, seed=3).square()
-    window = ChunkAssignment(torch.tensor([[-1] * 4 + [0, 1, 2, 3] + [-1] * 8] * 3))
-    new_cut, old_cut, kl_cut = (values[:, 4:8] for values in (new, old, kl))
-    whole = chunk_objective(new, old, a, 0.2, window, kl, 0.1)
-    assert torch.equal(whole, chunk_objective(new_cut, old_cut, a, 0.2, steps(4, 3), kl_cut, 0.1))
-
-
 @pytest.mark.parametrize("choose", [False, True], ids=["all", "selected"])
 def test_the_objective_is_that_of_plain_loops(choose):
     assignment, policy, advantage = plans_of_all_kinds(), LinearPolicy(6), draw(6, seed=3)
     (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
-    selected = assignment.exists
-    if choose:
-        selected = (draw(6, assignment.max_chunks, seed=4) > -0.3) & selected
-        selected[:, 0] = True
+    selected = some_of(assignment) if choose else None
     chunks = [
         [(row == number).nonzero().flatten().tolist() for number in chosen.nonzero().flatten()]
-        for row, chosen in zip(assignment.chunk, selected, strict=True)
+        for row, chosen in zip(assignment.chunk, selected if choose else assignment.exists, strict=True)
     ]
     value = chunk_objective(new, old, advantage, 0.02, assignment, kl, 0.3, selected=selected)
     expected = objective_in_loops(new, old, advantage, 0.02, chunks, kl, 0.3)
     assert value.item() == pytest.approx(expected, abs=1e-13)
-
-
-def test_selecting_all_is_selecting_none_out():
-    new, old, a, chunks = draw(6, 16), draw(6, 16, seed=1), draw(6, seed=2), plans_of_all_kinds()
-    everything = chunk_objective(new, old, a, 0.2, chunks, selected=chunks.exists)
-    assert everything.item() == chunk_objective(new, old, a, 0.2, chunks).item()
-
-
-def test_each_trajectory_weighs_the_same_however_many_chunks_it_selects():
-    new = double([1.1, 1.0], [1.0, 1.02]).log()
-    selected = torch.tensor([[True, False], [True, True]])
-    value = chunk_objective(new, torch.zeros_like(new), double(1.0, 1.0), 0.2, steps(2, 2), selected=selected)
-    assert value.item() == pytest.approx((1.1 + (1.0 + 1.02) / 2) / 2, abs=1e-15)
 
 
 def test_each_chunk_is_clipped_on_both_sides_by_its_own_range():
@@ -159,15 +123,6 @@ def test_gradient_coefficients_by_hand():
     torch.testing.assert_close(kl_coefs, double([-0.0125, -0.025, -0.025], [0, -0.2, 0]), rtol=0, atol=1e-15)
 
 
-def test_coefficients_vanish_where_clipped_or_not_selected():
-    new = double([1.5, 1.5, 1.0]).log()
-    selected = torch.tensor([[True, False, True]])
-    coefs, _ = gradient_coefficients(
-        new, torch.zeros_like(new), double(2.0), 0.1, steps(3), selected=selected
-    )
-    assert coefs.tolist() == [[0.0, 0.0, 1.0]]  # A r / (B * 2 selected) = 2 / 2
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("edge", [0.9, 1.0, 1.1])
 def test_at_the_edges_of_the_clip_range_the_whole_gradient_passes(edge, dtype):
@@ -189,10 +144,7 @@ def test_the_coefficients_give_the_objectives_gradient_one_item_at_a_time(per_ch
     advantage = draw(batch, most, seed=3) if per_chunk else draw(batch, seed=3)
     clip_range = draw(most, seed=5).abs() * 0.03 + 0.001 if per_chunk else 0.02
     weights = draw(batch, most, seed=6).exp() if per_chunk else None
-    selected = None
-    if choose:
-        selected = (draw(batch, most, seed=4) > -0.3) & assignment.exists
-        selected[:, 0] = True
+    selected = some_of(assignment) if choose else None
     value = chunk_objective(new, old, advantage, clip_range, assignment, kl, 0.3, weights, selected)
     (expected,) = torch.autograd.grad(value, policy.theta)
 
@@ -206,14 +158,6 @@ def test_the_coefficients_give_the_objectives_gradient_one_item_at_a_time(per_ch
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
     assert not coefs.requires_grad
     assert not kl_coefs.requires_grad
-
-
-def test_the_coefficients_are_those_of_whatever_formula_is_there(monkeypatch):
-    """Without clipping: A r / (B n cs), where the formula of the paper gives 0."""
-    new = double([1.5, 1.0]).log()
-    monkeypatch.setattr(objective, "clipped_terms", lambda ratio, a, _, __: ratio * a)
-    coefs, _ = gradient_coefficients(new, torch.zeros_like(new), double(2.0), 0.1, steps(2))
-    torch.testing.assert_close(coefs, double([1.5, 1.0]), rtol=0, atol=1e-15)
 
 
 def test_clipped_chunks_by_hand():
@@ -254,41 +198,6 @@ def test_nan_where_nothing_is_trained_reaches_neither_value_nor_gradient():
         assert torch.equal(with_nan, without)
 
 
-def test_guarded_ratios_pass_through_with_the_chain_rule():
-    # one trajectory of three steps; the policy's means move with theta, the steps are given
-    stds = double(0.8, 0.3, 0.1)
-    old_mean, noise, direction = draw(3, 2, 2), draw(3, 2, 2, seed=1), draw(3, 2, 2, seed=2)
-    x_next = old_mean + stds[:, None, None] * noise
-    old = gaussian_log_prob(x_next, old_mean, stds).unsqueeze(0)
-    theta = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
-    assignment = ChunkAssignment.shared(listed_plan([1, 2], 3), 1)
-
-    def terms():
-        mean = old_mean + theta * direction
-        return (
-            gaussian_log_prob(x_next, mean, stds).unsqueeze(0),
-            gaussian_kl(mean, old_mean, stds).unsqueeze(0),
-        )
-
-    new, drift = terms()
-    guarded = guard_log_ratio(new, old, drift, stds)
-    zeros = torch.zeros_like(guarded)
-    value = chunk_objective(guarded, zeros, double(1.5), 0.5, assignment)
-    (expected,) = torch.autograd.grad(value, theta)
-    coefs, _ = gradient_coefficients(guarded, zeros, double(1.5), 0.5, assignment)
-    new, drift = terms()
-    (by_items,) = torch.autograd.grad((stds * coefs * (new + drift)).sum(), theta)
-    torch.testing.assert_close(by_items, expected, rtol=1e-12, atol=1e-12)
-    (by_hand,) = chunk_ratio(guarded, zeros, assignment).mul(1.5).mean(1)
-    assert value.item() == pytest.approx(by_hand.item(), abs=1e-14)  # nothing is clipped
-
-
-def test_ratios_must_fit_the_assignment():
-    for function in (clipped_terms, clipped_chunks):
-        with pytest.raises(ValueError, match=r"ratio must have shape \(6, 16\), got \(6, 4\)"):
-            function(torch.ones(6, 4), torch.ones(6), 0.1, plans_of_all_kinds())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -305,10 +214,7 @@ def test_ratios_must_fit_the_assignment():
         ({"weights": torch.ones(2)}, r"weights must have shape \(2, 2\), got \(2,\)"),
         ({"weights": torch.tensor([[1.0, -0.5], [1.0, 0.0]])}, "at least 0, got -0.5"),
         ({"weights": torch.tensor([[1.0, NAN], [1.0, 0.0]])}, "at least 0, got nan"),
-        (
-            {"log_probs": torch.zeros(2, 4), "old_log_probs": torch.zeros(2, 4)},
-            r"shape \(2, 5\), got \(2, 4\)",
-        ),
+        ({"log_probs": torch.zeros(2, 4), "old_log_probs": torch.zeros(2, 4)}, r"\(2, 5\), got \(2, 4\)"),
         (
             {"assignment": ChunkAssignment(torch.tensor([[0, 1, 1, 1, 1], [-1, -1, -1, -1, -1]]))},
             r"at least one chunk, got none selected in the rows \[1\]",
@@ -329,3 +235,9 @@ def test_bad_arguments_are_refused(options, message):
         return
     with pytest.raises(ValueError, match=message):
         gradient_coefficients(**arguments)
+
+
+@pytest.mark.parametrize("function", [clipped_terms, clipped_chunks])
+def test_ratios_must_fit_the_assignment(function):
+    with pytest.raises(ValueError, match=r"ratio must have shape \(6, 16\), got \(6, 4\)"):
+        function(torch.ones(6, 4), torch.ones(6), 0.1, plans_of_all_kinds())

@@ -42,23 +42,6 @@ def test_a_single_chunk_is_the_sequence_ratio():
     assert ratios(NEW, OLD, single_plan(5))[0].tolist() == pytest.approx([sequence], abs=1e-14)
 
 
-def test_ratio_is_one_on_policy():
-    assert torch.equal(ratios(NEW, NEW, step_plan(5)), torch.ones_like(NEW))
-    assert torch.equal(ratios(NEW, NEW, listed_plan([2, 3], 5)), torch.ones(1, 2).double())
-
-
-def test_samples_do_not_mix():
-    both = ratios(torch.cat([NEW, OLD]), torch.zeros(2, 5).double(), listed_plan([2, 3], 5))
-    assert torch.equal(both[1], torch.ones(2).double())
-
-
-def test_shapes_must_agree():
-    with pytest.raises(ValueError, match=r"share a shape \[B, N\], got \(1, 5\) and \(1, 4\)"):
-        ratios(NEW, OLD[:, :4], step_plan(5))
-    with pytest.raises(ValueError, match=r"fit the assignment with shape \(1, 4\), got \(1, 5\)"):
-        ratios(NEW, OLD, single_plan(4))
-
-
 GUARD_STDS = torch.tensor([0.8, 0.2, 0.05], dtype=torch.float64)
 
 
@@ -79,13 +62,9 @@ def guard_case(batch):
 
 
 def test_guard_log_ratio_by_hand():
-    log_ratio = guard_log_ratio(
-        torch.tensor([[1.0, 2.0]]),
-        torch.tensor([[0.5, 3.0]]),
-        torch.tensor([[0.25, 2.0]]),
-        torch.tensor([2, 0.5]),
-    )
-    assert log_ratio.tolist() == [[1.5, 0.5]]  # 2 * (.5 + .25), .5 * (-1 + 2)
+    new, old, drift = torch.tensor([[1.0, 2, 3]]), torch.tensor([[0.5, 3, 1]]), torch.tensor([[0.25, 2, 7]])
+    log_ratio = guard_log_ratio(new, old, drift, torch.tensor([2, 0.5, 0]))
+    assert log_ratio.tolist() == [[1.5, 0.5, 0]]  # 2 * (.5 + .25), .5 * (-1 + 2), and a step without noise
 
 
 def test_guard_log_ratio_is_the_mean_of_noise_times_move():
@@ -98,28 +77,16 @@ def test_guard_log_ratio_is_the_mean_of_noise_times_move():
     )
 
 
-def test_guard_log_ratio_is_centred_with_one_scale_where_the_log_ratio_is_not():
-    batch = 20_000
-    _, move, (new, old, drift) = guard_case(batch)
-    plain, guarded = new - old, guard_log_ratio(new, old, drift, GUARD_STDS)
-    spread = move.square().sum().sqrt() / 4  # standard deviation of mean(z * move) over four dimensions
-    torch.testing.assert_close(guarded.std(dim=0) / spread, torch.ones(3).double(), rtol=0, atol=0.02)
-    assert (guarded.mean(dim=0).abs() < 4 * spread / batch**0.5).all()
-    torch.testing.assert_close(
-        plain.std(dim=0) * GUARD_STDS / spread, torch.ones(3).double(), rtol=0, atol=0.02
-    )
-    off = (plain.mean(dim=0) + drift[0]).abs()
-    assert (off < 4 * spread / GUARD_STDS / batch**0.5).all()
-
-
 @pytest.mark.parametrize(
-    ("drift", "std", "message"),
+    ("call", "message"),
     [
-        (torch.zeros(1, 4), torch.ones(5), r"shape \(1, 5\) .* got \(1, 4\) and \(5,\)"),
-        (torch.zeros(1, 5), torch.ones(4), r"got \(1, 5\) and \(4,\)"),
-        (torch.zeros(1, 5), -torch.ones(5), "std must be at least 0, got"),
+        (lambda: ratios(NEW, OLD[:, :4], step_plan(5)), r"a shape \[B, N\], got \(1, 5\) and \(1, 4\)"),
+        (lambda: ratios(NEW, OLD, single_plan(4)), r"assignment with shape \(1, 4\), got \(1, 5\)"),
+        (lambda: guard_log_ratio(NEW, OLD, OLD[:, :4], torch.ones(5)), r"\(1, 5\) .* got \(1, 4\) and \(5,"),
+        (lambda: guard_log_ratio(NEW, OLD, OLD, torch.ones(4)), r"got \(1, 5\) and \(4,\)"),
+        (lambda: guard_log_ratio(NEW, OLD, OLD, -torch.ones(5)), "std must be at least 0, got"),
     ],
 )
-def test_guard_log_ratio_refuses(drift, std, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        guard_log_ratio(NEW, OLD, drift, std)
+        call()

@@ -1,5 +1,4 @@
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -11,10 +10,12 @@ from chunk_grpo.core.hybrid import uses_base
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.ratios import chunk_ratio
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
-from chunk_grpo.core.sde import CPS, SDE, cps_transition, diffusion_coefs, sde_transition
+from chunk_grpo.core.sde import CPS, SDE, diffusion_coefs
+from tests.core.conftest import double
 
 TIMES = time_grid(6, shift=3.0)
 COEFS = diffusion_coefs(TIMES, "flow", eta=0.7)
+ETAS = torch.full((5,), 0.7, dtype=torch.float64)
 NOISE = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(7))
 
 
@@ -27,8 +28,16 @@ def velocity(x, t):
     return torch.tanh(x) * (1 + t.reshape(-1, 1, 1)) + 0.3
 
 
-def rollout(x1, generators, coefs=COEFS, keep_means=False):
-    return rollout_sde(velocity, x1, TIMES, coefs, generators, keep_means=keep_means)
+def rollout(x1, generators, coefs=COEFS, sde_steps=None):
+    return rollout_sde(velocity, x1, TIMES, coefs, generators, sde_steps=sde_steps)
+
+
+def flow_std(step):
+    return COEFS[step].item() * math.sqrt((TIMES[step] - TIMES[step + 1]).item())
+
+
+def cps_std(step):
+    return TIMES[step + 1].item() * math.sin(0.35 * math.pi)
 
 
 def test_trajectory_has_the_shapes_of_eq_11():
@@ -36,14 +45,19 @@ def test_trajectory_has_the_shapes_of_eq_11():
     assert trajectory.times.shape == (7,)
     assert trajectory.states.shape == (2, 7, 3, 4)
     assert trajectory.log_probs.shape == (2, 5)
-    assert trajectory.transition_stds.shape == (5,)
     assert (trajectory.times.dtype, trajectory.transition_stds.dtype) == (torch.float64, torch.float64)
 
 
-def test_transition_stds_are_those_of_the_grid():
-    trajectory = rollout(NOISE, one_each(1, 2))
-    expected = [COEFS[s].item() * math.sqrt((TIMES[s] - TIMES[s + 1]).item()) for s in range(5)]
-    assert trajectory.transition_stds.tolist() == pytest.approx(expected, abs=1e-15)
+@pytest.mark.parametrize(("sampler", "strengths", "std"), [(SDE, COEFS, flow_std), (CPS, ETAS, cps_std)])
+def test_ratio_is_one_on_policy_in_any_packing(sampler, strengths, std):
+    trajectory = rollout_sde(velocity, NOISE, TIMES, strengths, one_each(1, 2), sampler=sampler)
+    assert trajectory.transition_stds.tolist() == pytest.approx([std(step) for step in range(5)], abs=1e-15)
+    x, x_next = trajectory.states[:, :5].flatten(0, 1), trajectory.states[:, 1:6].flatten(0, 1)
+    t, t_next = TIMES[:5].repeat(2), TIMES[1:6].repeat(2)
+    transition = sampler.transition(x, velocity(x, t.float()), t, t_next, strengths.repeat(2))
+    log_probs = gaussian_log_prob(x_next, transition.mean, transition.std).reshape(2, 5)
+    ratio = chunk_ratio(log_probs, trajectory.log_probs, ChunkAssignment.shared(step_plan(5), 2))
+    torch.testing.assert_close(ratio, torch.ones(2, 5), rtol=0, atol=1e-6)
 
 
 def test_the_last_step_is_deterministic_and_lands_on_the_predicted_image():
@@ -54,16 +68,6 @@ def test_the_last_step_is_deterministic_and_lands_on_the_predicted_image():
     )
 
 
-def test_same_seed_same_trajectory():
-    x1 = NOISE
-    first = rollout(x1, torch.Generator().manual_seed(3))
-    again = rollout(x1, torch.Generator().manual_seed(3))
-    other = rollout(x1, torch.Generator().manual_seed(4))
-    assert torch.equal(first.states, again.states)
-    assert torch.equal(first.log_probs, again.log_probs)
-    assert not torch.equal(first.states, other.states)
-
-
 def test_a_sample_does_not_depend_on_its_batch():
     x1 = sample_noise((3, 2, 4), one_each(10, 11, 12))
     together = rollout(x1, one_each(1, 2, 3))
@@ -72,36 +76,6 @@ def test_a_sample_does_not_depend_on_its_batch():
     assert torch.equal(together.states[1], alone.states[0])
     assert torch.equal(together.states[1], reordered.states[1])
     assert torch.equal(together.log_probs[1], alone.log_probs[0])
-
-
-def test_ratio_is_one_on_policy_in_any_packing():
-    trajectory = rollout(NOISE, one_each(1, 2))
-    x, x_next = trajectory.states[:, :5].flatten(0, 1), trajectory.states[:, 1:6].flatten(0, 1)
-    t, t_next, coefs = TIMES[:5].repeat(2), TIMES[1:6].repeat(2), COEFS.repeat(2)
-    transition = sde_transition(x, velocity(x, t.float()), t, t_next, coefs)
-    log_probs = gaussian_log_prob(x_next, transition.mean, transition.std).reshape(2, 5)
-    ratio = chunk_ratio(log_probs, trajectory.log_probs, ChunkAssignment.shared(step_plan(5), 2))
-    torch.testing.assert_close(ratio, torch.ones(2, 5), rtol=0, atol=1e-6)
-
-
-def test_vanishing_noise_is_the_ode():
-    x1 = NOISE.double()
-    sde = rollout(x1, one_each(1, 2), torch.full((5,), 1e-9, dtype=torch.float64)).states
-    ode = rollout_ode(lambda step: velocity, x1, TIMES)
-    torch.testing.assert_close(sde, ode, rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", ["flow", "dance"])
-def test_the_way_to_the_ode_is_linear_in_eta(kind):
-    x1 = NOISE.double()
-    ode = rollout_ode(lambda step: velocity, x1, TIMES)
-    away = [
-        (rollout(x1, one_each(1, 2), diffusion_coefs(TIMES, kind, eta)).states - ode).norm().item()
-        for eta in (1e-3, 1e-4, 1e-5)
-    ]
-    for more, less in pairwise(away):  # the drift is quadratic in eta, so the noise alone is left
-        assert more / less == pytest.approx(10, rel=0.02)
-    assert away[-1] < 1e-3
 
 
 def test_ode_follows_the_closed_form_of_a_linear_velocity():
@@ -158,45 +132,15 @@ def test_the_same_noise_can_be_shared_within_a_group():
     assert torch.equal(noise[0], noise[1])
 
 
-def test_wrong_number_of_generators_is_refused():
-    with pytest.raises(ValueError, match=r"one generator per sample \(2\), got 3"):
-        sample_noise((2, 3, 4), one_each(1, 2, 3))
-
-
-def test_wrong_number_of_coefficients_is_refused():
-    with pytest.raises(ValueError, match=r"each of the 5 noisy steps, got shape \(6,\)"):
-        rollout(NOISE[:1], one_each(0), torch.ones(6))
-
-
-def test_a_noisy_step_without_noise_is_refused():
-    with pytest.raises(ValueError, match="std must be positive"):
-        rollout(NOISE[:1], one_each(0), torch.zeros(5))
-
-
-def test_a_deterministic_run_goes_on_from_any_of_its_states() -> None:
+def test_a_deterministic_run_goes_on_from_any_of_its_states():
     times = time_grid(5, 3.0)
     whole = rollout_ode(lambda step: lambda x, t: torch.tanh(x) * (1 + step), torch.randn(2, 3, 4), times)
     rest = rollout_ode(lambda step: lambda x, t: torch.tanh(x) * (1 + step), whole[:, 2], times, first_step=2)
     assert torch.equal(rest, whole[:, 2:])
 
 
-def noise_of(trajectory, step, draw_from=sde_transition, strengths=COEFS):
-    """The standard normal noise that a step must have drawn."""
-    x, t, t_next = trajectory.states[:, step], TIMES[step].item(), TIMES[step + 1].item()
-    transition = draw_from(x, velocity(x, torch.full((2,), t)), t, t_next, strengths[step].item())
-    return (trajectory.states[:, step + 1] - transition.mean) / transition.std
-
-
-def test_naming_all_noisy_steps_is_the_default():
-    default = rollout(NOISE, one_each(1, 2))
-    named = rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), sde_steps=(4, 2, 0, 1, 3))
-    assert torch.equal(named.states, default.states)
-    assert torch.equal(named.log_probs, default.log_probs)
-    assert torch.equal(named.transition_stds, default.transition_stds)
-
-
 def test_steps_outside_the_window_are_the_odes_and_marked():
-    mixed = rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), sde_steps=(1, 2))
+    mixed = rollout(NOISE, one_each(1, 2), sde_steps=(2, 1))
     for step in (0, 3, 4, 5):
         x, t = mixed.states[:, step], TIMES[step].item()
         moved = ode_step(x, velocity(x, torch.full((2,), t)), t, TIMES[step + 1].item())
@@ -208,60 +152,21 @@ def test_steps_outside_the_window_are_the_odes_and_marked():
     assert (mixed.log_probs != 0).tolist() == [[False, True, True, False, False]] * 2
 
 
-def test_log_probs_inside_the_window_are_those_of_the_states():
-    mixed = rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), sde_steps=(1, 2))
-    for step in (1, 2):
-        x, t = mixed.states[:, step], TIMES[step].item()
-        transition = sde_transition(
-            x, velocity(x, torch.full((2,), t)), t, TIMES[step + 1].item(), COEFS[step]
-        )
-        expected = gaussian_log_prob(mixed.states[:, step + 1], transition.mean, transition.std)
-        torch.testing.assert_close(mixed.log_probs[:, step], expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "generators", [one_each(1, 2), torch.Generator().manual_seed(3)], ids=["each", "one"]
-)
-def test_a_steps_noise_does_not_depend_on_which_others_are_noisy(generators):
-    all_generators = [generators] if isinstance(generators, torch.Generator) else generators
-    starts = [each.get_state() for each in all_generators]
-    drawn = []
-    for sde_steps in (None, (3,), (0, 3)):
-        for each, start in zip(all_generators, starts, strict=True):
-            each.set_state(start)
-        run = rollout_sde(velocity, NOISE.double(), TIMES, COEFS, generators, sde_steps=sde_steps)
-        drawn.append(noise_of(run, 3))
-    torch.testing.assert_close(drawn[0], drawn[1], rtol=0, atol=1e-6)  # drawn in float32
-    torch.testing.assert_close(drawn[0], drawn[2], rtol=0, atol=1e-6)
-
-
 def test_coefficients_outside_the_window_do_not_matter():
-    only_third = torch.tensor([0.0, 0.0, 0.7, 0.0, 0.0])
-    states = rollout_sde(velocity, NOISE, TIMES, only_third, one_each(1, 2), sde_steps=[2]).states
-    other = rollout_sde(velocity, NOISE, TIMES, torch.full((5,), 0.7), one_each(1, 2), sde_steps=[2]).states
+    only_third = double(0.0, 0.0, 0.7, 0.0, 0.0)
+    states = rollout(NOISE, one_each(1, 2), only_third, [2]).states
+    other = rollout(NOISE, one_each(1, 2), ETAS, [2]).states
     assert torch.equal(states, other)
-
-
-def test_cps_rollout_draws_the_same_noise_by_its_own_transition():
-    eta = torch.full((5,), 0.7, dtype=torch.float64)
-    run = rollout_sde(velocity, NOISE.double(), TIMES, eta, one_each(1, 2), sampler=CPS)
-    sde = rollout_sde(velocity, NOISE.double(), TIMES, COEFS, one_each(1, 2))
-    expected = TIMES[1:6] * math.sin(0.35 * math.pi)
-    torch.testing.assert_close(run.transition_stds, expected, rtol=0, atol=1e-15)
-    for step in range(5):
-        noise = noise_of(run, step, cps_transition, eta)
-        torch.testing.assert_close(noise, noise_of(sde, step), rtol=0, atol=1e-6)
-        density = -noise.square().flatten(1).mean(1) / 2 - math.log(math.sqrt(2 * math.pi) * expected[step])
-        torch.testing.assert_close(run.log_probs[:, step], density, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("sampler", [SDE, CPS], ids=["sde", "cps"])
 @pytest.mark.parametrize("sde_steps", [None, (1, 2)], ids=["all", "window"])
 def test_kept_means_are_those_that_the_states_were_drawn_from(sde_steps, sampler):
-    coefs = torch.full((5,), 0.7, dtype=torch.float64)
     options = {"sde_steps": sde_steps, "sampler": sampler}
-    run = rollout_sde(velocity, NOISE, TIMES, coefs, one_each(1, 2), keep_means=True, **options)
-    assert run.means.shape == (2, 5, 3, 4)
+    run = rollout_sde(velocity, NOISE, TIMES, ETAS, one_each(1, 2), keep_means=True, **options)
+    plain = rollout_sde(velocity, NOISE, TIMES, ETAS, one_each(1, 2), **options)
+    assert torch.equal(run.states, plain.states)
+    assert (run.means.shape, plain.means) == ((2, 5, 3, 4), None)
     generators = one_each(1, 2)
     for step in range(5):
         mean, std, after = run.means[:, step], run.transition_stds[step], run.states[:, step + 1]
@@ -273,22 +178,18 @@ def test_kept_means_are_those_that_the_states_were_drawn_from(sde_steps, sampler
             assert torch.equal(mean, after)
 
 
-def test_keeping_means_changes_nothing_else():
-    plain, kept = rollout(NOISE, one_each(1, 2)), rollout(NOISE, one_each(1, 2), keep_means=True)
-    assert plain.means is None
-    for name in ("times", "states", "transition_stds", "log_probs"):
-        assert torch.equal(getattr(plain, name), getattr(kept, name))
-
-
 @pytest.mark.parametrize(
-    ("sde_steps", "message"),
+    ("call", "message"),
     [
-        ((), "sde_steps must name at least one step, got none"),
-        ((1, 2, 1), r"sde_steps must name each step once, got \[1, 2, 1\]"),
-        ((-1,), r"within 0 .. 4 \(the last step takes no noise\), got \[-1\]"),
-        ((4, 5), r"within 0 .. 4 \(the last step takes no noise\), got \[4, 5\]"),
+        (lambda: sample_noise((2, 3, 4), one_each(1, 2, 3)), r"one generator per sample \(2\), got 3"),
+        (lambda: rollout(NOISE, one_each(1, 2), torch.ones(6)), r"the 5 noisy steps, got shape \(6,\)"),
+        (lambda: rollout(NOISE, one_each(1, 2), torch.zeros(5)), "std must be positive"),
+        (lambda: rollout(NOISE, one_each(1, 2), COEFS, ()), "must name at least one step, got none"),
+        (lambda: rollout(NOISE, one_each(1, 2), COEFS, (1, 2, 1)), r"each step once, got \[1, 2, 1\]"),
+        (lambda: rollout(NOISE, one_each(1, 2), COEFS, (-1,)), r"within 0 .. 4 \(.*\), got \[-1\]"),
+        (lambda: rollout(NOISE, one_each(1, 2), COEFS, (4, 5)), r"within 0 .. 4 \(.*\), got \[4, 5\]"),
     ],
 )
-def test_a_wrong_choice_of_noisy_steps_is_refused(sde_steps, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), sde_steps=sde_steps)
+        call()

@@ -14,10 +14,7 @@ from chunk_grpo.core.sde import (
     sde_transition,
     transition_std,
 )
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tests.core.conftest import double, draw
 
 
 def final_moments(flow, times, coefs, draw_from=sde_transition):
@@ -38,36 +35,31 @@ def final_moments(flow, times, coefs, draw_from=sde_transition):
 
 def test_transition_by_hand():
     # dt .25, s^2/2t = .64, x + (1-t) v = 1.5, drift -1 + .96 = -.04, mean 2 + .25 * .04
-    transition = sde_transition(
-        torch.tensor([[2.0]]).double(), torch.tensor([[-1.0]]).double(), 0.5, 0.25, 0.8
-    )
+    transition = sde_transition(double([2.0]), double([-1.0]), 0.5, 0.25, 0.8)
     assert transition.mean.item() == pytest.approx(2.01, abs=1e-14)
     assert transition.std.item() == pytest.approx(0.4, abs=1e-15)
-
-
-def test_transition_std_by_hand():
-    assert transition_std(0.75, 0.5, 0.6).item() == pytest.approx(0.3, abs=1e-15)
 
 
 def test_flow_coefficients_by_hand():
     # eta * sqrt(t / (1 - t)) at t = 1 (with 1 - .9 below), .9 and .75; the step from .5 takes no noise
     coefs = diffusion_coefs(time_grid(4, shift=3.0), "flow", eta=0.7)
     assert coefs.tolist() == pytest.approx([0.7 * math.sqrt(10), 2.1, 0.7 * math.sqrt(3)], abs=1e-13)
-
-
-def test_dance_coefficients_are_constant():
     assert diffusion_coefs(time_grid(4), "dance", eta=0.7).tolist() == [0.7, 0.7, 0.7]
 
 
-def test_the_last_step_takes_no_noise():
-    assert diffusion_coefs(time_grid(17, 3.0), "flow", eta=0.7).shape == (16,)
-
-
-def test_eta_zero_is_the_ode():
+@pytest.mark.parametrize("transition", [sde_transition, cps_transition])
+def test_eta_zero_is_the_ode(transition):
     x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
-    transition = sde_transition(x, v, 0.7, 0.6, 0.0)
-    assert torch.equal(transition.mean, ode_step(x, v, 0.7, 0.6))
-    assert transition.std.item() == 0.0
+    step = transition(x, v, 0.7, 0.6, 0.0)
+    assert torch.equal(step.mean, ode_step(x, v, 0.7, 0.6))
+    assert step.std.item() == 0.0
+
+
+@pytest.mark.parametrize("transition", [sde_transition, cps_transition])
+def test_half_precision_is_stepped_in_float32(transition):
+    x = torch.ones(1, 2, 2, dtype=torch.bfloat16)
+    step = transition(x, x, 0.5, 0.499, 0.7)
+    assert (step.mean.dtype, step.std.dtype) == (torch.float32, torch.float32)
 
 
 @pytest.mark.parametrize("step", [0, 1, 7, 15])
@@ -118,65 +110,21 @@ def test_sde_keeps_the_marginals_of_a_gaussian_as_steps_shrink(gaussian_flow, et
     assert errors[-1] < (5e-3, 5e-3)
 
 
-def test_half_precision_is_stepped_in_float32():
-    x = torch.ones(1, 2, 2, dtype=torch.bfloat16)
-    transition = sde_transition(x, x, 0.5, 0.499, 0.7)
-    assert (transition.mean.dtype, transition.std.dtype) == (torch.float32, torch.float32)
-
-
 def test_cps_transition_by_hand():
     # x0_hat 2 + .5 = 2.5, x1_hat 2 - .5 = 1.5; std .4 sin(30 deg) = .2, kept sqrt(.16 - .04) = .2 sqrt(3)
-    x, v = torch.tensor([[2.0]]).double(), torch.tensor([[-1.0]]).double()
-    transition = cps_transition(x, v, 0.5, 0.4, 1 / 3)
+    transition = cps_transition(double([2.0]), double([-1.0]), 0.5, 0.4, 1 / 3)
     assert transition.mean.item() == pytest.approx(0.6 * 2.5 + 0.2 * math.sqrt(3) * 1.5, abs=1e-15)
     assert transition.std.item() == pytest.approx(0.2, abs=1e-15)
-
-
-def test_cps_with_eta_zero_is_the_ode():
-    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
-    transition = cps_transition(x, v, 0.7, 0.6, 0.0)
-    assert torch.equal(transition.mean, ode_step(x, v, 0.7, 0.6))
-    assert transition.std.item() == 0.0
-
-
-def test_cps_with_eta_one_replaces_all_the_noise():
-    x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
-    transition = cps_transition(x, v, 0.7, 0.6, 1.0)
-    torch.testing.assert_close(transition.mean, 0.4 * ode_step(x, v, 0.7, 0.0), rtol=0, atol=1e-15)
-    assert transition.std.item() == 0.6
-
-
-def mixture(draw_from, t, t_next, strength):
-    """Coefficients of the true data and noise in a step's mean, by one probe each, and its std."""
-    x0, x1 = torch.tensor([[1.0], [0.0]]).double(), torch.tensor([[0.0], [1.0]]).double()
-    transition = draw_from((1 - t) * x0 + t * x1, x1 - x0, t, t_next, strength)
-    return (*transition.mean.flatten().tolist(), transition.std.item())
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize(("t", "t_next"), [(1.0, 0.98), (0.75, 0.5), (0.3, 0.1), (0.1, 0.0)])
 def test_cps_keeps_the_coefficients_of_the_path(t, t_next, eta):
-    data, old_noise, new_noise = mixture(cps_transition, t, t_next, eta)
+    x0, x1 = double([1.0], [0.0]), double([0.0], [1.0])  # one probe each
+    transition = cps_transition((1 - t) * x0 + t * x1, x1 - x0, t, t_next, eta)
+    (data, old_noise), new_noise = transition.mean.flatten().tolist(), transition.std.item()
     assert data == pytest.approx(1 - t_next, abs=1e-15)
     assert old_noise**2 + new_noise**2 == pytest.approx(t_next**2, abs=1e-15)
-
-
-def test_an_sde_step_leaves_more_noise_than_the_path_has():
-    # std .4 as by hand above, pull .16: noise (.25 - .16)^2 + .4^2 = .1681 where the path has .0625
-    data, old_noise, new_noise = mixture(sde_transition, 0.5, 0.25, 0.8)
-    assert data == pytest.approx(0.75, abs=1e-15)
-    assert old_noise**2 + new_noise**2 == pytest.approx(0.1681, abs=1e-15)
-
-
-def test_sampled_cps_step_has_the_variance_of_the_forward_process(gaussian_flow, seeded):
-    count, t, t_next = 200_000, 0.6, 0.4
-    x0, x1, noise = torch.randn(3, count, 1, dtype=torch.float64, generator=seeded)
-    x0 = gaussian_flow.mean + gaussian_flow.std * x0
-    transition = cps_transition((1 - t) * x0 + t * x1, x1 - x0, t, t_next, 0.7)
-    x_next = transition.mean + transition.std * noise
-    mean, variance = gaussian_flow.marginal(t_next)
-    assert abs(x_next.mean().item() - mean) < 3 * math.sqrt(variance / count)
-    assert abs(x_next.var().item() - variance) < 3 * variance * math.sqrt(2 / count)
 
 
 def test_cps_with_predicted_means_loses_variance_on_any_grid(gaussian_flow):
@@ -197,50 +145,27 @@ def test_a_samplers_std_is_its_transitions(sampler):
     assert torch.equal(sampler.std(0.7, 0.6, 0.5), transition.std)
 
 
-def test_cps_in_half_precision_is_stepped_in_float32():
-    x = torch.ones(1, 2, 2, dtype=torch.bfloat16)
-    transition = cps_transition(x, x, 0.5, 0.499, 0.7)
-    assert (transition.mean.dtype, transition.std.dtype) == (torch.float32, torch.float32)
+GRID, FALLS = torch.tensor([1.0, 0.5, 0.0]), "t > t_next >= 0, got t=0.5, t_next=0.5"
 
 
 @pytest.mark.parametrize(
-    ("t", "t_next", "eta", "message"),
+    ("call", "message"),
     [
-        (0.5, 0.5, 0.7, "t > t_next >= 0, got t=0.5, t_next=0.5"),
-        (0.5, 0.4, -0.1, "eta of a CPS step must be from 0 to 1, got -0.1"),
-        (0.5, 0.4, 1.1, "eta of a CPS step must be from 0 to 1, got 1.1"),
-        (0.5, 0.4, math.nan, "from 0 to 1, got nan"),
+        (lambda: cps_std(0.5, 0.5, 0.7), FALLS),
+        (lambda: cps_std(0.5, 0.4, -0.1), "eta of a CPS step must be from 0 to 1, got -0.1"),
+        (lambda: cps_std(0.5, 0.4, 1.1), "eta of a CPS step must be from 0 to 1, got 1.1"),
+        (lambda: cps_std(0.5, 0.4, math.nan), "from 0 to 1, got nan"),
+        (lambda: transition_std(0.5, 0.5, 0.7), FALLS),
+        (lambda: transition_std(0.5, -0.1, 0.7), "t > t_next >= 0"),
+        (lambda: transition_std(1.1, 0.5, 0.7), "1 >= t"),
+        (lambda: transition_std(0.5, 0.4, -0.7), "diffusion_coef must be at least 0, got -0.7"),
+        (lambda: diffusion_coefs(torch.tensor([1.0, 0.5, 0.6, 0.0]), "flow", 0.7), "fall strictly"),
+        (lambda: diffusion_coefs(torch.tensor([1.0, 0.5, 0.1]), "flow", 0.7), "from at most 1 to 0"),
+        (lambda: diffusion_coefs(torch.tensor([1.0, 0.0]), "flow", 0.7), r"\[S \+ 1\] with S >= 2"),
+        (lambda: diffusion_coefs(GRID, "flow", -0.1), "eta must be a finite number, at least 0, got -0.1"),
+        (lambda: diffusion_coefs(GRID, "cps", 0.7), "kind must be 'flow' or 'dance', got 'cps'"),
     ],
 )
-def test_cps_refuses(t, t_next, eta, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        cps_std(t, t_next, eta)
-
-
-@pytest.mark.parametrize(
-    ("t", "t_next", "coef", "message"),
-    [
-        (0.5, 0.5, 0.7, "t > t_next >= 0, got t=0.5, t_next=0.5"),
-        (0.5, -0.1, 0.7, "t > t_next >= 0"),
-        (1.1, 0.5, 0.7, "1 >= t"),
-        (0.5, 0.4, -0.7, "diffusion_coef must be at least 0, got -0.7"),
-    ],
-)
-def test_transition_refuses(t, t_next, coef, message):
-    with pytest.raises(ValueError, match=message):
-        transition_std(t, t_next, coef)
-
-
-@pytest.mark.parametrize(
-    ("times", "kind", "eta", "message"),
-    [
-        ([1.0, 0.5, 0.6, 0.0], "flow", 0.7, "fall strictly"),
-        ([1.0, 0.5, 0.1], "flow", 0.7, "fall strictly from at most 1 to 0"),
-        ([1.0, 0.0], "flow", 0.7, r"\[S \+ 1\] with S >= 2"),
-        ([1.0, 0.5, 0.0], "flow", -0.1, "eta must be a finite number, at least 0, got -0.1"),
-        ([1.0, 0.5, 0.0], "cps", 0.7, "kind must be 'flow' or 'dance', got 'cps'"),
-    ],
-)
-def test_coefficients_refuse(times, kind, eta, message):
-    with pytest.raises(ValueError, match=message):
-        diffusion_coefs(torch.tensor(times), kind, eta)
+        call()

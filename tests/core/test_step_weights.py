@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from chunk_grpo.core.assignment import ChunkAssignment
-from chunk_grpo.core.chunking import ChunkPlan, chunk_means, equal_plan, listed_plan, single_plan, step_plan
+from chunk_grpo.core.chunking import equal_plan, listed_plan, single_plan, step_plan
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.objective import gradient_coefficients
 from chunk_grpo.core.sde import diffusion_coefs, transition_std
 from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights
+from tests.core.conftest import double, draw
 
 PLAN = listed_plan([2, 3, 4, 7], 16)
 
@@ -23,15 +24,6 @@ def test_noise_weights_by_hand():
     assert noise_weights(torch.tensor([3.0, 2.0, 1.0])).tolist() == pytest.approx([1.5, 1.0, 0.5], abs=1e-12)
 
 
-def test_noise_weights_of_a_grid_by_hand():
-    # T = 4, no shift: sqrt(t / (1 - t)) at 1 (with 3/4 below), 3/4 and 1/2; equal steps and eta cancel
-    roots = [2.0, math.sqrt(3), 1.0]
-    expected = [root / (sum(roots) / 3) for root in roots]
-    for eta in (0.3, 0.7):
-        weights = noise_weights(flow_stds(time_grid(4, 1.0), eta))
-        assert weights.tolist() == pytest.approx(expected, abs=1e-12)
-
-
 def test_noise_weights_are_the_released_constants_times_the_noise():
     # SD3.5 with eta 0.7 multiplies by 2.25, FLUX at 1024x1024 with eta 0.9 by 1.73; both T = 10.
     smallest = 0.003 / 1.002  # diffusers' grid for SD3.5 ends at 0.001, shifted, and is shifted once more
@@ -42,37 +34,10 @@ def test_noise_weights_are_the_released_constants_times_the_noise():
         assert (noise_weights(stds) / stds).tolist() == pytest.approx([constant] * 9, abs=0.005)
 
 
-def test_noise_weights_of_the_papers_chunks():
-    weights = chunk_means(noise_weights(flow_stds(time_grid(17, 3.0), 0.7)), PLAN)
-    assert weights.tolist() == pytest.approx([2.10, 1.29, 0.89, 0.63], abs=0.006)
-
-
 @pytest.mark.parametrize("stds", [[], [[1.0]], [1.0, 0.0], [1.0, math.nan]])
 def test_bad_stds_are_refused(stds):
     with pytest.raises(ValueError, match=r"transition_stds must be \[N\] positive numbers.*got"):
         noise_weights(torch.tensor(stds))
-
-
-def weights_of(plan, batch=1):
-    """Of all chunks of one plan."""
-    chunks = ChunkAssignment.shared(plan, batch)
-    return chunk_size_weights(chunks, chunks.exists)
-
-
-def test_chunk_size_weights_of_the_papers_plan_by_hand():
-    # 16 / (4 * cs): 2.00, 1.33, 1.00 and 0.57
-    expected = [2.0] * 2 + [4 / 3] * 3 + [1.0] * 4 + [4 / 7] * 7
-    assert weights_of(PLAN)[0].tolist() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("plan", [PLAN, equal_plan(5, 16), ChunkPlan((1, 6))])
-def test_chunk_size_weights_have_mean_one(plan):
-    assert weights_of(plan).mean().item() == pytest.approx(1, abs=1e-12)
-
-
-@pytest.mark.parametrize("plan", [step_plan(16), single_plan(16), equal_plan(4, 16)])
-def test_chunks_of_one_size_weigh_all_steps_alike(plan):
-    assert weights_of(plan)[0].tolist() == [1.0] * 16
 
 
 def test_weights_of_selected_chunks_by_hand():
@@ -92,23 +57,22 @@ def test_trajectories_of_their_own_chunks_are_weighed_by_them():
     ]
 
 
-def gradients(new, old, plan):
-    """Of the weighted step objective, and of the chunk objective."""
-    advantage = torch.tensor([1.5, -0.5, 0.2], dtype=torch.float64)
-    steps, chunks = (ChunkAssignment.shared(each, 3) for each in (step_plan(16), plan))
-    by_step, _ = gradient_coefficients(new, old, advantage, 0.9, steps, weights=weights_of(plan, 3))
-    by_chunk, _ = gradient_coefficients(new, old, advantage, 0.9, chunks)
-    return by_step, by_chunk
+def weights_of(plan, batch=1):
+    """Of all chunks of one plan."""
+    chunks = ChunkAssignment.shared(plan, batch)
+    return chunk_size_weights(chunks, chunks.exists)
+
+
+def test_chunk_size_weights_of_the_papers_plan_by_hand():
+    # 16 / (4 * cs): 2.00, 1.33, 1.00 and 0.57
+    expected = [2.0] * 2 + [4 / 3] * 3 + [1.0] * 4 + [4 / 7] * 7
+    assert weights_of(PLAN)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("plan", [PLAN, equal_plan(5, 16), single_plan(16)])
-def test_on_policy_the_weighted_step_gradient_is_the_chunk_gradient(plan, seeded):
-    old = torch.randn(3, 16, dtype=torch.float64, generator=seeded)
-    torch.testing.assert_close(*gradients(old, old, plan), rtol=1e-14, atol=0)
-
-
-def test_off_policy_the_two_gradients_part(seeded):
-    old = torch.zeros(3, 16, dtype=torch.float64)
-    new = 0.01 * torch.randn(3, 16, dtype=torch.float64, generator=seeded)
-    by_step, by_chunk = gradients(new, old, PLAN)
-    assert (by_step / by_chunk - 1).abs().max() > 1e-3
+def test_on_policy_the_weighted_step_gradient_is_the_chunk_gradient(plan):
+    old, advantage = draw(3, 16), double(1.5, -0.5, 0.2)
+    steps, chunks = (ChunkAssignment.shared(each, 3) for each in (step_plan(16), plan))
+    by_step, _ = gradient_coefficients(old, old, advantage, 0.9, steps, weights=weights_of(plan, 3))
+    by_chunk, _ = gradient_coefficients(old, old, advantage, 0.9, chunks)
+    torch.testing.assert_close(by_step, by_chunk, rtol=1e-14, atol=0)

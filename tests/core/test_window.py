@@ -3,33 +3,31 @@ import pytest
 from chunk_grpo.core.window import window_steps
 
 
-def starts(iterations, **settings):
-    return [window_steps(iteration, **settings)[0] for iteration in iterations]
-
-
 def test_mixgrpos_window_by_hand():
     # 25 steps, so 24 that can take noise; size 4, one step on after iterations 25, 50, ...
     settings = {"num_sde_steps": 24, "size": 4, "stride": 1, "every": 25}
-    assert window_steps(1, **settings) == (0, 1, 2, 3)
-    assert window_steps(25, **settings) == (0, 1, 2, 3)
-    assert window_steps(26, **settings) == (1, 2, 3, 4)
-    assert window_steps(300, **settings) == (11, 12, 13, 14)
-    assert window_steps(525, **settings) == (20, 21, 22, 23)
+    starts = {1: 0, 25: 0, 26: 1, 300: 11, 525: 20}
+    for iteration, start in starts.items():
+        assert window_steps(iteration, **settings) == tuple(range(start, start + 4))
 
 
-def test_after_the_last_position_the_window_returns_to_the_start():
-    settings = {"num_sde_steps": 6, "size": 4, "stride": 1, "every": 2}
-    assert starts(range(1, 15), **settings) == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2, 0, 0]
-
-
-def test_a_move_that_would_leave_the_grid_is_cut_short():
-    settings = {"num_sde_steps": 8, "size": 3, "stride": 2, "every": 1}
-    assert starts(range(1, 7), **settings) == [0, 2, 4, 5, 0, 2]
-
-
-def test_a_window_of_the_whole_grid_stays():
-    for iteration in (1, 2, 30):
-        assert window_steps(iteration, num_sde_steps=5, size=5, stride=2, every=1) == (0, 1, 2, 3, 4)
+@pytest.mark.parametrize(
+    ("num_sde_steps", "size", "stride", "every", "starts"),
+    [
+        (
+            6,
+            4,
+            1,
+            2,
+            [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2, 0, 0],
+        ),  # returns to the start after the last position
+        (8, 3, 2, 1, [0, 2, 4, 5, 0, 2]),  # a move that would leave the grid is cut short
+        (5, 5, 2, 1, [0] * 30),  # the whole grid stays
+    ],
+)
+def test_positions_by_hand(num_sde_steps, size, stride, every, starts):
+    windows = [window_steps(i, num_sde_steps, size, stride, every) for i in range(1, len(starts) + 1)]
+    assert [window[0] for window in windows] == starts
 
 
 SIZES = [(1, 1, 1), (5, 1, 1), (5, 3, 2), (5, 4, 4), (16, 4, 1), (16, 4, 3), (16, 4, 4), (16, 16, 16)]
