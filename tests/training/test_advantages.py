@@ -19,7 +19,7 @@ WEIGHTS = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
 def advantages(**changes: Any) -> torch.Tensor:
     """Of two groups of three; the second one's first reward is the same for all."""
     scores = {"shapes-graded": GRADED, "shapes-vivid": VIVID}
-    made = Experience(None, None, 3, scores, {})  # type: ignore[arg-type]  # neither is looked at
+    made = Experience(None, None, 3, scores, {})  # neither is looked at
     return advantages_of(made, WEIGHTS, method_of(small_params({**CHUNK_WS, **changes})))
 
 
@@ -27,18 +27,18 @@ def standard(values: np.ndarray, std: float | None = None, eps: float = 1e-8) ->
     return (values - values.mean()) / ((values.std(ddof=1) if std is None else std) + eps)
 
 
-def test_the_weighted_sum_of_rewards_is_standardised_within_the_group() -> None:
+def test_the_weighted_sum_of_rewards_is_standardised_within_the_group():
     total = (GRADED + 0.6 * VIVID).reshape(2, 3)
     assert advantages().tolist() == pytest.approx(np.concatenate([standard(row) for row in total]))
 
 
-def test_the_global_standard_deviation_is_that_of_all_images() -> None:
+def test_the_global_standard_deviation_is_that_of_all_images():
     total = (GRADED + 0.6 * VIVID).reshape(2, 3)
     wanted = np.concatenate([standard(row, total.std(), 1e-4) for row in total])
     assert advantages(advantage_std="global").tolist() == pytest.approx(wanted)
 
 
-def test_combined_advantages_are_those_of_each_reward_in_the_rewards_shares() -> None:
+def test_combined_advantages_are_those_of_each_reward_in_the_rewards_shares():
     """A group in which one reward is the same for all learns from the other alone."""
     graded = np.concatenate([standard(GRADED[:3]), np.zeros(3)])
     vivid = np.concatenate([standard(VIVID[:3]), standard(VIVID[3:])])
@@ -46,7 +46,7 @@ def test_combined_advantages_are_those_of_each_reward_in_the_rewards_shares() ->
     assert advantages(combine="advantages").tolist() == pytest.approx(wanted)
 
 
-def test_each_chunk_may_have_rewards_of_its_own() -> None:
+def test_each_chunk_may_have_rewards_of_its_own():
     mixes = ({"shapes-graded": 1.0}, {"shapes-vivid": 2.0, "shapes-graded": 1.0})
     made = advantages(chunk_rewards=mixes)
     both = (GRADED + 2 * VIVID).reshape(2, 3)
@@ -55,9 +55,9 @@ def test_each_chunk_may_have_rewards_of_its_own() -> None:
     assert made[:, 1].tolist() == pytest.approx(np.concatenate([standard(row) for row in both]))
 
 
-def test_a_group_of_equal_rewards_teaches_nothing_and_is_no_nan() -> None:
+def test_a_group_of_equal_rewards_teaches_nothing_and_is_no_nan():
     scores = {"shapes-graded": np.ones(3), "shapes-vivid": np.full(3, 0.3)}
-    made = Experience(None, None, 3, scores, {})  # type: ignore[arg-type]
+    made = Experience(None, None, 3, scores, {})
     for changes in ({}, {"advantage_std": "global"}, {"combine": "advantages"}):
         method = method_of(small_params({**CHUNK_WS, **changes}))
         assert advantages_of(made, WEIGHTS, method).tolist() == [0, 0, 0]

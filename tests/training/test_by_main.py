@@ -33,18 +33,18 @@ def run(what: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.slow
-def test_the_others_wait_longer_than_a_collective_may_take() -> None:
+def test_the_others_wait_longer_than_a_collective_may_take():
     for code, out, errors in run("slow"):
         assert (code, out) == (0, "waited True\n"), errors
 
 
-def test_all_fail_as_the_main_process_does() -> None:
+def test_all_fail_as_the_main_process_does():
     for code, out, errors in run("full"):
         assert (code, out) == (3, "DataError: no space left\n"), errors
 
 
 @pytest.mark.timeout(120)
-def test_the_others_hear_at_once_that_the_main_process_was_killed() -> None:
+def test_the_others_hear_at_once_that_the_main_process_was_killed():
     main, other = run("killed")
     assert main[0] == -9
     assert other[:2] == (

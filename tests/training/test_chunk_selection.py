@@ -48,7 +48,7 @@ def select(
     return chunks_of(variant).select(what or drawn(), where or draw())
 
 
-def test_weighted_chunks_are_drawn_by_equation_16() -> None:
+def test_weighted_chunks_are_drawn_by_equation_16():
     made = select(CHUNK_WS)
     wanted = select_chunks(WEIGHTS.expand(B, -1), 0.5, generator("chunks", 3, 1, 1))
     assert torch.equal(made.selected, wanted)
@@ -56,21 +56,16 @@ def test_weighted_chunks_are_drawn_by_equation_16() -> None:
     assert made.assignment.chunk.tolist() == [[0, 1, 1, 1]] * B
 
 
-def test_draws_differ_between_updates_iterations_and_seeds() -> None:
-    one = DrawContext(seed=3, iteration=1, iterations=9, update=0, rows=range(B), total=B)
-    others = [
-        DrawContext(seed=4, iteration=1, iterations=9, update=0, rows=range(B), total=B),
-        DrawContext(seed=3, iteration=2, iterations=9, update=0, rows=range(B), total=B),
-        DrawContext(seed=3, iteration=1, iterations=9, update=1, rows=range(B), total=B),
-    ]
+def test_draws_differ_between_updates_iterations_and_seeds():
+    changes = ({}, {"seed": 4}, {"iteration": 2}, {"update": 0}, {})
     step = {"objective": "step", "plan": "step"}
-    made = [select(step, where).selected.flatten().tolist() for where in (one, *others, one)]
+    made = [select(step, replace(draw(), **each)).selected.flatten().tolist() for each in changes]
     assert made[0] == made[-1]
     assert len({tuple(each) for each in made}) == 4
 
 
 @pytest.mark.parametrize("plan", ["listed", "step", "adaptive"])
-def test_a_processs_rows_are_drawn_as_those_of_one_process(plan: str) -> None:
+def test_a_processs_rows_are_drawn_as_those_of_one_process(plan):
     """The draw of rows 2 to 4 is the same, whether this process has them alone or all six."""
     variant = {"objective": "chunk", "plan": plan}
     whole = select(variant)
@@ -91,7 +86,7 @@ def test_a_processs_rows_are_drawn_as_those_of_one_process(plan: str) -> None:
     assert torch.equal(mine.assignment.chunk, whole.assignment.chunk[rows])
 
 
-def test_unbiased_selection_is_weighted_selection_with_importance_weights() -> None:
+def test_unbiased_selection_is_weighted_selection_with_importance_weights():
     made, weighted = select({**CHUNK_WS, "selection": "unbiased"}), select(CHUNK_WS)
     assert torch.equal(made.selected, weighted.selected)
     assert made.weights is not None
@@ -101,25 +96,22 @@ def test_unbiased_selection_is_weighted_selection_with_importance_weights() -> N
     assert torch.allclose(inclusion_probabilities(WEIGHTS, 1), share)
 
 
-def test_annealed_selection_begins_weighted_and_ends_uniform() -> None:
+def test_annealed_selection_begins_weighted_and_ends_uniform():
     annealed = {**CHUNK_WS, "selection": "annealed"}
     uniform = {"objective": "chunk", "plan": "listed"}
-    first, last = (
-        DrawContext(seed=3, iteration=i, iterations=3, update=1, rows=range(B), total=B) for i in (1, 3)
-    )
+    first, last = draw(), draw(iteration=5)
     assert torch.equal(select(annealed, first).selected, select(CHUNK_WS, first).selected)
     assert torch.equal(select(annealed, last).selected, select(uniform, last).selected)
     assert not torch.equal(select(CHUNK_WS, last).selected, select(uniform, last).selected)
 
 
-def test_only_the_given_chunks_are_trained() -> None:
-    made = select({"objective": "chunk", "plan": "step", "train_chunks": [1, 3]})
+def test_only_the_given_chunks_are_trained():
+    given = {"objective": "chunk", "plan": "step", "train_chunks": [1, 3]}
+    made = select(given)
     assert made.selected.sum(dim=1).tolist() == [1] * B  # half of two
     assert not made.selected[:, [0, 2]].any()
     assert made.selected.any(dim=0).tolist() == [False, True, False, True]
-    corrected = select(
-        {"objective": "chunk", "plan": "step", "train_chunks": [1, 3], "selection": "unbiased"}
-    )
+    corrected = select({**given, "selection": "unbiased"})
     assert corrected.weights is not None
     pair = torch.tensor(PROFILE, dtype=torch.float64)[[1, 3]]
     assert corrected.weights[0].tolist() == pytest.approx(
@@ -127,7 +119,7 @@ def test_only_the_given_chunks_are_trained() -> None:
     )
 
 
-def test_an_adaptive_plan_is_each_trajectorys_own() -> None:
+def test_an_adaptive_plan_is_each_trajectorys_own():
     made = select({"objective": "chunk", "plan": "adaptive"})
     assert len({tuple(row) for row in made.assignment.chunk.tolist()}) > 1
     assert int(made.assignment.sizes.max()) <= 2
@@ -135,7 +127,7 @@ def test_an_adaptive_plan_is_each_trajectorys_own() -> None:
     assert not (made.selected & ~made.assignment.exists).any()
 
 
-def test_noise_weights_are_those_of_the_steps_that_are_trained() -> None:
+def test_noise_weights_are_those_of_the_steps_that_are_trained():
     variant = {"objective": "step", "plan": "step", "step_weights": "noise"}
     grid = method_of(small_params(variant)).grid
     by_step = noise_weights(grid.transition_stds())
@@ -152,7 +144,7 @@ def test_noise_weights_are_those_of_the_steps_that_are_trained() -> None:
     assert torch.allclose(one.weights[:, 0], by_step[torch.arange(B) % N])
 
 
-def test_noise_weights_and_importance_weights_multiply() -> None:
+def test_noise_weights_and_importance_weights_multiply():
     by_noise = {"objective": "step", "plan": "step", "step_weights": "noise"}
     made = select({**by_noise, "selection": "unbiased"})
     unbiased = select({"objective": "step", "plan": "step", "selection": "unbiased"})
@@ -161,7 +153,7 @@ def test_noise_weights_and_importance_weights_multiply() -> None:
     assert torch.equal(made.weights, noisy.weights * unbiased.weights)
 
 
-def test_a_window_trains_its_steps_alone() -> None:
+def test_a_window_trains_its_steps_alone():
     noisy = torch.zeros(B, N, dtype=torch.bool)
     noisy[:, 1:3] = True
     variant = {"objective": "step", "plan": "step", "window": {"num_steps": 2, "stride": 1, "every": 1}}
@@ -172,7 +164,7 @@ def test_a_window_trains_its_steps_alone() -> None:
     assert half.selected.sum(dim=1).tolist() == [1] * B
 
 
-def test_the_control_has_the_gradient_of_the_chunk_objective_at_the_first_update() -> None:
+def test_the_control_has_the_gradient_of_the_chunk_objective_at_the_first_update():
     """Same draw, same advantages, all ratios 1: the coefficients of every step agree to rounding."""
     control = select({"objective": "step", "plan": "listed", "step_weights": "chunk-size"})
     chunk = select({"objective": "chunk", "plan": "listed"})
@@ -190,31 +182,14 @@ def test_the_control_has_the_gradient_of_the_chunk_objective_at_the_first_update
 
 
 @pytest.mark.parametrize("plan", ["listed", "adaptive"])
-def test_the_step_objective_trains_the_single_steps_of_the_drawn_chunks(plan: str) -> None:
+def test_the_step_objective_trains_the_single_steps_of_the_drawn_chunks(plan):
     steps, chunks = (select({"objective": level, "plan": plan}) for level in ("step", "chunk"))
     assert torch.equal(steps.assignment.chunk, torch.tensor([[0, 1, 2, 3]] * B))
     assert torch.equal(steps.selected, chunks.assignment.to_steps(chunks.selected.double()) > 0)
     assert steps.weights is None
 
 
-def test_the_level_of_the_ratio_changes_the_gradient_unless_chunks_are_steps() -> None:
-    """Of the first update, on policy: each of n steps counts 1 / n, or 1 / (k cs_j)."""
-    log_probs = torch.randn(B, N, dtype=torch.float64)
-
-    def coefficients(objective: str, plan: str) -> torch.Tensor:
-        made = select({"objective": objective, "plan": plan, "fraction": 1.0})
-        found, _ = gradient_coefficients(
-            log_probs, log_probs, torch.ones(B), 0.1, made.assignment, 0.0, made.weights, made.selected
-        )
-        return found
-
-    by_step, by_chunk = coefficients("step", "listed"), coefficients("chunk", "listed")
-    assert torch.equal(by_step != 0, by_chunk != 0)
-    assert not torch.allclose(by_step, by_chunk)
-    assert torch.equal(coefficients("step", "step"), coefficients("chunk", "step"))
-
-
-def test_importance_weights_of_chunks_are_those_of_their_steps() -> None:
+def test_importance_weights_of_chunks_are_those_of_their_steps():
     weighted = {"plan": "listed", "selection": "unbiased"}
     steps, chunks = (select({"objective": level, **weighted}) for level in ("step", "chunk"))
     assert steps.weights is not None and chunks.weights is not None
@@ -232,35 +207,25 @@ def dynamic() -> ChunkSelector:
     return ChunkSelector(replace(method, plan=ChunkPlan((2, 4)), chunk_weights=torch.ones(2)))
 
 
-def test_a_dynamic_plan_follows_the_policy_every_so_many_iterations() -> None:
+def test_a_dynamic_plan_follows_the_policy_every_so_many_iterations():
     chunks = dynamic()
-    told = [
-        chunks.follow(EARLY, 1),
-        chunks.follow(LATE, 2),
-        chunks.follow(LATE, 3),
-        chunks.follow(EARLY, 4),
-        chunks.follow(EARLY, 5),
-    ]
+    curves = (EARLY, LATE, LATE, EARLY, EARLY)
+    told = [chunks.follow(curve, iteration) for iteration, curve in enumerate(curves, start=1)]
     assert [each["chunk_size/0"] for each in told] == [2, 2, 4, 4, 2]
     assert [each["boundary_shift"] for each in told] == [0, 0, 2, 2, 0]
     drift = profile_drift(LATE, EARLY)
     assert [each["profile_drift"] for each in told] == [0, drift, drift, 0, 0]
 
 
-def test_the_weights_of_a_dynamic_plan_are_those_of_its_new_chunks() -> None:
-    chunks = dynamic()
-    chunks.follow(LATE, 3)
-    assert torch.equal(chunks.state()["weights"], chunk_weights(LATE, ChunkPlan((4, 2))))
-
-
-def test_a_resumed_run_goes_on_with_its_plan() -> None:
+def test_a_resumed_run_goes_on_with_its_plan():
     chunks, resumed = dynamic(), dynamic()
     chunks.follow(EARLY, 1)
     chunks.follow(LATE, 3)
     resumed.load_state(chunks.state())
     assert resumed.plan == chunks.plan == ChunkPlan((4, 2))
+    assert torch.equal(resumed.state()["weights"], chunk_weights(LATE, ChunkPlan((4, 2))))
     assert resumed.follow(EARLY, 4) == chunks.follow(EARLY, 4)
 
 
-def test_a_plan_that_stays_says_nothing() -> None:
+def test_a_plan_that_stays_says_nothing():
     assert chunks_of(CHUNK_WS).follow(PROFILE, 1) == {}

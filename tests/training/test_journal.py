@@ -1,19 +1,18 @@
 """The file that shows a run's curves while it goes on: whole after every kind of end, and of no effect on the run."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.errors import DataError
 from chunk_grpo.training import journal
 from chunk_grpo.training.journal import FILE, Heading, Journal, Record, read_journal
 
 from .conftest import Outcome
 
-Train = Callable[..., Outcome]
 HEADING = Heading("abc", seed=1, seeds=(0, 1), iterations=9, done=0)
 
 
@@ -38,12 +37,6 @@ def without_times(record: Record) -> dict[int, dict[str, float]]:
     }
 
 
-def lines_by_iteration(folder: Path) -> list[tuple[int, bool]]:
-    """(iteration, whether it has the reward of its rollout) of each line but the first and the end's."""
-    entries = [json.loads(line) for line in (folder / FILE).read_text().splitlines()[1:]]
-    return [(e["iteration"], "reward_mean" in e["metrics"]) for e in entries if "iteration" in e]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by 10 s at each look, from 100 s."""
@@ -51,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal.time, "time", lambda: float(next(looks)))
 
 
-def test_what_is_logged_is_read_at_once(tmp_path: Path, clock: None) -> None:
+def test_what_is_logged_is_read_at_once(tmp_path, clock):
     made = Journal(tmp_path / "chunk" / "seed-1", HEADING, [])
     folder = tmp_path / "chunk" / "seed-1"
     assert read(folder) == Record(HEADING, 100.0, {}, {}, None)
@@ -65,7 +58,7 @@ def test_what_is_logged_is_read_at_once(tmp_path: Path, clock: None) -> None:
 
 
 @pytest.mark.parametrize("end", ['{"iteration": 2, "metr', '{"iteration": 2}', "\0\0\0\0\n", "\n"])
-def test_a_line_that_is_not_whole_ends_what_is_read(end: str, tmp_path: Path) -> None:
+def test_a_line_that_is_not_whole_ends_what_is_read(end, tmp_path):
     made = Journal(tmp_path, HEADING, [(1, "reward_mean", 0.5)])
     made.close(is_finished=False)
     with (tmp_path / FILE).open("a") as stream:
@@ -76,7 +69,7 @@ def test_a_line_that_is_not_whole_ends_what_is_read(end: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", ["", "iteration,reward\n", '{"format": "chunk_grpo.progress/2"}\n', "[1]\n"]
 )
-def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
+def test_another_file_is_refused(content, tmp_path):
     (tmp_path / FILE).write_text(content)
     with pytest.raises(
         DataError, match=r"progress\.jsonl: must be a journal of the format chunk_grpo\.progress/1"
@@ -84,13 +77,13 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
         read_journal(tmp_path / FILE)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "logs").write_text("a file")
     with pytest.raises(DataError, match=r"logs/chunk/progress\.jsonl: cannot write"):
         Journal(tmp_path / "logs" / "chunk", HEADING, [])
 
 
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_told(tmp_path):
     made = Journal(tmp_path, HEADING, [])
     made._stream = Path("/dev/full").open("a")  # noqa: SIM115
     for write in (lambda: made.log(1, {"reward_mean": 0.5}), lambda: made.close(is_finished=False)):
@@ -98,38 +91,17 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
             write()
 
 
-def test_a_run_leaves_all_its_metrics_with_and_without_trackers(train: Train, tmp_path: Path) -> None:
-    plain = train(tmp_path / "plain", seed=3, iterations=2)
-    watched = train(tmp_path / "watched", seed=3, iterations=2, trackers=("tensorboard",))
-    for made, name in ((plain, "plain"), (watched, "watched")):
-        record = read(tmp_path / name / "logs" / "it")
-        assert without_times(record) == of(made)
-        assert record.heading == Heading("test", 3, (0, 1, 2), 2, 0)
-        assert sorted(record.times) == [1, 2]
-        assert record.ended is not None
-        assert record.started < record.times[1] < record.times[2] < record.ended
-        assert record.metrics[2]["seconds_update"] > 0
+def test_a_run_leaves_all_its_metrics(train, tmp_path):
+    made, record = train(tmp_path, seed=3, iterations=2), read(tmp_path / "logs" / "it")
+    assert without_times(record) == of(made)
+    assert record.heading == Heading("test", 3, (0, 1, 2), 2, 0)
+    assert sorted(record.times) == [1, 2]
+    assert record.ended is not None
+    assert record.started < record.times[1] < record.times[2] < record.ended
+    assert record.metrics[2]["seconds_update"] > 0
 
 
-@pytest.mark.parametrize("stop_at", [3, 9, 12, 19, 26, 33])
-def test_after_a_stop_no_iteration_stands_twice_and_none_is_missing(
-    stop_at: int, train: Train, tmp_path: Path
-) -> None:
-    run: dict[str, Any] = {"iterations": 3, "checkpoint_every": 2}
-    whole = train(tmp_path / "whole", **run)
-    with pytest.raises(TransientError):
-        train(tmp_path / "stopped", stop_at=stop_at, **run)
-    folder = tmp_path / "stopped" / "logs" / "it"
-    assert read(folder).ended is None
-    train(tmp_path / "stopped", **run)
-    assert without_times(read(folder)) == of(whole)
-    told = [iteration for iteration, is_own in lines_by_iteration(folder) if is_own]
-    assert told == [1, 2, 3]
-
-
-def test_what_came_after_the_checkpoint_goes_when_its_process_was_killed(
-    train: Train, tmp_path: Path
-) -> None:
+def test_what_came_after_the_checkpoint_goes_when_its_process_was_killed(train, tmp_path):
     """The process of five iterations dies without a word; its last checkpoint is that of the second."""
     train(tmp_path, iterations=2, checkpoint_every=2)
     folder = tmp_path / "logs" / "it"

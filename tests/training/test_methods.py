@@ -1,7 +1,6 @@
 """Every method on the toy checkpoint: it trains, goes on from halfway to the same bytes, does what sets it apart."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
 
-from .conftest import CHUNK_WS, PROFILE, Outcome, method_of, small_params
+from .conftest import CHUNK_WS, PROFILE, method_of, small_params
 
-Train = Callable[..., Outcome]
 STEP: dict[str, Any] = {"objective": "step", "plan": "step"}
 CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
 BRANCHING: dict[str, Any] = {**STEP, "branching": {"points": 2, "children": 3}, "fraction": 1.0}
@@ -42,7 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_trains_and_goes_on_from_halfway(name: str, train: Train, tmp_path: Path) -> None:
+def test_a_method_trains_and_goes_on_from_halfway(name, train, tmp_path):
     run = {"variant": METHODS[name], "iterations": 2, "checkpoint_every": 2}
     whole = train(tmp_path / "whole", **run)
     of = {(iteration, metric): value for iteration, metric, value in whole.rows}
@@ -55,7 +53,7 @@ def test_a_method_trains_and_goes_on_from_halfway(name: str, train: Train, tmp_p
     assert all(torch.equal(resumed.weights[key], whole.weights[key]) for key in whole.weights)
 
 
-def test_methods_differ_and_settings_that_change_nothing_do_not(train: Train, tmp_path: Path) -> None:
+def test_methods_differ_and_settings_that_change_nothing_do_not(train, tmp_path):
     """K = T - 1 is the step level; a group's images from one noise are another experience."""
     made = {
         name: train(tmp_path / name, variant=variant, iterations=1, **changes)
@@ -89,7 +87,7 @@ def experience(
     return collect_experience(policy(), method_of(params), where, data.reward, settings)
 
 
-def test_a_branch_has_its_noise_in_one_step(policy: Callable[[], FluxFamily], data: TrainingData) -> None:
+def test_a_branch_has_its_noise_in_one_step(policy, data):
     """Two prompts, two runs each (six images by three children), two branch points."""
     made = experience(policy, data, BRANCHING, group_size=6)
     trajectories = made.trajectories
@@ -111,9 +109,7 @@ def test_a_branch_has_its_noise_in_one_step(policy: Callable[[], FluxFamily], da
     assert bool((trajectories.log_probs[~trajectories.noisy] == 0).all())
 
 
-def test_a_branch_that_is_evaluated_alone_has_the_same_children(
-    policy: Callable[[], FluxFamily], data: TrainingData
-) -> None:
+def test_a_branch_that_is_evaluated_alone_has_the_same_children(policy, data):
     """The second prompt alone, in another batch: its noise is named by its place."""
     both = experience(policy, data, BRANCHING, group_size=3)
     params = small_params(BRANCHING, group_size=3)
@@ -125,7 +121,7 @@ def test_a_branch_that_is_evaluated_alone_has_the_same_children(
     assert torch.allclose(alone.trajectories.states, half, rtol=0, atol=1e-4)
 
 
-def test_a_window_moves_and_the_rest_is_the_ode(policy: Callable[[], FluxFamily], data: TrainingData) -> None:
+def test_a_window_moves_and_the_rest_is_the_ode(policy, data):
     made = experience(policy, data, WINDOW)  # the second iteration
     assert made.trajectories.noisy.tolist() == [[False, True, True, False]] * 6
     assert bool((made.trajectories.log_probs[:, [0, 3]] == 0).all())
@@ -135,12 +131,8 @@ def test_a_window_moves_and_the_rest_is_the_ode(policy: Callable[[], FluxFamily]
     ("batch_size", "first_evaluations"), [(4, [1, 1]), (6, [2, 1])], ids=["a group", "across groups"]
 )
 def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
-    batch_size: int,
-    first_evaluations: list[int],
-    policy: Callable[[], FluxFamily],
-    data: TrainingData,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    batch_size, first_evaluations, policy, data, monkeypatch
+):
     evaluated: list[int] = []
     velocity = FluxFamily.velocity
 

@@ -13,7 +13,7 @@ def packed(chunks: TrainedChunks, size: int) -> tuple[list[list[list[int]]], lis
     return [part.tolist() for part in found.divided], [part.tolist() for part in found.whole]
 
 
-def test_packing_by_hand() -> None:
+def test_packing_by_hand():
     """Chunks of 3, 1 and 2 steps in row 0, of 4 and 2 in row 1; all but the chunk of 2 steps of row 0 are trained."""
     assignment = ChunkAssignment.per_row([ChunkPlan((3, 1, 2)), ChunkPlan((4, 2))])
     chunks = TrainedChunks(assignment, torch.tensor([[True, True, False], [True, True, False]]), None)
@@ -27,7 +27,7 @@ def test_packing_by_hand() -> None:
     assert packed(chunks, 1) == ([[item] for item in [*of_4, *of_3, *of_2]], [of_1])
 
 
-def test_single_steps_fill_micro_batches_in_their_order() -> None:
+def test_single_steps_fill_micro_batches_in_their_order():
     chunks = TrainedChunks(ChunkAssignment.shared(step_plan(5), 2), torch.ones(2, 5, dtype=torch.bool), None)
     assert packed(chunks, 4)[1] == [
         [[0, 0], [0, 1], [0, 2], [0, 3]],
@@ -36,14 +36,14 @@ def test_single_steps_fill_micro_batches_in_their_order() -> None:
     ]
 
 
-def test_steps_of_no_chunk_are_left_out() -> None:
+def test_steps_of_no_chunk_are_left_out():
     chunks = TrainedChunks(
         ChunkAssignment(torch.tensor([[-1, 0, -1, 1, -1]])), torch.tensor([[True, True]]), None
     )
     assert packed(chunks, 8) == ([], [[[0, 1], [0, 3]]])
 
 
-def test_every_item_is_in_one_micro_batch_of_at_most_its_size() -> None:
+def test_every_item_is_in_one_micro_batch_of_at_most_its_size():
     plan = listed_plan((2, 3, 4, 7), 16)
     selected = torch.rand(20, 4, generator=torch.Generator().manual_seed(0)) < 0.5
     chunks = TrainedChunks(ChunkAssignment.shared(plan, 20), selected, None)

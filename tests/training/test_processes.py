@@ -178,7 +178,7 @@ def alike(one: Seen, first: Seen) -> bool:
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_two_processes_find_the_gradient_of_one(name: str, pair: Pair, alone: Alone) -> None:
+def test_two_processes_find_the_gradient_of_one(name, pair, alone):
     one, first, second = alone(name), pair(name, 0), pair(name, 1)
     assert first.error == second.error == ""
     assert distance(first.gradient, one.gradient) < 1e-5
@@ -186,16 +186,11 @@ def test_two_processes_find_the_gradient_of_one(name: str, pair: Pair, alone: Al
     assert [a + b for a, b in zip(first.items, second.items, strict=True)] == one.items
     assert alike(one, first)
     assert first.sizes == second.sizes == one.sizes
-
-
-@pytest.mark.parametrize("name", ALIKE)
-def test_both_processes_end_with_the_same_weights(name: str, pair: Pair) -> None:
-    first, second = pair(name, 0), pair(name, 1)
     assert all(torch.equal(first.weights[key], second.weights[key]) for key in first.weights)
 
 
 @pytest.mark.parametrize("name", ["following", "branching", "sgd", "sharded-sgd"])
-def test_two_processes_move_the_weights_as_one(name: str, pair: Pair, alone: Alone) -> None:
+def test_two_processes_move_the_weights_as_one(name, pair, alone):
     """AdamW where the passes are the same; plain SGD where they round differently.
 
     AdamW divides a gradient by its own size. Where it is near 0, its rounding moves a weight by the learning rate.
@@ -203,7 +198,7 @@ def test_two_processes_move_the_weights_as_one(name: str, pair: Pair, alone: Alo
     assert distance(pair(name).moved, alone(name).moved) < 1e-5
 
 
-def test_some_updates_leave_one_process_with_fewer_passes(pair: Pair) -> None:
+def test_some_updates_leave_one_process_with_fewer_passes(pair):
     """Or the passes that fill up would not be tested."""
     uneven = [
         name
@@ -214,7 +209,7 @@ def test_some_updates_leave_one_process_with_fewer_passes(pair: Pair) -> None:
     assert {"adaptive", "chunk-size"} & set(uneven)
 
 
-def test_only_the_main_process_writes(pair: Pair) -> None:
+def test_only_the_main_process_writes(pair):
     assert pair("writers", 0).error == pair("writers", 1).error == ""
     folder = pair.folder / "writers"
     names = {path.relative_to(folder).parts[1] for path in folder.rglob("*") if path.is_file()}
@@ -222,7 +217,7 @@ def test_only_the_main_process_writes(pair: Pair) -> None:
     assert names >= {"best", "logs", "iteration-000002.pt"}
 
 
-def test_prompts_that_cannot_be_shared_out_are_refused_before_any_work(pair: Pair) -> None:
+def test_prompts_that_cannot_be_shared_out_are_refused_before_any_work(pair):
     for rank in range(2):
         assert pair("odd", rank).error == (
             "ConfigError: train.prompts_per_iteration / train.updates_per_iteration: must be divisible by the "
@@ -231,7 +226,7 @@ def test_prompts_that_cannot_be_shared_out_are_refused_before_any_work(pair: Pai
         assert pair("odd", rank).looks == 0
 
 
-def test_a_stop_that_one_process_hears_of_stops_both_and_the_run_goes_on(pair: Pair) -> None:
+def test_a_stop_that_one_process_hears_of_stops_both_and_the_run_goes_on(pair):
     for rank in range(2):
         stopped, resumed, whole = pair("stopped", rank), pair("resumed", rank), pair("weighted", rank)
         assert stopped.error.startswith("TransientError: stopped after iteration 0 of 2; kept in ")
@@ -241,9 +236,7 @@ def test_a_stop_that_one_process_hears_of_stops_both_and_the_run_goes_on(pair: P
     assert untimed(pair("resumed")) == untimed(pair("weighted"))
 
 
-def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(
-    pair: Pair, prompts: PromptSet, tmp_path: Path
-) -> None:
+def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(pair, prompts, tmp_path):
     shutil.copytree(pair.folder / "stopped-left", tmp_path / "stopped")
     found = do(PAIR["resumed"], prompts, tmp_path)
     assert found.error.startswith(
@@ -252,7 +245,7 @@ def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_a_process_holds_all_weights_or_its_part_of_them(name: str, pair: Pair) -> None:
+def test_a_process_holds_all_weights_or_its_part_of_them(name, pair):
     held = [pair(name, rank).held for rank in range(2)]
     if PAIR[name].train.get("shard_weights"):
         assert held == pytest.approx([0.5, 0.5], abs=0.02)
@@ -261,7 +254,7 @@ def test_a_process_holds_all_weights_or_its_part_of_them(name: str, pair: Pair) 
         assert held == [1, 1]
 
 
-def test_spread_weights_are_averaged_and_saved_whole(pair: Pair, alone: Alone) -> None:
+def test_spread_weights_are_averaged_and_saved_whole(pair, alone):
     """The average is half way to the weights, and SGD moves both by much more than their rounding.
 
     The best policy is the base, so there is no rounding in it.
@@ -278,7 +271,7 @@ def test_spread_weights_are_averaged_and_saved_whole(pair: Pair, alone: Alone) -
     assert best[0].read_bytes() == best[1].read_bytes()
 
 
-def test_spread_weights_are_stopped_and_resumed_to_the_same_bits(pair: Pair) -> None:
+def test_spread_weights_are_stopped_and_resumed_to_the_same_bits(pair):
     for rank in range(2):
         stopped, resumed, undisturbed = (
             pair(name, rank) for name in ("sharded-stopped", "sharded-resumed", "sharded")
@@ -294,9 +287,7 @@ def test_spread_weights_are_stopped_and_resumed_to_the_same_bits(pair: Pair) -> 
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
 
 
-def test_a_checkpoint_of_spread_weights_is_resumed_by_one_process(
-    pair: Pair, alone: Alone, prompts: PromptSet, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_spread_weights_is_resumed_by_one_process(pair, alone, prompts, tmp_path):
     shutil.copytree(pair.folder / "sharded-stopped-left", tmp_path / "sharded-stopped")
     found = do(PAIR["sharded-resumed"], prompts, tmp_path)
     assert found.error == ""
@@ -304,14 +295,14 @@ def test_a_checkpoint_of_spread_weights_is_resumed_by_one_process(
     assert alike(alone("sharded"), found)
 
 
-def test_processes_that_accelerate_does_not_see_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_accelerate_does_not_see_are_refused(monkeypatch):
     """Each would train for itself and write the same files."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes were started, but accelerate sees 1: without GPUs"):
         Processes()
 
 
-def test_fsdp_of_accelerate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_of_accelerate_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(
         ConfigError, match=r"accelerate is set to FSDP: set train\.shard_weights to true instead"

@@ -8,7 +8,7 @@ from chunk_grpo.training.schedule import prompts_of_iteration
 
 
 @pytest.mark.parametrize(("count", "total"), [(2, 10), (3, 10), (7, 10), (10, 10), (1, 1)])
-def test_every_epoch_holds_each_prompt_once(count: int, total: int) -> None:
+def test_every_epoch_holds_each_prompt_once(count, total):
     epochs = 3
     iterations = -(-epochs * total // count)
     stream = [p for i in range(iterations) for p in prompts_of_iteration(i, count, total, seed=4)]
@@ -16,12 +16,12 @@ def test_every_epoch_holds_each_prompt_once(count: int, total: int) -> None:
         assert Counter(stream[epoch * total : (epoch + 1) * total]) == dict.fromkeys(range(total), 1)
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_have_orders_of_their_own():
     first, second = (prompts_of_iteration(i, 20, 20, seed=4) for i in (0, 1))
     assert first != second
     assert first != prompts_of_iteration(0, 20, 20, seed=5)
     assert first == prompts_of_iteration(0, 20, 20, seed=4)
 
 
-def test_more_prompts_than_there_are_go_round() -> None:
+def test_more_prompts_than_there_are_go_round():
     assert Counter(prompts_of_iteration(0, 7, 3, seed=0)).most_common()[-1][1] >= 2

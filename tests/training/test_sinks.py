@@ -48,7 +48,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in read(folder).Scalars(tag)]
 
 
-def test_what_was_logged_is_read_back_also_after_a_kill(opened: Open, tmp_path: Path) -> None:
+def test_what_was_logged_is_read_back_also_after_a_kill(opened, tmp_path):
     """Nothing is closed before it is read."""
     pictures = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
     sink, _ = opened("tensorboard")
@@ -68,9 +68,7 @@ def test_what_was_logged_is_read_back_also_after_a_kill(opened: Open, tmp_path: 
     sink.close(is_finished=False)
 
 
-def test_after_a_resume_no_step_stands_twice_and_none_of_the_lost_ones_stays(
-    opened: Open, tmp_path: Path
-) -> None:
+def test_after_a_resume_no_step_stands_twice_and_none_of_the_lost_ones_stays(opened, tmp_path):
     """The first process wrote up to step 5; the checkpoint is of step 3, whose held-out images are still missing."""
     first, _ = opened("tensorboard")
     for step in range(6):
@@ -82,7 +80,7 @@ def test_after_a_resume_no_step_stands_twice_and_none_of_the_lost_ones_stays(
     assert scalars(tmp_path, "reward_mean") == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 14)]
 
 
-def test_a_training_that_starts_again_hides_the_one_before(opened: Open, tmp_path: Path) -> None:
+def test_a_training_that_starts_again_hides_the_one_before(opened, tmp_path):
     for value in (1.0, 2.0):
         sink, _ = opened("tensorboard")
         sink.log(0, {"reward_mean": value})
@@ -90,24 +88,11 @@ def test_a_training_that_starts_again_hides_the_one_before(opened: Open, tmp_pat
     assert scalars(tmp_path, "reward_mean") == [(0, 2.0)]
 
 
-def test_a_folder_that_cannot_be_written_is_named(opened: Open, tmp_path: Path) -> None:
-    (tmp_path / "chunk").write_text("in the way")
-    with pytest.raises(DataError, match="chunk/seed-0: cannot write: "):
-        opened("tensorboard")
-
-
-def test_only_the_main_process_writes(opened: Open, tmp_path: Path) -> None:
-    assert opened("tensorboard", is_main=False) == []
-    assert list(tmp_path.iterdir()) == []
-    assert len(opened()) == 1
-    assert [path.name for path in tmp_path.rglob("*.*")] == [FILE]
-
-
 @pytest.mark.parametrize("is_main", [True, False])
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_tracker_that_is_not_installed_is_a_configuration_error(
-    name: str, is_main: bool, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, is_main, opened, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError) as caught:
         opened("tensorboard", name, is_main=is_main)
@@ -155,9 +140,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Stub:
     return module
 
 
-def test_wandb_without_a_login_is_a_configuration_error(
-    wandb: Stub, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_without_a_login_is_a_configuration_error(wandb, opened, tmp_path, monkeypatch):
     wandb.api.api_key = None
     with pytest.raises(ConfigError) as caught:
         opened("wandb")
@@ -173,9 +156,7 @@ def test_wandb_without_a_login_is_a_configuration_error(
     assert [call[0] for call in wandb.calls] == ["init", "config"] * 2
 
 
-def test_wandb_gets_the_run_its_configuration_numbers_and_images(
-    wandb: Stub, opened: Open, tmp_path: Path
-) -> None:
+def test_wandb_gets_the_run_its_configuration_numbers_and_images(wandb, opened, tmp_path):
     sink, _ = opened("wandb")
     sink.log(0, {"kl": 0.5}, np.zeros((2, 4, 6, 3), dtype=np.uint8))
     sink.close(is_finished=True)
@@ -190,7 +171,7 @@ def test_wandb_gets_the_run_its_configuration_numbers_and_images(
     ]
 
 
-def test_a_resume_continues_the_wandb_run_and_a_new_start_does_not(wandb: Stub, opened: Open) -> None:
+def test_a_resume_continues_the_wandb_run_and_a_new_start_does_not(wandb, opened):
     for first in (0, 3, 5, 0):
         opened("wandb", first=first)
     ids = [call[1]["id"] for call in wandb.calls if call[0] == "init"]
@@ -205,9 +186,7 @@ def test_a_resume_continues_the_wandb_run_and_a_new_start_does_not(wandb: Stub, 
         (ValueError("bug"), ValueError, "bug"),
     ],
 )
-def test_wandb_that_does_not_start_ends_the_run(
-    failure: Exception, expected: type[Exception], words: str, wandb: Stub, opened: Open, tmp_path: Path
-) -> None:
+def test_wandb_that_does_not_start_ends_the_run(failure, expected, words, wandb, opened, tmp_path):
     """The journal of an earlier run stays."""
     wandb.failure = failure
     with pytest.raises(expected, match=words):

@@ -1,7 +1,6 @@
 """The two-pass gradient is plain autograd of the clipped objective, whatever the method and the packing."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import pytest
 import torch
@@ -172,7 +171,7 @@ def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 @pytest.mark.parametrize("micro_batch_size", [1, 5, 1000])
-def test_the_gradient_is_that_of_plain_autograd(name: str, micro_batch_size: int) -> None:
+def test_the_gradient_is_that_of_plain_autograd(name, micro_batch_size):
     case = make_case(ASSIGNMENTS[name])
     found, stats = two_pass(case, OBJECTIVE, micro_batch_size)
     clipped = stats.clipped.double().mean()
@@ -185,7 +184,7 @@ def test_the_gradient_is_that_of_plain_autograd(name: str, micro_batch_size: int
 @pytest.mark.parametrize("name", ["listed", "of each trajectory"])
 @pytest.mark.parametrize("ratio_norm", ["none", "guard"])
 @pytest.mark.parametrize("grid", [FLOW, MIXING], ids=["sde", "cps"])
-def test_so_it_is_with_every_option(name: str, ratio_norm: Literal["none", "guard"], grid: StepGrid) -> None:
+def test_so_it_is_with_every_option(name, ratio_norm, grid):
     """Weights, advantages and clip ranges of each chunk, normalised ratios, another sampler."""
     case = make_case(ASSIGNMENTS[name], grid=grid, weights=True, advantage_per_chunk=True)
     ranges = torch.full((ASSIGNMENTS[name].max_chunks,), 0.5, dtype=torch.float64)
@@ -201,7 +200,7 @@ def test_so_it_is_with_every_option(name: str, ratio_norm: Literal["none", "guar
         assert relative_error(plain_autograd(case, other), found) > 1e-4  # each option says something
 
 
-def test_another_formula_is_another_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_formula_is_another_gradient(monkeypatch):
     """Nothing but the formula is changed, here by leaving out the clipping; the update follows it exactly."""
     case = make_case(ASSIGNMENTS["listed"])
     clipped, _ = two_pass(case, OBJECTIVE, 5)
@@ -212,7 +211,7 @@ def test_another_formula_is_another_gradient(monkeypatch: pytest.MonkeyPatch) ->
     assert not stats.clipped.any()
 
 
-def test_parts_of_trajectories_learn_what_the_whole_ones_would() -> None:
+def test_parts_of_trajectories_learn_what_the_whole_ones_would():
     """A branch keeps the two states of its one step; so does a row that is cut to it."""
     case = make_case(ASSIGNMENTS["step"])
     steps = torch.tensor([0, 3, 7, 1, 2, 5])
@@ -235,35 +234,9 @@ def test_parts_of_trajectories_learn_what_the_whole_ones_would() -> None:
         assert all(torch.equal(a, b) for a, b in zip(of_parts, of_whole, strict=True))
 
 
-def test_clipping_and_the_divergence_change_the_gradient() -> None:
-    """So that the agreement above says something about both."""
-    case = make_case(ASSIGNMENTS["listed"])
-    full = plain_autograd(case, OBJECTIVE)
-    for other in (replace(OBJECTIVE, clip_range=0.9), replace(OBJECTIVE, kl_coef=0.0)):
-        assert relative_error(plain_autograd(case, other), full) > 1e-2
-
-
-def test_the_order_of_the_trajectories_does_not_matter() -> None:
-    case = make_case(ASSIGNMENTS["of each trajectory"])
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    batch, chunks = case.batch, case.batch.chunks
-    assert batch.old_means is not None
-    shuffled = UpdateBatch(
-        batch.states[order],
-        batch.first_step[order],
-        batch.conditioning.rows(order),
-        batch.advantages[order],
-        batch.old_log_probs[order],
-        batch.old_means[order],
-        TrainedChunks(ChunkAssignment(chunks.assignment.chunk[order]), chunks.selected[order], None),
-    )
-    found, _ = two_pass(replace(case, batch=shuffled), OBJECTIVE, micro_batch_size=4)
-    assert relative_error(found, two_pass(case, OBJECTIVE, micro_batch_size=4)[0]) < 1e-12
-
-
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
 @pytest.mark.parametrize("ratio_norm", ["none", "guard"])
-def test_ratios_need_not_be_computed_on_policy(kl_coef: float, ratio_norm: Literal["none", "guard"]) -> None:
+def test_ratios_need_not_be_computed_on_policy(kl_coef, ratio_norm):
     case = make_case(ASSIGNMENTS["listed"], moved=0.0)
     objective = Objective(1e-4, kl_coef, ratio_norm)
     case = replace(case, reference=case.policy.moved(0.02))
@@ -280,9 +253,7 @@ def test_ratios_need_not_be_computed_on_policy(kl_coef: float, ratio_norm: Liter
 @pytest.mark.parametrize(
     ("micro_batch_size", "divided"), [(1, {2, 5}), (2, {5}), (4, {5}), (5, set()), (99, set())]
 )
-def test_only_chunks_larger_than_a_micro_batch_need_two_passes(
-    micro_batch_size: int, divided: set[int]
-) -> None:
+def test_only_chunks_larger_than_a_micro_batch_need_two_passes(micro_batch_size, divided):
     case = make_case(ASSIGNMENTS["listed"])
     counts = {True: 0, False: 0}
 
@@ -297,13 +268,7 @@ def test_only_chunks_larger_than_a_micro_batch_need_two_passes(
     assert counts[False] == sum(size for size in sizes if size in divided)
 
 
-def test_off_policy_the_ratios_are_needed() -> None:
-    case, objective = make_case(ASSIGNMENTS["listed"]), Objective(clip_range=2e-3)
-    short, _ = two_pass(case, objective, 4, on_policy=True)
-    assert relative_error(short, two_pass(case, objective, 4)[0]) > 1e-2
-
-
-def test_in_float32_the_gradient_is_right_to_rounding() -> None:
+def test_in_float32_the_gradient_is_right_to_rounding():
     objective = Objective(clip_range=0.5, kl_coef=0.3)  # rounding must not decide what is clipped
     exact = plain_autograd(make_case(ASSIGNMENTS["listed"]), objective)
     rounded, _ = two_pass(make_case(ASSIGNMENTS["listed"], torch.float32), objective, 4)
@@ -311,7 +276,7 @@ def test_in_float32_the_gradient_is_right_to_rounding() -> None:
     assert relative_error([value.double() for value in rounded], exact) < 1e-4
 
 
-def test_statistics_are_of_the_selected_chunks() -> None:
+def test_statistics_are_of_the_selected_chunks():
     case = make_case(ASSIGNMENTS["listed"])
     _, stats = two_pass(case, Objective(clip_range=2e-3), 4)
     selected = case.batch.chunks.selected
@@ -325,7 +290,7 @@ def test_statistics_are_of_the_selected_chunks() -> None:
     assert stats.kl_sum == 0.0
 
 
-def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches() -> None:
+def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches():
     """The sampling policy's values replace rounded ones; what is not trained keeps what it had."""
     case = make_case(ASSIGNMENTS["listed"], moved=0.0)
     exact = case.batch.old_log_probs
@@ -339,14 +304,14 @@ def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches() -> None
     assert stats.ratios.tolist() == pytest.approx([1.0] * len(stats.ratios), abs=1e-12)
 
 
-def test_a_divergence_needs_a_reference() -> None:
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (Objective(2e-3, kl_coef=0.1), r"kl_coef 0\.1 needs a reference policy"),
+        (Objective(2e-3, ratio_norm="guard"), "ratio_norm guard needs the means .* roll out with keep_means"),
+    ],
+)
+def test_what_an_objective_needs_must_be_there(objective, message):
     case = make_case(ASSIGNMENTS["listed"])
-    with pytest.raises(ValueError, match=r"kl_coef 0\.1 needs a reference policy"):
-        Update(Policies(case.policy), FLOW, case.batch, Objective(2e-3, kl_coef=0.1), 4)
-
-
-def test_a_normalised_ratio_needs_the_old_means() -> None:
-    case = make_case(ASSIGNMENTS["listed"])
-    batch = replace(case.batch, old_means=None)
-    with pytest.raises(ValueError, match=r"ratio_norm guard needs the means .* roll out with keep_means"):
-        Update(Policies(case.policy), FLOW, batch, Objective(2e-3, ratio_norm="guard"), 4)
+    with pytest.raises(ValueError, match=message):
+        Update(Policies(case.policy), FLOW, replace(case.batch, old_means=None), objective, 4)
