@@ -77,43 +77,28 @@ def bf16(bf16_checkpoint: Path) -> Callable[[], FluxFamily]:
     return lambda: FluxFamily.load(options, ("transformer",))
 
 
-@pytest.fixture(scope="session")
-def velocity() -> Callable[..., Tensor]:
-    """The velocity of a model at three states that are the same in every test; `like` tells the shape."""
+def velocity(model: VelocityModel, like: FluxFamily | None = None) -> Tensor:
+    """At three states that are the same in every test; `like` tells the shape."""
     stream = torch.Generator().manual_seed(5)
     conditioning = Conditioning(torch.randn(3, 8, 64, generator=stream), torch.randn(3, 64, generator=stream))
-
-    def at(model: VelocityModel, like: FluxFamily | None = None) -> Tensor:
-        shape = (like or model).latent_shape  # type: ignore[union-attr]  # a family where like is not given
-        x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(6))
-        return model.velocity(x, torch.tensor([0.97, 0.5, 0.1]), conditioning)
-
-    return at
+    shape = (like or model).latent_shape
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(6))
+    return model.velocity(x, torch.tensor([0.97, 0.5, 0.1]), conditioning)
 
 
-@pytest.fixture(scope="session")
-def options() -> Callable[..., TuningOptions]:
-    """Tuning options: everything is trained, as today, unless told otherwise."""
-
-    def build(
-        rank: int | None = None,
-        targets: tuple[str, ...] = ("to_q", "to_out.0", "proj_out"),
-        checkpointing: bool = False,
-        autocast: torch.dtype | None = None,
-    ) -> TuningOptions:
-        return TuningOptions(rank, 6.0, targets, checkpointing, autocast)
-
-    return build
+def options(
+    rank: int | None = None,
+    targets: tuple[str, ...] = ("to_q", "to_out.0", "proj_out"),
+    checkpointing: bool = False,
+    autocast: torch.dtype | None = None,
+) -> TuningOptions:
+    """Everything is trained, as today, unless told otherwise."""
+    return TuningOptions(rank, 6.0, targets, checkpointing, autocast)
 
 
-@pytest.fixture(scope="session")
-def disturb() -> Callable[[FluxFamily], None]:
+def disturb(family: FluxFamily) -> None:
     """Move everything that is trained by seeded noise, as training would."""
-
-    def move(family: FluxFamily) -> None:
-        stream = torch.Generator().manual_seed(9)
-        with torch.no_grad():
-            for weight in family.trainable_parameters():
-                weight.add_(0.1 * torch.randn(weight.shape, generator=stream))
-
-    return move
+    stream = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for weight in family.trainable_parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=stream))

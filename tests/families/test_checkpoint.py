@@ -31,7 +31,7 @@ def refused(folder: Path | str) -> str:
     return str(caught.value)
 
 
-def test_a_folder_has_no_revision(copy: Path) -> None:
+def test_a_folder_has_no_revision(copy):
     """diffusers would pass over it, and another model than the named one would be trained."""
     options = LoadOptions(str(copy), height=32, width=32, max_sequence_length=8, revision="main")
     with pytest.raises(ConfigError) as caught:
@@ -43,7 +43,7 @@ def test_a_folder_has_no_revision(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_that_is_missing(file: str, copy: Path) -> None:
+def test_a_file_that_is_missing(file, copy):
     (copy / file).unlink()
     message = refused(copy)
     assert str(copy / file) in message or str((copy / file).parent) in message
@@ -51,13 +51,13 @@ def test_a_file_that_is_missing(file: str, copy: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("share", [0.0, 0.6])
-def test_a_file_that_is_cut_off(file: str, share: float, copy: Path) -> None:
+def test_a_file_that_is_cut_off(file, share, copy):
     content = (copy / file).read_bytes()
     (copy / file).write_bytes(content[: int(share * len(content))])
     assert str(copy / file) in refused(copy)
 
 
-def test_a_shard_that_is_missing(sharded_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_shard_that_is_missing(sharded_checkpoint, tmp_path):
     copy = Path(shutil.copytree(sharded_checkpoint, tmp_path / "model"))
     shard = sorted((copy / "transformer").glob("*.safetensors"))[1]
     shard.unlink()
@@ -70,17 +70,17 @@ def test_a_shard_that_is_missing(sharded_checkpoint: Path, tmp_path: Path) -> No
         assert refused(copy).startswith(f"{index}: ")
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there(tmp_path):
     assert refused(tmp_path / "none").startswith(
         f"model.checkpoint: the folder {tmp_path}/none does not exist."
     )
 
 
-def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_checkpoint(tmp_path):
     assert "no model_index.json" in refused(tmp_path)
 
 
-def test_a_checkpoint_of_another_family(copy: Path) -> None:
+def test_a_checkpoint_of_another_family(copy):
     index = copy / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "StableDiffusion3Pipeline"}))
     assert refused(copy) == (
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_another_family(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "files"), [("tokenizer", ("vocab.json", "merges.txt")), ("tokenizer_2", ("spiece.model",))]
 )
-def test_a_tokenizer_in_its_older_files_is_whole(tokenizer: str, files: tuple[str, ...], copy: Path) -> None:
+def test_a_tokenizer_in_its_older_files_is_whole(tokenizer, files, copy):
     """As in FLUX.1-dev."""
     (copy / tokenizer / "tokenizer.json").unlink()
     assert refused(copy).startswith(
@@ -103,7 +103,7 @@ def test_a_tokenizer_in_its_older_files_is_whole(tokenizer: str, files: tuple[st
     check_checkpoint(str(copy), "FluxPipeline", (tokenizer,))
 
 
-def test_parts_that_are_not_used_are_not_asked_for(copy: Path) -> None:
+def test_parts_that_are_not_used_are_not_asked_for(copy):
     shutil.rmtree(copy / "text_encoder_2")
     options = LoadOptions(str(copy), height=32, width=32)
     assert FluxFamily.load(options, ("transformer",)).latent_shape[0] == 16

@@ -44,18 +44,27 @@ def largest_difference(
     return float((ours - theirs).abs().max()), float((family.decode(ours) - pictures).abs().max())
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 64), (40, 16)])
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("num_steps", [17, 50])
-def test_tiny_flux_equals_diffusers_pipeline(height: int, width: int, batch: int, num_steps: int) -> None:
-    latents, pictures = largest_difference(TINY, batch, height, width, num_steps)
+@pytest.mark.parametrize(
+    ("name", "height", "width", "num_steps"),
+    [
+        *(("tiny", *size, steps) for size in ((32, 32), (24, 64), (40, 16)) for steps in (17, 50)),
+        ("sharded", 40, 56, 8),
+        ("bf16", 40, 56, 8),
+    ],
+)
+def test_latents_and_pictures_equal_those_of_diffusers_pipeline(
+    name, height, width, num_steps, batch, sharded_checkpoint, bf16_checkpoint
+):
+    checkpoint = {"tiny": TINY, "sharded": sharded_checkpoint, "bf16": bf16_checkpoint}[name]
+    latents, pictures = largest_difference(checkpoint, batch, height, width, num_steps)
     assert latents < 1e-4
     assert pictures < 1e-4
 
 
 @pytest.mark.parametrize("seed", [7, 8])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 64), (40, 16)])
-def test_every_step_equals_that_of_diffusers_from_the_same_state(height: int, width: int, seed: int) -> None:
+def test_every_step_equals_that_of_diffusers_from_the_same_state(height, width, seed):
     """Step by step rounding does not add up, so this holds far closer than the whole trajectory can."""
     family = FluxFamily.load(LoadOptions(str(TINY), height=height, width=width, max_sequence_length=8))
     noise = torch.randn(4, *family.latent_shape, generator=torch.Generator().manual_seed(seed))
@@ -82,27 +91,13 @@ def test_every_step_equals_that_of_diffusers_from_the_same_state(height: int, wi
             assert (ours - expected).abs().max() < 5e-6
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_sharded_checkpoint_equals_diffusers_pipeline(sharded_checkpoint: Path, batch: int) -> None:
-    latents, pictures = largest_difference(sharded_checkpoint, batch, 40, 56, 8)
-    assert latents < 1e-4
-    assert pictures < 1e-4
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-def test_bf16_checkpoint_equals_diffusers_pipeline(bf16_checkpoint: Path, batch: int) -> None:
-    latents, pictures = largest_difference(bf16_checkpoint, batch, 40, 56, 8)
-    assert latents < 1e-4
-    assert pictures < 1e-4
-
-
-def test_parts_that_are_not_named_stay_out_of_memory() -> None:
+def test_parts_that_are_not_named_stay_out_of_memory():
     family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32), parts=("transformer",))
     with pytest.raises(ValueError, match='"text" was not loaded'):
         family.encode(["a circle"])
 
 
-def test_size_must_fit_the_token_grid() -> None:
+def test_size_must_fit_the_token_grid():
     options = LoadOptions(str(TINY), height=40, width=30)
     with pytest.raises(ConfigError, match=r"multiples of 8 for .*tiny-flux, got 40 and 30"):
         FluxFamily.load(options)
@@ -111,7 +106,7 @@ def test_size_must_fit_the_token_grid() -> None:
     FluxFamily.load(options, parts=("text",))
 
 
-def test_transformer_survives_saving(tmp_path: Path) -> None:
+def test_transformer_survives_saving(tmp_path):
     family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32))
     x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.3])
     conditioning = family.encode(PROMPTS[:2])

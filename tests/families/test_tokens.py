@@ -17,7 +17,7 @@ LONG = "a red circle left of a blue square " * 9
 FORMS: Final = ("NFC", "NFD", "NFKC")
 
 
-def test_limits_are_those_of_the_encoders() -> None:
+def test_limits_are_those_of_the_encoders():
     limits = flux_token_limits(str(TINY), None, 8)
     assert {name: limit for name, (_, limit) in limits.items()} == {
         "CLIP": AutoTokenizer.from_pretrained(TINY / "tokenizer").model_max_length,
@@ -26,7 +26,7 @@ def test_limits_are_those_of_the_encoders() -> None:
 
 
 @pytest.mark.parametrize("text", [LONG, "a red circle", "ﷺ" * 9, "İ" * 60, "👩‍🚀" * 20, "\uff21" * 12, ""])
-def test_a_prompt_that_is_too_long_is_counted_and_no_other_passes_for_one(text: str) -> None:
+def test_a_prompt_that_is_too_long_is_counted_and_no_other_passes_for_one(text):
     """Some characters are one byte for the eye and many for a tokenizer: a ligature, a capital with a dot, an emoji, a
     letter of full width.
     """
@@ -38,7 +38,7 @@ def test_a_prompt_that_is_too_long_is_counted_and_no_other_passes_for_one(text: 
             assert count(text) == tokens
 
 
-def test_no_character_has_more_tokens_than_a_prompt_is_taken_to_have_at_most(tmp_path: Path) -> None:
+def test_no_character_has_more_tokens_than_a_prompt_is_taken_to_have_at_most(tmp_path):
     """With a limit that no prompt reaches, what is given for a prompt's tokens is that bound."""
     for folder in ("tokenizer", "tokenizer_2"):
         shutil.copytree(TINY / folder, tmp_path / folder)
@@ -55,6 +55,6 @@ def test_no_character_has_more_tokens_than_a_prompt_is_taken_to_have_at_most(tmp
         assert not [text for text, ids in zip(texts, found, strict=True) if len(ids) > count(text)]
 
 
-def test_a_checkpoint_without_tokenizers_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_without_tokenizers_is_named(tmp_path):
     with pytest.raises(DataError, match=r"model\.checkpoint: the folder .* does not exist"):
         flux_token_limits(str(tmp_path / "nothing"), None, 8)

@@ -10,10 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.flux import FluxFamily
 from tests.families.conftest import TINY
 
-Load = Callable[[], FluxFamily]
 Damage = Callable[[Path], object]
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -90,7 +88,7 @@ def with_another_shape(folder: Path) -> None:
         pytest.param(with_config("{}"), "{}: cannot be loaded (", id="no values"),
     ],
 )
-def test_damage_is_told(damage: Damage, message: str, tiny: Load, trained: Path) -> None:
+def test_damage_is_told(damage, message, tiny, trained):
     damage(trained)
     with pytest.raises(DataError) as caught:
         tiny().with_transformer(trained)

@@ -1,7 +1,5 @@
 """What is trained, in which precision, and what stays as it was."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +8,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.flux import FluxFamily
-
-Load = Callable[[], FluxFamily]
-Velocity = Callable[..., Tensor]
-Options = Callable[..., TuningOptions]
-Disturb = Callable[[FluxFamily], None]
+from tests.families.conftest import disturb, options, velocity
 
 
-def gradients(family: FluxFamily, velocity: Velocity) -> list[Tensor]:
+def gradients(family: FluxFamily) -> list[Tensor]:
     """Of a scalar of the velocity, by every weight that is trained."""
     velocity(family).square().mean().backward()
     found = [weight.grad for weight in family.trainable_parameters()]
@@ -31,7 +24,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
     return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def outputs_of(family: FluxFamily, layer: str, velocity: Velocity) -> list[torch.dtype]:
+def outputs_of(family: FluxFamily, layer: str) -> list[torch.dtype]:
     """The types that one layer gives in one pass."""
     seen: list[torch.dtype] = []
     handle = family.transformer.get_submodule(layer).register_forward_hook(
@@ -56,28 +49,26 @@ class Wrapper(nn.Module):
 
 
 class TestFull:
-    def test_float32_is_the_plain_computation(self, tiny: Load, velocity: Velocity, options: Options) -> None:
+    def test_float32_is_the_plain_computation(self, tiny):
         plain, tuned = tiny(), tiny()
         plain.transformer.requires_grad_(True)
         tuned.prepare_training(options(), seed=0)
         assert torch.equal(velocity(tuned), velocity(plain))
-        assert same(gradients(tuned, velocity), gradients(plain, velocity))
-        assert outputs_of(tuned, "x_embedder", velocity) == [torch.float32]
+        assert same(gradients(tuned), gradients(plain))
+        assert outputs_of(tuned, "x_embedder") == [torch.float32]
 
-    def test_bfloat16_gets_float32_weights_and_autocast(
-        self, bf16: Load, velocity: Velocity, options: Options
-    ) -> None:
+    def test_bfloat16_gets_float32_weights_and_autocast(self, bf16):
         plain, tuned = bf16(), bf16()
         tuned.prepare_training(options(), seed=0)
         for before, after in zip(plain.trainable_parameters(), tuned.trainable_parameters(), strict=True):
             assert after.dtype == torch.float32
             assert torch.equal(after, before.float())
-        assert outputs_of(tuned, "x_embedder", velocity) == [torch.bfloat16]
+        assert outputs_of(tuned, "x_embedder") == [torch.bfloat16]
         # Norms are float32 under autocast and bfloat16 without, and round differently.
         expected = velocity(plain)
         assert (velocity(tuned) - expected).norm() < 0.02 * expected.norm()
 
-    def test_a_small_step_is_not_lost(self, bf16: Load, velocity: Velocity, options: Options) -> None:
+    def test_a_small_step_is_not_lost(self, bf16):
         """A control takes the same step on bfloat16 weights, where it changes none but the smallest."""
         control, tuned = bf16(), bf16()
         control.transformer.requires_grad_(True)
@@ -85,7 +76,7 @@ class TestFull:
         moved = []
         for family in (control, tuned):
             before = [weight.detach().clone() for weight in family.trainable_parameters()]
-            found = gradients(family, velocity)
+            found = gradients(family)
             torch.optim.AdamW(family.trainable_parameters(), lr=1e-6, weight_decay=0.0).step()
             changed = sum(
                 int(((weight != old) & (gradient.abs() > 1e-6)).sum())
@@ -95,16 +86,14 @@ class TestFull:
         assert moved[0] < 0.1
         assert moved[1] > 0.98
 
-    def test_autocast_on_float32_weights(self, tiny: Load, velocity: Velocity, options: Options) -> None:
+    def test_autocast_on_float32_weights(self, tiny):
         family = tiny()
         family.prepare_training(options(autocast=torch.bfloat16), seed=0)
-        assert outputs_of(family, "x_embedder", velocity) == [torch.bfloat16]
+        assert outputs_of(family, "x_embedder") == [torch.bfloat16]
         assert {weight.dtype for weight in family.trainable_parameters()} == {torch.float32}
         assert velocity(family).dtype == torch.float32
 
-    def test_the_reference_is_what_the_policy_was(
-        self, load: Load, velocity: Velocity, options: Options, disturb: Disturb
-    ) -> None:
+    def test_the_reference_is_what_the_policy_was(self, load):
         family = load()
         family.prepare_training(options(), seed=0)
         reference, start = family.reference(), velocity(family)
@@ -113,15 +102,7 @@ class TestFull:
         assert not torch.equal(velocity(family), start)
         assert not velocity(reference).requires_grad
 
-    def test_saved_in_the_checkpoints_type(
-        self,
-        bf16: Load,
-        bf16_checkpoint: Path,
-        velocity: Velocity,
-        options: Options,
-        disturb: Disturb,
-        tmp_path: Path,
-    ) -> None:
+    def test_saved_in_the_checkpoints_type(self, bf16, bf16_checkpoint, tmp_path):
         family = bf16()
         family.prepare_training(options(), seed=0)
         disturb(family)
@@ -138,9 +119,7 @@ class TestFull:
         assert not loaded.requires_grad
         assert (loaded - expected).norm() < 0.02 * expected.norm()
 
-    def test_float32_survives_saving_to_the_bit(
-        self, tiny: Load, velocity: Velocity, options: Options, disturb: Disturb, tmp_path: Path
-    ) -> None:
+    def test_float32_survives_saving_to_the_bit(self, tiny, tmp_path):
         family = tiny()
         family.prepare_training(options(), seed=0)
         disturb(family)
@@ -150,7 +129,7 @@ class TestFull:
         files = sorted(path.name for path in (tmp_path / "a").iterdir())
         assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
 
-    def test_a_folder_that_holds_neither_kind(self, tiny: Load, tmp_path: Path) -> None:
+    def test_a_folder_that_holds_neither_kind(self, tiny, tmp_path):
         with pytest.raises(
             DataError, match=r"must hold config\.json of a transformer or pytorch_lora_weights"
         ):
@@ -159,9 +138,7 @@ class TestFull:
 
 @pytest.mark.parametrize("rank", [None, 2])
 class TestBothKinds:
-    def test_trainable_parameters_are_what_gets_a_gradient(
-        self, load: Load, velocity: Velocity, options: Options, rank: int | None
-    ) -> None:
+    def test_trainable_parameters_are_what_gets_a_gradient(self, load, rank):
         family = load()
         family.prepare_training(options(rank), seed=0)
         listed = list(family.trainable_parameters())
@@ -169,18 +146,10 @@ class TestBothKinds:
             id(weight) for weight in family.transformer.parameters() if weight.requires_grad
         }
         assert {weight.dtype for weight in listed} == {torch.float32}
-        assert len(gradients(family, velocity)) == len({id(weight) for weight in listed}) > 0
+        assert len(gradients(family)) == len({id(weight) for weight in listed}) > 0
 
     @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-    def test_gradient_checkpointing_changes_no_gradient(
-        self,
-        load: Load,
-        velocity: Velocity,
-        options: Options,
-        disturb: Disturb,
-        rank: int | None,
-        autocast: torch.dtype | None,
-    ) -> None:
+    def test_gradient_checkpointing_changes_no_gradient(self, load, rank, autocast):
         found, passes = [], []
         for checkpointing in (False, True):
             family = load()
@@ -190,14 +159,12 @@ class TestBothKinds:
             family.transformer.transformer_blocks[0].attn.register_forward_hook(
                 lambda *inputs, calls=calls: calls.append(1)
             )
-            found.append(gradients(family, velocity))
+            found.append(gradients(family))
             passes.append(len(calls))
         assert same(*found)
         assert passes == [1, 2]
 
-    def test_the_trained_state_goes_into_a_new_model(
-        self, load: Load, velocity: Velocity, options: Options, disturb: Disturb, rank: int | None
-    ) -> None:
+    def test_the_trained_state_goes_into_a_new_model(self, load, rank):
         first, second = load(), load()
         for family in (first, second):
             family.prepare_training(options(rank), seed=0)
@@ -210,9 +177,7 @@ class TestBothKinds:
         second.load_trainable_state(state)
         assert torch.equal(velocity(first), velocity(second))
 
-    def test_a_state_of_other_weights_is_refused(
-        self, load: Load, options: Options, disturb: Disturb, rank: int | None
-    ) -> None:
+    def test_a_state_of_other_weights_is_refused(self, load, rank):
         family = load()
         family.prepare_training(options(rank), seed=0)
         own = {name: value.clone() for name, value in family.trainable_state().items()}
@@ -230,16 +195,14 @@ class TestBothKinds:
         after = family.trainable_state()
         assert all(torch.equal(before[name], after[name]) for name in before)
 
-    def test_prepared_once(self, load: Load, options: Options, rank: int | None) -> None:
+    def test_prepared_once(self, load, rank):
         family = load()
         family.prepare_training(options(rank), seed=0)
         for again in (None, 2):
             with pytest.raises(ValueError, match="already prepared"):
                 family.prepare_training(options(again), seed=0)
 
-    def test_a_wrapped_network_is_run_in_place_of_the_transformer(
-        self, load: Load, velocity: Velocity, options: Options, rank: int | None
-    ) -> None:
+    def test_a_wrapped_network_is_run_in_place_of_the_transformer(self, load, rank):
         family = load()
         family.prepare_training(options(rank), seed=0)
         expected, names = velocity(family), list(family.trainable_state())
@@ -247,14 +210,14 @@ class TestBothKinds:
         family.use_network(wrapper)
         assert torch.equal(velocity(family), expected)
         assert wrapper.calls == 1
-        assert gradients(family, velocity)
+        assert gradients(family)
         assert wrapper.calls == 2
         assert list(family.trainable_state()) == names
         family.use_network(family.transformer)
         assert torch.equal(velocity(family), expected)
         assert wrapper.calls == 2
 
-    def test_another_network_is_refused(self, load: Load, options: Options, rank: int | None) -> None:
+    def test_another_network_is_refused(self, load, rank):
         family, other = load(), load()
         family.prepare_training(options(rank), seed=0)
         with pytest.raises(ValueError, match="must contain the transformer, got another Wrapper"):

@@ -30,7 +30,7 @@ def red_circle(x: float = 16.0, y: float = 16.0) -> Thing:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_drawn_area_is_the_shape_s_area(shape: str) -> None:
+def test_drawn_area_is_the_shape_s_area(shape):
     image = picture(Thing(shape, "blue", 16, 16, 8))
     blue, white = np.array(COLOURS["blue"]) / 255, np.full(3, 245 / 255)
     cover = (image - white[:, None, None])[0] / (blue - white)[0]
@@ -43,7 +43,7 @@ def test_drawn_area_is_the_shape_s_area(shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("background", ["white", "black"])
-def test_detector_reads_every_thing_on_every_background(shape: str, colour: str, background: str) -> None:
+def test_detector_reads_every_thing_on_every_background(shape, colour, background):
     (found,) = detect(picture(Thing(shape, colour, 12.3, 19.8, 4.7), background=background))
     assert (found.shape, found.colour) == (shape, colour)
     assert found.confidence > 0.9
@@ -51,7 +51,7 @@ def test_detector_reads_every_thing_on_every_background(shape: str, colour: str,
 
 
 @pytest.mark.parametrize("left_to_right", [False, True])
-def test_every_caption_holds_in_the_scenes_drawn_for_it(left_to_right: bool) -> None:
+def test_every_caption_holds_in_the_scenes_drawn_for_it(left_to_right):
     rng = random.Random(0)
     specs = all_prompts() + knowledge_prompts()
     images = render([sample_scene(spec, rng, left_to_right=left_to_right) for spec in specs]).numpy()
@@ -61,7 +61,7 @@ def test_every_caption_holds_in_the_scenes_drawn_for_it(left_to_right: bool) -> 
     assert wrong == []
 
 
-def test_unlike_things_lie_in_the_caption_s_order_when_asked() -> None:
+def test_unlike_things_lie_in_the_caption_s_order_when_asked():
     rng = random.Random(0)
     specs = [spec for spec in all_prompts() if spec.category in ("two_object", "color_attr")]
     free = [sample_scene(spec, rng).things for spec in specs]
@@ -70,7 +70,7 @@ def test_unlike_things_lie_in_the_caption_s_order_when_asked() -> None:
     assert 0.3 < sum(first.x < second.x for first, second in free) / len(free) < 0.7
 
 
-def test_captions_are_unique_and_split_by_content() -> None:
+def test_captions_are_unique_and_split_by_content():
     prompts = all_prompts()
     assert len({spec.prompt for spec in prompts}) == len(prompts)
     held_out = Counter(spec.category for spec in prompts if spec.held_out)
@@ -82,7 +82,7 @@ def test_captions_are_unique_and_split_by_content() -> None:
     assert shown.isdisjoint(hidden)
 
 
-def test_metadata_is_geneval_s_and_survives_the_round_trip() -> None:
+def test_metadata_is_geneval_s_and_survives_the_round_trip():
     spec = next(s for s in all_prompts() if s.prompt == "a circle left of a square")
     assert spec.metadata() == {
         "tag": "position",
@@ -96,12 +96,12 @@ def test_metadata_is_geneval_s_and_survives_the_round_trip() -> None:
         assert parse_metadata(spec.metadata()) == spec
 
 
-def test_unknown_class_is_refused_by_name() -> None:
+def test_unknown_class_is_refused_by_name():
     with pytest.raises(ValueError, match=r"include\.class: must be one of .*, got 'dog'"):
         parse_metadata({"tag": "x", "prompt": "a dog", "include": [{"class": "dog", "count": 1}]})
 
 
-def test_exact_rules() -> None:
+def test_exact_rules():
     one = detect(picture(red_circle()))
     two = detect(picture(red_circle(8, 8), Thing("circle", "blue", 24, 8, 5)))
     circle = PromptSpec("a circle", "single_object", (Demand("circle"),))
@@ -113,7 +113,7 @@ def test_exact_rules() -> None:
     assert exact_score(two, PromptSpec("blue", "colors", (Demand("circle", colour="blue"),)))
 
 
-def test_relation_margins_by_hand() -> None:
+def test_relation_margins_by_hand():
     left, right = sorted(detect(picture(red_circle(6, 12), red_circle(26, 20))), key=lambda d: d.centre)
     # Offset (-20, -8); slack 0.1 * (10 + 10) = 2 on each axis: (-18, -6), length 18.974.
     margins = relation_margins(left, right)
@@ -122,7 +122,7 @@ def test_relation_margins_by_hand() -> None:
     assert margins["below"] == -margins["above"]
 
 
-def test_grade_orders_pictures_as_one_would() -> None:
+def test_grade_orders_pictures_as_one_would():
     spec = PromptSpec("a red circle", "colors", (Demand("circle", colour="red"),))
     right = graded_score(detect(picture(red_circle())), spec)
     purple = graded_score(detect(picture(Thing("circle", "purple", 16, 16, 5))), spec)
@@ -133,7 +133,7 @@ def test_grade_orders_pictures_as_one_would() -> None:
     assert cluttered == pytest.approx(0.9 * right, rel=0.05)
 
 
-def test_vividness_by_hand() -> None:
+def test_vividness_by_hand():
     image = np.zeros((3, 4, 4))
     image[0, 0, :2] = 1.0  # two of sixteen pixels are pure red; a quarter is four pixels
     assert vividness(image) == pytest.approx(0.5)
