@@ -5,14 +5,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
-    CLIPConfig,
-    CLIPImageProcessorPil,
-    CLIPModel,
-    CLIPTextConfig,
-    CLIPTokenizer,
-    CLIPVisionConfig,
     Mask2FormerConfig,
     Mask2FormerForUniversalSegmentation,
     Mask2FormerImageProcessorPil,
@@ -23,9 +16,7 @@ from chunk_grpo.config.scorers import GenEvalScorer, Weights
 from chunk_grpo.scorers.clip_model import load_encoder, load_processor
 from chunk_grpo.scorers.geneval.colours import ColourClassifier
 from chunk_grpo.scorers.geneval.records import COCO_NAMES
-
-START, END = "<|startoftext|>", "<|endoftext|>"
-CLIP_SIDE = 32
+from tests.scorers.checkpoints_clip import MERGES, make_clip, small_vocabulary
 
 
 def make_geneval(folder: Path, seed: int = 0) -> Path:
@@ -33,7 +24,7 @@ def make_geneval(folder: Path, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         make_detector(folder / "detector")
-        make_classifier(folder / "classifier")
+    make_classifier(folder / "classifier", seed)
     return folder
 
 
@@ -87,47 +78,11 @@ def make_detector(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def make_classifier(folder: Path) -> None:
+def make_classifier(folder: Path, seed: int) -> None:
     """With openai/clip-vit-large-patch14's layout; its tokenizer knows single bytes and no merges."""
-    letters = sorted(ByteLevel.alphabet())
-    tokens = [*letters, *(letter + "</w>" for letter in letters), START, END]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77).save_pretrained(folder)
-    text = CLIPTextConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=77,
-        bos_token_id=vocabulary[START],
-        eos_token_id=vocabulary[END],
-        pad_token_id=vocabulary[END],
-    )
-    vision = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=CLIP_SIDE,
-        patch_size=8,
-    )
-    model = CLIPModel(
-        CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16)
-    )
-    with torch.no_grad():  # or every picture and every text would look alike
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(std=0.3)
-    model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    for part, length in (("text", 77), ("vision", (CLIP_SIDE // 8) ** 2 + 1)):
-        weights[f"{part}_model.embeddings.position_ids"] = torch.arange(length)[
-            None
-        ]  # older versions stored it
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    side = {"height": CLIP_SIDE, "width": CLIP_SIDE}
-    CLIPImageProcessorPil(size={"shortest_edge": CLIP_SIDE}, crop_size=side).save_pretrained(folder)
+    words, _ = small_vocabulary()
+    tokens = [word for word in words if word not in {"".join(pair) for pair in MERGES}]
+    make_clip(folder, seed, vocabulary=({token: number for number, token in enumerate(tokens)}, []))
 
 
 def load_classifier(folder: Path) -> ColourClassifier:

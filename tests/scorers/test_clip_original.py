@@ -142,7 +142,7 @@ def batch(prompts: list[str], height: int, width: int) -> ScoreBatch:
 
 
 @pytest.mark.parametrize("mode", ["squash", "shortest"])
-def test_tokens_pixels_and_cosines_are_open_clips(python: Path, folder: Path, mode: str) -> None:
+def test_tokens_pixels_and_cosines_are_open_clips(python, folder, mode):
     given = batch(PROMPTS, 90, 130)
     theirs = original(python, folder, given, mode)
     mine = scorer(folder, "squash" if mode == "squash" else "processor")
@@ -157,7 +157,7 @@ def test_tokens_pixels_and_cosines_are_open_clips(python: Path, folder: Path, mo
     np.testing.assert_allclose(values, theirs["cosines"], atol=1e-6)
 
 
-def test_open_clip_mends_texts_first(python: Path, folder: Path) -> None:
+def test_open_clip_mends_texts_first(python, folder):
     """A difference that is kept: it takes another package (ftfy) and touches prompts with such signs alone."""
     given = batch(CLEANED, SIZE, SIZE)
     theirs, mine = original(python, folder, given, "squash"), scorer(folder, "squash")
@@ -167,9 +167,7 @@ def test_open_clip_mends_texts_first(python: Path, folder: Path) -> None:
     np.testing.assert_allclose(values, theirs["cosines"], atol=1e-6)
 
 
-def test_the_middle_of_a_picture_is_one_pixel_apart_for_one_remainder_in_four(
-    python: Path, folder: Path
-) -> None:
+def test_the_middle_of_a_picture_is_one_pixel_apart_for_one_remainder_in_four(python, folder):
     """A difference that is kept, of PickScore's own processor too: 59 - 56 = 3, whose half torchvision rounds to 2."""
     given = batch(PROMPTS, SIZE, SIZE + 3)
     theirs, mine = original(python, folder, given, "shortest"), scorer(folder, "processor")

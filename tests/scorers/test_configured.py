@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.running.configured import SharedModels, in_batches
+from chunk_grpo.scorers.running.configured import in_batches
 
 
 def images(count: int) -> ScoreBatch:
@@ -15,7 +15,7 @@ def images(count: int) -> ScoreBatch:
     )
 
 
-def test_batches_of_the_asked_size_in_order() -> None:
+def test_batches_of_the_asked_size_in_order():
     sizes: list[int] = []
 
     def score(part: ScoreBatch) -> Scores:
@@ -29,7 +29,7 @@ def test_batches_of_the_asked_size_in_order() -> None:
     assert scores.details["twice"].tolist() == [0, 2, 4, 6, 8, 10, 12]
 
 
-def test_batches_are_halved_until_they_fit_into_memory() -> None:
+def test_batches_are_halved_until_they_fit_into_memory():
     """With room for three images: eight do not fit, nor do four; two do, and it stays with two."""
     asked: list[int] = []
 
@@ -43,7 +43,7 @@ def test_batches_are_halved_until_they_fit_into_memory() -> None:
     assert asked == [8, 4, 2, 2, 2, 2, 1]
 
 
-def test_one_image_that_does_not_fit_and_other_errors_are_raised() -> None:
+def test_one_image_that_does_not_fit_and_other_errors_are_raised():
     def score(part: ScoreBatch) -> Scores:
         raise (
             torch.OutOfMemoryError("out of memory") if len(part) == 1 else RuntimeError("shapes do not match")
@@ -53,22 +53,3 @@ def test_one_image_that_does_not_fit_and_other_errors_are_raised() -> None:
         in_batches(images(2), 1, score)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         in_batches(images(2), 2, score)
-
-
-def test_a_model_is_loaded_once_and_dropped_by_the_last_user() -> None:
-    models, loaded = SharedModels(), []
-
-    def load() -> object:
-        loaded.append(object())
-        return loaded[-1]
-
-    first, second, other = models.take("a", load), models.take("a", load), models.take("b", load)
-    assert first is second is not other
-    assert models.users() == {"a": 2, "b": 1}
-    models.give_back("a")
-    assert models.take("a", load) is first
-    models.give_back("a")
-    models.give_back("a")
-    assert models.users() == {"b": 1}
-    assert models.take("a", load) is not first
-    assert len(loaded) == 3

@@ -12,7 +12,7 @@ from chunk_grpo.scorers.running.fingerprint import scoring_settings, spec_hash
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.scorers.running.spec import require_same, spec_from, spec_of
-from tests.shapes_scorers import SHAPES_SCORERS, shapes_scorer
+from tests.shapes_scorers import shapes_scorer
 
 COMMIT, OTHER_COMMIT = "a" * 40, "b" * 40
 FILES = {"model": ("config.json", "*.safetensors|*.bin")}
@@ -56,16 +56,11 @@ def model_in(folder: Path, weights: bytes = b"weights") -> ClipScorer:
     ],
     ids=["version", "revision", "checkpoint", "dtype", "scale", "processor"],
 )
-def test_whatever_could_move_a_score_is_another_identity(other: str) -> None:
+def test_whatever_could_move_a_score_is_another_identity(other):
     assert other != identity(clip())
 
 
-def test_which_images_and_how_many_at_a_time_are_no_identity() -> None:
-    assert identity(clip(splits=("wise",), batch_size=9)) == identity(clip())
-    assert scoring_settings(clip(splits=("wise",), batch_size=9)) == scoring_settings(clip())
-
-
-def test_a_local_model_is_known_by_its_files_wherever_they_lie(tmp_path: Path) -> None:
+def test_a_local_model_is_known_by_its_files_wherever_they_lie(tmp_path):
     first, moved = model_in(tmp_path / "a"), model_in(tmp_path / "b" / "c")
     assert identity(first) == identity(moved)
     assert scoring_settings(first) == scoring_settings(moved)
@@ -77,7 +72,7 @@ def test_a_local_model_is_known_by_its_files_wherever_they_lie(tmp_path: Path) -
     assert len({before, with_merges, identity(first)}) == 3
 
 
-def test_files_that_are_not_read_are_no_identity(tmp_path: Path) -> None:
+def test_files_that_are_not_read_are_no_identity(tmp_path):
     """`hf download --local-dir` writes the time of the download below .cache."""
     settings = model_in(tmp_path / "a")
     before = identity(settings)
@@ -88,9 +83,7 @@ def test_files_that_are_not_read_are_no_identity(tmp_path: Path) -> None:
     assert identity(settings) == before
 
 
-def test_a_model_of_the_hub_is_known_by_the_commit_of_its_revision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_the_hub_is_known_by_the_commit_of_its_revision(tmp_path, monkeypatch):
     """The layout of the hub's cache: refs/main names a folder of snapshots."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--openai--clip"
@@ -104,12 +97,7 @@ def test_a_model_of_the_hub_is_known_by_the_commit_of_its_revision(
     assert hashes[0] == hashes[2] != hashes[1]
 
 
-def test_every_scorer_has_the_name_it_is_known_by_and_its_own_hash() -> None:
-    assert [shapes_scorer(kind).name for kind in SHAPES_SCORERS] == list(SHAPES_SCORERS)
-    assert len({shapes_scorer(kind).spec_hash() for kind in SHAPES_SCORERS}) == len(SHAPES_SCORERS)
-
-
-def test_a_new_version_is_another_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_version_is_another_measure(monkeypatch):
     scorer = shapes_scorer("shapes-exact")
     spec, before = spec_of("it", SHAPES, scorer), scorer.spec_hash()
     require_same(spec, scorer)
@@ -136,7 +124,7 @@ def redness(images: Any, prompts: Any, metadata: Any, scale: float = 1.0) -> Any
     return images[..., 0].mean(axis=(1, 2)) * scale
 
 
-def test_what_was_checked_is_what_scores() -> None:
+def test_what_was_checked_is_what_scores():
     spec = spec_of("own", own(scale=2.0), make_scorer("own", own(scale=2.0)))
     assert place_checked(spec, {"own": own(scale=2.0).model_copy(update={"batch_size": 9})}, {}).name == "own"
     with pytest.raises(DataError, match=r"scorers.own: settings or model files differ from .* checked; run"):
@@ -147,13 +135,13 @@ def test_what_was_checked_is_what_scores() -> None:
         place_checked(spec, {}, {})
 
 
-def test_a_spec_survives_json() -> None:
+def test_a_spec_survives_json():
     spec = spec_of("it", SHAPES, shapes_scorer("shapes-exact"))
     assert spec_from(json.loads(json.dumps(spec.to_json())), "it.json") == spec
 
 
 @pytest.mark.parametrize("missing", ["key", "name", "version", "spec_hash", "splits", "settings"])
-def test_a_spec_of_another_kind_is_refused_with_its_file(missing: str) -> None:
+def test_a_spec_of_another_kind_is_refused_with_its_file(missing):
     record = spec_of("it", SHAPES, shapes_scorer("shapes-exact")).to_json()
     with pytest.raises(
         DataError,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from chunk_grpo.errors import DataError
@@ -73,11 +73,13 @@ def random_logits(seed: int, queries: int = 12, classes: int = 80) -> tuple[Tens
 
 
 @pytest.mark.parametrize("image_size", [(16, 24), (11, 17), (30, 20)])
-def test_equals_the_loops(image_size: tuple[int, int]) -> None:
+def test_equals_the_loops(image_size):
     logits = random_logits(0)
     slow = [found for found in slow_postprocess(*logits, (16, 24), image_size) if found[1] > 0]
     fast = by_score(postprocess(*logits, (16, 24), image_size, min_score=0))
     assert len(fast.scores) == len(slow)
+    types = [each.dtype for each in (fast.labels, fast.scores, fast.boxes, fast.masks)]
+    assert types == [np.int64, np.float32, np.float32, np.bool_]
     assert 90 < len(slow) < 100  # those of the empty mask are out
     assert fast.labels.tolist() == [label for label, _, _, _ in slow]
     np.testing.assert_allclose(fast.scores, [score for _, score, _, _ in slow], rtol=2e-6)
@@ -85,17 +87,7 @@ def test_equals_the_loops(image_size: tuple[int, int]) -> None:
     assert fast.masks.tolist() == [mask for _, _, _, mask in slow]
 
 
-def test_types_and_shapes() -> None:
-    found = postprocess(*random_logits(1), (16, 24), (8, 12), min_score=0.1)
-    number = len(found.scores)
-    assert number
-    assert (found.labels.dtype, found.labels.shape) == (np.dtype(np.int64), (number,))
-    assert (found.scores.dtype, found.scores.shape) == (np.dtype(np.float32), (number,))
-    assert (found.boxes.dtype, found.boxes.shape) == (np.dtype(np.float32), (number, 4))
-    assert (found.masks.dtype, found.masks.shape) == (np.dtype(np.bool_), (number, 8, 12))
-
-
-def test_less_certain_ones_are_left_out_and_nothing_else_changes() -> None:
+def test_less_certain_ones_are_left_out_and_nothing_else_changes():
     logits = random_logits(2)
     everything = by_score(postprocess(*logits, (16, 24), (16, 24), min_score=0))
     limit = float(everything.scores[5])
@@ -106,7 +98,7 @@ def test_less_certain_ones_are_left_out_and_nothing_else_changes() -> None:
     assert (none.labels.shape, none.boxes.shape, none.masks.shape) == ((0,), (0, 4), (0, 16, 24))
 
 
-def test_one_query_by_hand() -> None:
+def test_one_query_by_hand():
     """Logits 2 for class 3, 0 for 79 others and "no object"; a mask of logit 1 in the left half, -1 in the right."""
     classes = torch.zeros(1, 81)
     classes[0, 3] = 2
@@ -120,7 +112,7 @@ def test_one_query_by_hand() -> None:
     assert found.boxes[0].tolist() == [0, 0, 4, 8]
 
 
-def test_numbers_that_are_not_finite_are_an_error() -> None:
+def test_numbers_that_are_not_finite_are_an_error():
     classes, masks = random_logits(3)
     classes[0, 0] = torch.nan
     with pytest.raises(DataError, match="not finite; use float32"):
@@ -147,7 +139,7 @@ def pictures(number: int, height: int, width: int) -> Pictures:
 
 
 @pytest.mark.parametrize(("height", "width"), [(48, 48), (96, 40), (33, 70)])
-def test_any_size_of_image(detector: Detector, height: int, width: int) -> None:
+def test_any_size_of_image(detector, height, width):
     found = detector.detect(pictures(2, height, width), 0.3)
     assert [detections.masks.shape[1:] for detections in found] == [(height, width)] * 2
     for detections in found:
@@ -158,7 +150,7 @@ def test_any_size_of_image(detector: Detector, height: int, width: int) -> None:
             assert mask[top:bottom, left:right].sum() == mask.sum() > 0
 
 
-def test_model_gets_the_processors_pixels(detector: Detector) -> None:
+def test_model_gets_the_processors_pixels(detector):
     """As computed by hand for an image of the model's own size, which is not resized."""
     image = pictures(1, 64, 64)
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -172,7 +164,7 @@ def test_model_gets_the_processors_pixels(detector: Detector) -> None:
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
 
 
-def test_detections_do_not_depend_on_the_batch(detector: Detector) -> None:
+def test_detections_do_not_depend_on_the_batch(detector):
     images = pictures(5, 48, 64)
     together = detector.detect(images, 0.3)
     for image, detections in zip(images, together, strict=True):
@@ -181,7 +173,7 @@ def test_detections_do_not_depend_on_the_batch(detector: Detector) -> None:
         np.testing.assert_allclose(alone.scores, here.scores, atol=2e-5)
 
 
-def test_bfloat16_is_near(folder: Path, detector: Detector) -> None:
+def test_bfloat16_is_near(folder, detector):
     image = pictures(1, 64, 64)
     half = load_detector("key", folder, torch.bfloat16, "cpu")
     expected, found = by_score(detector.detect(image, 0.3)[0]), by_score(half.detect(image, 0.3)[0])
@@ -190,7 +182,7 @@ def test_bfloat16_is_near(folder: Path, detector: Detector) -> None:
     np.testing.assert_allclose(found.scores[:3], expected.scores[:3], atol=0.05)
 
 
-def test_weights_that_files_lack_are_not_used(folder: Path, detector: Detector) -> None:
+def test_weights_that_files_lack_are_not_used(folder, detector):
     """Files of older versions of transformers have no norm at the backbone's end: it changes nothing."""
     assert not any("swin.layernorm" in name for name in load_file(folder / "model.safetensors"))
     image = pictures(1, 64, 64)
@@ -201,7 +193,7 @@ def test_weights_that_files_lack_are_not_used(folder: Path, detector: Detector) 
     assert changed.detect(image, 0.3)[0].scores.tolist() == expected.scores.tolist()
 
 
-def test_stored_indices_are_not_used(folder: Path) -> None:
+def test_stored_indices_are_not_used(folder):
     """Files of older versions store relative_position_index; here as zeros, which no window has."""
     stored = [
         name for name in load_file(folder / "model.safetensors") if name.endswith("relative_position_index")
@@ -217,43 +209,12 @@ def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "detector"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda weights: weights.pop("class_predictor.bias"), "class_predictor.bias is missing"),
-        (lambda weights: weights.update(more=torch.ones(1)), "more is unknown to the model"),
-        (
-            lambda weights: weights.update({"class_predictor.bias": torch.ones(3)}),
-            r"class_predictor.bias is \[3\] in place of \[81\]",
-        ),
-    ],
-)
-def test_weights_must_fit(copy: Path, change: object, message: str) -> None:
-    weights = load_file(copy / "model.safetensors")
-    change(weights)  # type: ignore[operator]
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(DataError, match=message):
-        load_detector("scorers.geneval.detector", copy, torch.float32, "cpu")
-
-
-def test_damaged_weights(copy: Path) -> None:
-    (copy / "model.safetensors").write_bytes(b"\x00" * 100)
-    with pytest.raises(DataError, match=r"scorers.geneval.detector: .* cannot be read as a Mask2Former"):
-        load_detector("scorers.geneval.detector", copy, torch.float32, "cpu")
-
-
-def test_damaged_image_processor(copy: Path) -> None:
-    (copy / "preprocessor_config.json").write_text("{")
-    with pytest.raises(DataError, match=r"key: .* holds no Mask2Former image processor"):
-        load_detector("key", copy, torch.float32, "cpu")
-
-
 def edit_config(folder: Path, **changes: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_other_models_are_refused(copy: Path) -> None:
+def test_other_models_are_refused(copy):
     labels = json.loads((copy / "config.json").read_text())["id2label"]
     edit_config(copy, id2label=labels | {"64": "computer mouse"})
     check_classes("key", copy)  # GenEval's name of it

@@ -16,24 +16,13 @@ RECORD = {
 }
 
 
-def test_layout(tmp_path: Path) -> None:
-    folder = write_prompt_folder(tmp_path / "images", 12, RECORD, [b"first", b"second"])
-    assert folder == tmp_path / "images" / "00012"
-    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {
-        f"images/00012/{name}" for name in ("metadata.jsonl", "samples/0000.png", "samples/0001.png")
-    }
-    assert json.loads((folder / "metadata.jsonl").read_text()) == RECORD
-    assert (folder / "samples" / "0001.png").read_bytes() == b"second"
-
-
-def test_pictures_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
+def test_pictures_of_another_run_are_not_mixed_in(tmp_path):
     write_prompt_folder(tmp_path, 0, RECORD, [b"1", b"2"])
     with pytest.raises(DataError, match="00000: exists already"):
         write_prompt_folder(tmp_path, 0, RECORD, [b"1"])
 
 
-def test_numbers_and_records_are_checked(tmp_path: Path) -> None:
+def test_numbers_and_records_are_checked(tmp_path):
     with pytest.raises(ValueError, match="from 0 to 99999, got 100000"):
         write_prompt_folder(tmp_path, 100_000, RECORD, [])
     with pytest.raises(ValueError, match="needs prompt"):
@@ -56,12 +45,12 @@ def write(path: Path, *lines: object) -> Path:
     return path
 
 
-def test_results_in_the_order_of_prompts_and_samples(tmp_path: Path) -> None:
+def test_results_in_the_order_of_prompts_and_samples(tmp_path):
     names = ["images/00012/samples/0000.png", "images/00002/samples/0001.png"]
     path = write(tmp_path / "results.jsonl", LINE, "", *(LINE | {"filename": name} for name in names))
     results = read_results(path)
     assert [(result.prompt_number, result.sample) for result in results] == [(2, 1), (12, 0), (12, 3)]
-    assert results[2] == OriginalResult(12, 3, "colors", RECORD["prompt"], False, LINE["reason"], RECORD)  # type: ignore[arg-type]
+    assert results[2] == OriginalResult(12, 3, "colors", RECORD["prompt"], False, LINE["reason"], RECORD)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +62,16 @@ def test_results_in_the_order_of_prompts_and_samples(tmp_path: Path) -> None:
         ({key: value for key, value in LINE.items() if key != "tag"}, ":2: .* tag must be a str, got None"),
         ({**LINE, "metadata": "[]"}, ":2: .* metadata must hold an object"),
         ({**LINE, "metadata": "{"}, ":2: no result"),
-        (
-            {**LINE, "filename": "a/b/c.png"},
-            ":2: .* filename must end like 00000/samples/0000.png, got 'a/b/c.png'",
-        ),
+        ({**LINE, "filename": "a/b/c.png"}, ":2: .* filename must end like 00000/samples/0000.png, got"),
         (LINE, ":2: a second result for sample 3 of prompt 12"),
     ],
 )
-def test_other_lines_are_refused(tmp_path: Path, line: object, message: str) -> None:
+def test_other_lines_are_refused(tmp_path, line, message):
     path = write(tmp_path / "results.jsonl", LINE, line)
     with pytest.raises(DataError, match=message):
         read_results(path)
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_no_file(tmp_path):
     with pytest.raises(DataError, match="cannot be read as results"):
         read_results(tmp_path / "results.jsonl")

@@ -48,7 +48,7 @@ def load_head() -> Any:
 @pytest.mark.parametrize(
     ("input_size", "image_size"), [((64, 64), (64, 64)), ((64, 96), (40, 60)), ((96, 64), (301, 199))]
 )
-def test_detections_equal_mmdets(input_size: tuple[int, int], image_size: tuple[int, int]) -> None:
+def test_detections_equal_mmdets(input_size, image_size):
     head = load_head()
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)

@@ -122,19 +122,19 @@ def original() -> Any:
     return evaluator()
 
 
-def test_names_and_their_order(original: Any) -> None:
+def test_names_and_their_order(original):
     assert tuple(original.classnames) == CLASS_NAMES
     assert tuple(original.COLORS) == COLOURS
 
 
-def test_official_records_are_read() -> None:
+def test_official_records_are_read():
     path = geneval_source() / "prompts" / "evaluation_metadata.jsonl"
     records = [parse_record(json.loads(line)) for line in path.read_text().splitlines()]
     counts = Counter(record.tag for record in records)
     assert counts == dict(zip(TAGS, (80, 99, 80, 94, 100, 100), strict=True))
 
 
-def test_verdicts_and_reasons(original: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_and_reasons(original, tmp_path, monkeypatch):
     picture = str(tmp_path / "picture.png")
     Image.new("RGB", (1, 1)).save(picture)
     rng = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def test_verdicts_and_reasons(original: Any, tmp_path: Path, monkeypatch: pytest
     assert min(rules[rule] for rule in ("include", "color", "position", "target", "exclude")) > 100
 
 
-def test_relative_positions(original: Any) -> None:
+def test_relative_positions(original):
     rng = np.random.default_rng(1)
     numbers = Counter[int]()
     for _ in range(50_000):
@@ -175,7 +175,7 @@ def test_relative_positions(original: Any) -> None:
     assert min(numbers[number] for number in (0, 1, 2)) > 1000, numbers
 
 
-def test_crops(original: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops(original, monkeypatch):
     rng = np.random.default_rng(2)
     monkeypatch.setitem(original.__dict__, "transform", np.asarray)
     for _ in range(300):
@@ -191,7 +191,7 @@ def test_crops(original: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(crops[0][0], crop_object(image, mask, box))
 
 
-def test_colours_by_clip_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_by_clip_benchmark(tmp_path, monkeypatch):
     """The whole of color_classification, with clip_benchmark's own classifier around a small random CLIP."""
     metrics = stand_in("metrics", classification_report=None, balanced_accuracy_score=None)
     folder = packages("clip_benchmark==1.4.0") / "clip_benchmark" / "metrics"
@@ -234,11 +234,11 @@ def _in_this_process(construct: Any) -> Any:
     return lambda self, *args, **options: construct(self, *args, **options | {"num_workers": 0})
 
 
-def test_folders_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_there_and_back(tmp_path, monkeypatch):
     """The original's main() on folders that we write, its results read by us, its summary beside ours."""
     library = packages("pandas==2.3.3", "pytz==2025.2", "tzdata==2025.2")
     monkeypatch.syspath_prepend(str(library))
-    import pandas  # type: ignore[import-not-found, import-untyped, unused-ignore]  # from the cache folder
+    import pandas  # from the cache folder
 
     original = evaluator(pandas=pandas)
     rng = np.random.default_rng(4)

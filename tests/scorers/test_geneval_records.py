@@ -30,7 +30,7 @@ def placed(position: object) -> dict[str, Any]:
     )
 
 
-def test_every_kind_of_clause() -> None:
+def test_every_kind_of_clause():
     counting, position = parse_record(COUNTING), parse_record(POSITION)
     cow: dict[str, Any] = {"class": "cow"}
     assert (counting.tag, position.tag) == ("counting", "position")
@@ -42,7 +42,7 @@ def test_every_kind_of_clause() -> None:
     assert (cup.class_name, cup.count, cup.colour, cup.position) == ("cup", 2, "red", ("left of", 0))
 
 
-def test_names_differ_from_cocos_in_three() -> None:
+def test_names_differ_from_cocos_in_three():
     assert len(set(COCO_NAMES)) == len(set(CLASS_NAMES)) == 80
     assert CLASS_NAMES[::79] == ("person", "toothbrush")
     assert len(COLOURS) == 10
@@ -109,7 +109,7 @@ def test_names_differ_from_cocos_in_three() -> None:
         ),
     ],
 )  # fmt: skip
-def test_each_rule(record: object, problem: str) -> None:
+def test_each_rule(record, problem):
     problems = record_problems(record)
     assert len(problems) == 1, problems
     assert problems[0].startswith(problem)
@@ -120,13 +120,13 @@ def test_each_rule(record: object, problem: str) -> None:
             parse_record(record)
 
 
-def test_good_records_have_no_problem() -> None:
+def test_good_records_have_no_problem():
     for record in (COUNTING, POSITION, clause(color="white"), placed(["below", 0])):
         assert record_problems(record) == []
     assert record_problems(changed(COUNTING, prompt=None)) == []
     assert record_problems(changed(COUNTING, exclude=[{"class": "horse", "count": 1}])) == []
 
 
-def test_all_faults_are_told() -> None:
+def test_all_faults_are_told():
     with pytest.raises(ValueError, match=r"^tag: .*'x'; include\[0\]\.color: .*'grey'$"):
         parse_record(changed(clause(color="grey"), tag="x"))

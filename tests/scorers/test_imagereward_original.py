@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_tokens_pixels_and_rewards_are_the_packages(folder: Path) -> None:
+def test_tokens_pixels_and_rewards_are_the_packages(folder):
     torch_version = torch.__version__.partition("+")[0]
     python = python_with(
         "imagereward",

@@ -5,16 +5,13 @@ import logging
 import re
 import socket
 import traceback
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.wise import judge
-from chunk_grpo.scorers.wise.scorer import Wise
-from tests.scorers.judge_server import JudgeServer, Reply, Request, by_image, completion
+from tests.scorers.judge_server import Reply, Request, by_image, completion
 from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 
 KEY = "sk-Zq7secret0123456789"
@@ -23,9 +20,7 @@ SOON = {"retry-after-ms": "5"}
 
 
 class TestFailures:
-    def test_a_rate_limit_is_waited_for_as_long_as_it_says(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_a_rate_limit_is_waited_for_as_long_as_it_says(self, judge_server, make_wise):
         judge_server.replies.append(
             Reply(b"{}", 429, {"Retry-After": "1"})
         )  # the client's own first wait is 0.5 s at most
@@ -34,18 +29,14 @@ class TestFailures:
         assert second.time - first.time >= 1.0
         assert first.body == second.body
 
-    def test_each_wait_after_a_failing_server_is_longer(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_each_wait_after_a_failing_server_is_longer(self, judge_server, make_wise):
         judge_server.replies.extend([Reply(b"oops", 500), Reply(drop=True)])
         make_wise().score(batch_of(1))
         a, b, c = (request.time for request in judge_server.requests)
         assert b - a >= 0.375 and c - b >= 0.75  # 0.5 and 1 s, less a quarter at most, drawn
 
     @pytest.mark.parametrize("status", [429, 500, 503])
-    def test_a_server_that_keeps_failing_ends_it(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], status: int
-    ) -> None:
+    def test_a_server_that_keeps_failing_ends_it(self, judge_server, make_wise, status):
         judge_server.answer = lambda request: Reply(b'{"error": {"message": "busy"}}', status, SOON)
         with pytest.raises(
             TransientError,
@@ -54,7 +45,7 @@ class TestFailures:
             make_wise().score(batch_of(1))
         assert len(judge_server.requests) == 3
 
-    def test_silence_ends_it(self, judge_server: JudgeServer, make_wise: Callable[..., Wise]) -> None:
+    def test_silence_ends_it(self, judge_server, make_wise):
         judge_server.answer = lambda request: Reply(GOOD, wait_seconds=1.0)
         with pytest.raises(
             TransientError, match=f"{judge_server.url} to WISE prompt 1 after 2 attempts of 0.3 s .*timed out"
@@ -62,7 +53,7 @@ class TestFailures:
             make_wise(timeout_seconds=0.3, attempts=2).score(batch_of(1))
         assert len(judge_server.requests) == 2
 
-    def test_no_server_ends_it(self, tmp_path: Path) -> None:
+    def test_no_server_ends_it(self, tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
@@ -72,10 +63,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("reply", "fault"),
         [
-            (
-                Reply(b'{"choices": [{"mess'),
-                "no chat completion .JSONDecodeError.; the answer begins '{\"choices",
-            ),
+            (Reply(b'{"choices": [{"mess'), "no chat completion .JSONDecodeError.; .* begins '{\"choices"),
             (Reply(b'{"choices": []}'), "no chat completion .IndexError."),
             (Reply(b"<html>", headers={"Content-Type": "text/html"}), "no chat completion .* '<html>'"),
             (Reply(completion(None, "content_filter")), "answer is empty .finish_reason 'content_filter'."),
@@ -84,9 +72,7 @@ class TestFailures:
         ],
         ids=["cut JSON", "no choice", "no JSON", "no content", "out of range", "no scores"],
     )
-    def test_another_form_is_asked_again_and_then_refused(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], reply: Reply, fault: str
-    ) -> None:
+    def test_another_form_is_asked_again_and_then_refused(self, judge_server, make_wise, reply, fault):
         judge_server.replies.extend([reply, reply])
         np.testing.assert_allclose(
             make_wise().score(batch_of(1)).values, make_wise().score(batch_of(1)).values
@@ -100,9 +86,7 @@ class TestFailures:
         )
         assert len(judge_server.requests) == 6
 
-    def test_all_are_asked_whatever_one_of_them_answers(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_all_are_asked_whatever_one_of_them_answers(self, judge_server, make_wise):
         judge_server.answer = lambda request: Reply("no") if id_of(request) == 1 else Reply(GOOD)
         scores = make_wise(attempts=1, concurrency=1).score(batch_of(5))
         assert sorted(map(id_of, judge_server.requests)) == [1, 2, 3, 4, 5]
@@ -113,9 +97,7 @@ class TestFailures:
         assert not make_wise().score(batch_of(5)).refused
         assert list(map(id_of, judge_server.requests)) == [1]
 
-    def test_a_content_filter_refuses_one_image_and_is_not_asked_again(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_a_content_filter_refuses_one_image_and_is_not_asked_again(self, judge_server, make_wise):
         filtered = Reply(b'{"error": {"code": "content_filter", "message": "was filtered"}}', 400)
         judge_server.answer = lambda request: filtered if id_of(request) == 2 else Reply(GOOD)
         scores = make_wise().score(batch_of(3))
@@ -124,13 +106,7 @@ class TestFailures:
         assert sorted(map(id_of, judge_server.requests)) == [1, 2, 3]
 
     @pytest.mark.parametrize("status", [401, 403])
-    def test_a_wrong_key_names_its_variable(
-        self,
-        judge_server: JudgeServer,
-        make_wise: Callable[..., Wise],
-        monkeypatch: pytest.MonkeyPatch,
-        status: int,
-    ) -> None:
+    def test_a_wrong_key_names_its_variable(self, judge_server, make_wise, monkeypatch, status):
         monkeypatch.setenv("JUDGE_KEY", KEY)
         judge_server.answer = lambda request: Reply(b"{}", status)
         with pytest.raises(DataError, match=f"answered {status} .* into the environment variable JUDGE_KEY"):
@@ -140,9 +116,7 @@ class TestFailures:
         assert len(judge_server.requests) == 2  # it would not become right by asking again
 
     @pytest.mark.parametrize("status", [400, 404, 422])
-    def test_a_refused_request_says_what_to_look_at(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], status: int
-    ) -> None:
+    def test_a_refused_request_says_what_to_look_at(self, judge_server, make_wise, status):
         judge_server.answer = lambda request: Reply(b'{"error": {"message": "no field seed"}}', status)
         with pytest.raises(
             DataError, match=rf"answered {status} to WISE prompt 1: .*no field seed.*`request`"
@@ -152,9 +126,7 @@ class TestFailures:
 
 
 class TestKey:
-    def test_it_is_sent_and_no_other(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_is_sent_and_no_other(self, judge_server, make_wise, monkeypatch):
         monkeypatch.setenv("OPENAI_API_KEY", "sk-other")
         monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
         make_wise(api_key_variable="JUDGE_KEY").score(batch_of(1))
@@ -163,9 +135,7 @@ class TestKey:
         assert with_key["Authorization"] == f"Bearer {KEY}"
         assert "Authorization" not in without and "sk-other" not in str(without)
 
-    def test_a_placeholder_is_no_secret(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_placeholder_is_no_secret(self, judge_server, make_wise, monkeypatch):
         monkeypatch.setenv("JUDGE_KEY", "1")
         judge_server.answer = lambda request: Reply(GOOD)
         assert make_wise(api_key_variable="JUDGE_KEY").score(batch_of(1)).details["realism"].tolist() == [1.0]
@@ -179,9 +149,7 @@ class TestKey:
             ("sk-ä", "JUDGE_KEY holds characters"),
         ],
     )
-    def test_a_variable_without_a_key_is_told(
-        self, make_wise: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch, value: str | None, fault: str
-    ) -> None:
+    def test_a_variable_without_a_key_is_told(self, make_wise, monkeypatch, value, fault):
         monkeypatch.delenv("JUDGE_KEY", raising=False)
         if value is not None:
             monkeypatch.setenv("JUDGE_KEY", value)
@@ -192,16 +160,7 @@ class TestKey:
             assert "sk-" not in everything(caught.value)
 
     @pytest.mark.parametrize("status", [200, 200.2, 200.5, 400, 401, 404, 500, 0], ids=str)
-    def test_it_is_never_told(
-        self,
-        judge_server: JudgeServer,
-        make_wise: Callable[..., Wise],
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-        capfd: pytest.CaptureFixture[str],
-        tmp_path: Path,
-        status: float,
-    ) -> None:
+    def test_it_is_never_told(self, judge_server, make_wise, monkeypatch, caplog, capfd, tmp_path, status):
         """A server that repeats the key in every way; 200.2: as finish_reason; 200.5: in thoughts."""
         monkeypatch.setenv("JUDGE_KEY", KEY)
         caplog.set_level(1)
@@ -250,39 +209,25 @@ def everything(error: BaseException) -> str:
 
 
 class TestCheck:
-    def test_a_server_with_the_judge_is_fine(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_server_with_the_judge_is_fine(self, judge_server, make_wise, caplog):
         make_wise().check()
         assert len(judge_server.model_requests) == 1 and not judge_server.requests and not caplog.text
 
     @pytest.mark.parametrize(
         ("models", "warning"),
         [
-            (
-                Reply(b'{"object": "list", "data": [{"id": "b"}, {"id": "a"}]}'),
-                "does not list tiny-judge, but a, b",
-            ),
+            (Reply(b'{"data": [{"id": "b"}, {"id": "a"}]}'), "does not list tiny-judge, but a, b"),
             (Reply(b'{"data": []}'), "does not list tiny-judge, but none"),
             (Reply(b"{}", 404), "does not list its models; tiny-judge was not checked"),
             (Reply(b"<html>"), "does not list its models"),
         ],
     )
-    def test_a_judge_that_is_not_listed_is_warned_of(
-        self,
-        judge_server: JudgeServer,
-        make_wise: Callable[..., Wise],
-        caplog: pytest.LogCaptureFixture,
-        models: Reply,
-        warning: str,
-    ) -> None:
+    def test_a_judge_that_is_not_listed_is_warned_of(self, judge_server, make_wise, caplog, models, warning):
         judge_server.models = models
         make_wise().check()
         assert f"{judge_server.url} {warning}" in caplog.text
 
-    def test_a_refused_key_and_a_failing_server_are_errors(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_a_refused_key_and_a_failing_server_are_errors(self, judge_server, make_wise):
         judge_server.models = Reply(b"{}", 401)
         with pytest.raises(DataError, match="answered 401 to GET /models"):
             make_wise().check()
@@ -290,14 +235,12 @@ class TestCheck:
         with pytest.raises(TransientError, match=f"no answer from {judge_server.url} to GET /models"):
             make_wise().check()
 
-    def test_instructions_are_read(self, judge_server: JudgeServer, make_wise: Callable[..., Wise]) -> None:
+    def test_instructions_are_read(self, judge_server, make_wise):
         with pytest.raises(DataError, match=r"scorers\.wise\.instructions: nowhere\.py"):
             make_wise(instructions="nowhere.py").check()
         assert not judge_server.model_requests
 
-    def test_a_missing_package_names_the_extra(
-        self, make_wise: Callable[..., Wise], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_missing_package_names_the_extra(self, make_wise, monkeypatch):
         monkeypatch.setattr(judge, "find_spec", lambda name: None)
         scorer = make_wise()
         for act in (scorer.check, lambda: scorer.score(batch_of(1))):

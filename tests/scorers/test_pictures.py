@@ -12,7 +12,7 @@ from PIL import Image
 from chunk_grpo.scorers.pictures import MAX_THREADS, of_each_picture
 
 
-def test_results_are_in_the_order_of_the_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_in_the_order_of_the_pictures(monkeypatch):
     """The first is made to wait until the second is done, which takes two threads."""
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     images = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(3, axis=-1)
@@ -30,7 +30,7 @@ def test_results_are_in_the_order_of_the_pictures(monkeypatch: pytest.MonkeyPatc
     assert of_each_picture(make, images[:0]) == []
 
 
-def test_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_bounded(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     images = np.zeros((100, 1, 1, 3), dtype=np.uint8)
 
@@ -41,7 +41,7 @@ def test_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(of_each_picture(make, images))) == MAX_THREADS
 
 
-def test_a_failure_is_raised() -> None:
+def test_a_failure_is_raised():
     def make(image: Image.Image) -> None:
         raise ValueError("no picture")
 

@@ -15,7 +15,7 @@ from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ROOT
 
 
-def test_what_is_not_refused_needs_a_number() -> None:
+def test_what_is_not_refused_needs_a_number():
     values = np.array([np.nan, 0.5, np.nan])
     with pytest.raises(DataError, match=r"scorer odd: image 2 of the batch \('c'\) got nan"):
         check_scores("odd", Scores(values, {}, {0: "why"}), ["a", "b", "c"])
@@ -24,7 +24,7 @@ def test_what_is_not_refused_needs_a_number() -> None:
         check_scores("odd", Scores(np.array([np.nan, 0.5, 1.0]), details, {0: "why"}), ["a", "b", "c"])
 
 
-def test_a_reward_refuses_to_be_without_a_number() -> None:
+def test_a_reward_refuses_to_be_without_a_number():
     reward = Reward({KEY: External(KEY, settings())}, {KEY: 1.0})
     with pytest.raises(
         DataError, match=r"^scorer odd: refuses an image of the prompt 'prompt x' \(the reason"
@@ -32,12 +32,12 @@ def test_a_reward_refuses_to_be_without_a_number() -> None:
         reward.scores(batch("refuse"))
 
 
-def test_the_contract_needs_images_that_are_judged() -> None:
+def test_the_contract_needs_images_that_are_judged():
     with pytest.raises(DataError, match=r"^contract: scorer odd refuses image 1 \(the reason"):
         check_contract(External(KEY, settings()), batch("refuse"))
 
 
-def test_the_example_of_the_documentation_refuses_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_documentation_refuses_and_waits(monkeypatch):
     page = (ROOT / "docs" / "scorers.md").read_text(encoding="utf-8")
     found = re.search(r"^# my_judge\.py\n(.*?)^```", page, re.M | re.S)
     assert found

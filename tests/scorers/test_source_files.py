@@ -39,17 +39,17 @@ def found(module: str) -> list[str]:
     return sorted(source_files.source_files(module))
 
 
-def test_the_modules_are_those_of_the_user_that_it_imports(own: Path) -> None:
+def test_the_modules_are_those_of_the_user_that_it_imports(own):
     assert found("rewards") == [
         *("beside", "kit", "kit.colour", "kit.deep", "kit.deep.names", "kit.table", "rewards"),
     ]
 
 
-def test_a_module_in_a_package_brings_the_package(own: Path) -> None:
+def test_a_module_in_a_package_brings_the_package(own):
     assert found("kit.deep.names") == ["kit", "kit.deep", "kit.deep.names"]
 
 
-def test_a_namespace_package_inside_a_package_is_searched_without_an_import(own: Path) -> None:
+def test_a_namespace_package_inside_a_package_is_searched_without_an_import(own):
     (own / "kit" / "loose").mkdir()  # without __init__.py
     (own / "kit" / "loose" / "late.py").write_text("import beside\n")
     (own / "rewards.py").write_text("from kit.loose import late\n")
@@ -57,7 +57,7 @@ def test_a_namespace_package_inside_a_package_is_searched_without_an_import(own:
     assert found("rewards") == ["beside", "kit", "kit.loose.late", "rewards"]
 
 
-def test_a_linked_environment_is_not_the_users(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linked_environment_is_not_the_users(own, monkeypatch):
     """Its modules are found below the link, and the folders of Python are those that it points to."""
     installed = Path(safetensors.__file__).parents[1]
     (own / "link").symlink_to(installed)
@@ -69,7 +69,7 @@ def test_a_linked_environment_is_not_the_users(own: Path, monkeypatch: pytest.Mo
     assert found("rewards") == ["rewards"]
 
 
-def test_of_an_installed_package_its_own_modules_count() -> None:
+def test_of_an_installed_package_its_own_modules_count():
     assert "safetensors.numpy" in found("safetensors.numpy")
     assert not [name for name in found("safetensors.numpy") if not name.startswith("safetensors")]
 
@@ -77,30 +77,30 @@ def test_of_an_installed_package_its_own_modules_count() -> None:
 @pytest.mark.parametrize(
     "module", ["no_such_module", "kit.no_such_module", "sys", "chunk_grpo.scorers.shapes"]
 )
-def test_what_is_not_the_users_has_no_files(module: str, own: Path) -> None:
+def test_what_is_not_the_users_has_no_files(module, own):
     assert [name for name in found(module) if name not in ("kit",)] == []
 
 
-def test_a_file_that_is_no_python_counts_with_its_content(own: Path) -> None:
+def test_a_file_that_is_no_python_counts_with_its_content(own):
     (own / "beside.py").write_text("def (:")
     assert "beside" in found("rewards")
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("kit/unused.py", "unrelated.py")])
-def test_an_edit_of_any_of_them_changes_the_digest(name: str, own: Path) -> None:
+def test_an_edit_of_any_of_them_changes_the_digest(name, own):
     before = digest()
     (own / name).write_text(FILES[name] + "# edited\n")
     assert digest() != before
 
 
 @pytest.mark.parametrize("name", ["kit/unused.py", "unrelated.py"])
-def test_an_edit_of_another_file_does_not(name: str, own: Path) -> None:
+def test_an_edit_of_another_file_does_not(name, own):
     before = digest()
     (own / name).write_text("# edited\n")
     assert digest() == before
 
 
-def test_files_that_it_reads_count_by_their_content(own: Path) -> None:
+def test_files_that_it_reads_count_by_their_content(own):
     (own / "weights").mkdir()
     (own / "weights" / "w.bin").write_bytes(b"1")
     before = digest(str(own / "weights"))
@@ -109,7 +109,7 @@ def test_files_that_it_reads_count_by_their_content(own: Path) -> None:
     assert digest(str(own / "weights")) != before
 
 
-def test_an_entry_point_stands_for_its_module(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_stands_for_its_module(own, monkeypatch):
     points = EntryPoints([EntryPoint("mine", "kit.colour:f", source_files.ENTRY_POINTS)])
     monkeypatch.setattr(source_files, "entry_points", lambda group: points.select(group=group))
     assert source_files.module_of("mine") == "kit.colour"

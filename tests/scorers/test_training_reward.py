@@ -33,9 +33,7 @@ def trained(workspace: Workspace) -> dict[str, bytes]:
     }
 
 
-def test_training_is_the_same_in_process_and_over_http(
-    workspace: Workspace, finished: Workspace, tmp_path: Path
-) -> None:
+def test_training_is_the_same_in_process_and_over_http(workspace, finished, tmp_path):
     model = make_hpsv3(tmp_path / "model")
     workspace.edit(lambda raw: raw["scorers"].update(hpsv3=rewarded_by_hpsv3(model)))
     workspace.edit(lambda raw: raw.update(rewards={"hpsv3": 1.0}))

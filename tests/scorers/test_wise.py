@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ import pytest
 from chunk_grpo.errors import DataError, Stopped
 from chunk_grpo.scorers.base import ScoreBatch, check_scores
 from chunk_grpo.scorers.wise.instructions import OWN
-from chunk_grpo.scorers.wise.scorer import Wise
-from tests.scorers.judge_server import JudgeServer, Reply, by_image
+from tests.scorers.judge_server import Reply, by_image
 from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class TestScores:
-    def test_legacy_by_hand(self, judge_server: JudgeServer, make_wise: Callable[..., Wise]) -> None:
+    def test_legacy_by_hand(self, judge_server, make_wise):
         judge_server.answer = lambda request: Reply(
             {1: GOOD, 2: "**Realism:** 2\n**Consistency:** 0\n**Aesthetic Quality:** 1"}[id_of(request)]
         )
@@ -39,28 +37,12 @@ class TestScores:
         }
         check_scores("wise", scores, ["a", "b"])
 
-    def test_verified_is_right_or_wrong(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_verified_is_right_or_wrong(self, judge_server, make_wise):
         judge_server.answer = lambda request: Reply(
             "<think>Score: 1?</think> Score: 0" if id_of(request) == 1 else "Score: 1"
         )
         scores = make_wise(protocol="verified").score(batch_of(2))
         assert scores.values.tolist() == [0.0, 1.0] and scores.details == {}
-
-    def test_a_score_depends_neither_on_the_batch_nor_on_the_order(
-        self, judge_server: JudgeServer, tmp_path: Path
-    ) -> None:
-        batch = batch_of(9)
-        together = wise(judge_server.url, tmp_path / "a").score(batch).values
-        assert len(set(together)) > 2
-        alone = wise(judge_server.url, tmp_path / "b", concurrency=1)
-        order = np.random.default_rng(0).permutation(9)
-        assert [alone.score(batch.rows([row])).values[0] for row in order] == together[order].tolist()
-        assert alone.score(batch.rows([])).values.shape == (0,)
-
-    def test_the_metric_has_protocol_and_judge_in_its_name(self, make_wise: Callable[..., Wise]) -> None:
-        assert make_wise(protocol="verified", judge="Qwen/Q3").name == "wise/verified/Qwen/Q3"
 
     @pytest.mark.parametrize(
         ("record", "fault"),
@@ -74,9 +56,7 @@ class TestScores:
             ({"wise_id": 7, "explanation": " "}, "explanation must be a text, got ' '"),
         ],
     )
-    def test_prompts_of_others_are_refused(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], record: dict[str, object], fault: str
-    ) -> None:
+    def test_prompts_of_others_are_refused(self, judge_server, make_wise, record, fault):
         batch = batch_of(1)
         with pytest.raises(DataError, match=rf"scorers.wise: prompt 'prompt 1': metadata: .*{fault}"):
             make_wise().score(ScoreBatch(batch.images, batch.prompts, [record], [0]))
@@ -85,9 +65,7 @@ class TestScores:
 
 class TestRequests:
     @pytest.mark.parametrize(("protocol", "max_tokens"), [("legacy", 2000), ("verified", 500)])
-    def test_what_is_sent(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], protocol: Any, max_tokens: int
-    ) -> None:
+    def test_what_is_sent(self, judge_server, make_wise, protocol, max_tokens):
         batch = batch_of(1, first=7)
         make_wise(protocol=protocol).score(batch)
         (request,) = judge_server.requests
@@ -104,9 +82,7 @@ class TestRequests:
         request.body["messages"] = [system, user]
         np.testing.assert_array_equal(request.image, batch.images[0])
 
-    def test_fields_are_added_replaced_and_left_out(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_fields_are_added_replaced_and_left_out(self, judge_server, make_wise):
         extra = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 9, "seed": None}
         make_wise(request=extra).score(batch_of(1))
         body = judge_server.requests[0].body
@@ -114,7 +90,7 @@ class TestRequests:
         assert body["max_tokens"] == 9 and "seed" not in body and body["temperature"] == 0.0
 
     @pytest.mark.parametrize("field", ["messages", "model", "n", "stream"])
-    def test_the_question_itself_is_no_field(self, make_wise: Callable[..., Wise], field: str) -> None:
+    def test_the_question_itself_is_no_field(self, make_wise, field):
         with pytest.raises(ValueError, match=f"must not hold {field}"):
             make_wise(request={field: 1})
 
@@ -130,13 +106,11 @@ class TestRequests:
             "http://[::1/v1",
         ],
     )
-    def test_a_url_holds_no_key_and_can_be(self, make_wise: Callable[..., Wise], url: str) -> None:
+    def test_a_url_holds_no_key_and_can_be(self, make_wise, url):
         with pytest.raises(ValueError, match="base_url"):
             make_wise(base_url=url)
 
-    def test_the_users_evaluator_asks_its_question(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], tmp_path: Path
-    ) -> None:
+    def test_the_users_evaluator_asks_its_question(self, judge_server, make_wise, tmp_path):
         text = "Rate {prompt_data['Prompt']}, {prompt_data['Explanation']}\\nScore: 0"
         lines = [
             "def build_evaluation_messages(prompt_data, image_base64):",
@@ -149,22 +123,18 @@ class TestRequests:
         assert request.text == "Rate prompt 1, meaning 1\nScore: 0"
 
     @pytest.mark.parametrize("concurrency", [1, 3])
-    def test_so_many_at_once_and_no_more(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], concurrency: int
-    ) -> None:
+    def test_so_many_at_once_and_no_more(self, judge_server, make_wise, concurrency):
         judge_server.answer = lambda request: Reply(GOOD, wait_seconds=0.15)
         make_wise(concurrency=concurrency).score(batch_of(2 * concurrency))
         assert judge_server.most_at_once == concurrency and len(judge_server.requests) == 2 * concurrency
 
-    def test_inside_a_running_loop(self, make_wise: Callable[..., Wise]) -> None:
+    def test_inside_a_running_loop(self, make_wise):
         async def caller() -> int:
             return len(make_wise().score(batch_of(2)).values)
 
         assert asyncio.run(caller()) == 2
 
-    def test_a_stop_comes_through_at_once(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_a_stop_comes_through_at_once(self, judge_server, make_wise):
         judge_server.answer = lambda request: Reply(GOOD, wait_seconds=20.0)
         threads = threading.active_count() - server_threads()
 
@@ -190,7 +160,7 @@ def server_threads() -> int:
 
 
 class TestKept:
-    def test_an_image_is_judged_once(self, judge_server: JudgeServer, make_wise: Callable[..., Wise]) -> None:
+    def test_an_image_is_judged_once(self, judge_server, make_wise):
         scorer, batch = make_wise(), batch_of(3)
         first = scorer.score(batch.rows([0, 1, 2, 1, 0]))
         assert len(judge_server.requests) == 3
@@ -198,9 +168,7 @@ class TestKept:
         assert len(judge_server.requests) == 3
         assert first.values[:3].tolist() == again.values.tolist()
 
-    def test_another_image_prompt_explanation_or_id_is_another_question(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise]
-    ) -> None:
+    def test_another_image_prompt_explanation_or_id_is_another_question(self, judge_server, make_wise):
         one = batch_of(1)
         make_wise().score(one)
         others = [
@@ -214,9 +182,7 @@ class TestKept:
             make_wise().score(other)
             assert len(judge_server.requests) == count
 
-    def test_what_moves_a_result_moves_the_identity(
-        self, make_wise: Callable[..., Wise], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_moves_a_result_moves_the_identity(self, make_wise, tmp_path, monkeypatch):
         same: list[dict[str, Any]] = [
             {},
             {"concurrency": 9, "attempts": 1, "timeout_seconds": 1.0, "splits": ("test",), "batch_size": 9},
@@ -234,9 +200,7 @@ class TestKept:
         monkeypatch.setitem(OWN, "legacy", OWN["verified"])
         assert make_wise().spec_hash() != before
 
-    def test_the_same_evaluator_elsewhere_is_the_same(
-        self, make_wise: Callable[..., Wise], tmp_path: Path
-    ) -> None:
+    def test_the_same_evaluator_elsewhere_is_the_same(self, make_wise, tmp_path):
         slots = "{prompt_data['Prompt']} {prompt_data['Explanation']}"
         messages = f"[{{'text': 'S'}}, {{'text': f\"{slots} Score: 1\"}}]"
         text = f"def build_evaluation_messages(prompt_data):\n    return {messages}\n"
@@ -245,9 +209,7 @@ class TestKept:
         a, b, c = (make_wise(protocol="verified", instructions=str(tmp_path / n)).spec_hash() for n in "abc")
         assert a == b != c
 
-    def test_a_cut_last_line_is_dropped(
-        self, judge_server: JudgeServer, make_wise: Callable[..., Wise], caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_cut_last_line_is_dropped(self, judge_server, make_wise, caplog):
         scorer, batch = make_wise(concurrency=1), batch_of(3)
         values = scorer.score(batch).values
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
@@ -259,7 +221,7 @@ class TestKept:
         ]
         assert "the last answer was cut off" in caplog.text
 
-    def test_a_line_cut_by_another_process_harms_no_later_one(self, make_wise: Callable[..., Wise]) -> None:
+    def test_a_line_cut_by_another_process_harms_no_later_one(self, make_wise):
         scorer, batch = make_wise(), batch_of(2)
         scorer.score(batch.rows([0]))
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
@@ -282,7 +244,7 @@ class TestKept:
             b"\xff\xfe",
         ],
     )
-    def test_other_damage_names_the_line(self, make_wise: Callable[..., Wise], line: bytes) -> None:
+    def test_other_damage_names_the_line(self, make_wise, line):
         scorer = make_wise()
         scorer.score(batch_of(2))
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
@@ -291,7 +253,7 @@ class TestKept:
         with pytest.raises(DataError, match=rf"{path.name}, line 2: .*Delete the line"):
             make_wise().score(batch_of(2))
 
-    def test_of_two_answers_to_a_question_the_first_counts(self, make_wise: Callable[..., Wise]) -> None:
+    def test_of_two_answers_to_a_question_the_first_counts(self, make_wise):
         scorer = make_wise()
         values = scorer.score(batch_of(1)).values
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
@@ -301,16 +263,12 @@ class TestKept:
                 stream.write(json.dumps({**record, "answer": answer}) + "\n")
         assert make_wise().score(batch_of(1)).values.tolist() == values.tolist()
 
-    def test_a_folder_that_cannot_be_made_is_told(
-        self, make_wise: Callable[..., Wise], tmp_path: Path
-    ) -> None:
+    def test_a_folder_that_cannot_be_made_is_told(self, make_wise, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(DataError, match="cannot store the judge's answers"):
             make_wise(answers=str(tmp_path / "file")).score(batch_of(1))
 
-    def test_a_killed_run_asks_only_for_what_is_missing(
-        self, judge_server: JudgeServer, tmp_path: Path
-    ) -> None:
+    def test_a_killed_run_asks_only_for_what_is_missing(self, judge_server, tmp_path):
         judge_server.answer = lambda request: Reply(by_image(request).body, wait_seconds=0.25)
         code = (
             "import sys; from pathlib import Path; from tests.scorers.wise_cases import wise, batch_of; "

@@ -1,7 +1,6 @@
 """WISE's numbers by hand: answers, values of images, categories of prompts, and the wording of the question."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
@@ -74,7 +73,7 @@ class TestAnswers:
         ],
         ids=["plain", "bold label and colon", "bold label", "bold line", "order, case and spaces"],
     )
-    def test_lines_of_labels_are_read(self, answer: str) -> None:
+    def test_lines_of_labels_are_read(self, answer):
         assert parse_answer("legacy", answer) == {"consistency": 2, "realism": 1, "aesthetic": 0}
 
     @pytest.mark.parametrize(
@@ -94,23 +93,23 @@ class TestAnswers:
             ("", "no line for consistency, realism, aesthetic quality"),
         ],
     )
-    def test_anything_else_is_refused(self, answer: str, fault: str) -> None:
+    def test_anything_else_is_refused(self, answer, fault):
         with pytest.raises(ValueError, match=fault):
             parse_answer("legacy", answer)
 
     @pytest.mark.parametrize(("answer", "score"), [("Score: 0", 0), ("**Score:** 1", 1), ("score: 1\n", 1)])
-    def test_verified_is_one_line(self, answer: str, score: int) -> None:
+    def test_verified_is_one_line(self, answer, score):
         assert parse_answer("verified", answer) == {"score": score}
 
     @pytest.mark.parametrize(
         "answer", ["Score: 2", "1", "Score: 1\nScore: 1", "Score: 0 or 1", "Consistency: 1"]
     )
-    def test_verified_refuses_anything_else(self, answer: str) -> None:
+    def test_verified_refuses_anything_else(self, answer):
         with pytest.raises(ValueError):
             parse_answer("verified", answer)
 
     @pytest.mark.parametrize("thoughts", ["<think>\nScore: 0?\n</think>\n\n", "Score: 0?\n</think>", ""])
-    def test_thoughts_are_dropped(self, thoughts: str) -> None:
+    def test_thoughts_are_dropped(self, thoughts):
         assert without_thoughts(f"{thoughts}Score: 1") == "Score: 1"
 
 
@@ -119,26 +118,24 @@ class TestValues:
         ("c", "r", "a", "value"),
         [(2, 2, 2, 1.0), (0, 0, 0, 0.0), (2, 0, 0, 0.7), (0, 2, 0, 0.2), (0, 0, 2, 0.1), (1, 2, 0, 0.55)],
     )
-    def test_wiscore_by_hand(self, c: int, r: int, a: int, value: float) -> None:
+    def test_wiscore_by_hand(self, c, r, a, value):
         scores = {"consistency": c, "realism": r, "aesthetic": a}
         assert image_value("legacy", scores) == pytest.approx(value, abs=1e-15)
 
-    def test_verified_is_the_score(self) -> None:
+    def test_verified_is_the_score(self):
         assert [image_value("verified", {"score": score}) for score in (0, 1)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("protocol", ["legacy", "verified"])
 class TestCategories:
-    def test_they_are_ranges_of_ids(self, protocol: ProtocolName) -> None:
+    def test_they_are_ranges_of_ids(self, protocol):
         for name, (first, last, _) in TABLE[protocol].items():
             assert category_of(protocol, first) == category_of(protocol, last) == name
         for outside in (0, 1001):
             with pytest.raises(ValueError, match=f"got {outside}"):
                 category_of(protocol, outside)
 
-    def test_overall_is_the_mean_of_all_prompts_for_weights_are_shares_of_the_ids(
-        self, protocol: ProtocolName
-    ) -> None:
+    def test_overall_is_the_mean_of_all_prompts_for_weights_are_shares_of_the_ids(self, protocol):
         names = [category_of(protocol, number) for number in range(1, NUM_PROMPTS + 1)]
         weights = {name: names.count(name) / NUM_PROMPTS for name in dict.fromkeys(names)}
         assert weights == {name: weight for name, (_, _, weight) in TABLE[protocol].items()}
@@ -146,30 +143,20 @@ class TestCategories:
 
 class TestInstructions:
     @pytest.mark.parametrize("protocol", ["legacy", "verified"])
-    def test_the_question_holds_prompt_explanation_and_every_label(self, protocol: ProtocolName) -> None:
+    def test_the_question_holds_prompt_explanation_and_every_label(self, protocol):
         text = OWN[protocol].fill('a {curly} "prompt"', "its {Prompt} meaning")
         assert 'Prompt: "a {curly} "prompt""' in text and 'Explanation: "its {Prompt} meaning"' in text
         for label in PROTOCOLS[protocol].labels:
             assert f"\n{label.title()}: N" in text
 
-    def test_the_original_is_read_as_it_would_run(self) -> None:
+    def test_the_original_is_read_as_it_would_run(self):
         function = next(node for node in ast.parse(EVALUATOR).body if isinstance(node, ast.FunctionDef))
         space: dict[str, object] = {}
         exec(compile(ast.Module([function], []), "evaluator", "exec"), space)
-        expected = space["build_evaluation_messages"]({"Prompt": "{p}", "Explanation": "e"}, "")  # type: ignore[operator]
+        expected = space["build_evaluation_messages"]({"Prompt": "{p}", "Explanation": "e"}, "")
         found = read_evaluator(EVALUATOR)
         assert found.system == expected[0]["content"][0]["text"]
         assert found.fill("{p}", "e") == expected[1]["content"][0]["text"]
-
-    def test_the_wording_identifies_itself(self, tmp_path: Path) -> None:
-        for name, text in {
-            "a.py": EVALUATOR,
-            "b.py": EVALUATOR,
-            "c.py": EVALUATOR.replace("fair", "kind"),
-        }.items():
-            (tmp_path / name).write_text(text)
-        a, b, c = (find_instructions("k", "legacy", str(tmp_path / f"{name}.py")).digest() for name in "abc")
-        assert a == b and len({a, c, OWN["legacy"].digest(), OWN["verified"].digest()}) == 4
 
     @pytest.mark.parametrize(
         ("text", "fault"),
@@ -179,18 +166,12 @@ class TestInstructions:
             ("x = 1", "needs two texts in build_evaluation_messages, the system's and the user's; has 0"),
             (EVALUATOR.replace("['Prompt']", "['prompt']"), r"line \d+: only text, Prompt and Explanation"),
             (EVALUATOR.replace("['Prompt']", "['Prompt']!r"), r"line \d+: only text, Prompt and Explanation"),
-            (
-                EVALUATOR.replace("['Prompt']", "['Explanation']"),
-                "Prompt and Explanation filled in, once each",
-            ),
+            (EVALUATOR.replace("['Prompt']", "['Explanation']"), "Explanation filled in, once each"),
             (EVALUATOR.replace('"Be fair."', "f\"{prompt_data['Prompt']}\""), "and only that"),
-            (
-                EVALUATOR.replace("Realism:", "Look:"),
-                "does not request a line `Realism:`, so it is not for .* legacy",
-            ),
+            (EVALUATOR.replace("Realism:", "Look:"), "does not request a line `Realism:`, .* legacy"),
         ],
     )
-    def test_another_file_is_refused(self, tmp_path: Path, text: str | None, fault: str) -> None:
+    def test_another_file_is_refused(self, tmp_path, text, fault):
         path = tmp_path / "gpt_eval.py"
         if text is not None:
             path.write_text(text)

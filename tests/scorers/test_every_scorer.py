@@ -1,0 +1,318 @@
+"""What every built-in scorer must do; the files of single scorers test their formulas against originals.
+
+Scores are cached under a scorer's version, not under its code. So code that scores differently must raise the version:
+then a test fails until the new version's scores are written down here, and old scores are not mixed with new ones.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from chunk_grpo.config import load_params
+from chunk_grpo.config.scorers import Weights
+from chunk_grpo.errors import DataError
+from chunk_grpo.image_files import as_pictures
+from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.scorers.contract import check_contract
+from chunk_grpo.scorers.running.registry import BUILT_IN, make_scorer
+from chunk_grpo.shapes.prompts import all_prompts
+from chunk_grpo.shapes.render import render
+from chunk_grpo.shapes.scene import Scene, Thing
+from tests.scorers.checkpoints_imagereward import WORDS
+from tests.scorers.judge_server import JudgeServer
+from tests.scorers.random_models import make_models
+from tests.scorers.samples import reconfigure
+from tests.shapes_scorers import SHAPES_SCORERS, shapes_scorer
+from tests.test_presets import compose
+
+SCENES = [
+    Scene("white", (Thing("circle", "red", 16, 16, 5),)),
+    Scene("black", (Thing("square", "green", 8, 8, 5), Thing("square", "blue", 24, 24, 5))),
+    Scene("white", (Thing("cross", "purple", 9, 24, 4), Thing("triangle", "yellow", 22, 7, 6))),
+]
+PICTURES = as_pictures(render(SCENES).numpy())
+BY_TEXT = {spec.prompt: spec for spec in all_prompts()}
+SPECS = [BY_TEXT[text] for text in ("a red circle", "two squares", "a yellow triangle")]
+
+VERSIONS: dict[str, tuple[int, list[float]]] = {
+    "shapes-exact": (1, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]),
+    "shapes-graded": (
+        1,
+        [0.994138, 0.359935, 4.76884e-06, 3.58048e-07, 1.0, 1.09819e-07, 5.30616e-05, 0.333826, 0.892005],
+    ),
+    "shapes-vivid": (
+        1,
+        [0.210172, 0.210172, 0.210172, 0.428922, 0.428922, 0.428922, 0.295343, 0.295343, 0.295343],
+    ),
+    "clip": (1, [0.281104, 0.259677, -0.0277858]),
+    "pickscore": (1, [28.1112, 25.9685, -2.77867]),
+    "imagereward": (1, [5.55347, -0.496454, -4.25025]),
+    "hpsv3": (1, [-0.0691885, -1.79009, 1.15027]),
+    "geneval": (1, [1.0, 0.0, 0.0]),
+    "wise": (1, [0.55, 1.0, 0.9]),
+}
+"""Kind to version and scores."""
+
+FILES = {
+    "clip": {"model": ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"]},
+    "pickscore": {
+        "model": ["config.json", "model.safetensors"],
+        "processor": ["tokenizer.json", "preprocessor_config.json"],
+    },
+    "imagereward": {"model": ["ImageReward.pt", "med_config.json"], "tokenizer": ["vocab.txt"]},
+    "hpsv3": {
+        "model": ["HPSv3.safetensors"],
+        "backbone": ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"],
+    },
+    "geneval": {
+        "detector": ["config.json", "preprocessor_config.json", "model.safetensors"],
+        "classifier": ["config.json", "tokenizer.json", "model.safetensors"],
+    },
+}
+"""Kind, field of its settings, and the files that the field's folder must hold."""
+
+WEIGHTS = [
+    ("clip", "model", "visual_projection.weight"),
+    ("pickscore", "model", "text_projection.weight"),
+    ("imagereward", "model", "blip.visual_encoder.blocks.1.attn.proj.bias"),
+    ("imagereward", "model", "mlp.layers.4.weight"),
+    ("hpsv3", "model", "model.embed_tokens.weight"),
+    ("hpsv3", "model", "model.layers.1.mlp.up_proj.weight"),
+    ("hpsv3", "model", "visual.merger.ln_q.bias"),
+    ("hpsv3", "model", "rm_head.3.bias"),
+    ("geneval", "detector", "class_predictor.bias"),
+    ("geneval", "classifier", "visual_projection.weight"),
+]
+"""Kind, field of its settings, and a weight of that model."""
+
+UNREADABLE_TOKENIZER = r"tokenizer: .* holds no readable BERT tokenizer \(\w+.*Fetch the files again"
+UNREADABLE_BACKBONE = r"backbone: a file in .*backbone cannot be read \(\w+"
+
+SMALLER = {"size": 24, "crop_size": 24}
+DAMAGE = [
+    ("clip", "model", "config.json", {"model_type": "siglip"}, "model: .* of type clip, but .*'siglip'"),
+    ("clip", "model", "config.json", "version https://git-lfs", "model: .*config.json cannot be read"),
+    ("clip", "model", "tokenizer.json", "{}", "model: .* holds no readable CLIP tokenizer"),
+    (
+        "clip",
+        "model",
+        "config.json",
+        {"text_config.eos_token_id": 7},
+        "model: .*ends .* number 519; .*needs 7",
+    ),
+    ("pickscore", "processor", "preprocessor_config.json", SMALLER, "processor: .*24x24 .* takes 32x32"),
+    ("imagereward", "model", "med_config.json", {"num_hidden_layers": 1}, "model: .*layer.1.* is unknown"),
+    ("imagereward", "model", "med_config.json", {"num_attention_heads": ...}, "model: .* no Image.*_heads"),
+    ("imagereward", "tokenizer", "tokenizer_config.json", '{"do_lower_case": tr', UNREADABLE_TOKENIZER),
+    ("imagereward", "tokenizer", "tokenizer.json", "{}", UNREADABLE_TOKENIZER),
+    ("imagereward", "tokenizer", "vocab.txt", "\n".join(WORDS[:-1]), f"tokenizer: .* {len(WORDS) + 1} tok"),
+    ("hpsv3", "backbone", "config.json", {"image_token_id": 5}, "backbone.*image_token_id 5"),
+    ("hpsv3", "backbone", "config.json", "{", UNREADABLE_BACKBONE),
+    ("hpsv3", "backbone", "preprocessor_config.json", "[]", UNREADABLE_BACKBONE),
+    ("hpsv3", "backbone", "tokenizer.json", "{", UNREADABLE_BACKBONE),
+    ("hpsv3", "backbone", "tokenizer.json", "{}", UNREADABLE_BACKBONE),
+    ("hpsv3", "backbone", "tokenizer_config.json", "[", UNREADABLE_BACKBONE),
+    ("hpsv3", "backbone", "tokenizer_config.json", '{"pad_token": 3}', UNREADABLE_BACKBONE),
+    ("geneval", "detector", "preprocessor_config.json", "{", "detector: .* no Mask2Former image processor"),
+]
+"""Kind, field of its settings, a file, its new text or other values of its JSON (... for none), and what is said."""
+
+CHANGES = [
+    (lambda weights, name: weights.pop(name), "is missing"),
+    (lambda weights, name: weights.update({f"{name}.x": weights[name].clone()}), "x is unknown to the model"),
+    (lambda weights, name: weights.update({name: weights[name][:-1].clone()}), r"is \[.*\] in place of \["),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("every-scorer")
+    make_models(folder / "data" / "random-models")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(folder):
+    return load_params(compose("random-scorers", folder)).scorers
+
+
+@pytest.fixture
+def make(folder, settings, monkeypatch, models):
+    """Makes a scorer of the preset random-scorers with changes of its settings."""
+    monkeypatch.chdir(folder)
+    made = []
+    with JudgeServer() as judge:
+
+        def make(kind, key=None, **changes):
+            if kind in SHAPES_SCORERS:
+                return shapes_scorer(kind, **changes)
+            changes |= {"base_url": judge.url} if kind == "wise" else {}
+            made.append(make_scorer(key or kind, settings[kind].model_copy(update=changes)))
+            return made[-1]
+
+        yield make
+    for scorer in made:
+        scorer.close()
+    assert not models.users()
+
+
+def test_every_built_in_scorer_is_pinned():
+    assert set(VERSIONS) == set(BUILT_IN) == {*SHAPES_SCORERS, *FILES, "wise"}
+
+
+def test_names(make):
+    models = {"clip": "clip/clip", "geneval": "geneval-hf/detector", "wise": "wise/legacy/tiny-judge"}
+    assert {kind: make(kind).name for kind in BUILT_IN} == {kind: models.get(kind, kind) for kind in BUILT_IN}
+
+
+@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 2}], ids=["together", "by two"])
+def test_a_version_scores_what_it_always_scored(kind, changes, make):
+    version, values = VERSIONS[kind]
+    scorer = make(kind, **changes)
+    assert scorer.version == version
+    assert scorer.score(batch(kind)).values == pytest.approx(values, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_every_built_in_scorer_keeps_the_contract(kind, make):
+    check_contract(make(kind), batch(kind))
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_equal_models_are_loaded_once_and_dropped_by_the_last_that_closes(kind, make, models):
+    first, second, other = make(kind), make(kind, key="second"), make(kind, dtype="bfloat16")
+    first.check()
+    first.spec_hash()
+    assert not models.users()
+    for scorer in (first, first, second, other):
+        scorer.score(batch(kind))
+    assert sorted(set(models.users().values())) == [1, 2]
+    first.close()
+    first.close()
+    assert set(models.users().values()) == {1}
+    assert np.isfinite(second.score(batch(kind)).values).all()
+    second.close()
+    other.close()
+    assert not models.users()
+
+
+def test_clip_scores_and_geneval_share_an_encoder(make, models):
+    geneval, clip = make("geneval"), make("clip", model=make("geneval").settings.classifier)
+    for scorer, kind in ((geneval, "geneval"), (clip, "clip")):
+        scorer.score(batch(kind))
+    assert sorted(models.users().values()) == [1, 2]
+
+
+@pytest.fixture
+def copied(folder, settings, tmp_path):
+    """Copies the folder of one field of a kind's settings: (kind, field) -> the copy, and that field's setting."""
+
+    def copied(kind, field):
+        source = folder / getattr(settings[kind], field).checkpoint
+        copy = Path(shutil.copytree(source, tmp_path / f"{field}-of-{kind}" / source.name))
+        return copy, {field: Weights(checkpoint=str(copy), revision=None)}
+
+    return copied
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_settings_and_files_make_the_identity_and_places_do_not(kind, make, copied):
+    own = make(kind).spec_hash()
+    for field in FILES[kind]:
+        copy, setting = copied(kind, field)
+        assert make(kind, **setting).spec_hash() == own
+        path = copy / FILES[kind][field][0]
+        path.write_bytes(path.read_bytes() + b" ")
+        assert make(kind, **setting).spec_hash() != own
+    assert make(kind, dtype="bfloat16").spec_hash() != own
+    assert make(kind, batch_size=1, splits=("other",)).spec_hash() == own
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "name"),
+    [
+        (kind, field, name)
+        for kind, fields in FILES.items()
+        for field, names in fields.items()
+        for name in names
+    ],
+)
+def test_a_missing_file_is_named_before_anything_is_loaded(kind, field, name, make, copied):
+    copy, setting = copied(kind, field)
+    make(kind, **setting).check()
+    (copy / name).unlink()
+    with pytest.raises(DataError, match=rf"scorers\.{kind}\.{field}: no file .*{name}"):
+        make(kind, **setting).check()
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES, ids=["missing", "surplus", "another shape"])
+@pytest.mark.parametrize(("kind", "field", "name"), WEIGHTS)
+def test_weights_are_exactly_the_networks(kind, field, name, change, words, make, copied, models):
+    copy, setting = copied(kind, field)
+    path = weights_file(copy)
+    weights = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    change(weights, name)
+    if path.suffix == ".safetensors":
+        save_file(weights, path, {"format": "pt"})
+    else:
+        torch.save(weights, path)
+    with pytest.raises(DataError, match=rf"scorers\.{kind}\.{field}: .*{name}.?{words}"):
+        make(kind, **setting).score(batch(kind))
+    assert str(copy) not in str(models.users())
+
+
+@pytest.mark.parametrize(("kind", "field"), dict.fromkeys((kind, field) for kind, field, _ in WEIGHTS))
+def test_a_file_cut_short_is_refused(kind, field, make, copied):
+    copy, setting = copied(kind, field)
+    path = weights_file(copy)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=rf"scorers\.{kind}\.{field}: .*(cannot be read|no complete)"):
+        make(kind, **setting).score(batch(kind))
+
+
+@pytest.mark.parametrize(("kind", "field", "name", "change", "said"), DAMAGE)
+def test_what_does_not_fit_is_refused(kind, field, name, change, said, make, copied):
+    copy, setting = copied(kind, field)
+    if isinstance(change, str):
+        (copy / name).write_text(change)
+    else:
+        reconfigure(copy, name, lambda content: edit(content, change))
+    with pytest.raises(DataError, match=rf"scorers\.{kind}\.{said}"):
+        make(kind, **setting).score(batch(kind))
+
+
+def edit(content, change):
+    for key, value in change.items():
+        part, _, last = key.rpartition(".")
+        section = content[part] if part else content
+        section[last] = value
+        if value is ...:
+            del section[last]
+
+
+def weights_file(folder):
+    (path,) = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".pt")]
+    return path
+
+
+def batch(kind: str) -> ScoreBatch:
+    noise = np.random.default_rng(0).integers(0, 256, PICTURES.shape, dtype=np.uint8)
+    pictures = (PICTURES // 2 + noise // 2) if kind == "geneval" else PICTURES
+    metadata = [spec.metadata() for spec in SPECS]
+    if kind == "geneval":
+        metadata = [
+            {"tag": "single_object", "include": [{"class": c, "count": 1}]} for c in ("person", "car", "dog")
+        ]
+    if kind == "wise":
+        metadata = [{"wise_id": number, "explanation": "what it shows"} for number in (1, 2, 3)]
+    whole = ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])
+    if kind not in SHAPES_SCORERS:
+        return whole
+    # Every picture with every caption, so that wrong ones are graded too.
+    captions = whole.rows([0, 1, 2] * 3)
+    return ScoreBatch(np.repeat(pictures, 3, axis=0), captions.prompts, captions.metadata, captions.groups)
