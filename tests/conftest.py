@@ -92,7 +92,7 @@ class Workspace:
         return subprocess.Popen(command, cwd=self.root, env=environment, stderr=subprocess.PIPE, text=True)
 
     def files(self) -> dict[str, bytes]:
-        """What lies below artifacts/."""
+        """Files below artifacts/."""
         paths = [path for path in self.artifacts.rglob("*") if path.is_file()]
         return {path.relative_to(self.artifacts).as_posix(): path.read_bytes() for path in paths}
 
@@ -106,7 +106,7 @@ def prompt_file(path: str) -> dict[str, Any]:
 
 
 def any_prompt(raw: dict[str, Any]) -> None:
-    """In params.yaml, the one scorer of the toy world that judges other prompts too."""
+    """Score with the only toy scorer that accepts any prompt."""
     raw["scorers"] = {"shapes-vivid": {"kind": "shapes-vivid", "splits": ["eval"], "batch_size": 8}}
     raw["rewards"] = {"shapes-vivid": 1.0}
     raw["train"]["heldout"]["scorers"] = []

@@ -35,7 +35,7 @@ def make_checkout(folder: Path) -> Path:
 
 
 def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What `python ARGUMENTS` does in a checkout, with the checkout's own code."""
+    """Result of `python ARGUMENTS` in a checkout, with the checkout's own code."""
     environment = os.environ | {"DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(folder)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     command = [sys.executable, *arguments]
@@ -45,7 +45,7 @@ def python(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 
 def dvc(folder: Path, *command: str, **variables: str) -> str:
-    """What a command of DVC says; a failure fails the test."""
+    """Output of a DVC command; a failure fails the test."""
     done = python(folder, "-m", "dvc", *command, **variables)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

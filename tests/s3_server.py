@@ -67,7 +67,7 @@ def bucket(s3_endpoint: str, s3_credentials: None) -> str:
 
 @pytest.fixture
 def s3_credentials(s3_endpoint: str, no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user sets to reach the server."""
+    """Environment with which a user reaches the server."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -76,7 +76,7 @@ def s3_credentials(s3_endpoint: str, no_credentials: None, monkeypatch: pytest.M
 
 @pytest.fixture
 def s3_port(s3_credentials: None, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of a server that the test starts, ends and starts again."""
+    """Port of a server that the test starts and restarts."""
     number = free_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{number}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -1,4 +1,4 @@
-"""What a user gets for bad input: a message, the right exit code, at once, and nothing lost.
+"""Bad input: a message and the right exit code at once, and nothing is lost.
 
 Every case runs `python -m stages.NAME` as dvc.yaml writes it, in a folder where all stages ran before. That a fault is
 found before any long work is shown by a second fault: params.yaml also names a checkpoint that is not there, and

@@ -22,7 +22,7 @@ HARMLESS = {
     "train.checkpoints_kept": "all of them",
     "train.heldout.every": "a period: never",
 }
-"""Where any large number has a meaning and no price: at worst training says that the policy has diverged."""
+"""Settings where any large number is valid and costs nothing; at worst training reports a diverged policy."""
 
 
 NUMBERS = [".".join(map(str, path)) for path in leaves(RAW) if type(get(RAW, path)) in (int, float)]

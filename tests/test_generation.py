@@ -90,7 +90,7 @@ def test_every_policy_starts_from_the_same_noise(
 
 
 def test_order_and_batch_size_do_not_matter(base: FluxFamily, tuned: FluxFamily, prompts: PromptSet) -> None:
-    """To rounding, not to the bit: kernels add up in another order for another batch, by some 1e-6 in the latents.
+    """Equal up to rounding: kernels sum in another order for another batch size, about 1e-6 in the latents.
 
     Then a pixel at a rounding boundary may move by one of 255 levels.
     """

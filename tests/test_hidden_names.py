@@ -21,7 +21,7 @@ def test_the_names_are_those_that_dvc_leaves_out() -> None:
 
 
 def run_cache_keys(raw: dict[str, Any]) -> dict[str, str]:
-    """What DVC would look up for a stage that reads one section alone, and each variant and plan alone."""
+    """DVC's cache key of a stage that reads one section, variant or plan alone."""
     parts = {name: raw[name] for name in raw}
     parts |= {f"variants.{name}": value for name, value in raw["variants"].items()}
     parts |= {f"chunks.plans.{name}": value for name, value in raw["chunks"]["plans"].items()}

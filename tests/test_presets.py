@@ -13,7 +13,7 @@ PRESETS = sorted(path.stem for path in (ROOT / "conf" / "preset").glob("*.yaml")
 
 
 def compose(preset: str, folder: Path, *overrides: str) -> Path:
-    """What `make params PRESET=NAME` writes into params.yaml."""
+    """Content of params.yaml after `make params PRESET=NAME`."""
     output = folder / f"{preset}.yaml"
     config, plugins = str(ROOT / "conf"), str(ROOT)
     compose_and_dump(output, config, None, "config", plugins, [f"preset={preset}", *overrides])

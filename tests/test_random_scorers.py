@@ -21,7 +21,7 @@ POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}
 """And how many modes each has."""
 
 COMMITS = ("a" * 40, "b" * 40)
-"""Of the repository test/pickscore in the hub's cache that `dvc` looks at."""
+"""Commits of the repository test/pickscore in the hub's cache."""
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ OWN = "def brightness(images, prompts, metadata):\n    return images.mean(axis=(
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of the preset smoke, nothing run."""
+    """Checkout of the preset smoke without results."""
     folder = make_checkout(tmp_path_factory.mktemp("dvc") / "repository")
     assert python(folder, "-m", "infra.params", "compose", "smoke").returncode == 0
     yield folder

@@ -106,7 +106,7 @@ EDITS: dict[str, dict[str, list[tuple[str, str]] | str]] = {
     },
     "a stage": {"stages/NAME.py": STAGE, "dvc.yaml": [("\nstages:\n", DVC_STAGE)]},
 }
-"""By recipe and file: lines with what is inserted behind them, or the text of a new file; NAME is `dummy`."""
+"""Edits of each recipe and file: lines with the text to insert after them, or a new file's text; NAME is `dummy`."""
 
 USED = """
 import json

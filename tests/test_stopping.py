@@ -65,7 +65,7 @@ child = subprocess.Popen([sys.argv[1], "-c", f"exec {sys.executable} -m stages.s
 print(child.pid, flush=True)
 child.wait()
 """
-"""As DVC does: starts a stage by a shell, in its own process group."""
+"""Parent like DVC: starts a stage by a shell in its own process group."""
 
 ADOPTING = """
 import os, subprocess, sys, time
@@ -96,7 +96,7 @@ os.execv(sys.executable, [sys.executable, "-m", "stages.training", "1"])
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With stages of its own below the real `stages/__init__.py`."""
+    """Folder with test stages below the real `stages/__init__.py`."""
     (tmp_path / "stages").mkdir()
     for name, text in {"__init__": (ROOT / "stages/__init__.py").read_text(), "slow": SLOW}.items():
         (tmp_path / "stages" / f"{name}.py").write_text(text)
@@ -199,7 +199,7 @@ def test_a_training_is_saved_when_its_terminal_closes(folder: Path) -> None:
 
 
 def test_a_training_is_saved_when_nobody_reads_its_lines(folder: Path) -> None:
-    """As when Prefect has killed the flow run, 30 s after it asked it to end."""
+    """Nobody reads after Prefect killed the flow run, 30 s after its stop request."""
     ours, theirs = os.pipe()
     with started(folder, "-m", "stages.training", "1", stdout=theirs, stderr=theirs) as process:
         os.close(theirs)

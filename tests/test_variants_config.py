@@ -225,7 +225,7 @@ def test_a_variant_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("value", FUZZ, ids=repr)
 def test_whatever_stands_in_a_place_the_answer_is_a_message(value: object) -> None:
-    """As in test_config.py, for variants with all settings, and for what is null in params.yaml."""
+    """As in test_config.py, for variants with all settings and for null values of params.yaml."""
     lora = {"rank": 4, "alpha": 4.0, "targets": ["to_q"]}
     more = (put("variants", EVERYTHING), put("train.lora", lora))
     everywhere = [f"variants.{path}" for path in paths(EVERYTHING)]

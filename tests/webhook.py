@@ -12,7 +12,7 @@ from tests.infra.conftest import set_up
 
 @contextmanager
 def webhook(prefect: LocalPrefect) -> Iterator[list[str]]:
-    """What a webhook is told, one text a call; set-up has made it known to the server."""
+    """Messages to a webhook that set-up registered at the server, one text per call."""
     texts: list[str] = []
 
     class Hook(http.server.BaseHTTPRequestHandler):

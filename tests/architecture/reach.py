@@ -26,7 +26,7 @@ def sources(root: Path, *packages: str) -> dict[str, str]:
 
 
 class Reach:
-    """What the modules of a text come to."""
+    """Definitions that the modules of a text reach."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         """Parse.
@@ -56,7 +56,7 @@ class Reach:
         return {f"{module}.{n}" for n, node in defined.items() if isinstance(node, kinds) and n[0] != "_"}
 
     def _followed_from(self, module: str, name: str) -> list[Definition]:
-        """What a definition names; without a name, what the statements name that run at the module's import."""
+        """Names in a definition; without a name, names in the statements that run at the module's import."""
         if (module, name) not in self._followed:
             there = self._modules[module]
             nodes = [there.defined[name]] if name else there.loose

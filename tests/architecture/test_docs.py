@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 HELD_IN = {"rewards": "SCORER"}
-"""What stands for a key of a mapping; elsewhere it is NAME."""
+"""Placeholder of a mapping's key, in place of NAME."""
 
 ROW_OF_DEVIATION = {
     "The last step has no noise": "The last step has no noise and is not trained",

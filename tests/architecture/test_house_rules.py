@@ -20,7 +20,7 @@ OF_ONE_MACHINE = re.compile(r"(?<![\w.}*-])/(?:home|root|Users|work)/[\w.-]+")
 
 
 def files(*endings: str) -> list[Path]:
-    """What is in the repository or would be added to it, checkpoints aside."""
+    """Files of the repository and untracked ones, without checkpoints."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", ":!assets"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [ROOT / name for name in names if name.endswith(endings) and (ROOT / name).is_file()]

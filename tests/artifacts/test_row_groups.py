@@ -61,7 +61,7 @@ def test_equal_rows_give_equal_bytes_however_they_come(tmp_path: Path) -> None:
 
 
 def test_rows_are_on_the_disk_before_the_next_ones_are_made(tmp_path: Path) -> None:
-    """What is held in memory does not grow with the number of images."""
+    """Memory does not grow with the number of images."""
     path = tmp_path / "images.parquet"
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -115,7 +115,7 @@ def written_by_us(path: Path) -> None:
 
 
 def in_one_row_group(path: Path) -> None:
-    """As another program may write it."""
+    """Write the table in one row group, as another program may."""
     table = pa.concat_tables(table_from_rows([row], "images") for row in large_rows())
     metadata = SCHEMAS["images"].metadata
     pq.write_table(table.replace_schema_metadata(metadata), path, use_dictionary=False)

@@ -78,7 +78,7 @@ def test_a_folder_replaces_an_older_one(place: str) -> None:
 
 
 def write_to_a_full_disk(draft: Path) -> None:
-    """Where the kernel has a device that is always full, its answer through pyarrow; else the same error."""
+    """Raise the error of a full disk: the kernel's /dev/full through pyarrow, or the same error by hand."""
     if not Path("/dev/full").exists():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     draft.symlink_to("/dev/full")

@@ -21,7 +21,7 @@ def data() -> TrainingData:
 
 
 def step_of(row: Row, data: TrainingData, folder: Path) -> Tensor:
-    """How far an iteration of the row moves the weights, as one vector."""
+    """Change of the weights in one iteration of the row, as one vector."""
     base = torch.cat([w.flatten() for w in SMALL.family().transformer.parameters()])
     with counting():
         trainer = make_trainer(row, SMALL, data, folder)

@@ -21,7 +21,7 @@ from tests.shapes_scorers import shapes_reward
 
 SEED, ITERATION = 3, 1
 CLIP_RANGE = 1e-4
-"""Of these draws it clips some chunks and leaves others alone; none lies within rounding of it."""
+"""Clip range that clips some chunks of these draws and not others; no ratio lies within rounding of it."""
 WORKLOAD = Workload("small", TINY, 32, 2, 3, 4, 1)
 PIXELS = 32 * 32
 
@@ -57,7 +57,7 @@ def relative_difference(a: list[Tensor], b: list[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Side:
-    """What one trainer made of the iteration."""
+    """Result of one trainer's iteration."""
 
     rewards: Tensor
     advantages: Tensor

@@ -120,7 +120,7 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_a_missing_package_is_told_with_the_extra(folder: Path) -> None:
-    """In a process that finds no transformers; importing the command must not need it either."""
+    """A process without transformers gets a sentence; the command's import needs no transformers."""
     code = (
         "import sys; sys.modules['transformers'] = None; from benchmarks.reference_scores import main; "
         f"sys.exit(main({imagereward(folder)!r}))"

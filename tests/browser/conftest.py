@@ -62,5 +62,5 @@ def ui(site: Site) -> Iterator[Ui]:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Where pictures for docs/ go."""
+    """Folder of the pictures for docs/."""
     return Path(os.environ.get(SCREENSHOTS, tmp_path))

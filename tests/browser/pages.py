@@ -28,7 +28,7 @@ SECONDS = 30.0
 
 WIDTH, HEIGHT = 1440, 1000
 MOST_BYTES = 300_000
-"""Of a picture in docs/."""
+"""Maximum size of a picture in docs/."""
 
 ARGUMENTS = (
     "--headless=new",
@@ -96,7 +96,7 @@ class Ui:
         return str(self._driver.execute_script("return document.body.innerText"))
 
     def wait_for(self, *texts: str, seconds: float = SECONDS) -> None:
-        """Until the page shows all of these."""
+        """Wait until the page shows all texts."""
 
         def missing() -> list[str]:
             text = " ".join(self.text().split())
@@ -154,7 +154,7 @@ class Ui:
         return dict(self._driver.execute_script(FIELDS))
 
     def drawn_colours(self, selector: str) -> int:
-        """How many colours an element such as a canvas shows: one or two where nothing was drawn."""
+        """Number of colours in an element such as a canvas; an empty one has one or two."""
         element = self.until(
             lambda: self._driver.find_elements("css selector", selector), lambda: f"no {selector}"
         )[0]

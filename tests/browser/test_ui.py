@@ -1,4 +1,4 @@
-"""What a person sees of a run in the Prefect UI, asserted on what a real browser shows."""
+"""A run in the Prefect UI, as a real browser shows it."""
 
 import re
 from pathlib import Path
@@ -12,17 +12,17 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 STAGES = 21
-"""How many the preset has."""
+"""Number of stages of the preset."""
 REWARD = "reward-chunk-ws-smoke"
 """The artifact with the reward curves of a training."""
 ITERATIONS = 2000
-"""Of a training that is looked at: more than it comes to."""
+"""Iterations of a running training; it is cancelled before the last."""
 TALL = 3000
 """Height of a window that a list with a line for each stage fits in."""
 
 
 def open_artifact(ui: Ui, site: Site, flow_run: str, key: str, *texts: str, state: str = "Completed") -> None:
-    """From the run's page, as one would go there: of several with this key the newest, wherever the page has it."""
+    """Open the newest artifact with a key from the run's page, by clicks."""
     ui.open(f"runs/flow-run/{flow_run}", state)
     ui.tab("Artifacts", key)
     mine = {"flow_run_id": {"any_": [flow_run]}, "key": {"any_": [key]}}

@@ -46,7 +46,7 @@ class LinearPolicy:
         return self.features @ self.theta, (self.features @ (self.theta - 0.5)).square()
 
     def gradient_item_by_item(self, coefs: Tensor, kl_coefs: Tensor) -> Tensor:
-        """What the update adds up: the gradient of one (sample, step) at a time, coefficients held constant."""
+        """Sum of the update: gradients of single (sample, step) pairs with constant coefficients."""
         total = torch.zeros_like(self.theta)
         for row, step in ((coefs != 0) | (kl_coefs != 0)).nonzero().tolist():
             new, kl = self.log_probs_and_kl()

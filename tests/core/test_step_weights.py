@@ -58,7 +58,7 @@ def test_trajectories_of_their_own_chunks_are_weighed_by_them():
 
 
 def weights_of(plan, batch=1):
-    """Of all chunks of one plan."""
+    """Weights of all chunks of one plan."""
     chunks = ChunkAssignment.shared(plan, batch)
     return chunk_size_weights(chunks, chunks.exists)
 

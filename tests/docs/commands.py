@@ -47,7 +47,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def problems(text: str) -> list[str]:
-    """What a shell's text names and is not there."""
+    """Missing files that a shell text names."""
     found = []
     for words in commands(text):
         program = Path(words[0]).name or words[0]
@@ -60,7 +60,7 @@ def problems(text: str) -> list[str]:
 
 
 def _is_missing(word: str) -> bool:
-    """Whether it is a path below a folder of the repository that neither git has nor a command makes."""
+    """Whether a path below a folder of the repository is neither in git nor made by a command."""
     first = word.split("/")[0]
     if "/" not in word or first not in _folders() or (ROOT / word).exists():
         return False

@@ -14,7 +14,7 @@ SCORERS = ("shapes-exact", SCORER, "shapes-vivid")
 
 @pytest.fixture(scope="session")
 def smoke(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """What `finished` has, and the stages that it lacks, up to the report. Read only: `checkout` is a copy."""
+    """Checkout with all stages run, up to the report. Read only; `checkout` is a copy."""
     root = make_checkout(tmp_path_factory.mktemp("docs") / "checkout")
     shutil.copytree(finished.artifacts, root / "artifacts")
     shutil.copy(finished.root / "params.yaml", root)

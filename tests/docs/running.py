@@ -99,4 +99,4 @@ RUNNERS: dict[str, Callable[[Reader, Block, str], Any]] = {
     "sql": Reader._sql,
     "yaml": Reader._yaml,
 }
-"""By language. Settings without stages are only checked, against the presets."""
+"""Runner of each language. Settings without stages are only checked, against the presets."""

@@ -22,7 +22,7 @@ TO_RUN = [block for block in BLOCKS if block.reason is None]
 
 
 def complaints(block: Block) -> list[str]:
-    """What is wrong with a block's language and marks."""
+    """Faults of a block's language and marks."""
     found = []
     if block.reason is None and block.language not in RUNNERS:
         found.append(

@@ -93,7 +93,7 @@ def test_a_checkpoint_of_another_family(copy):
     ("tokenizer", "files"), [("tokenizer", ("vocab.json", "merges.txt")), ("tokenizer_2", ("spiece.model",))]
 )
 def test_a_tokenizer_in_its_older_files_is_whole(tokenizer, files, copy):
-    """As in FLUX.1-dev."""
+    """FLUX.1-dev has such files."""
     (copy / tokenizer / "tokenizer.json").unlink()
     assert refused(copy).startswith(
         f"{copy / tokenizer}: must hold tokenizer.json, or vocab.json with merges.txt"

@@ -39,7 +39,7 @@ def test_a_prompt_that_is_too_long_is_counted_and_no_other_passes_for_one(text):
 
 
 def test_no_character_has_more_tokens_than_a_prompt_is_taken_to_have_at_most(tmp_path):
-    """With a limit that no prompt reaches, what is given for a prompt's tokens is that bound."""
+    """With a limit that no prompt reaches, the number of tokens is bounded by the limit."""
     for folder in ("tokenizer", "tokenizer_2"):
         shutil.copytree(TINY / folder, tmp_path / folder)
     shutil.copy(TINY / "model_index.json", tmp_path)

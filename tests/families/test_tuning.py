@@ -1,4 +1,4 @@
-"""What is trained, in which precision, and what stays as it was."""
+"""Trained weights, their precision, and frozen weights."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.families.conftest import disturb, options, velocity
 
 
 def gradients(family: FluxFamily) -> list[Tensor]:
-    """Of a scalar of the velocity, by every weight that is trained."""
+    """Gradients of a scalar of the velocity by all trained weights."""
     velocity(family).square().mean().backward()
     found = [weight.grad for weight in family.trainable_parameters()]
     assert all(gradient is not None for gradient in found)
@@ -36,7 +36,7 @@ def outputs_of(family: FluxFamily, layer: str) -> list[torch.dtype]:
 
 
 class Wrapper(nn.Module):
-    """What distributed training puts around a network."""
+    """Wrapper like that of distributed training."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -53,6 +53,6 @@ def child_of(watch: Watch, run: str, name: str = "train@a") -> str:
 
 
 def trainings(watch: Watch, runs: Sequence[Run], variant: str) -> list[Path]:
-    """What every process that began to train a variant has left in the clones of these flow runs."""
+    """Marks of the processes that began to train a variant, in the clones of these flow runs."""
     clones = [clone for run in runs for clone in watch.prefect.home.glob(f"runs/*-{run['id']}-*")]
     return [file for clone in clones for file in clone.glob(f"{variant}.pid")]

@@ -38,7 +38,7 @@ def overrides(title: str) -> dict[str, Any]:
 
 
 def completed(watch: Watch, runs: list[str]) -> dict[str, tuple[str, ...]]:
-    """What became of each stage in each of these runs, which all completed."""
+    """Outcome of each stage in each of these completed runs."""
     for run in runs:
         ended = watch.ended(run, 300)
         assert ended["state_type"] == "COMPLETED", ended["state"]["message"]

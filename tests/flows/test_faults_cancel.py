@@ -23,7 +23,7 @@ def save(number, frame):
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 """
-"""Of a stage that saves a large checkpoint."""
+"""Start of a stage that saves a large checkpoint when stopped."""
 
 
 @pytest.fixture

@@ -59,11 +59,11 @@ class Victims:
         return int(self.watch.run(self.run)["run_count"])
 
     def trainings(self) -> int:
-        """How many processes began to train."""
+        """Number of processes that began to train."""
         return len(trainings(self.watch, self.watch.children(self.run, "train@a"), "a"))
 
     def children(self) -> list[str]:
-        """How the flow runs of the training ended."""
+        """Final states of the training's flow runs."""
         return [child["state_type"] for child in self.watch.children(self.run, "train@a")]
 
 

@@ -51,7 +51,7 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
 
 
 def test_the_command_line_finds_the_server_by_prefect_toml(tmp_path: Path) -> None:
-    """In the repository's root, with nothing set, `prefect` talks to the server of `make serve`."""
+    """In the repository's root, `prefect` uses the server of `make serve` without settings."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     shown = subprocess.run(
         [sys.executable, "-m", "prefect", "config", "view"],

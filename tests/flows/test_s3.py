@@ -39,7 +39,7 @@ class Machines:
         self.root, self.shell, self.url = root, shell, url
 
     def workspace(self, machine: str, run: str = "1") -> Pipeline:
-        """As a flow run makes it: a clone with the cache of its machine's checkout."""
+        """Clone as a flow run makes it, with the cache of the machine's checkout."""
         checkout, clone = self.root / machine / "checkout", self.root / machine / "runs" / run
         if not checkout.exists():
             self.shell(self.root, "git", "clone", "--quiet", str(self.root / "a" / "checkout"), str(checkout))
@@ -97,7 +97,7 @@ def store() -> s3fs.S3FileSystem:
 
 
 def object_of(workspace: Pipeline, output: str) -> str:
-    """Where an output is in cache and remote, by dvc.lock."""
+    """Path of an output in cache and remote, by dvc.lock."""
     lock = (workspace.root / "dvc.lock").read_text()
     md5 = lock.split(f"path: {output}\n", 1)[1].split("md5: ", 1)[1].split()[0]
     return f"files/md5/{md5[:2]}/{md5[2:]}"
@@ -177,7 +177,7 @@ def test_a_missing_bucket_is_not_an_empty_one(machines: Machines) -> None:
 
 
 def test_half_an_object_is_no_result(machines: Machines) -> None:
-    """What is damaged in the bucket is named; nobody computes with it, nor computes it again unasked."""
+    """A damaged object of the bucket is named, not used, and not computed again."""
     first = pushed_by(machines)
     key = object_of(first, MODEL)
     content = store().cat_file(f"{machines.url}/{key}")
@@ -217,7 +217,7 @@ def test_half_an_entry_of_the_run_cache_is_no_result(machines: Machines) -> None
 
 @pytest.fixture
 def server_folder(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server keeps the remote's objects."""
+    """The server's folder of the remote's objects."""
     name = machines.url.removeprefix("s3://")
     (folder,) = tmp_path_factory.getbasetemp().glob(f"s3[0-9]*/{name.split('/')[0]}")
     return folder / "dvc"
@@ -243,7 +243,7 @@ def test_an_object_that_does_not_arrive_is_no_reason_to_compute_it_again(
 
 @pytest.mark.slow
 def test_a_push_that_leaves_something_out_is_an_error(machines: Machines, server_folder: Path) -> None:
-    """For DVC it is none when the run cache is incomplete there: it exits with 0."""
+    """DVC itself exits with 0 if the run cache is incomplete there."""
     first = pushed_by(machines)
     (entry, *_) = sorted(path for path in (server_folder / "runs").rglob("*") if path.is_file())
     entry.unlink()

@@ -96,7 +96,7 @@ def pushing() -> psutil.Process:
 
 
 def sizes(paths: Iterable[Path]) -> list[int]:
-    """Of files that somebody else is writing, moving and removing."""
+    """Sizes of files that another process writes, moves and removes."""
     found = []
     for path in paths:
         with suppress(FileNotFoundError):
@@ -105,7 +105,7 @@ def sizes(paths: Iterable[Path]) -> list[int]:
 
 
 def torn(objects: Mapping[str, str]) -> list[str]:
-    """Of objects with the names that they should have those that have another one."""
+    """Objects whose name is not that of their content."""
     return [name for name, right in objects.items() if name.removesuffix(".dir") != right]
 
 

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SECONDS = 10
-"""That the first stage takes: time to make the remote useless before the push."""
+"""Duration of the first stage, in which the remote is broken before the push."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def named(watch: Watch, run: str, task: str) -> list[Run]:
 
 
 def attempts(watch: Watch, run: str, task: str) -> int:
-    """How often the one task of that name was tried."""
+    """Number of attempts of the only task with a name."""
     (found,) = named(watch, run, task)
     return int(found["run_count"])
 

@@ -126,7 +126,7 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def answers(url: str) -> bool:
-    """Whether a server is there, and well."""
+    """Whether a server answers and is healthy."""
     try:
         return httpx.get(url).is_success
     except httpx.TransportError:

@@ -125,7 +125,7 @@ def set_up(prefect: LocalPrefect, *options: str, **environment: str) -> None:
 
 
 def snapshot(prefect: LocalPrefect) -> dict[str, Any]:
-    """What set-up makes, without the times at which it was looked at."""
+    """Objects that set-up makes, without their times."""
     pool = "id name type concurrency_limit is_paused base_job_template"
     deployment = "id name paused parameters pull_steps schedules global_concurrency_limit entrypoint"
     kept = {"work_pools": pool, "automations": "id name enabled trigger actions", "deployments": deployment}
@@ -138,5 +138,5 @@ def snapshot(prefect: LocalPrefect) -> dict[str, Any]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    """Of a deployment that of its flow, for those on the pool gpu are all called so."""
+    """Name of a deployment; for deployments of the gpu pool, its flow's name."""
     return str(row["entrypoint"].rpartition(":")[2] if "entrypoint" in row else row["name"])

@@ -1,4 +1,4 @@
-"""What the tests of the files for containers, Kubernetes and AWS share: reading them, running a linter, rendering."""
+"""Helpers for tests of container, Kubernetes and AWS files: reading, linting, rendering."""
 
 import json
 import re
@@ -34,7 +34,7 @@ PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+(\.\d+)?(-[\w.-]+)?(@sha256:[0-9a-f]{6
 
 
 def is_known(variable: str) -> bool:
-    """Whether a container may be given this environment variable: one of ours, or one that somebody else documents."""
+    """Whether a container may get this environment variable: ours, or a documented one of a library."""
     if variable.startswith("PREFECT_") and not variable.startswith(INTEGRATION):
         return hasattr(prefect.settings, variable)
     return variable in OURS | OTHERS or variable.startswith(INTEGRATION)

@@ -1,4 +1,4 @@
-"""What a real server does with flow runs that a worker took and that never run, and which runs are found there."""
+"""Automations of a real server for flow runs that a worker took and that never run."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -37,7 +37,7 @@ sys.exit(3)
 """Starts a stage in a session of its own, and does not care for it."""
 
 CONTAINER_SECONDS = STOP_SECONDS + 30
-"""Of a container, from the request to SIGKILL."""
+"""Seconds of a container from the stop request to SIGKILL."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="in containers alone")

@@ -54,7 +54,7 @@ def test_set_up_twice_changes_nothing_and_a_small_run_completes(
 
 @pytest.fixture
 def unchanged(served: LocalPrefect) -> Iterator[dict[str, Any]]:
-    """What set-up has made; it is so again after the test."""
+    """Objects of set-up, restored after the test."""
     before = snapshot(served)
     yield before
     for pool in ("cpu", "gpu"):

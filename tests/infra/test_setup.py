@@ -1,4 +1,4 @@
-"""What set-up, workers and `make serve` check and decide before they talk to a server."""
+"""Checks and decisions of set-up, workers and `make serve` before they contact a server."""
 
 import http.server
 import json
@@ -108,7 +108,7 @@ SERVED = {
     "CHUNK_GRPO_PUBLISH": "s3://bucket/published",
     "CHUNK_GRPO_REPORTS_URL": "https://reports.example.org",
 }
-"""What a shell has that serves for real."""
+"""Environment of a shell for a real server."""
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def listed(value: str | list[str]) -> list[str]:
 
 
 def request_errors(definition: dict[str, Any]) -> str:
-    """What botocore would refuse in a RegisterTaskDefinition request; empty when it would send it."""
+    """Problems that botocore finds in a RegisterTaskDefinition request; empty if there are none."""
     service = botocore.model.ServiceModel(botocore.loaders.Loader().load_service_model("ecs", "service-2"))
     shape = service.operation_model("RegisterTaskDefinition").input_shape
     return str(botocore.validate.ParamValidator().validate(definition, shape).generate_report())

@@ -23,7 +23,7 @@ MANIFESTS = [each for path in sorted((INFRA / "kubernetes").glob("*.yaml")) for 
 
 
 def job(pool: str, **values: Any) -> dict[str, Any]:
-    """What the dispatcher of a pool creates for a flow run."""
+    """Resources that the dispatcher of a pool creates for a flow run."""
     filled = {
         "name": "curious-owl",
         "command": ["prefect", "flow-run", "execute"],

@@ -8,7 +8,7 @@ from infra.setup import SetUp
 from tests.infra.deployment_files import INFRA, POOLS, SECRET, rendered, strings, template, variables
 
 FILLED_IN = {"name", "command"}
-"""By Prefect, for each flow run."""
+"""Variables of a template that Prefect fills in for each flow run."""
 
 
 @pytest.mark.parametrize("pool", POOLS)

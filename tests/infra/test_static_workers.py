@@ -1,4 +1,4 @@
-"""What the real workers of prefect-kubernetes and prefect-aws make of our job templates.
+"""Job templates in the real workers of prefect-kubernetes and prefect-aws.
 
 The packages of infra/docker/dispatcher.txt are for the dispatchers alone, so the test fetches them.
 """

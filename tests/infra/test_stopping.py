@@ -1,4 +1,4 @@
-"""What becomes of the processes when `make serve` and its like end, by themselves or by force."""
+"""Processes after the end of `make serve` and similar commands, regular or forced."""
 
 import http.server
 import signal
@@ -60,7 +60,7 @@ def test_everything_ends_when_the_server_takes_no_state(tmp_path: Path, asked: t
 def test_nothing_is_left_when_make_serve_is_killed(
     tmp_path: Path, make_pipeline: Callable[[Path], Path], number: signal.Signals
 ) -> None:
-    """With a training under way."""
+    """A training is running when the server stops."""
     root, port = make_pipeline(tmp_path / "root"), free_port()
     with make_serve(root, port) as (serve, _):
         prefect = LocalPrefect(root=root, home=root / ".prefect", port=port)

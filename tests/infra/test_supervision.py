@@ -20,7 +20,7 @@ ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 @pytest.fixture(scope="module")
 def told(served: LocalPrefect) -> Iterator[list[str]]:
-    """What a webhook was told, which set-up has made known to the server."""
+    """Messages to a webhook that set-up registered at the server."""
     with webhook(served) as texts:
         yield texts
 

@@ -1,4 +1,4 @@
-"""For a Python with prefect-kubernetes and prefect-aws: prints what their workers make of our job templates."""
+"""Print how workers of prefect-kubernetes and prefect-aws read our job templates. Runs in their Python."""
 
 import asyncio
 import json

@@ -30,7 +30,7 @@ time.sleep(60)
 """Says its number, then works for a minute; on SIGTERM it saves and leaves, at once or slowly, or is deaf."""
 
 LEADER = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
-"""As DVC does: starts the child, and ends at once on SIGTERM."""
+"""Parent like DVC: starts the child and ends at once on SIGTERM."""
 
 
 def command(folder: Path, kind: str) -> list[str]:

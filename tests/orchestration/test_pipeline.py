@@ -58,7 +58,7 @@ def commit_and_remote(pipeline: Path, remote: Path | str, shell: Shell) -> None:
 
 
 def another_clone(pipeline: Path, shell: Shell) -> Path:
-    """Of a machine with a cache of its own."""
+    """Workspace of a machine with its own cache."""
     other = pipeline.parent / "other"
     shell(pipeline.parent, "git", "clone", "--quiet", str(pipeline), str(other))
     return other

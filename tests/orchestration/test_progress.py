@@ -13,7 +13,7 @@ from chunk_grpo.orchestration.workspace import RunSpec, Workspace
 
 @pytest.fixture
 def progress(tmp_path: Path) -> Progress:
-    """Of four stages, of which one failed and one was not reached."""
+    """Progress of four stages: one failed, one was not reached."""
     spec = RunSpec(commit="c" * 40, preset="tiny", overrides=("report.title=Ours",))
     here = Workspace(tmp_path, spec, "tiny", Commands(), remote=False, is_preset=False)
     stages = [StageSpec("a", ()), StageSpec("b", ()), StageSpec("c", (), "gpu"), StageSpec("d", ())]

@@ -1,4 +1,4 @@
-"""What a full disk or a kill leaves in DVC's run cache is removed, and nothing else."""
+"""Remains of a full disk or a kill are removed from DVC's run cache, and nothing else."""
 
 import errno
 import os

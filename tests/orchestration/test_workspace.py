@@ -257,7 +257,7 @@ ALWAYS = """\
 
 @pytest.fixture
 def looking(pipeline: Path, shell: Shell) -> Path:
-    """With a stage that always runs, on whose output `prepare` depends."""
+    """Pipeline with a stage that always runs, on whose output `prepare` depends."""
     text = (pipeline / "dvc.yaml").read_text().replace("stages:\n", "stages:\n" + ALWAYS)
     text = text.replace("deps: [stages/work.py]", "deps: [stages/work.py, seen.txt]")
     (pipeline / "dvc.yaml").write_text(text)

@@ -22,7 +22,7 @@ PLURALS = {name: f"{name}s" for name in CLASS_NAMES} | {
 
 
 def content(row: PromptRow) -> tuple[object, ...]:
-    """What the image must show, however it is said and in whatever order."""
+    """Objects that the image must show, independent of wording and order."""
     entries = [(e["class"], e["count"], e.get("color")) for e in row.metadata["include"]]  # type: ignore[attr-defined]
     if row.category != "position":
         return (row.category, *sorted(entries, key=str))

@@ -19,7 +19,7 @@ def write(path: Path, *records: object) -> Path:
 
 
 def official(first: int = 0) -> list[dict[str, Any]]:
-    """As many records of each tag as the official file has; with `first` > 0 some are equal."""
+    """Records with the official number of each tag; with `first` > 0 some are equal."""
     return [
         {"tag": tag, "include": [{"class": "cow", "count": 1}], "prompt": f"{tag} {max(number, first)}"}
         for tag, count in OFFICIAL_COUNTS.items()

@@ -29,7 +29,7 @@ def evaluation(number: int, model: str = "0123456789abcdef", **changes: object) 
 
 @dataclass(frozen=True)
 class Case:
-    """What the scores of a workspace are made from.
+    """Ingredients of a workspace's scores.
 
     Attributes:
         image_seed: Of the noise; equal seeds give equal scores.

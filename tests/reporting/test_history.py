@@ -78,7 +78,7 @@ def test_the_means_of_prompts_are_over_samples_and_training_seeds(workspace: Pat
 
 
 def test_refused_images_are_counted_on_no_side(tmp_path: Path) -> None:
-    """Of a prompt one of the two samples, of another both: 59 prompts are left, with 2 * 59 - 1 samples."""
+    """One prompt lacks a sample, another both: 59 prompts are left, with 2 * 59 - 1 samples."""
     root = write_workspace(tmp_path)
     path = root / "artifacts/scores/chunk/shapes-graded.parquet"
     table = read_table(path, "scores")

@@ -156,7 +156,7 @@ def test_the_end_is_told(tmp_path: Path, clocked: Clock) -> None:
 
 
 def test_what_an_earlier_training_left_is_not_shown(tmp_path: Path, clocked: Clock) -> None:
-    """Of later seeds of the same settings, and of any seed of others."""
+    """Journals of later seeds with the same settings, and of any seed with other settings."""
     seeds = (0, 1, 2)
     for seed in seeds:
         write(tmp_path, clocked, [0.1] * 10, heading(seed, seeds), ends=True)

@@ -20,7 +20,7 @@ MERGES = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("ca", "t</w>"), ("r", "e"), 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a checkpoint; the image encoder's width is one and a half of the text's."""
+    """Sizes of a checkpoint; the image encoder is 1.5 times as wide as the text encoder."""
 
     width: int = 32
     layers: int = 2

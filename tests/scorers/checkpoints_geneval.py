@@ -29,7 +29,7 @@ def make_geneval(folder: Path, seed: int = 0) -> Path:
 
 
 def make_detector(folder: Path) -> None:
-    """With the keys of facebook/mask2former-swin-small-coco-instance, which an older transformers wrote."""
+    """Weights with the keys of facebook/mask2former-swin-small-coco-instance, written by an older transformers."""
     swin = SwinConfig(
         embed_dim=8,
         depths=[1, 1, 1, 1],
@@ -79,7 +79,7 @@ def make_detector(folder: Path) -> None:
 
 
 def make_classifier(folder: Path, seed: int) -> None:
-    """With openai/clip-vit-large-patch14's layout; its tokenizer knows single bytes and no merges."""
+    """Checkpoint with the layout of openai/clip-vit-large-patch14; its tokenizer has single bytes and no merges."""
     words, _ = small_vocabulary()
     tokens = [word for word in words if word not in {"".join(pair) for pair in MERGES}]
     make_clip(folder, seed, vocabulary=({token: number for number, token in enumerate(tokens)}, []))

@@ -37,7 +37,7 @@ SPECIAL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""Of Qwen2-VL, in the order of their ids."""
+"""Special tokens of Qwen2-VL in the order of their ids."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -53,15 +53,15 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""What Qwen2-VL's template does with one message of an image and a text."""
+"""Chat template of Qwen2-VL for one message with an image and a text."""
 
 PADDED_VOCABULARY = 1024
-"""In config.json; like the real one (152064 for 151657 tokens), larger than the tokenizer."""
+"""Vocabulary size in config.json; larger than the tokenizer's, like the real one (152064 for 151657 tokens)."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a checkpoint; text and image encoder have the same, and the head's widths are always the real ones.
+    """Sizes of a checkpoint, alike for text and image encoder; the head always has its real widths.
 
     Attributes:
         width: A multiple of 16 times `heads`.
@@ -259,7 +259,7 @@ PREPROCESSOR: dict[str, object] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "processor_class": "Qwen2VLProcessor",
 }
-"""As published."""
+"""Settings of the published preprocessor."""
 
 
 def _write(path: Path, content: object) -> None:

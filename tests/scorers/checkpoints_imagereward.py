@@ -17,7 +17,7 @@ WORDS = list(dict.fromkeys(WORDS))
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a checkpoint. The image encoder's heads have 64 channels; the head's widths are always the same."""
+    """Sizes of a checkpoint. The image encoder's heads have 64 channels; the head's widths are fixed."""
 
     width: int = 64
     depth: int = 2

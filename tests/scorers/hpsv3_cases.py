@@ -28,7 +28,7 @@ GOLDEN = np.array(
     ]
 )
 CLOSE = {"rel": 1e-4, "abs": 1e-5}
-"""In float32, where sums in another order change the sixth decimal: also the package's, alone or in a batch."""
+"""Tolerance in float32: another order of sums changes the sixth decimal, in the package too."""
 
 MORE = [
     (96, 40, "straße, naïve cafe\u0301, 東京 の 夜, 🦊"),

@@ -46,7 +46,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client sent."""
+    """Request of a client."""
 
     path: str
     headers: Message

@@ -21,7 +21,7 @@ KEY = "odd"
 
 
 class SpecialError(DataError):
-    """As a scorer may have of its own."""
+    """Error class like one of a user's scorer."""
 
 
 def settings(source: str = "odd", **options: Any) -> ExternalScorer:

@@ -1,4 +1,4 @@
-"""What the tests of several scorers make: weights in a folder, batches, files with another content."""
+"""Shared helpers of scorer tests: weights in a folder, batches, changed files."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Where scorers run in tests: workers, and servers as a process by the command line or in a thread of this process."""
+"""Workers and servers for tests: server processes by the command line, or servers in a thread."""
 
 import os
 import socket
@@ -40,7 +40,7 @@ def over_http(url: str, token_variable: str | None = None, timeout_seconds: floa
 
 
 def client(url: str, **options: Any) -> HttpScorer:
-    """Of the scorer `odd`."""
+    """Client of the scorer `odd`."""
     return HttpScorer(KEY, settings(), over_http(url, **options))
 
 

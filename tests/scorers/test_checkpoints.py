@@ -1,4 +1,4 @@
-"""Where a scorer's files are looked for, and what is said when they are not there."""
+"""Search paths of a scorer's files, and the messages for missing ones."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_what_is_no_model_is_told_without_asking_the_hub(tmp_path, checkpoint, r
 
 
 class ConnectTimeout(Exception):  # noqa: N818
-    """As the network libraries have it: no OSError, and without words."""
+    """Error like those of network libraries: no OSError, no message."""
 
 
 @pytest.mark.parametrize(

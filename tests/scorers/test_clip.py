@@ -160,7 +160,7 @@ def test_a_prompt_is_read_once_for_all_its_images(folder):
 
 
 def test_bfloat16_keeps_the_scale(folder):
-    """In bfloat16, logit_scale would become 4.59375 and the factor 98.86: 1.1 % less, whatever the image."""
+    """In bfloat16, logit_scale would become 4.59375 and the factor 98.86: 1.1 % less for every image."""
     full = pickscore(folder, scale="cosine").score(batch()).values
     half, logit = pickscore(folder, scale="cosine", dtype="bfloat16"), pickscore(folder, dtype="bfloat16")
     found = half.score(batch()).values

@@ -100,7 +100,7 @@ def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def original(
     python: Path, folder: Path, batch: ScoreBatch, resize_mode: str
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """What open_clip makes of a batch."""
+    """open_clip's scores of a batch."""
     model = {
         "embed_dim": 24,
         "quick_gelu": True,

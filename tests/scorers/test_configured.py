@@ -30,7 +30,7 @@ def test_batches_of_the_asked_size_in_order():
 
 
 def test_batches_are_halved_until_they_fit_into_memory():
-    """With room for three images: eight do not fit, nor do four; two do, and it stays with two."""
+    """Memory for three images: batches of eight and four fail, two fit and stay the batch size."""
     asked: list[int] = []
 
     def score(part: ScoreBatch) -> Scores:

@@ -18,7 +18,7 @@ from chunk_grpo.scorers.running.registry import make_scorer
 
 EXAMPLE = '''
 def brightness(images, prompts, metadata):
-    """How bright an image is, 0 to 1: uint8 [B, H, W, 3] to B numbers."""
+    """Brightness of images in [0, 1]: uint8 [B, H, W, 3] to B numbers."""
     return images.mean(axis=(1, 2, 3)) / 255
 '''
 """docs/scorers.md shows it."""
@@ -95,7 +95,7 @@ class Rank:
     def score(
         self, images: NDArray[np.uint8], prompts: object, metadata: object, groups: Sequence[int]
     ) -> list[float]:
-        """How much brighter than the group's mean."""
+        """Brightness above the group's mean."""
         bright = images.mean(axis=(1, 2, 3))
         return [float(b - bright[np.array(groups) == g].mean()) for b, g in zip(bright, groups, strict=True)]
 

@@ -1,4 +1,4 @@
-"""What identifies a scorer, and what a stage does with a scorer that is another one."""
+"""Identity of a scorer, and a stage's reaction to another scorer."""
 
 import json
 from pathlib import Path

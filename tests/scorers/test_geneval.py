@@ -45,7 +45,7 @@ def batch(images: Pictures, records: list[dict[str, Any]]) -> ScoreBatch:
 
 
 class Seen:
-    """What the models say of pictures, asked without the scorer."""
+    """Answers of the models about images, without the scorer."""
 
     def __init__(self, folder: Path, images: Pictures) -> None:
         self.images = images
@@ -105,7 +105,7 @@ def test_objects_of_all_classes_are_counted(scorer, seen):
 
 
 def test_colours(scorer, seen):
-    """Of each picture's most confident object: one of the ten is right."""
+    """Prompts about each image's most confident object; one of the ten is right."""
     rows = [row for row in range(10) for _ in COLOURS]
     records = [
         {"tag": "colors", "include": [{"class": seen.best(row), "count": 1, "color": colour}]}
@@ -120,7 +120,7 @@ def test_colours(scorer, seen):
 
 
 def test_places(scorer, seen):
-    """Of each picture's most confident object, and that of the next few classes seen from it."""
+    """Prompts about each image's most confident object and its neighbouring classes."""
     rows, records, expected = [], [], []
     for row, found in enumerate(seen.found[:5]):
         sure = [CLASS_NAMES[found.labels[n]] for n in np.argsort(-found.scores) if found.scores[n] > 0.3]

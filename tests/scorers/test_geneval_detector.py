@@ -151,7 +151,7 @@ def test_any_size_of_image(detector, height, width):
 
 
 def test_model_gets_the_processors_pixels(detector):
-    """As computed by hand for an image of the model's own size, which is not resized."""
+    """Pixels by hand, for an image of the model's size, which is not resized."""
     image = pictures(1, 64, 64)
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     pixels = torch.from_numpy(((image / 255 - mean) / std).transpose(0, 3, 1, 2)).float()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 class FusionHead(nn.Module):
-    """What the base class of mmdet's head keeps."""
+    """Attributes of the base class of mmdet's head."""
 
     def __init__(self, things: int, stuff: int, test_cfg: dict[str, Any], *_: Any) -> None:
         super().__init__()

@@ -96,7 +96,7 @@ def test_the_question_is_worded_as_in_the_package():
 
 @pytest.mark.parametrize("prompt", ALL_PROMPTS)
 def test_ids_are_those_of_the_whole_text(folder, model, prompt):
-    """As the package makes them: render the chat template, repeat the image's token, encode everything at once."""
+    """Inputs as the package makes them: render the chat template, repeat the image token, encode all at once."""
     tokenizer = Qwen2Tokenizer.from_pretrained(folder / "backbone")
     tokenizer.add_special_tokens({"additional_special_tokens": [REWARD]})
     text = INSTRUCTION + prompt + RATING + REWARD + CLOSING

@@ -158,7 +158,7 @@ def test_the_score_in_bfloat16_is_nearer_with_the_originals_angles(
 
 
 def test_the_package_may_score_in_the_scorers_stead(folder: Path, python: Path) -> None:
-    """As a worker of the executor `subprocess`: the golden values, whatever the batch; its backbone has no weights."""
+    """The subprocess worker returns the golden values for any batch size; its backbone has no weights."""
     in_process = scorer(folder)
     settings = in_process.settings.model_copy(update={"batch_size": 3})
     executor = InSubprocess(

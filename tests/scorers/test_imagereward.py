@@ -138,7 +138,7 @@ IDS = [
     ids_by_hand(*["the"] * 33),
     ids_by_hand("[DEC]", "cat", "##s", "[UNK]"),
 ]
-"""Of PROMPTS: lower-cased, cut to 35 with [CLS] and [SEP]; a special token written in a prompt is that token."""
+"""Tokens of PROMPTS: lower case, cut to 35 with [CLS] and [SEP]; a special token in a prompt is that token."""
 
 
 def test_tokens_by_hand(folder):

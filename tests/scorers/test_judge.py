@@ -16,7 +16,7 @@ from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 
 KEY = "sk-Zq7secret0123456789"
 SOON = {"retry-after-ms": "5"}
-"""Of a server that wants to be asked again at once: the tests need not wait."""
+"""Headers of a server that allows an immediate retry, so that tests do not wait."""
 
 
 class TestFailures:

@@ -123,7 +123,7 @@ LASTING = [
 
 
 def named(error: BaseException) -> str:
-    """For the names of the cases."""
+    """Name of a case."""
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", "")
     return f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}{status}"
 
@@ -199,7 +199,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) ->
 
 @pytest.mark.parametrize("error", [*PASSING, *LASTING], ids=named)
 def test_an_error_in_another_process_is_judged_alike(error: Exception) -> None:
-    """As it comes through a line of JSON, of a worker or of the server."""
+    """Error after its transport as JSON from a worker or server."""
     told = read_message(write_message(error_message(error)))
     with pytest.raises(TransientError if error in PASSING else WorkerError, match=type(error).__name__):
         raise_remote_error(told, "scorer odd: its worker process")
@@ -248,7 +248,7 @@ def test_a_scorer_that_compares_a_group_is_no_training_reward(monkeypatch: pytes
 
 
 def test_mix_adds_in_the_order_of_the_weights_from_zero() -> None:
-    """In binary, (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3): the order of the weights is seen in the last bit."""
+    """In binary, (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3): the order of the weights changes the last bit."""
     details = {"c": np.array([0.3]), "b": np.array([0.2]), "a": np.array([0.1]), "unused": np.array([9.0])}
     assert weighted_sum(details, {"a": 1.0, "b": 1.0, "c": 1.0}).tolist() == [0.6000000000000001]
     assert weighted_sum(details, {"c": 1.0, "b": 1.0, "a": 1.0}).tolist() == [0.6]

@@ -33,7 +33,7 @@ def shared() -> Iterator[SubprocessScorer]:
 
 
 def gone(pid: int, seconds: float = 5.0) -> bool:
-    """Whether a process ends in time; an ended one that nobody asked for counts."""
+    """Whether a process ends in time; a zombie counts as ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

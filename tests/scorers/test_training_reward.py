@@ -25,7 +25,7 @@ def rewarded_by_hpsv3(folder: Path) -> dict[str, Any]:
 
 
 def trained(workspace: Workspace) -> dict[str, bytes]:
-    """What the stage writes, but for measured seconds."""
+    """Outputs of the stage without measured seconds."""
     assert workspace.run("check_scorers") == 0
     assert workspace.run("train") == 0
     return {

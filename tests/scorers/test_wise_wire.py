@@ -69,7 +69,7 @@ def plain_colours() -> ScoreBatch:
 
 
 def answers_here(folder: Path, batch: ScoreBatch) -> list[str]:
-    """What the model says of each image without any server."""
+    """Answers of the model for each image, without a server."""
     processor = AutoProcessor.from_pretrained(folder)
     model = LlavaForConditionalGeneration.from_pretrained(folder)
     own, said = OWN["verified"], []

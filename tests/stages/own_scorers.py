@@ -66,7 +66,7 @@ def limit(workspace: Workspace, seconds: float) -> None:
 
 
 def do(workspace: Workspace, what: str) -> None:
-    """What the scorer does from now on; the count of its calls begins anew."""
+    """Set the scorer's behaviour and reset its count of calls."""
     (workspace.root / "do").write_text(what)
     (workspace.root / "calls").unlink(missing_ok=True)
 

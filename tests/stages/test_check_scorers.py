@@ -98,7 +98,7 @@ def test_what_is_missing_is_said_before_anything_is_made(
 def test_a_spec_of_another_version_is_refused(
     stage: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As after an update of the package, when only a part of the stages ran again."""
+    """State after an update of the package, when only some stages ran again."""
     for name in ("training.json", f"scorers/{SCORER}.json"):
         path = workspace.artifacts / "specs" / name
         path.write_text(path.read_text().replace('"version": 1', '"version": 7'))

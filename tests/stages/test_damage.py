@@ -1,4 +1,4 @@
-"""What comes in damaged, or breaks on the way, ends a stage with a sentence and exit code 3, and nothing is lost."""
+"""Damaged inputs and failures end a stage with a sentence and exit code 3; nothing is lost."""
 
 import shutil
 from pathlib import Path

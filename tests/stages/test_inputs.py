@@ -24,7 +24,7 @@ def records(made: Workspace) -> dict[str, bytes]:
 
 @pytest.fixture
 def own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """With a checkpoint, prompts and a scorer of one's own."""
+    """Checkout with a user's checkpoint, prompts and scorer."""
     shutil.copytree(CHECKPOINT, workspace.root / "model")
     (workspace.root / "prompts.txt").write_text("a red circle\na blue square\n")
     (workspace.root / "own_scorer.py").write_text(OWN)

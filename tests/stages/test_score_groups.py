@@ -23,7 +23,7 @@ A, B, C = ("tuned", 0, "eval-0"), ("hybrid", 0, "eval-0"), ("tuned", 0, "eval-1"
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 64])
 def test_no_batch_holds_a_part_of_a_group(size: int) -> None:
-    """As generation writes them: a batch of tuned images that ends within a group, then hybrid ones, then the rest."""
+    """Images in generation's order: tuned ones that end within a group, then hybrid ones, then the rest."""
     images = table([A, A, C, B, B, A, C, C, B])
     assert list(whole_groups(images[:0], size)) == []
     batches = [

@@ -257,7 +257,7 @@ def test_training_that_stops_early_may_have_no_checkpoint(workspace: Workspace) 
 
 
 def train_arguments(workspace: Workspace) -> Arguments:
-    """Of the stage `train`, for any current folder."""
+    """Arguments of the stage `train`, valid in any current folder."""
     _, options = workspace.options("train")
     given = dict(zip(options[::2], options[1::2], strict=True))
     paths = {

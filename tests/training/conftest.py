@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training run ends with.
+    """Result of a training run.
 
     Attributes:
         rows: its metrics.

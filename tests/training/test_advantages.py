@@ -17,7 +17,7 @@ WEIGHTS = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
 
 
 def advantages(**changes: Any) -> torch.Tensor:
-    """Of two groups of three; the second one's first reward is the same for all."""
+    """Advantages of two groups of three; the second group's first reward is constant."""
     scores = {"shapes-graded": GRADED, "shapes-vivid": VIVID}
     made = Experience(None, None, 3, scores, {})  # neither is looked at
     return advantages_of(made, WEIGHTS, method_of(small_params({**CHUNK_WS, **changes})))

@@ -40,7 +40,7 @@ evaluated old log-probabilities; the plan follows the policy besides."""
 
 @dataclass
 class Story:
-    """What happened to a run.
+    """Events of a run.
 
     Attributes:
         died: How often it died in each phase.
@@ -72,7 +72,7 @@ class Victim:
         return {name: content for name, content in files if name.startswith(f"train/{VARIANT}/")}
 
     def journal(self) -> dict[int, dict[str, float]]:
-        """What is seen of the run while it goes on, without the measured seconds."""
+        """Metrics of the running training without measured seconds."""
         record = read_journal(self.workspace.root / "logs" / VARIANT / "seed-0" / FILE)
         assert record is not None and record.ended is not None
         return {
@@ -81,7 +81,7 @@ class Victim:
         }
 
     def begun(self) -> int:
-        """How many processes have begun to train."""
+        """Number of processes that began to train."""
         return len(list((self.workspace.root / "logs").rglob("events.*")))
 
     def newest(self) -> int:
@@ -117,7 +117,7 @@ class Victim:
 
 
 def _wait(process: "subprocess.Popen[str]", happened: Callable[[], bool]) -> None:
-    """Until it has happened or the process is gone."""
+    """Wait until it has happened or the process has ended."""
     deadline = time.monotonic() + 300
     while process.poll() is None and not happened():
         assert time.monotonic() < deadline
@@ -144,7 +144,7 @@ def victim(planned: Workspace, root: Path, variant: dict[str, Any], train: dict[
 
 
 PHASES: tuple[Phase, ...] = ("saving", "training", "training", "loading", "training", "training")
-"""In turn."""
+"""Phases in which the run is killed, in order."""
 
 
 def ends_as_if_untouched(made: Victim, kills: int) -> Story:

@@ -83,12 +83,12 @@ PAIR = {
     "sharded-stopped": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped", stop_at=21),
     "sharded-resumed": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped"),
 }
-"""What two processes do, in this order."""
+"""Jobs of two processes, in this order."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What two processes saw of all jobs."""
+    """Results of all jobs in two processes."""
 
     folder: Path
 
@@ -98,7 +98,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Alone:
-    """What one process sees of a job, which it does once."""
+    """Result of a job in one process; computed once."""
 
     folder: Path
     do: Callable[[str], Seen]
@@ -108,7 +108,7 @@ class Alone:
 
 
 def environment(rank: int, port: int) -> dict[str, str]:
-    """What torchrun would tell one of two processes, and that they are to leave a GPU alone."""
+    """torchrun's variables for one of two processes, without a GPU."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     return {
         **os.environ,
@@ -157,7 +157,7 @@ def alone(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Alone
 
 
 def distance(a: Tensor | None, b: Tensor | None) -> float:
-    """Of a from b, relative to b."""
+    """Relative difference of a from b."""
     assert a is not None
     assert b is not None
     return float((a - b).norm() / b.norm())
@@ -169,7 +169,7 @@ def untimed(seen: Seen) -> list[MetricRow]:
 
 
 def alike(one: Seen, first: Seen) -> bool:
-    """Whether the metrics agree but for rounding, and for what measures rounding or time."""
+    """Whether metrics agree up to rounding, without those that measure rounding or time."""
     kept = [row for row in untimed(one) if not row[1].startswith("fidelity")]
     found = {(iteration, metric): value for iteration, metric, value in first.rows}
     return [value for _, _, value in kept] == pytest.approx(

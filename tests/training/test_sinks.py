@@ -1,4 +1,4 @@
-"""What sinks wrote, read back with TensorBoard's own reader; Weights & Biases as a stub that records calls."""
+"""Outputs of sinks: TensorBoard files by TensorBoard's reader, Weights & Biases by a recording stub."""
 
 import io
 import sys
@@ -103,7 +103,7 @@ def test_a_tracker_that_is_not_installed_is_a_configuration_error(
 
 
 class Stub(ModuleType):
-    """As much of wandb as the sink touches."""
+    """Part of wandb that the sink uses."""
 
     class Error(Exception):
         pass

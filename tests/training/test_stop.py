@@ -54,7 +54,7 @@ class Moment:
     call: int
     iteration: int
     updates_done: int | None
-    """Of the iteration under way, or None when none is."""
+    """Updates done in the running iteration; None if none runs."""
 
 
 TRAINING = "chunk_grpo.training"

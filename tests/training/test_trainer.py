@@ -123,7 +123,7 @@ def test_metrics_tell_every_iteration(whole):
 
 
 def test_the_second_update_is_off_policy(train, tmp_path):
-    """With a fraction of one and a single update the ratio is 1; the second update sees another policy."""
+    """With fraction 1 and a single update the ratio is 1; the second update has another policy."""
     alone = train(tmp_path / "a", iterations=1, updates_per_iteration=1)
     both = train(tmp_path / "b", iterations=1, updates_per_iteration=2, learning_rate=1e-3)
     ratios = [{m: v for _, m, v in made.rows if m.startswith("ratio")} for made in (alone, both)]

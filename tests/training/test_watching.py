@@ -1,4 +1,4 @@
-"""What is seen of a run while it goes on, what ends it early, and what is kept of it."""
+"""Metrics of a running training, early stops, and kept checkpoints."""
 
 import logging
 import re

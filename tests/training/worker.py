@@ -61,7 +61,7 @@ class Job:
 
 @dataclass
 class Seen:
-    """What one process saw of a job.
+    """Result of a job in one process.
 
     Attributes:
         error: The error that ended it, or "".
@@ -166,7 +166,7 @@ def watched(seen: Seen, sgd: bool) -> Iterator[None]:
 
 
 def plain_sgd(parameters: list[Tensor], lr: float, weight_decay: float) -> torch.optim.SGD:
-    """In the place of AdamW, whose settings it is given and leaves aside."""
+    """Replacement for AdamW that ignores its settings."""
     del lr, weight_decay
     return torch.optim.SGD(parameters, lr=SGD_RATE)
 
@@ -185,7 +185,7 @@ def main(jobs: str, prompts: str, folder: str) -> None:
 
 
 def result(folder: Path, name: str, rank: int) -> Seen:
-    """What a process has saved."""
+    """Result that a process saved."""
     return replace(Seen(), **torch.load(folder / f"{name}-{rank}.pt", weights_only=True))
 
 

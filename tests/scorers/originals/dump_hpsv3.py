@@ -1,4 +1,4 @@
-"""What the untouched hpsv3 computes on the way to a reward: python dump_hpsv3.py JOB.json OUT.npz.
+"""Intermediate values of the unmodified hpsv3: python dump_hpsv3.py JOB.json OUT.npz.
 
 The job has the scorer's settings, images (an .npz) and prompts. Runs in the package's interpreter, with the folders of
 hpsv3_original and worker_protocol on PYTHONPATH.

@@ -48,7 +48,7 @@ def run_original(python: Path, script: str, folder: Path, *arguments: str) -> No
 
 
 def script_dependencies(script: Path) -> list[str]:
-    """Of a script's PEP 723 block."""
+    """Requirements in a script's PEP 723 block."""
     text = script.read_text(encoding="utf-8")
     block = re.search(r"^# dependencies = \[\n((?:#.*\n)*?)# \]$", text, re.M)
     assert block, script
