@@ -1,1 +1,1 @@
-"""What all stages with scorers need: a scorer made, placed and identified, and called with retries and time limits."""
+"""Code that all stages with scorers share: make, place and identify a scorer, call it with retries and time limits."""

@@ -174,7 +174,7 @@ def serve(open_worker: Callable[[Start], Worker]) -> None:
 
 
 def _read_lines(stream: BinaryIO, lines: SimpleQueue[bytes], busy: threading.Lock) -> None:
-    """Queue the lines, and an empty one at their end. If nobody waits any more for a running batch, end the process."""
+    """Queue the lines, then an empty one. If the input ends during a batch, its stage is gone: end the process."""
     for line in stream:
         lines.put(line)
     if busy.locked():
