@@ -37,7 +37,7 @@ def summary(newest: Sequence[HistoryRow], repeats: str = "") -> str:
         repeats: Earlier evaluation with exactly the same results; empty if there is none.
     """
     if repeats:
-        return f"Nothing new: all {len(newest)} scores are exactly those of {repeats}."
+        return f"No change: all {len(newest)} scores equal those of {repeats}."
     found = Counter(row.change for row in newest)
     if found["first"] == len(newest):
         return f"First evaluation: {len(newest)} scores, with nothing to compare them with."

@@ -13,7 +13,7 @@ from chunk_grpo.errors import ConfigError
 Key: TypeAlias = tuple[str | int, ...]
 
 SCORER = '''\
-"""A scorer of the user's own."""
+"""A user's scorer."""
 
 import numpy as np
 

@@ -117,7 +117,7 @@ def test_scoring_again_without_a_change_is_nothing_new(watch: Watch, published: 
     before = evaluations(published)
     again = completed(watch, new_seeds=False)["state"]
     assert again["name"] == "Nothing"
-    assert re.fullmatch(rf"Nothing new: all \d+ scores are exactly those of {first}\.", again["message"])
+    assert re.fullmatch(rf"No change: all \d+ scores equal those of {first}\.", again["message"])
     assert evaluations(published) == before
 
 

@@ -1,4 +1,4 @@
-"""Who is told of a failed run, and what becomes of a run while its server is away."""
+"""Notifications of failed runs, and runs whose server is away."""
 
 import time
 from collections.abc import Iterator

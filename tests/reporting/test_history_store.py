@@ -99,7 +99,7 @@ def test_what_the_history_has_is_not_added_under_another_name(
     assert [row.evaluation for row in done.history][::20] == [f"night-{number}" for number in before]
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == files
     assert {row.evaluation for row in done.newest} == {"night-9"}
-    assert summary(done.newest, done.repeats) == "Nothing new: all 20 scores are exactly those of night-0."
+    assert summary(done.newest, done.repeats) == "No change: all 20 scores equal those of night-0."
     assert alert(done.history, done.newest) is None
 
 

@@ -45,7 +45,7 @@ def test_what_is_no_model_is_told_without_asking_the_hub(tmp_path, checkpoint, r
 
 
 class ConnectTimeout(Exception):  # noqa: N818
-    """Error like those of network libraries: no OSError, no message."""
+    """Error like a network library's: not an OSError, and without a message."""
 
 
 @pytest.mark.parametrize(

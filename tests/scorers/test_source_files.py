@@ -1,4 +1,4 @@
-"""chunk_grpo/scorers/running/source_files.py: the code behind a scorer of the user's own."""
+"""chunk_grpo/scorers/running/source_files.py: the code behind a user's scorer."""
 
 import importlib
 import sys

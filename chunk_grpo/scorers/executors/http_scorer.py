@@ -93,7 +93,7 @@ class HttpScorer(Remote):
         self._client.close()
 
     def _exchange(self, method: str, path: str, content: bytes | None = None) -> dict[str, Any]:
-        """Answer to a request, which is repeated while the server asks to come again."""
+        """Answer to a request, which is repeated while the server answers with Retry-After."""
         deadline = time.monotonic() + self.executor.timeout_seconds
         while True:
             response = self._request(method, path, deadline - time.monotonic(), content)

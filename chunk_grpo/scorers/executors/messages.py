@@ -9,11 +9,11 @@ from __future__ import annotations
 import binascii
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
@@ -34,7 +34,7 @@ class WorkerError(Exception):
 
 
 class Identity(BaseModel):
-    """Content of a worker's `ready` message; the other attributes are those of `Scorer`.
+    """A worker's `ready` message. Attributes that are not listed are those of `Scorer`.
 
     Attributes:
         measured: Settings that could change a score.
@@ -44,7 +44,7 @@ class Identity(BaseModel):
     """
 
     type: Literal["ready"]
-    protocol: Literal[2]
+    protocol: Annotated[int, Field(ge=worker_protocol.PROTOCOL, le=worker_protocol.PROTOCOL)]
     name: str
     version: int
     needs: frozenset[Need]

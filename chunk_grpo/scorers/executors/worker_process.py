@@ -95,7 +95,7 @@ class WorkerProcess:
         self._kill_group()
         self._process.wait()
         self._errors.join(_WORDS_SECONDS)
-        with contextlib.suppress(BrokenPipeError):  # of a question that nobody read
+        with contextlib.suppress(BrokenPipeError):  # of an unread question
             self._questions.close()
         self._answers.close()
 
