@@ -1,4 +1,4 @@
-"""Images that a scorer refuses: they need no number, but a reward and the contract of scorers do."""
+"""Images without a score because the scorer refused them: evaluation allows them, reward and contract do not."""
 
 import re
 from typing import Any

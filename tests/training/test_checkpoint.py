@@ -55,7 +55,7 @@ def latest_iteration(store: CheckpointStore) -> int:
 
 
 def write_sealed(content: object, path: Path) -> None:
-    """A file with a right checksum, whatever is in it: an archive whose comment is the CRC-32 of what is before it."""
+    """An archive with any content and a valid checksum: its comment is the CRC-32 of the bytes before it."""
     torch.save(content, path)
     archive = path.read_bytes()[:-2] + b"\x08\x00"
     path.write_bytes(archive + b"%08x" % zlib.crc32(archive))
