@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from chunk_grpo.families.sharding import StoredTensor
+
 Part = Literal["text", "transformer", "vae"]
 """Parts that can be loaded separately: training needs no text encoder, encoding no transformer."""
 
@@ -132,13 +134,17 @@ class Family(VelocityModel, Protocol):
         ...
 
     def trainable_state(self) -> dict[str, Tensor]:
-        """Trained weights by name. They are not copied: save them before the next optimiser step.
+        """Trained weights by name, sharded or not. They are not copied: save them before the next optimiser step."""
+        ...
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """Unsharded trained weights by name, in the type that `save_transformer` writes.
 
         With sharded weights all processes must call, and only the first gets the values.
         """
         ...
 
-    def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_trainable_state(self, state: Mapping[str, Tensor | StoredTensor]) -> None:
         """Restore the result of `trainable_state`, after the same `prepare_training`.
 
         Raises:
@@ -192,7 +198,7 @@ class Family(VelocityModel, Protocol):
         A transformer is saved in the checkpoint's type, an adapter in float32. Equal weights give equal bytes.
 
         Args:
-            state: Result of `trainable_state`.
+            state: Result of `policy_state`.
             folder: Folder of the transformer or adapter.
         """
         ...

@@ -25,7 +25,7 @@ from chunk_grpo.families.lora import (
     save_lora,
     with_lora,
 )
-from chunk_grpo.families.sharding import full_tensor
+from chunk_grpo.families.sharding import StoredTensor, full_tensor
 
 PIPELINE_CLASS = "FluxPipeline"
 
@@ -206,16 +206,17 @@ class FluxFamily:
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The weights of `trainable_parameters` by name; see `Family.trainable_state`."""
-        return {name: full_tensor(value) for name, value in self._held_state().items()}
-
-    def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `trainable_state`; DataError if it belongs to other weights."""
-        load_exactly(self._held_state(), state)
-
-    def _held_state(self) -> dict[str, Tensor]:
-        """Trained weights, sharded or not, as this process holds them."""
         network = self.transformer
         return lora_state(network) if has_lora(network) else dict(network.state_dict())
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """The trained weights, unsharded and in the type of the saved file; see `Family.policy_state`."""
+        dtype = torch.float32 if has_lora(self.transformer) else self._options.dtype
+        return {name: full_tensor(value.to(dtype)) for name, value in self.trainable_state().items()}
+
+    def load_trainable_state(self, state: Mapping[str, Tensor | StoredTensor]) -> None:
+        """Restore the result of `trainable_state`; DataError if it belongs to other weights."""
+        load_exactly(self.trainable_state(), state)
 
     def use_network(self, network: nn.Module) -> None:
         """Run `velocity` through `network`, a module around the transformer."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.sharding import local_shard
+from chunk_grpo.families.sharding import StoredTensor, local_shard
 
 WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
 """Name of the weights file in an adapter folder."""
@@ -192,12 +192,12 @@ def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
 
 
 @torch.no_grad()
-def load_exactly(target: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+def load_exactly(target: Mapping[str, Tensor], given: Mapping[str, Tensor | StoredTensor]) -> None:
     """Copy the tensors of `given` into the tensors of `target`.
 
     Args:
         target: Tensors to overwrite, which may be sharded.
-        given: Unsharded tensors with the same names and shapes.
+        given: Unsharded or stored tensors with the same names and shapes.
 
     Raises:
         DataError: Names or shapes differ; the message names the first weight. Nothing was changed.

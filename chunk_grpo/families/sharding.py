@@ -5,7 +5,7 @@ Unsharded tensors are returned unchanged.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,16 @@ def shard_weights(network: nn.Module, mesh: DeviceMesh) -> None:
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
+class StoredTensor(Protocol):
+    """A tensor in files, of which a process reads its own part."""
+
+    shape: torch.Size
+
+    def part(self, like: Tensor) -> Tensor:
+        """The values with the type, device and sharding of `like`, a tensor of the same shape."""
+        ...
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """The unsharded tensor, on the CPU of the first process; the others get an empty one. All processes must call."""
     if not isinstance(tensor, DTensor):
@@ -40,13 +50,15 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return whole.cpu() if is_first else torch.empty(0, dtype=whole.dtype)
 
 
-def local_shard(like: Tensor, whole: Tensor) -> Tensor:
+def local_shard(like: Tensor, given: Tensor | StoredTensor) -> Tensor:
     """This process's part of a tensor.
 
     Args:
         like: Tensor whose sharding is applied.
-        whole: Unsharded tensor, the same in all processes.
+        given: Unsharded tensor, the same in all processes, or a stored tensor.
     """
+    if not isinstance(given, Tensor):
+        return given.part(like)
     if not isinstance(like, DTensor):
-        return whole
-    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        return given
+    return distribute_tensor(given.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

@@ -5,6 +5,9 @@ then renamed. Older files are removed last.
 
 A file is the output of torch.save plus a checksum of all its bytes. torch.load does not verify the checksums of the
 zip archive: after a single flipped bit in the archive's table it returns uninitialised memory.
+
+Sharded tensors are in a folder beside the file; each process writes its part. The file names the folder and has the
+checksums of its files, so there is a checkpoint if and only if the file is there.
 """
 
 from __future__ import annotations
@@ -12,25 +15,45 @@ from __future__ import annotations
 import logging
 import os
 import re
-import zlib
-from collections import OrderedDict
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypedDict, TypeVar
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.sealing import (
+    checksum_of,
+    find_not_plain,
+    is_whole,
+    make_folder,
+    os_error,
+    seal,
+    sync_folder,
+)
+from chunk_grpo.training.sharded_files import with_stored, without_sharded, write_sharded
 
-FORMAT = "chunk_grpo.training/2"
+FORMAT = "chunk_grpo.training/3"
 
 _CHECKPOINT = re.compile(r"iteration-([0-9]{6}|[1-9][0-9]{6,})\.pt")
 _PARTIAL = re.compile(_CHECKPOINT.pattern + r"\.partial")
-_CHECKSUM_DIGITS = 8
-_PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter)
+_SHARDS = re.compile(r"iteration-([0-9]{6,})\.shards-([0-9]+)")
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
+
+
+class _Shards(TypedDict):
+    """Sharded tensors of a checkpoint: their folder and the CRC-32 of each file in it."""
+
+    folder: str
+    checksums: dict[str, str]
 
 
 @dataclass
@@ -39,7 +62,8 @@ class TrainingState:
 
     Attributes:
         iteration: Number of completed iterations, >= 0.
-        network: State dict of the trained weights: the whole policy, or the adapter alone.
+        network: State dict of the trained weights: the whole policy, or the adapter alone. Here and below, tensors may
+            be sharded; a loaded state has a `StoredTensor` in their place.
         optimizer: State dict of the optimiser.
         rows: Metric rows (iteration, metric, value) so far.
         extra: Other plain values and tensors by name, such as averaged weights or a chunk plan; {} if unused.
@@ -55,13 +79,14 @@ class TrainingState:
 class CheckpointStore:
     """The checkpoints of one run in one folder. Files with other names are ignored."""
 
-    def __init__(self, folder: Path, identity: str, keep: int) -> None:
+    def __init__(self, folder: Path, identity: str, keep: int, processes: Processes | None = None) -> None:
         """Set the folder. The first `save` creates it.
 
         Args:
             folder: Folder of this run's checkpoints, not shared with other runs.
             identity: Name of the computation (code, parameters, inputs). Checkpoints with another identity are refused.
             keep: Number of checkpoints that are kept, >= 1.
+            processes: Processes that all call `save` and `latest`; None: one process calls them.
 
         Raises:
             ValueError: `keep` is below 1.
@@ -69,6 +94,7 @@ class CheckpointStore:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._folder, self._identity, self._keep = folder, identity, keep
+        self._processes = processes if processes is not None and processes.count > 1 else None
         self._refused: set[Path] = set()  # not counted by `keep`: bad files must not displace good ones
 
     def save(self, state: TrainingState) -> None:
@@ -80,34 +106,84 @@ class CheckpointStore:
             ValueError: The iteration is negative.
         """
         path = self._folder / _file_name(state.iteration)
-        if found := _find_not_plain(vars(state)):
+        sharded: dict[str, DTensor] = {}
+        plain = without_sharded(vars(state), sharded)
+        if found := find_not_plain(plain):
             raise TypeError(
                 f"{path}: state{found}, must be a plain value, a tensor, or a dict, list or tuple of these"
             )
-        partial = path.with_name(path.name + ".partial")
-        try:
-            _make_folder(self._folder)
+        folder = self._by_main(lambda: self._prepare(path, state.iteration))
+        shards = self._write_shards(sharded, path, folder) if sharded else None
+        self._by_main(lambda: self._write(path, state.iteration, plain, shards))
+
+    def _prepare(self, path: Path, iteration: int) -> str:
+        """Remove the remains of killed saves; return a new name for the folder of sharded tensors."""
+        with self._writing(path):
+            make_folder(self._folder)
             for _, leftover in self._files(_PARTIAL):
                 leftover.unlink()
+            whole = {number for number, _ in self._files(_CHECKPOINT)}
+            for number, leftover in self._files(_SHARDS):
+                if number not in whole:
+                    shutil.rmtree(leftover)
+        used = [
+            int(path.name.rpartition("-")[2]) for number, path in self._files(_SHARDS) if number == iteration
+        ]
+        return f"{path.stem}.shards-{max(used, default=0) + 1}"
+
+    def _write_shards(self, sharded: dict[str, DTensor], path: Path, name: str) -> _Shards:
+        """Write each process's part of the sharded tensors, and read it again for its checksums."""
+        folder, processes = self._folder / name, self._processes
+
+        def write() -> list[tuple[str, str]]:
+            with self._writing(path):
+                write_sharded(sharded, folder, None if processes is None else processes.patient)
+                own = _share_of(sorted(folder.iterdir()), processes)
+                return [(file.name, checksum_of(file)) for file in own]
+
+        return {"folder": name, "checksums": dict(self._by_all(write))}
+
+    def _write(self, path: Path, iteration: int, plain: dict[str, Any], shards: _Shards | None) -> None:
+        """Write the sealed file; remove what is no longer kept."""
+        partial = path.with_name(path.name + ".partial")
+        content = {"format": FORMAT, "identity": self._identity, "state": plain, "shards": shards}
+        with self._writing(path, partial):
             with partial.open("w+b") as stream:
-                torch.save({"format": FORMAT, "identity": self._identity, "state": vars(state)}, stream)
-                _seal(stream)
+                torch.save(content, stream)
+                seal(stream)
                 stream.flush()
                 os.fsync(stream.fileno())
+            if shards is not None:
+                sync_folder(self._folder / shards["folder"])
             partial.replace(path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
             self._refused.discard(path)
-            self._remove_older_than(state.iteration)
+            self._remove_older_than(iteration)
+            self._remove_shards(iteration, None if shards is None else shards["folder"])
+
+    @contextmanager
+    def _writing(self, path: Path, partial: Path | None = None) -> Iterator[None]:
+        """Context that reports an OSError of the block as DataError, and removes `partial` after a failure."""
+        try:
+            yield
         except Exception as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            cause = _os_error(error)
+            if partial is not None:
+                with suppress(OSError):
+                    partial.unlink(missing_ok=True)
+            cause = os_error(error)
             if cause is None:
                 raise
             raise DataError(
                 f"{path}: the checkpoint cannot be saved ({cause.strerror or cause}). Make room in {self._folder} or "
                 "make it writable, then run again: training resumes from the newest checkpoint there."
             ) from error
+
+    def _by_all(self, action: Callable[[], Iterable[T]]) -> list[T]:
+        found = [action()] if self._processes is None else self._processes.by_all(action)
+        return [item for part in found for item in part]
+
+    def _by_main(self, action: Callable[[], T]) -> T:
+        return action() if self._processes is None else self._processes.by_main(action)
 
     def latest(self) -> TrainingState | None:
         """The newest intact checkpoint of this computation, with tensors on the CPU; None without any checkpoint.
@@ -118,7 +194,7 @@ class CheckpointStore:
             DataError: All checkpoints are refused, or the folder cannot be read.
         """
         refused: dict[Path, str] = {}
-        for iteration, path in reversed(self._files(_CHECKPOINT)):
+        for iteration, path in self._by_main(lambda: self._files(_CHECKPOINT)[::-1]):
             try:
                 state = self._read(path, iteration)
             except _RefusedError as error:
@@ -158,6 +234,18 @@ class CheckpointStore:
             if number < oldest_kept:
                 path.unlink()
 
+    def _remove_shards(self, iteration: int, newest: str | None) -> None:
+        """Remove the folders of sharded tensors without a checkpoint.
+
+        Args:
+            iteration: Iteration of the checkpoint that was just written.
+            newest: Folder of that checkpoint.
+        """
+        whole = {number for number, _ in self._files(_CHECKPOINT)}
+        for number, path in self._files(_SHARDS):
+            if number not in whole or (number == iteration and path.name != newest):
+                shutil.rmtree(path)
+
     def _read(self, path: Path, iteration: int) -> TrainingState:
         """Load the state in `path`.
 
@@ -166,16 +254,47 @@ class CheckpointStore:
             iteration: Iteration in the file's name.
 
         Raises:
-            _RefusedError: The file is damaged, belongs to another computation, or contradicts its name.
+            _RefusedError: A file is damaged, belongs to another computation, or contradicts its name.
+            DataError: A process does not see the file.
         """
+        reason, shards = self._by_main(lambda: self._checked(path, iteration))
+        if reason:
+            raise _RefusedError(reason)
+        processes = self._processes
+        folder = None if shards is None else self._folder / shards["folder"]
+        if blind := [rank for rank, seen in enumerate(self._by_all(lambda: [path.exists()])) if not seen]:
+            raise DataError(
+                f"{path}: must be visible to all processes, which resume from it; process {blind[0]} does not see it. "
+                "Put the repository on a disk that all machines share."
+            )
+        if shards is not None and folder is not None:
+            checksums = _share_of(sorted(shards["checksums"].items()), processes)
+            damaged = self._by_all(lambda: _damaged(folder, checksums))
+            if damaged:
+                raise _RefusedError(
+                    f"{folder.name}/{damaged[0]} is missing or damaged (its checksum is wrong)"
+                )
+        # Mapped, so that processes on one machine share the memory.
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return TrainingState(**with_stored(content["state"], folder))
+
+    def _checked(self, path: Path, iteration: int) -> tuple[str, _Shards | None]:
+        """Reason to refuse a file, or "", and the description of its sharded tensors."""
         try:
-            whole = _is_whole(path)
+            return "", self._check(path, iteration)
+        except _RefusedError as error:
+            return str(error), None
+
+    def _check(self, path: Path, iteration: int) -> _Shards | None:
+        """Description of the sharded tensors of an intact file; raises _RefusedError."""
+        try:
+            whole = is_whole(path)
         except OSError as error:
             raise _RefusedError(f"cannot be read ({error.strerror})") from error
         if not whole:
             raise _RefusedError("damaged or not a checkpoint (its checksum is missing or wrong)")
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch.load raises many types
             line = next(iter(str(error).splitlines()), type(error).__name__)
             raise _RefusedError(f"not a readable checkpoint ({line})") from error
@@ -190,7 +309,8 @@ class CheckpointStore:
             raise _RefusedError(f"does not hold the fields of the format {FORMAT}")
         if state["iteration"] != iteration:
             raise _RefusedError(f"holds iteration {state['iteration']!r}, which does not match its name")
-        return TrainingState(**state)
+        shards: _Shards | None = content.get("shards")
+        return shards
 
 
 class _RefusedError(Exception):
@@ -204,75 +324,18 @@ def _file_name(iteration: int) -> str:
     return f"iteration-{iteration:06d}.pt"
 
 
-def _seal(stream: BinaryIO) -> None:
-    """Append the checksum of the bytes in `stream`, as the comment at the end of a zip archive.
-
-    The last two bytes of an archive are the length of its comment; torch.save leaves 0 there.
-    """
-    stream.seek(-2, os.SEEK_END)
-    stream.write(_CHECKSUM_DIGITS.to_bytes(2, "little"))
-    size = stream.tell()
-    checksum = _checksum(stream, size)
-    stream.seek(size)
-    stream.write(checksum)
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether the file ends with the checksum of the bytes before it."""
-    with path.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END) - _CHECKSUM_DIGITS
-        return _checksum(stream, size) == stream.read()
+def _damaged(folder: Path, checksums: Sequence[tuple[str, str]]) -> list[str]:
+    """Names of the files that are missing, unreadable, or have another checksum."""
+    found = []
+    for name, checksum in checksums:
+        try:
+            intact = checksum_of(folder / name) == checksum
+        except OSError:
+            intact = False
+        found += [] if intact else [name]
+    return found
 
 
-def _checksum(stream: BinaryIO, size: int) -> bytes:
-    """CRC-32 of the first `size` bytes in hexadecimal; leaves `stream` at position `size`."""
-    checksum = 0
-    stream.seek(0)
-    while size > 0 and (block := stream.read(min(size, 2**20))):
-        checksum = zlib.crc32(block, checksum)
-        size -= len(block)
-    return f"{checksum:0{_CHECKSUM_DIGITS}x}".encode()
-
-
-def _find_not_plain(value: object) -> str | None:
-    """Location and type of a value that torch.load(weights_only=True) may refuse; None if there is none.
-
-    Types are compared exactly: numpy.float64 is a subclass of float that can be saved but not loaded.
-    """
-    items: list[tuple[object, object]] = []
-    if type(value) in (dict, OrderedDict):
-        items = list(value.items())  # type: ignore[attr-defined]  # mypy does not narrow by `in`
-    elif type(value) in (list, tuple):
-        items = list(enumerate(value))  # type: ignore[arg-type]  # likewise
-    elif type(value) not in _PLAIN:
-        return f" is of type {type(value).__name__}"
-    for key, item in items:
-        if type(key) not in (str, int):
-            return f" has the key {key!r}, which is not a str or int"
-        if found := _find_not_plain(item):
-            return f"[{key!r}]{found}"
-    return None
-
-
-def _make_folder(folder: Path) -> None:
-    """Create a folder that survives a loss of power."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder's directory entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _os_error(error: BaseException | None) -> OSError | None:
-    """The OSError in the chain of `error`: torch.save raises RuntimeError when the disk is full."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
+def _share_of(items: Sequence[T], processes: Processes | None) -> Sequence[T]:
+    """This process's share of work that the processes divide."""
+    return items if processes is None else items[processes.index :: processes.count]

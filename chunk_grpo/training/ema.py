@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from chunk_grpo.families.sharding import full_tensor, local_shard
+from chunk_grpo.families.sharding import StoredTensor, local_shard
 
 
 class ExponentialMovingAverage:
@@ -48,17 +48,17 @@ class ExponentialMovingAverage:
         self._step(self._averages, [parameter.detach() for parameter in self._parameters], None)
 
     def state(self) -> list[Tensor]:
-        """The averages in the order of the parameters. They are not copied: save them before the next update.
+        """The averages in the order of the parameters, sharded or not.
 
-        With sharded weights all processes must call, and only the first gets the values.
+        They are not copied: save them before the next update.
 
         Raises:
             ValueError: Called inside `averaged`.
         """
         self._require_own_weights("state")
-        return [full_tensor(average) for average in self._averages]
+        return list(self._averages)
 
-    def load_state(self, averages: Sequence[Tensor]) -> None:
+    def load_state(self, averages: Sequence[Tensor | StoredTensor]) -> None:
         """Restore the result of `state`.
 
         Raises:

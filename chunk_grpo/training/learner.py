@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.sharding import full_tensor, local_shard
+from chunk_grpo.families.sharding import local_shard
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.processes import Processes
@@ -85,23 +84,28 @@ class Learner:
         return updates
 
     def optimizer_state(self) -> dict[str, Any]:
-        """State dict of the optimiser. With sharded weights all processes must call, and only the first gets it."""
-        return _with_tensors(self.optimizer.state_dict(), lambda _, value: full_tensor(value))
+        """State dict of the optimiser; its tensors are sharded as the parameters are."""
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
 
     def load_state(self, optimizer: dict[str, Any], chunks: dict[str, Any]) -> None:
         """Restore a checkpoint.
 
         Args:
-            optimizer: Result of `optimizer_state`, the same in all processes.
+            optimizer: Result of `optimizer_state`, with unsharded or stored tensors.
             chunks: Result of `ChunkSelector.state`.
         """
-
-        def part(index: int, value: Tensor) -> Tensor:
-            parameter = self._parameters[index]
-            return local_shard(parameter, value) if value.shape == parameter.shape else value
-
-        self.optimizer.load_state_dict(_with_tensors(optimizer, part))
+        moments = {
+            index: {name: self._part(index, value) for name, value in held.items()}
+            for index, held in optimizer["state"].items()
+        }
+        self.optimizer.load_state_dict({**optimizer, "state": moments})
         self.selector.load_state(chunks)
+
+    def _part(self, index: int, value: Any) -> Any:
+        """This process's part of a value of the optimiser's state for one parameter."""
+        parameter = self._parameters[index]
+        return local_shard(parameter, value) if getattr(value, "shape", None) == parameter.shape else value
 
     def step(
         self, update: Update, batch: TrainingBatch, number: int, check: Check
@@ -158,22 +162,6 @@ class Learner:
     def _objective(self) -> Objective:
         method = self._method
         return Objective(method.clip_range, method.kl_coef, method.ratio_norm)
-
-
-def _with_tensors(state: dict[str, Any], change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
-    """Map the tensors of an optimiser's state.
-
-    Args:
-        state: State dict of the optimiser.
-        change: Called with the index of the parameter and the tensor.
-    """
-    changed = {
-        index: {
-            name: change(index, value) if isinstance(value, Tensor) else value for name, value in held.items()
-        }
-        for index, held in state["state"].items()
-    }
-    return {**state, "state": changed}
 
 
 _REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."

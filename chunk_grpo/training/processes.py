@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -20,8 +20,10 @@ from chunk_grpo.environment import SAVING
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
 from chunk_grpo.families.sharding import shard_weights
 
+T = TypeVar("T")
+
 _PATIENCE = timedelta(days=7)
-"""Timeout of the other processes while the main one writes. If it dies, its connections close and they fail at once."""
+"""Timeout of processes that wait for a writing one. If that one dies, its connections close and they fail at once."""
 
 
 class Processes:
@@ -129,29 +131,44 @@ class Processes:
         """Items of all processes, in order of rank."""
         return items if self.count == 1 else list(gather_object(items))
 
-    def by_main(self, write: Callable[[], object]) -> None:
-        """Call `write` in the main process while the others wait, up to `_PATIENCE`.
+    def by_main(self, action: Callable[[], T]) -> T:
+        """Result of `action`, which the main process performs while the others wait, up to `_PATIENCE`.
 
         Raises:
-            ChunkGrpoError: `write` failed; all processes raise the same type.
+            ChunkGrpoError: `action` failed; all processes raise the same type.
             TransientError: The main process has ended.
         """
+        return self.by_all(lambda: action() if self.is_main else None)[0]  # type: ignore[return-value]
+
+    def by_all(self, action: Callable[[], T]) -> list[T]:
+        """Results of `action` in all processes, in order of rank. They may take unequally long, up to `_PATIENCE`.
+
+        Raises:
+            ChunkGrpoError: `action` failed in a process; all processes raise the error of the lowest rank.
+            TransientError: Another process has ended.
+        """
         if self.count == 1:
-            write()
-            return
-        failure: list[ChunkGrpoError | None] = [None]
-        if self.is_main:
+            return [action()]
+        own: tuple[T | None, ChunkGrpoError | None]
+        with _announced() if self.is_main else nullcontext():
             try:
-                with _announced():
-                    write()
+                own = action(), None
             except ChunkGrpoError as error:
-                failure = [error]
-        try:
-            distributed.broadcast_object_list(failure, src=0, group=self._patient)
-        except RuntimeError as error:
-            raise TransientError("another process has ended while the main one wrote a checkpoint") from error
-        if failure[0] is not None:
-            raise failure[0]
+                own = None, error
+            everybody: list[Any] = [None] * self.count
+            try:
+                distributed.all_gather_object(everybody, own, group=self._patient)
+            except RuntimeError as error:
+                raise TransientError("another process has ended while a checkpoint was written") from error
+        for _, failure in everybody:
+            if failure is not None:
+                raise failure
+        return [result for result, _ in everybody]
+
+    @property
+    def patient(self) -> distributed.ProcessGroup | None:
+        """All processes, with collectives that wait up to `_PATIENCE`; None with one process."""
+        return self._patient
 
     def share_of(self, total: int, what: str) -> range:
         """This process's share of `total` items; all shares have the same size.

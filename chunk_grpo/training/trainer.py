@@ -80,7 +80,9 @@ class Trainer:
         self._family, self._data, self._method, self._settings = family, data, method, settings
         self._seed, self._processes = seed, Processes(shards_weights=settings.shard_weights)
         self._shares_of_prompts()
-        self._checkpoints = CheckpointStore(paths.checkpoints, paths.identity, settings.checkpoints_kept)
+        self._checkpoints = CheckpointStore(
+            paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes
+        )
         self._best = CheckpointStore(paths.checkpoints / "best", paths.identity, keep=1)
         family.prepare_training(_tuning(settings), derive_seed("adapter", seed))
         reference = family.reference(self._processes.shard).velocity if method.kl_coef > 0 else None
@@ -150,7 +152,7 @@ class Trainer:
         All processes must call; the main one writes.
         """
         with self._averaged():
-            trained = self._family.trainable_state()
+            trained = self._family.policy_state()
             self._processes.by_main(lambda: self._family.save_transformer(trained, folder / "transformer"))
         if self._processes.is_main and self._settings.heldout.keep_best:
             best = self._best.latest()
@@ -279,7 +281,7 @@ class Trainer:
         with self._averaged():
             evaluated = self._heldout.evaluate(self._family, times, iteration, self._check, self._check_alone)
             if self._settings.heldout.keep_best and self._processes.gather([evaluated.is_best])[0]:
-                best = TrainingState(iteration, self._family.trainable_state(), {}, [])
+                best = TrainingState(iteration, self._family.policy_state(), {}, [])
                 self._processes.by_main(lambda: self._best.save(best))
         self._record(iteration, evaluated.metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
 
@@ -348,7 +350,7 @@ class Trainer:
             rows=self._rows,
             extra=extra,
         )
-        self._processes.by_main(lambda: self._checkpoints.save(state))
+        self._checkpoints.save(state)
 
 
 def _tuning(settings: TrainParams) -> TuningOptions:

@@ -112,5 +112,5 @@ def test_transformer_survives_saving(tmp_path):
     conditioning = family.encode(PROMPTS[:2])
     with torch.no_grad():
         before = family.velocity(x, t, conditioning)
-        family.save_transformer(family.trainable_state(), tmp_path)
+        family.save_transformer(family.policy_state(), tmp_path)
         assert torch.equal(family.with_transformer(tmp_path).velocity(x, t, conditioning), before)

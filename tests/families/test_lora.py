@@ -169,7 +169,7 @@ class TestFiles:
     def test_a_saved_adapter_gives_the_same_velocities(self, adapted, load, tmp_path):
         base = load()
         before, drawn = velocity(base), torch.get_rng_state()
-        adapted.save_transformer(adapted.trainable_state(), tmp_path)
+        adapted.save_transformer(adapted.policy_state(), tmp_path)
         loaded = base.with_transformer(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == [FILE]
         assert torch.equal(velocity(loaded), velocity(adapted))
@@ -183,7 +183,7 @@ class TestFiles:
         assert sum(value.numel() for value in load_file(tmp_path / FILE).values()) == size
 
     def test_a_model_with_an_adapter_loads_another(self, adapted, tmp_path):
-        adapted.save_transformer(adapted.trainable_state(), tmp_path)
+        adapted.save_transformer(adapted.policy_state(), tmp_path)
         first = velocity(adapted)
         disturb(adapted)
         now, trainable = velocity(adapted), flags(adapted.transformer)
@@ -193,7 +193,7 @@ class TestFiles:
 
     def test_plain_diffusers_gives_the_same_velocities(self, adapted, load, tmp_path):
         """On bfloat16 weights diffusers rounds the adapter to bfloat16, so there it is near and not equal."""
-        adapted.save_transformer(adapted.trainable_state(), tmp_path)
+        adapted.save_transformer(adapted.policy_state(), tmp_path)
         base = load()
         expected, start = velocity(adapted).detach(), velocity(base)
         pipeline = FluxPipeline(**base._pipeline.components)
@@ -209,7 +209,7 @@ class TestFiles:
         """Two entries of metadata would come in either order, so twelve files would hardly be equal."""
         found = set()
         for number in range(12):
-            adapted.save_transformer(adapted.trainable_state(), tmp_path / str(number))
+            adapted.save_transformer(adapted.policy_state(), tmp_path / str(number))
             found.add((tmp_path / str(number) / FILE).read_bytes())
         assert len(found) == 1
         with safe_open(tmp_path / "0" / FILE, framework="pt") as file:
@@ -222,7 +222,7 @@ class TestFiles:
         assert metadata == {}
 
     def test_a_damaged_file(self, adapted, load, tmp_path):
-        adapted.save_transformer(adapted.trainable_state(), tmp_path)
+        adapted.save_transformer(adapted.policy_state(), tmp_path)
         content = (tmp_path / FILE).read_bytes()
         for share in (0.0, 0.6):
             (tmp_path / FILE).write_bytes(content[: int(share * len(content))])
@@ -233,13 +233,13 @@ class TestFiles:
         for mine, other in ((tiny, bf16), (bf16, tiny)):
             family = mine()
             family.prepare_training(options(rank=3), seed=0)
-            family.save_transformer(family.trainable_state(), tmp_path)
+            family.save_transformer(family.policy_state(), tmp_path)
             with pytest.raises(DataError, match=f"{FILE}: not an adapter of this FluxTransformer2DModel"):
                 other().with_transformer(tmp_path)
 
     def test_an_adapter_that_is_only_half_used(self, adapted, load, tmp_path):
         """Diffusers warns of weights that it finds no place for, and goes on."""
-        adapted.save_transformer(adapted.trainable_state(), tmp_path)
+        adapted.save_transformer(adapted.policy_state(), tmp_path)
         with safe_open(tmp_path / FILE, framework="pt") as file:
             metadata = file.metadata()
         extra = {
@@ -251,7 +251,7 @@ class TestFiles:
             load().with_transformer(tmp_path)
 
     def test_weights_that_are_trained_are_no_base(self, adapted, load, tmp_path):
-        adapted.save_transformer(adapted.trainable_state(), tmp_path)
+        adapted.save_transformer(adapted.policy_state(), tmp_path)
         family = load()
         family.prepare_training(options(), seed=0)
         with pytest.raises(ValueError, match="an adapter needs the base model"):

@@ -106,7 +106,7 @@ class TestFull:
         family = bf16()
         family.prepare_training(options(), seed=0)
         disturb(family)
-        family.save_transformer(family.trainable_state(), tmp_path)
+        family.save_transformer(family.policy_state(), tmp_path)
         name = "diffusion_pytorch_model.safetensors"
         saved, trained = load_file(tmp_path / name), family.transformer.state_dict()
         assert saved.keys() == trained.keys()
@@ -124,7 +124,7 @@ class TestFull:
         family.prepare_training(options(), seed=0)
         disturb(family)
         for name in "ab":
-            family.save_transformer(family.trainable_state(), tmp_path / name)
+            family.save_transformer(family.policy_state(), tmp_path / name)
         assert torch.equal(velocity(tiny().with_transformer(tmp_path / "a")), velocity(family))
         files = sorted(path.name for path in (tmp_path / "a").iterdir())
         assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)

@@ -49,5 +49,5 @@ def test_the_others_hear_at_once_that_the_main_process_was_killed():
     assert main[0] == -9
     assert other[:2] == (
         75,
-        "TransientError: another process has ended while the main one wrote a checkpoint\n",
+        "TransientError: another process has ended while a checkpoint was written\n",
     ), other[2]
