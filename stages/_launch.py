@@ -19,10 +19,10 @@ from pathlib import Path
 from types import FrameType
 
 from chunk_grpo import environment
-from chunk_grpo.config import Params, load_params
+from chunk_grpo.config import Params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
 from chunk_grpo.stopping import STOP_SIGNALS, mute_lost_outputs, stop_seconds
-from stages._stage import Arguments, mark_as_run, params_path, report_error, run_stage
+from stages._stage import Arguments, mark_as_run, parsed, report_error, run_stage
 
 FAIL_SECONDS = 5.0
 """Grace period for the other processes after one failed while no checkpoint is being saved."""
@@ -34,7 +34,7 @@ _SIGNALLED = 128  # added to the signal's number, as in a shell's exit codes
 def run_processes(
     main: Callable[[Params, Arguments], None],
     arguments: type[Arguments],
-    divisible: Callable[[Params], int],
+    divisible: Callable[[Params, Arguments], int],
 ) -> int:
     """Run a stage in this process, or in several processes if there are several GPUs.
 
@@ -52,7 +52,7 @@ def run_processes(
         return run_stage(main, arguments)
     try:
         gpus = _gpus()
-        count = _asked(gpus) or _fitting(gpus, lambda: divisible(load_params(params_path(main, arguments))))
+        count = _asked(gpus) or _fitting(gpus, lambda: divisible(*parsed(main, arguments)))
         seconds = stop_seconds()
         if count > 1:
             mark_as_run()
@@ -226,11 +226,17 @@ def _asked(gpus: int) -> int | None:
 
 
 def _fitting(gpus: int, total: Callable[[], int]) -> int:
-    """The largest number of processes, at most one per GPU, that divides `total`."""
+    """The largest number of processes, at most one per GPU, that divides `total`; a message names unused GPUs."""
     if gpus <= 1:
         return 1
     share = total()
-    return max(count for count in range(1, gpus + 1) if share % count == 0)
+    count = max(count for count in range(1, gpus + 1) if share % count == 0)
+    if count < gpus:
+        sys.stderr.write(
+            f"{count} of {gpus} GPUs are used: the {share} trajectories of an update cannot be divided evenly among "
+            "more. Change train.prompts_per_iteration or train.group_size to use all.\n"
+        )
+    return count
 
 
 def _gpus() -> int:

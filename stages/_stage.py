@@ -133,9 +133,12 @@ def report_error(error: ChunkGrpoError | Stopped) -> int:
     return error.exit_code
 
 
-def params_path(main: Callable[..., None], arguments: type[Arguments]) -> str:
-    """Path of the parameter file on the command line."""
-    return str(_parser(main, arguments).parse_args().params)
+def parsed(main: Callable[..., None], arguments: type[Arguments]) -> tuple[Params, Arguments]:
+    """The parameters and the arguments of the command line."""
+    options = vars(_parser(main, arguments).parse_args())
+    params = load_params(options.pop("params"))
+    del options["manifest"]
+    return params, arguments(**options)
 
 
 def argument(help_text: str, writes: bool = False) -> dict[str, Any]:

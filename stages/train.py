@@ -20,7 +20,7 @@ from chunk_grpo.artifacts import (
     write_csv,
     write_table,
 )
-from chunk_grpo.config import Params
+from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Scorer
@@ -31,6 +31,7 @@ from chunk_grpo.stopping import STOP
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.rollouts import starts_of_update
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
 from stages._inputs import load_model, read_encoded_prompts
@@ -60,6 +61,19 @@ class Arguments:
         metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv", writes=True)
     )
     timings: str = field(metadata=argument("train_metrics/1, Parquet: wall-clock metrics", writes=True))
+
+
+def variant_of(params: Params, arguments: Arguments) -> VariantParams:
+    """Settings of the trained variant.
+
+    Raises:
+        ConfigError: The variant is unknown.
+    """
+    if arguments.variant not in params.variants:
+        raise ConfigError(
+            f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
+        )
+    return params.variants[arguments.variant]
 
 
 def checkpoint_key(params: Params, arguments: Arguments) -> str:
@@ -136,10 +150,7 @@ def main(params: Params, arguments: Arguments) -> None:
     Raises:
         ConfigError: The variant is unknown, or the processes are not set up to train together.
     """
-    if arguments.variant not in params.variants:
-        raise ConfigError(
-            f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
-        )
+    variant_of(params, arguments)
     writes = Processes().is_main  # before anything is loaded: this selects the process's GPU
     for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)
@@ -193,10 +204,14 @@ def forget(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def prompts_of_update(params: Params) -> int:
-    """Number of prompts of an update, which the processes divide evenly."""
-    return params.train.prompts_per_iteration // params.train.updates_per_iteration
+def shared_rows(params: Params, arguments: Arguments) -> int:
+    """Number of trajectories of an update, which the processes divide evenly.
+
+    Raises:
+        ConfigError: The variant is unknown.
+    """
+    return starts_of_update(params.train, variant_of(params, arguments).branching)
 
 
 if __name__ == "__main__":
-    sys.exit(run_processes(main, Arguments, divisible=prompts_of_update))
+    sys.exit(run_processes(main, Arguments, divisible=shared_rows))

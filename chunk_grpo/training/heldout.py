@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from chunk_grpo.scorers.running.background import Background, waited
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.early_stop import BestScore
 from chunk_grpo.training.image_statistics import image_statistics
+from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import DIVERGED
 from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
@@ -47,6 +48,7 @@ def heldout_images(
     prompts: PromptSet,
     settings: HeldoutSettings,
     check: Check = never,
+    share: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
     """Sample images [P * I, 3, H, W] of the current policy; I is `images_per_prompt`.
 
@@ -58,15 +60,17 @@ def heldout_images(
         prompts: P held-out prompts.
         settings: Sizes and seed.
         check: Called before each evaluation of the policy; raises to abort.
+        share: Rows to sample; None: all.
 
     Raises:
         DataError: A latent is not finite; the message names the prompt.
     """
     rows = prompts.repeated(settings.images_per_prompt)
     names = [f"{rows.ids[i]}/{i % settings.images_per_prompt}" for i in range(len(rows))]
+    wanted = range(len(rows)) if share is None else share
     images = []
-    for first in range(0, len(rows), settings.batch_size):
-        span = range(first, min(first + settings.batch_size, len(rows)))
+    for first in range(0, len(wanted), settings.batch_size):
+        span = wanted[first : first + settings.batch_size]
         noise = sample_noise(
             (len(span), *family.latent_shape), [generator("heldout", settings.seed, names[i]) for i in span]
         )
@@ -80,20 +84,19 @@ def heldout_images(
 
 
 def heldout_scores(
-    images: NDArray[np.float32], prompts: PromptSet, reward: Reward, waiting: Check = never
+    images: NDArray[np.float32], rows: PromptSet, reward: Reward, waiting: Check = never
 ) -> dict[str, NDArray[np.float64]]:
-    """Score held-out images: values [P * I] by scorer.
+    """Score held-out images: values [B] by scorer.
 
     Args:
-        images: [P * I, 3, H, W] in [0, 1]; the I images of a prompt are consecutive.
-        prompts: P held-out prompts.
+        images: [B, 3, H, W] in [0, 1].
+        rows: Prompt of each image.
         reward: Scorers.
         waiting: Called while scoring runs; raises to abort.
 
     Raises:
         DataError: A score is not finite.
     """
-    rows = prompts.repeated(len(images) // len(prompts))
     batch = ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups())
     thread = Background("held-out reward")
     try:
@@ -103,6 +106,14 @@ def heldout_scores(
         raise
     thread.end()
     return scores
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Images [B, 3, H, W] of one process and the prompt of each."""
+
+    images: NDArray[np.float32]
+    rows: PromptSet
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,14 @@ class HeldoutResult:
 class HeldoutEvaluation:
     """Evaluates successive policies on the same held-out prompts and noise."""
 
-    def __init__(self, prompts: PromptSet, reward: Reward, unseen: Reward | None, train: TrainParams) -> None:
+    def __init__(
+        self,
+        prompts: PromptSet,
+        reward: Reward,
+        unseen: Reward | None,
+        train: TrainParams,
+        processes: Processes,
+    ) -> None:
         """Start without evaluations.
 
         Args:
@@ -131,8 +149,10 @@ class HeldoutEvaluation:
             reward: Training reward.
             unseen: Scorers of `train.heldout.scorers`, which training does not maximise; None: none are configured.
             train: `train` section of params.yaml.
+            processes: Processes that share the images.
         """
         settings = train.heldout
+        self._processes = processes
         self._prompts, self._reward, self._settings = prompts, reward, settings
         self._unseen = unseen if settings.scorers else None
         self._sampling = HeldoutSettings(settings.images_per_prompt, settings.seed, train.micro_batch_size)
@@ -153,18 +173,32 @@ class HeldoutEvaluation:
         Raises:
             DataError: A latent or a score is not finite.
         """
-        images = heldout_images(family, times, self._prompts, self._sampling, check)
-        scores = heldout_scores(images, self._prompts, self._reward, waiting)
+        own = self._sample_own(family, times, check)
+        images = np.concatenate(self._processes.gather([own.images]))
+        scores = self._scores_of_all(own, self._reward, waiting)
         metrics = {"heldout_reward": float(weighted_sum(scores, self._reward.weights).mean())}
         metrics |= {f"heldout/{name}": float(values.mean()) for name, values in scores.items()}
         decisive = metrics["heldout_reward"]
         if self._unseen is not None:
-            unseen = heldout_scores(images, self._prompts, self._unseen, waiting)
+            unseen = self._scores_of_all(own, self._unseen, waiting)
             metrics |= {f"heldout/{name}": float(values.mean()) for name, values in unseen.items()}
             decisive = metrics[f"heldout/{self._settings.scorers[0]}"]
         statistics = image_statistics(images, self._settings.images_per_prompt)
         metrics |= {f"heldout_images/{name}": value for name, value in statistics.items()}
         return HeldoutResult(metrics, images, self.best.update(iteration, decisive))
+
+    def _sample_own(self, family: Family, times: Tensor, check: Check) -> _Share:
+        """This process's images of the policy."""
+        rows = self._prompts.repeated(self._sampling.images_per_prompt)
+        share, count = self._processes.padded_share(len(rows))
+        images = heldout_images(family, times, self._prompts, self._sampling, check, share)
+        return _Share(images[:count], rows.rows(share[:count]))
+
+    def _scores_of_all(self, own: _Share, reward: Reward, waiting: Check) -> dict[str, NDArray[np.float64]]:
+        """Values [P * I] by scorer; each process scores its own images."""
+        found = heldout_scores(own.images, own.rows, reward, waiting) if len(own.images) else {}
+        everybody = self._processes.gather([found])
+        return {name: np.concatenate([part[name] for part in everybody if part]) for name in everybody[0]}
 
     def should_stop(self) -> bool:
         """Whether the last `patience` evaluations brought no new best."""

@@ -50,15 +50,14 @@ class IterationState:
 
         Args:
             state: Result of `state`, of this process.
-            prompts: Prompts of the iteration, of this process.
+            prompts: Prompt of each trajectory of this process.
             device: Device of the restored trajectories.
         """
         stored: dict[str, torch.Tensor | None] = state["trajectories"]
         on_device: dict[str, Any] = {n: v if v is None else v.to(device) for n, v in stored.items()}
         trajectories = SampledTrajectories(**on_device)
-        images = len(trajectories.finals) // len(prompts)
         experience = Experience(
-            prompts=prompts.repeated(images),
+            prompts=prompts,
             trajectories=trajectories,
             group_size=state["group_size"],
             scores={name: values.numpy() for name, values in state["scores"].items()},

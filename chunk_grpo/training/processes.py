@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from chunk_grpo.environment import SAVING
+from chunk_grpo.environment import PROCESSES, SAVING
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
 from chunk_grpo.families.sharding import shard_weights
 
@@ -170,19 +170,27 @@ class Processes:
         """All processes, with collectives that wait up to `_PATIENCE`; None with one process."""
         return self._patient
 
-    def share_of(self, total: int, what: str) -> range:
-        """This process's share of `total` items; all shares have the same size.
+    def padded_share(self, total: int) -> tuple[list[int], int]:
+        """This process's share of `total` items, filled up to the length of the others', and its length without that.
 
-        Args:
-            total: Number of items of all processes.
-            what: Name of the number, for the error message.
+        Processes with sharded weights must make equally many passes, so the last item may be repeated.
+        """
+        size = -(-total // self.count)
+        first = self.index * size
+        own = max(0, min(size, total - first))
+        return [min(item, total - 1) for item in range(first, first + size)], own
+
+    def share_of(self, total: int) -> range:
+        """This process's share of the `total` trajectories of an update; all shares have the same size.
 
         Raises:
             ConfigError: `total` is not divisible by the number of processes.
         """
         if total % self.count:
             raise ConfigError(
-                f"{what}: must be divisible by the number of processes {self.count}, got {total}"
+                "train.prompts_per_iteration / train.updates_per_iteration * train.group_size (with branches, divided "
+                f"by their children): must be divisible by the number of processes {self.count}, got {total}. Set "
+                f"{PROCESSES} to a divisor."
             )
         size = total // self.count
         return range(self.index * size, (self.index + 1) * size)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chunk_grpo.config import BranchingParams
+from chunk_grpo.config import BranchingParams, TrainParams
 from chunk_grpo.core.branching import Branches, rollout_branches
 from chunk_grpo.core.ratios import NORMALISED
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
@@ -65,9 +65,11 @@ class SampledTrajectories:
 
 @dataclass(frozen=True)
 class Experience:
-    """Trajectories and scores of B images: Q groups of G, each standardised on its own.
+    """Trajectories and scores of B images of one process, or the scores of all.
 
-    Row = group * G + number within the group. The groups of a prompt are consecutive.
+    All images of an iteration are Q groups of G, each standardised on its own: row = group * G + number within the
+    group. The groups of a prompt are consecutive. A process has an equal part of each update's rows, and so parts of
+    groups.
 
     Attributes:
         prompts: Prompt of each image, B rows.
@@ -105,17 +107,42 @@ class RolloutSettings:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Prompts of this process in an iteration.
+    """This process's share of an iteration.
+
+    A start is the initial noise of one trajectory, or of one ODE run with its branches. The starts of all processes are
+    numbered in the order of the prompts; the number names the noise, so the shares do not affect the images.
 
     Attributes:
         number: Number of the iteration, from 1.
-        prompts: P prompts.
-        places: Index of each prompt among the iteration's prompts of all processes; it names the prompt's noise.
+        prompts: Prompts of all processes, P.
+        starts: Numbers of this process's starts.
     """
 
     number: int
     prompts: PromptSet
-    places: Sequence[int]
+    starts: Sequence[int]
+
+
+def starts_per_prompt(group_size: int, branching: BranchingParams | None) -> int:
+    """Number of starts of a prompt: its images, or with branches its ODE runs."""
+    return group_size // branching.children if branching else group_size
+
+
+def starts_of_update(settings: TrainParams, branching: BranchingParams | None) -> int:
+    """Number of starts of an update, which the processes divide evenly."""
+    prompts = settings.prompts_per_iteration // settings.updates_per_iteration
+    return prompts * starts_per_prompt(settings.group_size, branching)
+
+
+def images_per_start(branching: BranchingParams | None) -> int:
+    """Number of images of a start: one, or with branches the children of all branch points."""
+    return branching.points * branching.children if branching else 1
+
+
+def prompts_of_rows(starts: Sequence[int], method: Method, group_size: int) -> list[int]:
+    """Index of the prompt of each image of the starts, in the order of `Experience`."""
+    per_prompt = starts_per_prompt(group_size, method.branching)
+    return [start // per_prompt for start in starts for _ in range(images_per_start(method.branching))]
 
 
 def collect_experience(
@@ -127,12 +154,12 @@ def collect_experience(
     check: Check = never,
     waiting: Check = never,
 ) -> Experience:
-    """Sample the groups of each prompt with the current policy, decode and score them.
+    """Sample this process's images with the current policy, decode and score them.
 
     Args:
         family: Policy.
         method: Settings of the variant.
-        iteration: Prompts and the names of their random streams.
+        iteration: Prompts and this process's share of their images.
         reward: Scorers.
         settings: Sizes and seed.
         check: Called before each evaluation of the policy, equally often in all processes; raises to abort.
@@ -144,8 +171,7 @@ def collect_experience(
     """
     start = time.perf_counter()
     branching = method.branching
-    images = settings.group_size * (branching.points if branching else 1)
-    rows = iteration.prompts.repeated(images)
+    rows = iteration.prompts.rows(prompts_of_rows(iteration.starts, method, settings.group_size))
     sampler = _Sampling(family, method, iteration, settings, check)
     batches: list[SampledTrajectories] = []
     with _Judge(family, reward, settings.background, waiting) as judge:
@@ -178,7 +204,7 @@ class _Sampling:
     ) -> None:
         self._policy, self._latent_shape = Stoppable(family, check), family.latent_shape
         self._method, self._settings = method, settings
-        self._prompts, self._places = iteration.prompts, iteration.places
+        self._prompts, self._names = iteration.prompts, iteration.starts
         self._number = iteration.number
         self._stream = ("rollout", settings.seed, iteration.number)
         self._keep_means = NORMALISED[method.ratio_norm] is not None
@@ -187,12 +213,10 @@ class _Sampling:
         """Sample whole trajectories. All steps but the last are noisy, or only the window's steps."""
         grid, size = self._method.grid, self._settings.group_size
         noisy = self._noisy_steps()
-        rows = [place * size + image for place in self._places for image in range(size)]
-        for first in range(0, len(rows), self._settings.batch_size):
-            span = range(first, min(first + self._settings.batch_size, len(rows)))
-            names = [rows[i] for i in span]
+        for first in range(0, len(self._names), self._settings.batch_size):
+            names = self._names[first : first + self._settings.batch_size]
             made = rollout_sde(
-                self._velocity([i // size for i in span]),
+                self._velocity([name // size for name in names]),
                 self._starts(
                     [row - row % size if self._settings.same_noise_in_group else row for row in names]
                 ),
@@ -205,8 +229,8 @@ class _Sampling:
             )
             yield SampledTrajectories(
                 states=made.states,
-                first_step=torch.zeros(len(span), dtype=torch.int64),
-                noisy=(made.transition_stds > 0).expand(len(span), -1),
+                first_step=torch.zeros(len(names), dtype=torch.int64),
+                noisy=(made.transition_stds > 0).expand(len(names), -1),
                 log_probs=made.log_probs,
                 means=made.means,
                 finals=made.states[:, -1],
@@ -218,21 +242,20 @@ class _Sampling:
         steps = torch.randperm(grid.num_sde_steps, generator=generator(*self._stream, "points"))
         points = sorted(steps[: branching.points].tolist())
         runs = self._settings.group_size // children
-        names = [place * runs + run for place in self._places for run in range(runs)]
         per_batch = max(1, self._settings.batch_size // children)
-        for first in range(0, len(names), per_batch):
-            span = range(first, min(first + per_batch, len(names)))
-            prompts = self._prompts.conditioning.rows([i // runs for i in span])
+        for first in range(0, len(self._names), per_batch):
+            names = self._names[first : first + per_batch]
+            prompts = self._prompts.conditioning.rows([name // runs for name in names])
 
             def velocity(x: Tensor, t: Tensor, rows: Tensor, prompts: Conditioning = prompts) -> Tensor:
                 return self._policy.velocity(x, t, prompts.rows(rows))
 
-            def stream(row: int, step: int, child: int, first: int = first) -> torch.Generator:
-                return generator(*self._stream, "branch", names[first + row], step, child)
+            def stream(row: int, step: int, child: int, names: Sequence[int] = names) -> torch.Generator:
+                return generator(*self._stream, "branch", names[row], step, child)
 
             made = rollout_branches(
                 velocity,
-                self._starts([names[i] for i in span]),
+                self._starts(names),
                 grid.times,
                 grid.noise,
                 points,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.core.dynamics import relative_l1
@@ -39,7 +40,15 @@ from chunk_grpo.training.metrics import (
     warn_of_poor_fidelity,
 )
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import (
+    Experience,
+    Iteration,
+    RolloutSettings,
+    collect_experience,
+    images_per_start,
+    prompts_of_rows,
+    starts_of_update,
+)
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.sinks import open_sinks
@@ -73,13 +82,13 @@ class Trainer:
             paths: Folders and names of the run.
 
         Raises:
-            ConfigError: The LoRA settings do not match the model, prompts cannot be divided evenly among the
-                processes, or a tracker cannot be opened.
+            ConfigError: The LoRA settings do not match the model, the trajectories of an update cannot be divided
+                evenly among the processes, or a tracker cannot be opened.
             DataError: All checkpoints are refused, or the journal cannot be written.
         """
         self._family, self._data, self._method, self._settings = family, data, method, settings
         self._seed, self._processes = seed, Processes(shards_weights=settings.shard_weights)
-        self._shares_of_prompts()
+        self._starts()
         self._checkpoints = CheckpointStore(
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes
         )
@@ -94,7 +103,7 @@ class Trainer:
         self._average = (
             None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
         )
-        self._heldout = HeldoutEvaluation(data.heldout, data.reward, data.unseen, settings)
+        self._heldout = HeldoutEvaluation(data.heldout, data.reward, data.unseen, settings, self._processes)
         self._rows: list[MetricRow] = []
         self._done = 0
         self._unfinished: IterationState | None = None
@@ -163,22 +172,19 @@ class Trainer:
         """Perform an iteration, or the rest of a resumed one: rollout, reward, advantage, update, log."""
         if self._unfinished is None:
             experience = self._roll_out(iteration)
-            everybody = self._of_all_processes(experience)
+            everybody, own = self._of_all_processes(experience)
             weights = self._data.reward.weights
             rewards = rewards_of(everybody, weights)  # [Q, G]
             advantages = advantages_of(everybody, weights, self._method)  # [B] or [B, K]
             warn_of_no_advantage(iteration, advantages)
             metrics = reward_metrics(rewards, everybody.scores, advantages) | self._follow(experience)
-            own = self._processes.share_of(len(advantages), "images")
-            self._unfinished = IterationState(
-                TrainingBatch(iteration, experience, advantages[own.start : own.stop]), metrics
-            )
+            self._unfinished = IterationState(TrainingBatch(iteration, experience, advantages[own]), metrics)
         self._learn(self._unfinished)
         self._log(self._unfinished)
         self._unfinished, self._done = None, iteration
 
     def _roll_out(self, iteration: int) -> Experience:
-        """Sample and score images of this process's prompts with the current policy."""
+        """Sample and score this process's images with the current policy."""
         settings = self._settings
         rollout = RolloutSettings(
             group_size=settings.group_size,
@@ -188,40 +194,39 @@ class Trainer:
             seed=self._seed,
         )
         self._family.transformer.eval()
-        prompts, places = self._prompts_of(iteration)
         return collect_experience(
             self._family,
             self._method,
-            Iteration(iteration, prompts, places),
+            Iteration(iteration, self._prompts_of(iteration), self._starts()),
             self._data.reward,
             rollout,
             self._check,
             self._check_alone,
         )
 
-    def _prompts_of(self, iteration: int) -> tuple[PromptSet, list[int]]:
-        """This process's prompts of an iteration, grouped by update, and their places among all."""
+    def _prompts_of(self, iteration: int) -> PromptSet:
+        """Prompts of an iteration, of all processes; those of an update are consecutive."""
         count = self._settings.prompts_per_iteration
         picked = prompts_of_iteration(iteration - 1, count, len(self._data.prompts), self._seed)
-        places = self._shares_of_prompts()
-        return self._data.prompts.rows([picked[place] for place in places]), places
+        return self._data.prompts.rows(picked)
 
-    def _shares_of_prompts(self) -> list[int]:
-        """Places of this process's prompts among all of an iteration: an equal part of each update's share."""
+    def _starts(self) -> list[int]:
+        """Numbers of this process's starts: an equal part of each update's."""
         updates = self._settings.updates_per_iteration
-        share = self._settings.prompts_per_iteration // updates
-        own = self._processes.share_of(share, "train.prompts_per_iteration / train.updates_per_iteration")
-        return [update * share + place for update in range(updates) for place in own]
+        share = starts_of_update(self._settings, self._method.branching)
+        own = self._processes.share_of(share)
+        return [update * share + start for update in range(updates) for start in own]
 
-    def _of_all_processes(self, experience: Experience) -> Experience:
-        """The experience with the scores of all processes, in order of rank."""
-        if self._processes.count == 1:
-            return experience
+    def _of_all_processes(self, experience: Experience) -> tuple[Experience, Tensor]:
+        """The experience with the scores of all processes, and the rows of this process in it, int64 [B]."""
+        images = images_per_start(self._method.branching)
+        own = torch.tensor([start * images + image for start in self._starts() for image in range(images)])
+        where = np.argsort(torch.cat(self._processes.gather([own])).numpy())
         scores = {
-            name: np.concatenate(self._processes.gather([values]))
+            name: np.concatenate(self._processes.gather([values]))[where]
             for name, values in experience.scores.items()
         }
-        return replace(experience, scores=scores)
+        return replace(experience, scores=scores), own
 
     def _follow(self, experience: Experience) -> dict[str, float]:
         """Recompute the chunk plan if due, and return its metrics; empty without `replan_every`."""
@@ -324,7 +329,8 @@ class Trainer:
                 f"the run was stopped within iteration {iteration} with {len(states)} processes, and now has "
                 f"{self._processes.count}: start as many as before, or delete {self._checkpoints.newest_path()}"
             )
-        prompts, _ = self._prompts_of(iteration)
+        rows = prompts_of_rows(self._starts(), self._method, self._settings.group_size)
+        prompts = self._prompts_of(iteration).rows(rows)
         device = prompts.conditioning.prompt_embeds.device
         self._unfinished = IterationState.from_state(states[self._processes.index], prompts, device)
 

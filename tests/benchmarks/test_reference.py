@@ -80,7 +80,7 @@ def ours(data: TrainingData, same_noise: bool, rewards: Tensor) -> Side:
     experience: Experience = collect_experience(
         family,
         method,
-        Iteration(ITERATION, data.prompts.rows(picked), range(2)),
+        Iteration(ITERATION, data.prompts.rows(picked), range(2 * 3)),
         data.reward,
         RolloutSettings(3, 4, same_noise, background=False, seed=SEED),
     )

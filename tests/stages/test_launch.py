@@ -126,8 +126,12 @@ def test_a_number_of_processes_that_is_none_is_refused(value: str, started: Star
 @pytest.mark.parametrize(
     ("gpus", "share", "count"), [(0, 4, 1), (1, 4, 1), (2, 4, 2), (3, 4, 2), (8, 4, 4), (4, 5, 1)]
 )
-def test_there_are_as_many_processes_as_gpus_can_share_the_prompts(gpus: int, share: int, count: int) -> None:
+def test_there_are_as_many_processes_as_gpus_can_share_the_trajectories(
+    gpus: int, share: int, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _launch._fitting(gpus, lambda: share) == count
+    unused = f"{count} of {gpus} GPUs are used: the {share} trajectories of an update cannot"
+    assert capsys.readouterr().err.startswith(unused if count < max(gpus, 1) else "")
 
 
 def test_processes_that_somebody_else_started_start_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +140,7 @@ def test_processes_that_somebody_else_started_start_no_more(monkeypatch: pytest.
     monkeypatch.setattr(_launch, "run_stage", lambda main, arguments: 42)
     # Or the test runner would start itself.
     monkeypatch.setattr(_launch, "launch", lambda *arguments, **options: 43)
-    assert run_processes(lambda params, arguments: None, object, lambda params: 4) == 42  # type: ignore[type-var]
+    assert run_processes(lambda params, arguments: None, object, lambda params, arguments: 4) == 42  # type: ignore[type-var]
 
 
 @pytest.fixture
@@ -184,7 +188,7 @@ from chunk_grpo.stopping import begin
 begin()
 from chunk_grpo.training.checkpoint import CheckpointStore
 from stages._launch import run_processes
-from stages.train import Arguments, main, prompts_of_update
+from stages.train import Arguments, main, shared_rows
 
 save = CheckpointStore.save
 
@@ -194,7 +198,7 @@ def slowly(self, state):
     save(self, state)
 
 CheckpointStore.save = slowly
-sys.exit(run_processes(main, Arguments, divisible=prompts_of_update))
+sys.exit(run_processes(main, Arguments, divisible=shared_rows))
 """
 
 

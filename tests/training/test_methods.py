@@ -8,7 +8,13 @@ import torch
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.families.flux import FluxFamily
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import (
+    Experience,
+    Iteration,
+    RolloutSettings,
+    collect_experience,
+    starts_per_prompt,
+)
 from chunk_grpo.training.run import TrainingData
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
@@ -83,7 +89,8 @@ def experience(
     settings = RolloutSettings(
         train.group_size, train.micro_batch_size, train.same_noise_in_group, True, seed=0
     )
-    where = Iteration(2, data.prompts.rows([1, 3]), [0, 1])
+    starts = 2 * starts_per_prompt(train.group_size, method_of(params).branching)
+    where = Iteration(2, data.prompts.rows([1, 3]), range(starts))
     return collect_experience(policy(), method_of(params), where, data.reward, settings)
 
 
@@ -110,12 +117,12 @@ def test_a_branch_has_its_noise_in_one_step(policy, data):
 
 
 def test_a_branch_that_is_evaluated_alone_has_the_same_children(policy, data):
-    """The second prompt alone, in another batch: its noise is named by its place."""
+    """The second prompt's run alone, as in another process: its noise is named by its number."""
     both = experience(policy, data, BRANCHING, group_size=3)
     params = small_params(BRANCHING, group_size=3)
     settings = RolloutSettings(3, 100, False, False, seed=0)
     alone = collect_experience(
-        policy(), method_of(params), Iteration(2, data.prompts.rows([3]), [1]), data.reward, settings
+        policy(), method_of(params), Iteration(2, data.prompts.rows([1, 3]), [1]), data.reward, settings
     )
     half = both.trajectories.states[len(both.trajectories.states) // 2 :]
     assert torch.allclose(alone.trajectories.states, half, rtol=0, atol=1e-4)

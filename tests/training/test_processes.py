@@ -66,6 +66,11 @@ OTHER_BATCHES = {
     "sgd": Job(CHUNK_WS, {**SMALL, "iterations": 1, "updates_per_iteration": 1}, sgd=True),
     "sharded": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}),
     "sharded-lora": Job(CHUNK_WS, SHARDED_LORA),
+    "split-groups": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2}),
+    "split-branches": Job(
+        {"objective": "step", "plan": "step", "fraction": 1.0, "branching": {"points": 2, "children": 2}},
+        {**SMALL, "prompts_per_iteration": 2, "group_size": 4},
+    ),
     "sharded-uneven": Job({"objective": "chunk", "plan": "adaptive"}, {**SHARDED, **THREES}),
     "sharded-sgd": Job(
         CHUNK_WS, {**SHARDED, "kl_coef": 0.5, "iterations": 1, "updates_per_iteration": 1}, sgd=True
@@ -77,7 +82,7 @@ ALIKE = SAME_BATCHES | OTHER_BATCHES
 PAIR = {
     **{name: replace(job, folder=name) for name, job in ALIKE.items()},
     "writers": Job(CHUNK_WS, {**SMALL, "heldout": {**BEST, "keep_best": True}}, "writers", own_folder=True),
-    "odd": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2}, "odd"),
+    "odd": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2, "group_size": 3}, "odd"),
     "stopped": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped", stop_at=12),
     "resumed": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped"),
     "sharded-stopped": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped", stop_at=21),
@@ -217,11 +222,12 @@ def test_only_the_main_process_writes(pair):
     assert names >= {"best", "logs", "iteration-000002.pt"}
 
 
-def test_prompts_that_cannot_be_shared_out_are_refused_before_any_work(pair):
+def test_trajectories_that_cannot_be_shared_out_are_refused_before_any_work(pair):
     for rank in range(2):
         assert pair("odd", rank).error == (
-            "ConfigError: train.prompts_per_iteration / train.updates_per_iteration: must be divisible by the "
-            "number of processes 2, got 1"
+            "ConfigError: train.prompts_per_iteration / train.updates_per_iteration * train.group_size (with "
+            "branches, divided by their children): must be divisible by the number of processes 2, got 3. Set "
+            "CHUNK_GRPO_PROCESSES to a divisor."
         )
         assert pair("odd", rank).looks == 0
 
