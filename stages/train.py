@@ -31,8 +31,8 @@ from chunk_grpo.stopping import STOP
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import starts_of_update
 from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.starts import starts_of_update
 from chunk_grpo.training.trainer import Trainer
 from stages._inputs import load_model, read_encoded_prompts
 from stages._kept import KEPT, add_code, add_files

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chunk_grpo.config import BranchingParams, TrainParams
+from chunk_grpo.config import BranchingParams
 from chunk_grpo.core.branching import Branches, rollout_branches
 from chunk_grpo.core.ratios import NORMALISED
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
@@ -26,6 +26,7 @@ from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.background import Background, waited
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
+from chunk_grpo.training.starts import Iteration, prompts_of_rows
 from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
 DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad_norm."
@@ -105,46 +106,6 @@ class RolloutSettings:
     seed: int
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """This process's share of an iteration.
-
-    A start is the initial noise of one trajectory, or of one ODE run with its branches. The starts of all processes are
-    numbered in the order of the prompts; the number names the noise, so the shares do not affect the images.
-
-    Attributes:
-        number: Number of the iteration, from 1.
-        prompts: Prompts of all processes, P.
-        starts: Numbers of this process's starts.
-    """
-
-    number: int
-    prompts: PromptSet
-    starts: Sequence[int]
-
-
-def starts_per_prompt(group_size: int, branching: BranchingParams | None) -> int:
-    """Number of starts of a prompt: its images, or with branches its ODE runs."""
-    return group_size // branching.children if branching else group_size
-
-
-def starts_of_update(settings: TrainParams, branching: BranchingParams | None) -> int:
-    """Number of starts of an update, which the processes divide evenly."""
-    prompts = settings.prompts_per_iteration // settings.updates_per_iteration
-    return prompts * starts_per_prompt(settings.group_size, branching)
-
-
-def images_per_start(branching: BranchingParams | None) -> int:
-    """Number of images of a start: one, or with branches the children of all branch points."""
-    return branching.points * branching.children if branching else 1
-
-
-def prompts_of_rows(starts: Sequence[int], method: Method, group_size: int) -> list[int]:
-    """Index of the prompt of each image of the starts, in the order of `Experience`."""
-    per_prompt = starts_per_prompt(group_size, method.branching)
-    return [start // per_prompt for start in starts for _ in range(images_per_start(method.branching))]
-
-
 def collect_experience(
     family: Family,
     method: Method,
@@ -171,7 +132,7 @@ def collect_experience(
     """
     start = time.perf_counter()
     branching = method.branching
-    rows = iteration.prompts.rows(prompts_of_rows(iteration.starts, method, settings.group_size))
+    rows = iteration.prompts.rows(prompts_of_rows(iteration.starts, settings.group_size, branching))
     sampler = _Sampling(family, method, iteration, settings, check)
     batches: list[SampledTrajectories] = []
     with _Judge(family, reward, settings.background, waiting) as judge:

@@ -40,18 +40,11 @@ from chunk_grpo.training.metrics import (
     warn_of_poor_fidelity,
 )
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import (
-    Experience,
-    Iteration,
-    RolloutSettings,
-    collect_experience,
-    images_per_start,
-    prompts_of_rows,
-    starts_of_update,
-)
+from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.sinks import open_sinks
+from chunk_grpo.training.starts import Iteration, images_per_start, prompts_of_rows, starts_of_update
 from chunk_grpo.training.stopping import GivenUpError
 from chunk_grpo.training.update import Policies, UpdateStats
 
@@ -329,7 +322,7 @@ class Trainer:
                 f"the run was stopped within iteration {iteration} with {len(states)} processes, and now has "
                 f"{self._processes.count}: start as many as before, or delete {self._checkpoints.newest_path()}"
             )
-        rows = prompts_of_rows(self._starts(), self._method, self._settings.group_size)
+        rows = prompts_of_rows(self._starts(), self._settings.group_size, self._method.branching)
         prompts = self._prompts_of(iteration).rows(rows)
         device = prompts.conditioning.prompt_embeds.device
         self._unfinished = IterationState.from_state(states[self._processes.index], prompts, device)

@@ -13,9 +13,10 @@ from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training.advantages import advantages_of, rewards_of
 from chunk_grpo.training.learner import Learner, TrainingBatch
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.starts import Iteration
 from chunk_grpo.training.update import Policies, UpdateStats
 from tests.shapes_scorers import shapes_reward
 

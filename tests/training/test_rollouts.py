@@ -12,8 +12,9 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.training.advantages import rewards_of
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
+from chunk_grpo.training.starts import Iteration
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
 
