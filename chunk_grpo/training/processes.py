@@ -153,6 +153,42 @@ class Processes:
         if failure[0] is not None:
             raise failure[0]
 
+    def once_a_machine(self, make: Callable[[], str], what: str) -> str:
+        """Result of `make`, called by the first process of each machine while the others wait, up to `_PATIENCE`.
+
+        Args:
+            make: Function with the same result on every machine.
+            what: Name of the things it looks at, for the error message.
+
+        Raises:
+            ChunkGrpoError: `make` failed; all processes raise the same type.
+            ConfigError: The results differ.
+            TransientError: Another process has ended.
+        """
+        if self.count == 1:
+            return make()
+        own: str | ChunkGrpoError | None = None
+        if self._accelerator.is_local_main_process:
+            try:
+                own = make()
+            except ChunkGrpoError as error:
+                own = error
+        found: list[str | ChunkGrpoError | None] = [None] * self.count
+        try:
+            distributed.all_gather_object(found, own, group=self._patient)
+        except RuntimeError as error:
+            raise TransientError(f"another process has ended while this one waited for {what}") from error
+        made = [each for each in found if each is not None]
+        for each in made:
+            if isinstance(each, ChunkGrpoError):
+                raise each
+            if each != made[0]:
+                raise ConfigError(
+                    f"{what}: must be the same on all machines, but their files, settings or code differ; copy them "
+                    "from one machine to the others"
+                )
+        return str(made[0])
+
     def share_of(self, total: int, what: str) -> range:
         """This process's share of `total` items; all shares have the same size.
 
