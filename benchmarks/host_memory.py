@@ -3,8 +3,8 @@
 Every stage runs by its command in dvc.yaml, in a process of its own, on embeddings and images of FLUX.1-dev's size:
 512 T5 tokens of width 4,096 in bfloat16 (4.2 MB a prompt), pictures of noise of 720 x 720 pixels (1.5 MB). The networks
 are random and as small as those widths allow, so that memory shows what the data take. N train prompts are all drawn in
-training, and N eval prompts are drawn and scored; other numbers do not change. The largest number takes 12 MB of disk a
-prompt, in a temporary folder (TMPDIR).
+training, and N eval prompts are drawn and scored; other numbers do not change. `--listed` train prompts are listed in
+all, of which training draws N. The largest number takes 12 MB of disk a prompt, in a temporary folder (TMPDIR).
 """
 
 from __future__ import annotations
@@ -79,10 +79,12 @@ def main(options: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--prompts", type=int, nargs="+", default=[50, 500], help="numbers of prompts, rising"
     )
-    counts = parser.parse_args(options).prompts
+    parser.add_argument("--listed", type=int, default=0, help="number of listed train prompts, at least N")
+    arguments = parser.parse_args(options)
+    counts = arguments.prompts
     if any(count < PER_ITERATION or count % PER_ITERATION for count in counts):
         parser.error(f"--prompts: must be multiples of {PER_ITERATION}, got {counts}")
-    peaks = [stage_peaks(count) for count in counts]
+    peaks = [stage_peaks(count, max(count, arguments.listed)) for count in counts]
     rows = (
         (stage, *(f"{peak[stage]:,.0f}" for peak in peaks), f"{peaks[-1][stage] - peaks[0][stage]:+,.0f}")
         for stage in STAGES
@@ -93,13 +95,13 @@ def main(options: Sequence[str] | None = None) -> None:
     print_machine()
 
 
-def stage_peaks(count: int) -> dict[str, float]:
-    """Peak resident MiB of each stage with `count` train prompts and as many eval prompts."""
+def stage_peaks(count: int, listed: int) -> dict[str, float]:
+    """Peak resident MiB of each stage with `count` eval prompts and as many used ones of `listed` train prompts."""
     say = Console(stderr=True, highlight=False).print
     peaks = {}
     with tempfile.TemporaryDirectory(prefix="host-memory-") as scratch:
         folder = Path(scratch)
-        commands = prepare(folder, count)
+        commands = prepare(folder, count, listed)
         for stage in STAGES:
             if stage.startswith("score_base"):
                 for policy in POLICIES:
@@ -126,15 +128,15 @@ def peak_of(folder: Path, command: Sequence[str]) -> float:
     return int(told.read_text()) / 1024
 
 
-def prepare(folder: Path, count: int) -> dict[str, list[str]]:
+def prepare(folder: Path, count: int, listed: int) -> dict[str, list[str]]:
     """Write checkpoint, prompts and parameters; return the module and arguments of each stage."""
     write_checkpoint(folder / "model")
-    texts = (f"number {number} of the prompts" for number in range(2 * count))
+    texts = (f"number {number} of the prompts" for number in range(listed + count))
     (folder / "prompts.txt").write_text("".join(f"{text}\n" for text in texts))
     config = str(ROOT / "conf")
     compose_and_dump(folder / "params.yaml", config, None, "config", str(ROOT), ["preset=smoke"])
     params = dict(load_yaml(str(folder / "params.yaml")))
-    for name, value in settings(count).items():
+    for name, value in settings(count, listed).items():
         params[name] = {**params[name], **value} if name not in ("scorers", "variants", "rewards") else value
     dump_yaml(str(folder / "params.yaml"), params)
     shutil.copy(ROOT / "dvc.yaml", folder)
@@ -143,8 +145,8 @@ def prepare(folder: Path, count: int) -> dict[str, list[str]]:
         return {stage.name: shlex.split(stage.cmd)[3:] for stage in repo.index.stages}
 
 
-def settings(count: int) -> dict[str, dict[str, Any]]:
-    """Changes of the preset `smoke`, by section; all train prompts are drawn once."""
+def settings(count: int, listed: int) -> dict[str, dict[str, Any]]:
+    """Changes of the preset `smoke`, by section; `count` of the listed train prompts are drawn, each once."""
     prompts = dict.fromkeys(("hub_file", "revision", "prompt_field", "category_field", "limit"))
     heldout = {"every": count, "num_prompts": 4, "images_per_prompt": 1, "seed": 0, "scorers": []}
     return {
@@ -152,7 +154,7 @@ def settings(count: int) -> dict[str, dict[str, Any]]:
         "prompts": {
             "source": "file",
             "train_file": {"path": "prompts.txt", **prompts},
-            "train_count": count,
+            "train_count": listed,
             "eval_count": count,
             "wise_count": 0,
         },
