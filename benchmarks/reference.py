@@ -124,7 +124,7 @@ class ReferenceTrainer:
                     Trajectories(
                         sample.states[None],
                         sample.log_probs[None],
-                        sample.prompt.conditioning,
+                        sample.prompt.conditioning.to(self._family.device),
                         advantage[None],
                     ),
                     range(first, first + plan.sizes[chunk]),
@@ -143,18 +143,17 @@ class ReferenceTrainer:
         times = grid.times.tolist()
         noise = generator(*stream, "steps", row)
         shape = self._family.latent_shape
-        device = prompt.conditioning.pooled.device
+        device = self._family.device
+        conditioning = prompt.conditioning.to(device)
         x = torch.randn(*shape, generator=generator(*stream, "start", start))[None].to(device)
         states, log_probs = [x], []
         for step in range(grid.num_sde_steps):
-            velocity = self._family.velocity(
-                x, torch.full((1,), times[step], device=device), prompt.conditioning
-            )
+            velocity = self._family.velocity(x, torch.full((1,), times[step], device=device), conditioning)
             mean, std = _transition(grid, step, x, velocity)
             x = mean + std * torch.randn(*shape, generator=noise)[None].to(device)
             log_probs.append(_log_prob(x, mean, std))
             states.append(x)
-        velocity = self._family.velocity(x, torch.full((1,), times[-2], device=device), prompt.conditioning)
+        velocity = self._family.velocity(x, torch.full((1,), times[-2], device=device), conditioning)
         states.append(x - times[-2] * velocity)
         image = as_pictures(self._family.decode(states[-1]).cpu().numpy())
         scores = self._reward.scores(ScoreBatch(image, prompt.texts, prompt.metadata, prompt.groups()))

@@ -107,7 +107,7 @@ def generate(
         ]
         noise = sample_noise(
             (len(span), *base.latent_shape), [torch.Generator().manual_seed(seed) for seed in seeds]
-        ).to(batch.conditioning.prompt_embeds.device)
+        ).to(base.device)
         images = []
         for mode, latents in _final_latents(base, tuned, batch, noise, settings):
             require_finite(latents, batch, f"mode {mode}", _REMEDIES[mode])
@@ -133,11 +133,12 @@ def _final_latents(
         settings: Steps, shift and base steps.
     """
     times = time_grid(settings.num_steps, settings.shift)
-    by_base = velocity_function(base, batch.conditioning)
+    conditioning = batch.conditioning.to(base.device)
+    by_base = velocity_function(base, conditioning)
     if tuned is None:
         yield "base", rollout_ode(lambda step: by_base, noise, times)[:, -1]
         return
-    by_tuned = velocity_function(tuned, batch.conditioning)
+    by_tuned = velocity_function(tuned, conditioning)
     states = rollout_ode(lambda step: by_tuned, noise, times)
     yield "tuned", states[:, -1]
     switch = sum(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts import read_parts, read_table
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.geneval.folders import OriginalResult, read_results, write_prompt_folder
@@ -40,15 +41,18 @@ def prompts_of(location: str, split: str) -> list[dict[str, Any]]:
 
 
 def chosen_rows(
-    options: argparse.Namespace, location: str, kind: Literal["images", "scores"]
+    options: argparse.Namespace,
+    location: str,
+    kind: Literal["images", "scores"],
+    columns: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of the mode and the training seed in `options`.
+    """Rows of the mode and the training seed in `options`, with these columns, by default all.
 
     Raises:
         ConfigError: The mode is not `base` and no seed is given.
         DataError: There are no such rows; the message lists the existing modes and seeds.
     """
-    rows = read_table(location, kind).to_pylist()
+    rows = [row for part in read_parts(location, kind, columns) for row in part.to_pylist()]
     there = sorted({(row["mode"], row["train_seed"]) for row in rows})
     seeds = ", ".join(str(seed) for mode, seed in there if mode == options.mode) or "none"
     if options.train_seed is None and options.mode != BASE:
@@ -78,20 +82,30 @@ def named(options: argparse.Namespace) -> str:
 def write(options: argparse.Namespace) -> None:
     """Write one folder per prompt, with the images of one mode and training seed."""
     prompts = prompts_of(options.prompts, options.split)
-    pictures: dict[str, list[dict[str, Any]]] = {}
-    for row in chosen_rows(options, options.images, "images"):
-        pictures.setdefault(row["prompt_id"], []).append(row)
-    missing = [prompt["prompt_id"] for prompt in prompts if prompt["prompt_id"] not in pictures]
+    chosen = chosen_rows(options, options.images, "images", ["mode", "train_seed", "prompt_id"])
+    left = Counter(row["prompt_id"] for row in chosen)
+    missing = [prompt["prompt_id"] for prompt in prompts if prompt["prompt_id"] not in left]
     if missing:
         raise DataError(
             f"{options.images}: must hold images of every prompt of {options.split!r} {named(options)}, got none of "
             f"{missing[0]!r} and {len(missing) - 1} others"
         )
+    numbers = {prompt["prompt_id"]: number for number, prompt in enumerate(prompts)}
+    pictures: dict[str, list[dict[str, Any]]] = {}  # of prompts whose pictures are not all read yet
     with Meter("writing folders", len(prompts)) as meter:
-        for number, prompt in enumerate(prompts):
-            ordered = sorted(pictures[prompt["prompt_id"]], key=lambda row: int(row["sample"]))
+        for row in (row for part in read_parts(options.images, "images") for row in part.to_pylist()):
+            name = row["prompt_id"]
+            if name not in numbers or (row["mode"], row["train_seed"]) != (options.mode, seed_of(options)):
+                continue
+            pictures.setdefault(name, []).append(row)
+            left[name] -= 1
+            if left[name]:
+                continue
+            ordered = sorted(pictures.pop(name), key=lambda row: int(row["sample"]))
+            prompt = prompts[numbers[name]]
             record = {**json.loads(prompt["metadata"]), "prompt": prompt["prompt"]}
-            write_prompt_folder(Path(options.out), number, record, [row["image"]["bytes"] for row in ordered])
+            images = [row["image"]["bytes"] for row in ordered]
+            write_prompt_folder(Path(options.out), numbers[name], record, images)
             meter.advance(1)
 
 

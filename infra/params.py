@@ -1,4 +1,4 @@
-"""Prepare params.yaml: compose a preset into it, or validate it.
+"""Prepare params.yaml: compose a preset into it, or validate it. Both print remarks on valid parameters.
 
 python -m infra.params compose PRESET [--force]      (make params PRESET=...)
 python -m infra.params check                         (first step of make run)
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunk_grpo.config import load_params
+from chunk_grpo.config.notices import notices
 from chunk_grpo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,14 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("check", help="validate params.yaml")
     options = parser.parse_args(argv)
     try:
-        if options.command == "check":
-            load_params(ROOT / "params.yaml")
-        else:
+        if options.command == "compose":
             from chunk_grpo.orchestration.presets import (
                 replace_params,
             )  # here: importing DVC takes a second
 
             replace_params(ROOT, options.preset, force=options.force)
+        for notice in notices(load_params(ROOT / "params.yaml")):
+            sys.stderr.write(f"note: {notice}\n")
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -1,15 +1,17 @@
 """Inputs shared by several stages: the model of params.yaml, and prompts with their embeddings."""
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from chunk_grpo.artifacts import read_json, read_table
-from chunk_grpo.artifacts.tensors import read_tensors
+from chunk_grpo.artifacts.embeddings import Embeddings, open_embeddings
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import Conditioning, Family, LoadOptions, Part, default_device
-from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.families.base import CONDITIONING_TENSORS, Family, LoadOptions, Part, default_device
+from chunk_grpo.families.prompts import PromptSet, StoredConditioning
 from chunk_grpo.families.recorded import require_recorded
 from chunk_grpo.families.registry import load_family
 
@@ -37,39 +39,64 @@ def load_model(params: Params, recorded: str, parts: tuple[Part, ...], size: tup
     return load_family(model.family, options, parts)
 
 
-def read_encoded_prompts(
-    prompts: str, index: str, tensors: str, splits: tuple[str, ...] | None = None
-) -> PromptSet:
-    """Read the prompts of `splits` (default: all), in the table's order, with embeddings on the default device.
+class EncodedPrompts:
+    """The table of prompts beside the embeddings of some or all of them, which stay in their files."""
+
+    def __init__(self, prompts: str, embeddings: Embeddings, place: str) -> None:
+        """Read the table.
+
+        Args:
+            prompts: prompts/1, Parquet.
+            embeddings: Embeddings of prompts of the table.
+            place: Folder of the embeddings, for messages.
+        """
+        self._prompts, self._embeddings, self._place = prompts, embeddings, place
+        self._records = read_table(prompts, "prompts").to_pylist()
+
+    def of(self, *splits: str) -> PromptSet:
+        """The prompts of `splits` (default: all), in the table's order.
+
+        Raises:
+            DataError: These splits have no prompts.
+        """
+        records = [r for r in self._records if not splits or r["split"] in splits]
+        if not records:
+            wanted = f" of the splits {', '.join(splits)}" if splits else ""
+            raise DataError(f"{self._prompts}: must hold prompts{wanted}, got none")
+        stored = [self._embeddings.row_of.get((r["prompt_id"], r["prompt"])) for r in records]
+        return PromptSet(
+            ids=[r["prompt_id"] for r in records],
+            texts=[r["prompt"] for r in records],
+            metadata=[json.loads(r["metadata"]) for r in records],
+            conditioning=StoredConditioning(self._embeddings, stored),
+        )
+
+    def require(self, prompts: PromptSet, needed: Iterable[int] | None = None) -> PromptSet:
+        """Return the prompts if those at `needed` (default: all) have embeddings.
+
+        Raises:
+            DataError: One has none.
+        """
+        for at in range(len(prompts)) if needed is None else needed:
+            if (prompts.ids[at], prompts.texts[at]) not in self._embeddings.row_of:
+                raise DataError(
+                    f"{self._place}: must hold the prompts of {self._prompts} that this stage uses, got no row for "
+                    f"{prompts.ids[at]!r}, {prompts.texts[at]!r}; run `dvc repro`"
+                )
+        return prompts
+
+
+@contextmanager
+def encoded_prompts(prompts: str, embeddings: str) -> Iterator[EncodedPrompts]:
+    """Open the prompts of the table `prompts` with the folder `embeddings`.
 
     Raises:
-        DataError: A prompt has no embedding, or these splits have no prompts.
+        DataError: A file is missing or damaged.
     """
-    records = [
-        r for r in read_table(prompts, "prompts").to_pylist() if splits is None or r["split"] in splits
-    ]
-    if not records:
-        wanted = f" of the splits {', '.join(splits)}" if splits else ""
-        raise DataError(f"{prompts}: must hold prompts{wanted}, got none")
-    row_of = {(r["prompt_id"], r["prompt"]): r["row"] for r in read_table(index, "embeddings").to_pylist()}
-    names = [(r["prompt_id"], r["prompt"]) for r in records]
-    missing = [name for name in names if name not in row_of]
-    if missing:
-        raise DataError(
-            f"{index}: must hold every prompt of {prompts}, got no row for {missing[0][0]!r}, {missing[0][1]!r}; "
-            "run `dvc repro`"
-        )
-    stored = read_tensors(tensors, ("prompt_embeds", "pooled"))
-    rows = [row_of[name] for name in names]
-    if max(rows) >= len(stored["pooled"]):
-        raise DataError(
-            f"{tensors}: must hold the {max(rows) + 1} rows that {index} names, got {len(stored['pooled'])}; "
-            "run `dvc repro`"
-        )
-    conditioning = Conditioning(stored["prompt_embeds"], stored["pooled"])
-    return PromptSet(
-        ids=[r["prompt_id"] for r in records],
-        texts=[r["prompt"] for r in records],
-        metadata=[json.loads(r["metadata"]) for r in records],
-        conditioning=conditioning.rows(rows).to(default_device()),
-    )
+    with open_embeddings(embeddings, CONDITIONING_TENSORS) as opened:
+        yield EncodedPrompts(prompts, opened, embeddings)
+
+
+def first(prompts: PromptSet, count: int) -> PromptSet:
+    """The first `count` prompts, or all if there are fewer."""
+    return prompts.rows(range(min(count, len(prompts))))

@@ -1,13 +1,15 @@
-"""Encode all prompts once, so that later stages need no text encoder in memory."""
+"""Encode prompts once, so that later stages need no text encoder in memory."""
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
 
-from chunk_grpo.artifacts import read_table, table_from_rows, write_table
-from chunk_grpo.artifacts.tensors import write_tensors
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts.embeddings import distinct_texts, write_embeddings
 from chunk_grpo.config import Params
+from chunk_grpo.families.base import Family
 from chunk_grpo.progress import Meter
 from stages._inputs import load_model
 from stages._stage import argument, run_stage
@@ -17,33 +19,24 @@ from stages._stage import argument, run_stage
 class Arguments:
     model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    index: str = field(
-        metadata=argument("embeddings/1, Parquet: row of the tensors for each prompt", writes=True)
-    )
-    tensors: str = field(
-        metadata=argument("prompt_embeds [n, T, E] and pooled [n, F], safetensors", writes=True)
-    )
+    out: str = field(metadata=argument("folder for embeddings/2 and its shards", writes=True))
+
+
+def encoded(family: Family, texts: Sequence[str], batch_size: int) -> Iterator[Mapping[str, Tensor]]:
+    """Encode texts; yield the tensors of each batch, on the CPU."""
+    with Meter("encoding prompts", len(texts)) as meter:
+        for start in range(0, len(texts), batch_size):
+            batch = texts[start : start + batch_size]
+            yield family.encode(batch).to("cpu").named()
+            meter.advance(len(batch))
 
 
 def main(params: Params, arguments: Arguments) -> None:
     """Encode each distinct text once."""
-    records = read_table(arguments.prompts, "prompts").to_pylist()
-    row_of = {text: row for row, text in enumerate(dict.fromkeys(r["prompt"] for r in records))}
+    prompts = [(r["prompt_id"], r["prompt"]) for r in read_table(arguments.prompts, "prompts").to_pylist()]
     family = load_model(params, arguments.model, ("text",), (params.model.height, params.model.width))
-    texts = list(row_of)
-    parts = []
-    with Meter("encoding prompts", len(texts)) as meter:
-        for first in range(0, len(texts), params.encode.batch_size):
-            batch = texts[first : first + params.encode.batch_size]
-            parts.append(family.encode(batch).to("cpu"))
-            meter.advance(len(batch))
-    tensors = {
-        "prompt_embeds": torch.cat([part.prompt_embeds for part in parts]),
-        "pooled": torch.cat([part.pooled for part in parts]),
-    }
-    rows = [{"prompt_id": r["prompt_id"], "row": row_of[r["prompt"]], "prompt": r["prompt"]} for r in records]
-    write_tensors(tensors, arguments.tensors)
-    write_table(table_from_rows(rows, "embeddings"), arguments.index, "embeddings")
+    batches = encoded(family, distinct_texts(prompts), params.encode.batch_size)
+    write_embeddings(prompts, batches, arguments.out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.generation import GeneratedImage, GenerationSettings, generate
 from chunk_grpo.image_files import encode_png, image_grid
 from chunk_grpo.progress import Meter
-from stages._inputs import load_model, read_encoded_prompts
+from stages._inputs import encoded_prompts, load_model
 from stages._stage import argument, run_stage
 
 BASE_SEED = -1
@@ -27,8 +27,7 @@ class Arguments:
     policy: str = field(metadata=argument("`base`, or the name of a variant"))
     model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    index: str = field(metadata=argument("embeddings/1, Parquet"))
-    tensors: str = field(metadata=argument("embeddings, safetensors"))
+    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards"))
     out: str = field(metadata=argument("folder for images.parquet and grid.png", writes=True))
     trained: str = field(default="", metadata=argument("folder of the trained policies; omitted for `base`"))
 
@@ -75,19 +74,19 @@ def draw(
 
 def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images, and a grid of the first images of the first training seed."""
-    prompts = read_encoded_prompts(arguments.prompts, arguments.index, arguments.tensors)
-    base = load_model(
-        params, arguments.model, ("transformer", "vae"), (params.generate.height, params.generate.width)
-    )
     shown: list[NDArray[np.uint8]] = []
 
-    def rows() -> Iterator[dict[str, object]]:
+    def rows(base: Family, prompts: PromptSet) -> Iterator[dict[str, object]]:
         for train_seed, image in draw(base, prompts, params, arguments):
             if len(shown) < GRID_IMAGES and image.mode != "hybrid":
                 shown.append(image.picture)
             yield image_row(arguments.policy, train_seed, image)
 
-    write_rows(rows(), join(arguments.out, "images.parquet"), "images")
+    with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
+        prompts = stored.require(stored.of())
+        size = (params.generate.height, params.generate.width)
+        base = load_model(params, arguments.model, ("transformer", "vae"), size)
+        write_rows(rows(base, prompts), join(arguments.out, "images.parquet"), "images")
     write_bytes(encode_png(image_grid(shown, GRID_COLUMNS)), join(arguments.out, "grid.png"))
 
 

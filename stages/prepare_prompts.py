@@ -3,26 +3,36 @@
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chunk_grpo.artifacts import table_from_rows, write_json, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.families.tokens import flux_token_limits
 from chunk_grpo.prompts import check_lengths
+from chunk_grpo.training.schedule import scheduled_prompts
 from stages._prompts import Split, splits_of
 from stages._stage import argument, run_stage
 
 _LOG = logging.getLogger(__name__)
 
+Row = dict[str, str]
+"""Row of prompts/1."""
+
 
 @dataclass(frozen=True)
 class Arguments:
     training: str = field(metadata=argument("prompts/1, Parquet: splits train and eval", writes=True))
+    scheduled: str = field(
+        metadata=argument(
+            "prompts/1, Parquet: rows of `training` that training or the profile uses", writes=True
+        )
+    )
     evaluation: str = field(metadata=argument("prompts/1, Parquet: all splits except train", writes=True))
     report: str = field(metadata=argument("JSON: findings in the prompts, and the action taken", writes=True))
 
 
-def table_rows(split: Split) -> list[dict[str, str]]:
+def table_rows(split: Split) -> list[Row]:
     """Rows of prompts/1."""
     return [
         {
@@ -34,6 +44,25 @@ def table_rows(split: Split) -> list[dict[str, str]]:
         }
         for number, row in enumerate(split.rows)
     ]
+
+
+def scheduled_rows(train: Sequence[Row], heldout: Sequence[Row], params: Params) -> list[Row]:
+    """Rows of the train and eval prompts that training or the profile uses; the others need no embeddings.
+
+    Training uses the prompts of the iterations of each seed, the profile the first ones, the held-out reward the first
+    eval prompts.
+    """
+    iterations, count = params.train.iterations, params.train.prompts_per_iteration
+    used = set(scheduled_prompts(params.train.seeds, iterations, count, len(train)))
+    used.update(range(min(params.profile.num_prompts, len(train))))
+    if len(used) < len(train):
+        _LOG.warning(
+            "train: %s of %s prompts are used: by the iterations and seeds of `train`, and by the profile. "
+            "The others are listed, but not encoded.",
+            f"{len(used):,}",
+            f"{len(train):,}",
+        )
+    return [*(train[at] for at in sorted(used)), *heldout[: params.train.heldout.num_prompts]]
 
 
 def main(params: Params, arguments: Arguments) -> None:
@@ -50,12 +79,13 @@ def main(params: Params, arguments: Arguments) -> None:
             reports[split.name] = report
             for line in report.lines():
                 _LOG.warning("%s: %s", split.name, line)
+    rows = {split.name: table_rows(split) for split in splits}
     for location, chosen in (
-        (arguments.training, [split for split in splits if split.name in ("train", "eval")]),
-        (arguments.evaluation, [split for split in splits if split.name != "train"]),
+        (arguments.training, [*rows["train"], *rows["eval"]]),
+        (arguments.scheduled, scheduled_rows(rows["train"], rows["eval"], params)),
+        (arguments.evaluation, [row for name, of in rows.items() if name != "train" for row in of]),
     ):
-        rows = [row for split in chosen for row in table_rows(split)]
-        write_table(table_from_rows(rows, "prompts"), location, "prompts")
+        write_table(table_from_rows(chosen, "prompts"), location, "prompts")
     write_json({name: report.as_json() for name, report in reports.items()}, arguments.report)
 
 

@@ -19,7 +19,7 @@ from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
-from stages._inputs import load_model, read_encoded_prompts
+from stages._inputs import encoded_prompts, first, load_model
 from stages._stage import argument, run_stage
 
 
@@ -27,8 +27,7 @@ from stages._stage import argument, run_stage
 class Arguments:
     model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    index: str = field(metadata=argument("embeddings/1, Parquet"))
-    tensors: str = field(metadata=argument("embeddings, safetensors"))
+    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards"))
     out: str = field(metadata=argument("l1_profile/1, Parquet", writes=True))
     plot: str = field(
         metadata=argument("mean curves, one column per sampler, CSV for `dvc plots`", writes=True)
@@ -53,8 +52,8 @@ def profile_rows(
             start = sample_noise(
                 (len(batch), *family.latent_shape), [generator("profile", *n) for n in names]
             )
-            start = start.to(rows.conditioning.prompt_embeds.device)
-            velocity = velocity_function(family, rows.conditioning)
+            start = start.to(family.device)
+            velocity = velocity_function(family, rows.conditioning.to(family.device))
             noises = [generator("profile-steps", *name) for name in names]
             runs = {
                 "sde": rollout_sde(velocity, start, times, strengths, noises, sampler=sampler).states,
@@ -97,10 +96,11 @@ def mean_curves(table: pa.Table) -> pa.Table:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
-    prompts = read_encoded_prompts(arguments.prompts, arguments.index, arguments.tensors, ("train",))
-    prompts = prompts.rows(range(min(params.profile.num_prompts, len(prompts))))
-    family = load_model(params, arguments.model, ("transformer",), (params.model.height, params.model.width))
-    table = table_from_rows(profile_rows(family, prompts, params), "l1_profile")
+    with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
+        prompts = stored.require(first(stored.of("train"), params.profile.num_prompts))
+        size = (params.model.height, params.model.width)
+        family = load_model(params, arguments.model, ("transformer",), size)
+        table = table_from_rows(profile_rows(family, prompts, params), "l1_profile")
     write_table(table, arguments.out, "l1_profile")
     write_csv(mean_curves(table), arguments.plot)
 

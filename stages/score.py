@@ -4,15 +4,17 @@ import hashlib
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from chunk_grpo.artifacts import read_json, read_table, table_from_rows, write_table
+from chunk_grpo.artifacts import read_json, read_parts, read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import Params
 from chunk_grpo.config.scorers import ScorerSettings
@@ -44,24 +46,59 @@ class Arguments:
     out: str = field(metadata=argument("scores/2, Parquet", writes=True))
 
 
-def whole_groups(images: pa.Table, size: int) -> Iterator[list[dict[str, Any]]]:
+class Images:
+    """Images of one policy for the prompts of some splits. They stay in their table, which is read in parts."""
+
+    def __init__(self, location: str, prompt_ids: Iterable[str]) -> None:
+        """Read the columns that name the images.
+
+        Args:
+            location: images/1, Parquet.
+            prompt_ids: Prompts of the splits.
+        """
+        self._location, self._ids = location, pa.array(prompt_ids, pa.string())
+        self.groups: Counter[tuple[Any, ...]] = Counter()
+        """Number of images of each group."""
+        for part in self._parts(GROUP):
+            self.groups.update(zip(*(part[name].to_pylist() for name in GROUP), strict=True))
+
+    def __len__(self) -> int:
+        return self.groups.total()
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Rows of images/1, in the table's order."""
+        for part in self._parts(None):
+            yield from part.to_pylist()
+
+    def _parts(self, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        for part in read_parts(self._location, "images", columns):
+            yield part.filter(pc.is_in(part["prompt_id"], self._ids))
+
+
+def whole_groups(
+    records: Iterable[dict[str, Any]], groups: Counter[tuple[Any, ...]], size: int
+) -> Iterator[list[dict[str, Any]]]:
     """Yield batches of about `size` rows, with all images of a group in one batch.
 
     The rows of a group need not be adjacent in images/1: images are drawn in batches, tuned and hybrid in turn.
+
+    Args:
+        records: Rows of images/1.
+        groups: Number of rows of each group.
+        size: Rows of a batch; one may have more, the last one fewer.
     """
-    missing = Counter(zip(*(images[name].to_pylist() for name in GROUP), strict=True))
+    missing = Counter(groups)
     begun: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     whole: list[dict[str, Any]] = []
-    for part in images.to_batches(max_chunksize=size):
-        for record in part.to_pylist():
-            group = tuple(record[name] for name in GROUP)
-            begun[group].append(record)
-            missing[group] -= 1
-            if not missing[group]:
-                whole += begun.pop(group)
-            if len(whole) >= size:
-                yield whole
-                whole = []
+    for record in records:
+        group = tuple(record[name] for name in GROUP)
+        begun[group].append(record)
+        missing[group] -= 1
+        if not missing[group]:
+            whole += begun.pop(group)
+        if len(whole) >= size:
+            yield whole
+            whole = []
     if whole:
         yield whole
 
@@ -79,20 +116,21 @@ def batch_of(records: Sequence[Mapping[str, Any]], prompts: Mapping[str, Mapping
     )
 
 
-def batches_of(scorer: Scorer, images: pa.Table) -> Iterator[list[dict[str, Any]]]:
+def batches_of(scorer: Scorer, images: Images) -> Iterator[list[dict[str, Any]]]:
     """Yield the scorer's batches of rows; equal in every run, so that a stopped run can resume."""
     size = scorer.settings.images_at_once
     if scorer.groupwise:
-        yield from whole_groups(images, max(BATCH, size))
+        yield from whole_groups(images.records(), images.groups, max(BATCH, size))
         return
-    for first in range(0, images.num_rows, size):
-        yield images.slice(first, size).to_pylist()
+    records = images.records()
+    while batch := list(islice(records, size)):
+        yield batch
 
 
 def score_rows(
     key: str,
     scorer: Scorer,
-    images: pa.Table,
+    images: Images,
     prompts: Mapping[str, Mapping[str, str]],
     kept: KeptScores,
     refusals: float = 0.0,
@@ -102,7 +140,7 @@ def score_rows(
     Args:
         key: Name of the scorer in params.yaml.
         scorer: The scorer.
-        images: Table images/1.
+        images: The images.
         prompts: Rows of prompts/1 by prompt id.
         kept: Store of finished batches.
         refusals: Share of the images that may be refused.
@@ -112,7 +150,7 @@ def score_rows(
         TransientError: The scorer does not answer.
     """
     refused: dict[int, list[Row]] = {}
-    with Meter(f"scoring with {key}", images.num_rows) as meter:
+    with Meter(f"scoring with {key}", len(images)) as meter:
         for number, records in enumerate(batches_of(scorer, images)):
             rows = kept.rows(number, partial(rows_of_batch, key, scorer, records, prompts))
             if without := [row for row in rows if row["value"] is None]:
@@ -120,9 +158,9 @@ def score_rows(
             yield from rows
             meter.advance(len(records))
     found = [row for rows in refused.values() for row in rows]
-    if found and len(found) / images.num_rows > refusals:
+    if found and len(found) / len(images) > refusals:
         kept.drop(refused)
-        raise too_many_refused(key, found, images.num_rows, refusals, prompts)
+        raise too_many_refused(key, found, len(images), refusals, prompts)
 
 
 def rows_of_batch(
@@ -179,21 +217,21 @@ def kept_scores(spec: ScorerSpec, settings: ScorerSettings, arguments: Arguments
 
 def images_to_score(
     arguments: Arguments, spec: ScorerSpec, prompts: Mapping[str, Mapping[str, str]]
-) -> pa.Table:
-    """Read the images of the scorer's splits.
+) -> Images:
+    """Find the images of the scorer's splits.
 
     Raises:
         DataError: A prompt is unknown, or these splits have no images.
     """
-    images = read_table(arguments.images, "images")
-    for name in images["prompt_id"].unique().to_pylist():
-        if name not in prompts:
-            raise DataError(
-                f"{arguments.images}: prompt_id {name!r} is not in {arguments.prompts}; run `dvc repro`"
-            )
+    for part in read_parts(arguments.images, "images", ["prompt_id"]):
+        for name in part["prompt_id"].unique().to_pylist():
+            if name not in prompts:
+                raise DataError(
+                    f"{arguments.images}: prompt_id {name!r} is not in {arguments.prompts}; run `dvc repro`"
+                )
     splits = spec.splits
-    chosen = images.filter(pa.array([prompts[n]["split"] in splits for n in images["prompt_id"].to_pylist()]))
-    if not chosen.num_rows:
+    chosen = Images(arguments.images, [name for name, row in prompts.items() if row["split"] in splits])
+    if not len(chosen):
         raise DataError(
             f"{arguments.images}: must hold images of prompts of the splits {', '.join(splits)} "
             f"(scorers.{spec.key}.splits), got none"

@@ -13,6 +13,7 @@ import torch
 
 from chunk_grpo.artifacts import (
     check_writable,
+    find_files,
     output_dir,
     read_json,
     read_table,
@@ -32,9 +33,10 @@ from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.schedule import scheduled_prompts
 from chunk_grpo.training.starts import starts_of_update
 from chunk_grpo.training.trainer import Trainer
-from stages._inputs import load_model, read_encoded_prompts
+from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model
 from stages._kept import KEPT, add_code, add_files
 from stages._launch import run_processes
 from stages._stage import argument
@@ -51,8 +53,7 @@ class Arguments:
     variant: str = field(metadata=argument("name of the variant"))
     model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    index: str = field(metadata=argument("embeddings/1, Parquet"))
-    tensors: str = field(metadata=argument("embeddings, safetensors"))
+    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards"))
     plan: str = field(metadata=argument("chunk_plan/1, Parquet: the variant's chunks"))
     scorers: str = field(
         metadata=argument("JSON of stage check_scorers: specs of the scorers used in training")
@@ -88,8 +89,8 @@ def checkpoint_key(params: Params, arguments: Arguments) -> str:
     plan = content["chunks"]["plans"][variant["plan"]]
     digest = hashlib.sha256(json.dumps([sections, arguments.variant, variant, plan]).encode())
     add_code(digest)
-    files = (arguments.model, arguments.prompts, arguments.index, arguments.tensors, arguments.plan)
-    add_files(digest, (*files, arguments.scorers))
+    files = (arguments.model, arguments.prompts, arguments.plan, arguments.scorers)
+    add_files(digest, (*files, *find_files(arguments.embeddings, "*")))
     return digest.hexdigest()[:16]
 
 
@@ -110,14 +111,18 @@ def read_method(params: Params, arguments: Arguments) -> Method:
     return method_from(params, arguments.variant, plan, weights)
 
 
-def read_training_data(params: Params, arguments: Arguments) -> TrainingData:
-    """Read the train and held-out prompts with embeddings, and the rewards."""
-    files = (arguments.prompts, arguments.index, arguments.tensors)
-    heldout = read_encoded_prompts(*files, ("eval",))
-    scorers, unseen = read_scorers(params, arguments.scorers), params.train.heldout.scorers
+def read_training_data(params: Params, arguments: Arguments, stored: EncodedPrompts) -> TrainingData:
+    """Read the train and held-out prompts, and the rewards.
+
+    Raises:
+        DataError: A prompt that training uses has no embeddings.
+    """
+    train, prompts = params.train, stored.of("train")
+    scorers, unseen = read_scorers(params, arguments.scorers), train.heldout.scorers
+    used = scheduled_prompts(train.seeds, train.iterations, train.prompts_per_iteration, len(prompts))
     return TrainingData(
-        prompts=read_encoded_prompts(*files, ("train",)),
-        heldout=heldout.rows(range(min(params.train.heldout.num_prompts, len(heldout)))),
+        prompts=stored.require(prompts, used),
+        heldout=stored.require(first(stored.of("eval"), train.heldout.num_prompts)),
         reward=reward_of(params, scorers, params.rewards),
         unseen=reward_of(params, scorers, dict.fromkeys(unseen, 1.0)) if unseen else None,
     )
@@ -151,29 +156,31 @@ def main(params: Params, arguments: Arguments) -> None:
         ConfigError: The variant is unknown, or the processes are not set up to train together.
     """
     variant_of(params, arguments)
-    writes = Processes().is_main  # before anything is loaded: this selects the process's GPU
+    processes = Processes()  # before anything is loaded: this selects the process's GPU
+    writes = processes.is_main
     for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)
-    key = checkpoint_key(params, arguments)
+    key = processes.once_a_machine(lambda: checkpoint_key(params, arguments), "the inputs of this training")
     folder = KEPT / key
-    method, data = read_method(params, arguments), read_training_data(params, arguments)
+    method = read_method(params, arguments)
     shown = {
         "variant": params.variants[arguments.variant].model_dump(mode="json"),
         "train": params.train.model_dump(mode="json"),
     }
     rows: list[dict[str, str | int | float]] = []
-    with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
-        for seed in params.train.seeds:
-            family = load_model(
-                params, arguments.model, ("transformer",), (params.model.height, params.model.width)
-            )
-            name = f"{arguments.variant}/seed-{seed}"
-            paths = RunPaths(folder / f"seed-{seed}", key, LOGS, name, params.trackers, shown)
-            trainer = Trainer(family, data, method, params.train, seed, paths)
-            rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
-            trainer.save_policies(draft / f"seed-{seed}")
-        if writes:
-            write_metrics(rows, draft, arguments.timings)
+    with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
+        data = read_training_data(params, arguments, stored)
+        with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
+            for seed in params.train.seeds:
+                size = (params.model.height, params.model.width)
+                family = load_model(params, arguments.model, ("transformer",), size)
+                name = f"{arguments.variant}/seed-{seed}"
+                paths = RunPaths(folder / f"seed-{seed}", key, LOGS, name, params.trackers, shown)
+                trainer = Trainer(family, data, method, params.train, seed, paths)
+                rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
+                trainer.save_policies(draft / f"seed-{seed}")
+            if writes:
+                write_metrics(rows, draft, arguments.timings)
     if writes:
         forget(folder)
 

@@ -66,7 +66,7 @@ class Workspace:
             "item.plan": self.plan,
             "item.variant": self.variant,
             "item.scorer": self.scorer,
-            "item": part,
+            "item": {"training": "scheduled"}.get(part, part),
         }
         for name, value in values.items():
             text = text.replace(f"${{{name}}}", value)
@@ -83,6 +83,12 @@ class Workspace:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.root)
             return int(importlib.import_module("stages._stage").run_stage(code.main, code.Arguments, options))
+
+    def schedule(self, **train: Any) -> None:
+        """Change `train` of params.yaml, and encode the prompts that training then uses, as DVC would."""
+        self.edit(lambda raw: raw["train"].update(train))
+        for stage in ("prepare_prompts", "encode_prompts@training"):
+            assert self.run(stage) == 0, stage
 
     def process(self, stage: str, *prefix: str, **changes: str) -> "subprocess.Popen[str]":
         """Start a stage as a process of its own, by `prefix` (a wrapper such as nice) if there is one."""

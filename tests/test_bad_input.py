@@ -193,8 +193,8 @@ def test_embeddings_of_other_prompts(workspace: Workspace) -> None:
     path = workspace.artifacts / "prompts" / "training.parquet"
     change_row(path, 0, lambda row: row.update(prompt="a dog"))
     assert refused(workspace, "profile_l1", DATA) == (
-        "artifacts/embeddings/training.parquet: must hold every prompt of artifacts/prompts/training.parquet, "
-        "got no row for 'train-00000', 'a dog'; run `dvc repro`"
+        "artifacts/embeddings/training: must hold the prompts of artifacts/prompts/training.parquet that this "
+        "stage uses, got no row for 'train-00000', 'a dog'; run `dvc repro`"
     )
 
 

@@ -1,10 +1,11 @@
 """Artifacts of the stages: schemas, reading and writing, run manifests.
 
-Tensors are in chunk_grpo.artifacts.tensors, which imports torch.
+Embeddings are in chunk_grpo.artifacts.embeddings, which imports torch.
 """
 
 from chunk_grpo.artifacts.io import (
     read_json,
+    read_parts,
     read_table,
     read_text,
     table_from_rows,
@@ -44,6 +45,7 @@ __all__ = [
     "output_file",
     "read_json",
     "read_manifest",
+    "read_parts",
     "read_table",
     "read_text",
     "table_from_rows",

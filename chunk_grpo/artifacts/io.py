@@ -1,8 +1,8 @@
 """Read and write artifacts: tables with a checked schema, text, JSON and CSV."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -80,30 +80,40 @@ def read_table(location: Location, schema_name: SchemaName) -> pa.Table:
         TransientError: the object store does not answer.
     """
     schema = SCHEMAS[schema_name]
-    with input_file(location) as path:
-        try:
-            metadata = pq.read_schema(path).metadata or {}
-            _check_identity(metadata, schema, location)
-            table = _read(path)
-        except (pa.ArrowNotImplementedError, pa.ArrowCapacityError, MemoryError) as error:
-            raise DataError(
-                f"{location}: cannot be read here ({_first_line(error)}), but need not be damaged. Keep it, and try "
-                "with more free memory or the pyarrow of constraints.txt."
-            ) from error
-        except (pa.ArrowException, OSError) as error:  # damaged pages raise OSError
-            raise DataError(
-                f"{location}: corrupt, cut off, or no Parquet file ({_first_line(error)}). {REWRITE_IT}"
-            ) from error
-    _check_columns(table.column_names, schema, location)
-    for field in schema.columns:
-        found = table.schema.field(field.name).type
-        if found != field.type:
-            raise DataError(
-                f"{location}: column {field.name!r} must be {field.type} in {schema.name}/{schema.version}, "
-                f"got {found}. {REWRITE_IT}"
-            )
+    with _opened(location, schema) as file:
+        batches = list(_batches(file, schema.columns.names))
+        table = pa.Table.from_batches(batches, file.schema_arrow)
     _check_nulls(table, schema, location)
     return table.select(schema.columns.names)
+
+
+def read_parts(
+    location: Location, schema_name: SchemaName, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Read a table as `read_table`, part by part: about `ROW_GROUP_BYTES`, or one row, are in memory at a time.
+
+    Args:
+        location: local path or URL.
+        schema_name: Required schema, at its current version.
+        columns: Columns to read, in this order; default: all. The others take no time.
+
+    Yields:
+        Consecutive rows, at least one; nothing for a table without rows.
+
+    Raises:
+        DataError: As `read_table`; values are checked when their part is read.
+        TransientError: the object store does not answer.
+    """
+    schema = SCHEMAS[schema_name]
+    names = list(columns or schema.columns.names)
+    first = 0
+    with _opened(location, schema) as file:
+        for batch in _batches(file, names):
+            if batch.num_rows:
+                part = pa.Table.from_batches([batch]).select(names)
+                _check_nulls(part, schema, location, first)
+                yield part
+                first += batch.num_rows
 
 
 def write_text(text: str, location: Location) -> None:
@@ -224,16 +234,34 @@ def _size(value: object) -> int:
     return len(value) if isinstance(value, bytes | str) else 8
 
 
-def _read(path: Path) -> pa.Table:
-    """Read all rows in parts: files of other programs may have row groups above 2 GiB."""
-    with pq.ParquetFile(path) as file:
-        batches: list[pa.RecordBatch] = []
-        for number in range(file.num_row_groups):
-            group = file.metadata.row_group(number)
-            parts = max(1, -(-group.total_byte_size // ROW_GROUP_BYTES))
-            rows = max(1, group.num_rows // parts)
-            batches += file.iter_batches(batch_size=rows, row_groups=[number])
-        return pa.Table.from_batches(batches, file.schema_arrow)
+@contextmanager
+def _opened(location: Location, schema: TableSchema) -> Iterator[pq.ParquetFile]:
+    """Open a table after checks of its name, version, columns and types; inside, pyarrow's errors are translated."""
+    with input_file(location) as path:
+        try:
+            with pq.ParquetFile(path) as file:
+                _check_identity(file.schema_arrow.metadata or {}, schema, location)
+                _check_columns(file.schema_arrow.names, schema, location)
+                _check_types(file.schema_arrow, schema, location)
+                yield file
+        except (pa.ArrowNotImplementedError, pa.ArrowCapacityError, MemoryError) as error:
+            raise DataError(
+                f"{location}: cannot be read here ({_first_line(error)}), but need not be damaged. Keep it, and try "
+                "with more free memory or the pyarrow of constraints.txt."
+            ) from error
+        except (pa.ArrowException, OSError) as error:  # damaged pages raise OSError
+            raise DataError(
+                f"{location}: corrupt, cut off, or no Parquet file ({_first_line(error)}). {REWRITE_IT}"
+            ) from error
+
+
+def _batches(file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """All rows in parts: files of other programs may have row groups above 2 GiB."""
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        parts = max(1, -(-group.total_byte_size // ROW_GROUP_BYTES))
+        rows = max(1, group.num_rows // parts)
+        yield from file.iter_batches(batch_size=rows, row_groups=[number], columns=list(columns))
 
 
 def _check_identity(metadata: Mapping[bytes, bytes], schema: TableSchema, location: Location) -> None:
@@ -273,10 +301,20 @@ def _check_columns(names: list[str], schema: TableSchema, location: Location) ->
         )
 
 
-def _check_nulls(table: pa.Table, schema: TableSchema, location: Location) -> None:
+def _check_types(found: pa.Schema, schema: TableSchema, location: Location) -> None:
+    for field in schema.columns:
+        if (kind := found.field(field.name).type) != field.type:
+            raise DataError(
+                f"{location}: column {field.name!r} must be {field.type} in {schema.name}/{schema.version}, "
+                f"got {kind}. {REWRITE_IT}"
+            )
+
+
+def _check_nulls(table: pa.Table, schema: TableSchema, location: Location, first: int = 0) -> None:
+    """Require values; `first` is the number of the table's first row in the file."""
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count and not schema.columns.field(name).nullable:
-            row = column.is_null().to_pylist().index(True)
+            row = first + column.is_null().to_pylist().index(True)
             raise DataError(
                 f"{location}: row {row}: column {name!r} must have a value, got null. {REWRITE_IT}"
             )

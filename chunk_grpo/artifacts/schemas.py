@@ -107,10 +107,11 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
         ),
         _schema(
             "embeddings",
-            1,
+            2,
             prompt_id=pa.string(),
-            row=pa.int64(),  # row in the tensors prompt_embeds and pooled
             prompt=pa.string(),
+            shard=pa.int64(),  # number of the file shard-NNNNN.safetensors beside the table
+            row=pa.int64(),  # row in the tensors of that file
         ),
         _schema(
             "l1_profile",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -39,6 +39,30 @@ class Conditioning:
     def to(self, device: torch.device | str) -> Conditioning:
         """The same conditioning on another device."""
         return Conditioning(self.prompt_embeds.to(device), self.pooled.to(device))
+
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by name, as they are stored."""
+        return {name: getattr(self, name) for name in CONDITIONING_TENSORS}
+
+
+CONDITIONING_TENSORS = tuple(field.name for field in fields(Conditioning))
+"""Names of the stored tensors, each with a row per prompt."""
+
+
+class ConditioningRows(Protocol):
+    """Conditioning of B prompts, in memory or in files. Only what `to` returns is for the network."""
+
+    def __len__(self) -> int:
+        """Number of prompts, B."""
+        ...
+
+    def rows(self, index: Tensor | Sequence[int]) -> ConditioningRows:
+        """The prompts at `index`, repetitions allowed."""
+        ...
+
+    def to(self, device: torch.device | str) -> Conditioning:
+        """The tensors of all B prompts on a device."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -100,6 +124,11 @@ class Family(VelocityModel, Protocol):
     @property
     def latent_shape(self) -> tuple[int, int]:
         """(L, D): number of latent tokens and their dimension."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which the model computes: states and conditioning must be there."""
         ...
 
     @property

@@ -108,6 +108,11 @@ class FluxFamily:
         return self._rows * self._columns, int(self.transformer.config.in_channels)
 
     @property
+    def device(self) -> torch.device:
+        """Device of `LoadOptions.device`."""
+        return torch.device(self._options.device)
+
+    @property
     def transformer(self) -> FluxTransformer2DModel:
         """Velocity network."""
         network = self._pipeline.transformer

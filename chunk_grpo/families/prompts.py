@@ -4,12 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import Conditioning
+from chunk_grpo.families.base import Conditioning, ConditioningRows
+
+
+class RowReader(Protocol):
+    """Files with the conditioning of many prompts, one row each."""
+
+    def read(self, rows: Sequence[int]) -> Mapping[str, Tensor]:
+        """The tensors [n, ...] of n rows, named as the attributes of `Conditioning`, on the CPU."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredConditioning:
+    """Conditioning of B prompts in files. Choosing and repeating prompts reads nothing.
+
+    Attributes:
+        reader: The files.
+        stored: Row of each prompt in them, B numbers; None: the prompt has none, and `to` must not be asked for it.
+    """
+
+    reader: RowReader
+    stored: Sequence[int | None]
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def rows(self, index: Tensor | Sequence[int]) -> StoredConditioning:
+        """The prompts at `index`, repetitions allowed."""
+        chosen = index.tolist() if isinstance(index, Tensor) else index
+        return StoredConditioning(self.reader, [self.stored[i] for i in chosen])
+
+    def to(self, device: torch.device | str) -> Conditioning:
+        """The tensors of all B prompts on a device. Each distinct row is read and sent once, and repeated there.
+
+        Raises:
+            ValueError: A prompt has no row.
+            DataError: The files cannot be read.
+        """
+        places: dict[int, int] = {}
+        for row in self.stored:
+            if row is None:
+                raise ValueError(
+                    "a prompt has no stored conditioning: check before work which prompts need it"
+                )
+            places.setdefault(row, len(places))
+        read = Conditioning(**self.reader.read(list(places))).to(device)
+        if len(places) == len(self.stored):
+            return read
+        return read.rows([places[row] for row in self.stored if row is not None])
 
 
 @dataclass(frozen=True)
@@ -19,7 +68,7 @@ class PromptSet:
     ids: Sequence[str]
     texts: Sequence[str]
     metadata: Sequence[Mapping[str, object]]
-    conditioning: Conditioning
+    conditioning: ConditioningRows
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -25,6 +25,7 @@ from chunk_grpo.reporting.comparisons import (
     verdicts_text,
 )
 from chunk_grpo.reporting.evidence import (
+    BASE,
     MODES,
     REWARD,
     Evidence,
@@ -161,7 +162,8 @@ def _grids(
     grids = []
     for number, variants in enumerate(gallery.grid_variants(settings.variants), start=1):
         columns = gallery.grid_columns(variants)
-        rows = gallery.grid_rows(chosen, columns, evidence.images, texts, book, settings.scorers)
+        images = {p: gallery.first_images(evidence.images[p], chosen) for p in (BASE, *variants)}
+        rows = gallery.grid_rows(chosen, columns, images, texts, book, settings.scorers)
         grids.append(gallery.grid_of("grid" if number == 1 else f"grid-{number}", variants, columns, rows))
     return grids
 

@@ -156,7 +156,7 @@ class Evidence:
         profile: Schema l1_profile.
         plans: Plan name to schema chunk_plan.
         metrics: Variant to schema train_metrics.
-        images: Policy (base, then the variants) to schema images; may contain the grid's prompts only.
+        images: Policy (base, then the variants) to the path of schema images; the grid reads its own rows of them.
         scores: (policy, scorer) to schema scores.
         runs: Manifests of the stages that ran, in display order.
     """
@@ -165,7 +165,7 @@ class Evidence:
     profile: Source
     plans: Mapping[str, Source]
     metrics: Mapping[str, Source]
-    images: Mapping[str, Source]
+    images: Mapping[str, str]
     scores: Mapping[tuple[str, str], Source]
     runs: Sequence[RunManifest]
 

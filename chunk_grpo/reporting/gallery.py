@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageStat
 
+from chunk_grpo.artifacts import SCHEMAS, read_parts
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import number
 from chunk_grpo.reporting.evidence import BASE, MODES, ScoreBook, ScoredPrompts, Source
@@ -157,6 +159,15 @@ def choose_prompts(prompts: ScoredPrompts, count: int, seed: int) -> tuple[str, 
     while len(chosen) < min(count, len(order)):
         chosen += [queue.pop(0) for queue in queues.values() if queue]
     return tuple(chosen[:count])
+
+
+def first_images(path: str, prompt_ids: Sequence[str]) -> Source:
+    """The images of sample 0 for these prompts. The others are read, but not kept."""
+    wanted, kept = pa.array(prompt_ids, pa.string()), [SCHEMAS["images"].columns.empty_table()]
+    for part in read_parts(path, "images"):
+        of_grid = pc.and_(pc.equal(part["sample"], 0), pc.is_in(part["prompt_id"], wanted))
+        kept.append(part.filter(of_grid).replace_schema_metadata(kept[0].schema.metadata))
+    return Source(path, pa.concat_tables(kept))
 
 
 def grid_rows(

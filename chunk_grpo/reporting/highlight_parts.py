@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -149,7 +148,7 @@ def images_highlight(settings: ReportSettings, prompts: Path, images: Mapping[st
     ids, categories, captions = (table[name].to_pylist() for name in ("prompt_id", "category", "prompt"))
     held_out = ScoredPrompts(tuple(ids), tuple(categories), tuple(captions))
     chosen = gallery.choose_prompts(held_out, settings.grid_prompts, settings.seed)
-    sources = {policy: _images_of(file, chosen) for policy, file in images.items()}
+    sources = {policy: gallery.first_images(str(file), chosen) for policy, file in images.items()}
     texts, unscored = dict(zip(ids, captions, strict=True)), ScoreBook({}, settings.rewards)
     grids = gallery.grid_variants([variant for variant in settings.variants if variant in images])
     pictures, shown = [], 0
@@ -169,13 +168,6 @@ def images_highlight(settings: ReportSettings, prompts: Path, images: Mapping[st
         "\n".join(f"{n}. {escaped(r.prompt)}, seed {r.seed}" for n, r in enumerate(rows[:shown], start=1)),
     ]
     return Highlight("images", "Images of base and tuned policies", "\n\n".join(parts))
-
-
-def _images_of(file: Path, prompt_ids: Sequence[str]) -> Source:
-    """The images of sample 0 for these prompts."""
-    table = read_table(file, "images")
-    wanted = pc.and_(pc.equal(table["sample"], 0), pc.is_in(table["prompt_id"], pa.array(prompt_ids)))
-    return Source(str(file), table.filter(wanted))
 
 
 def _fitting(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow.compute as pc
 import yaml
 
 from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
@@ -109,7 +108,7 @@ def _training_settings(params: Params) -> TrainingSettings:
 
 
 def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
-    """Read all input of the report; only the images of sample 0 are kept.
+    """Read all input of the report but the images, of which `Evidence` has the paths.
 
     Raises:
         DataError: A file is missing, corrupt or has another schema; the message names it.
@@ -129,18 +128,13 @@ def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
             for p in policies
             for s in (use.name for use in settings.measured)
         },
-        images={p: _first_images(join(folders.images, p, "images.parquet")) for p in policies},
+        images={p: join(folders.images, p, "images.parquet") for p in policies},
         runs=tuple(sorted(_manifests(folders.runs, settings), key=lambda run: (run.started_at, run.stage))),
     )
 
 
 def _read(path: str, schema: SchemaName) -> Source:
     return Source(path, read_table(path, schema))
-
-
-def _first_images(path: str) -> Source:
-    table = read_table(path, "images")
-    return Source(path, table.filter(pc.equal(table["sample"], 0)))
 
 
 _BY_NAME = ("train", "generate", "score", "score_base")

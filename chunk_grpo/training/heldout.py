@@ -75,8 +75,8 @@ def heldout_images(
             (len(span), *family.latent_shape), [generator("heldout", settings.seed, names[i]) for i in span]
         )
         part = rows.rows(span)
-        velocity = velocity_function(Stoppable(family, check), part.conditioning)
-        start = noise.to(part.conditioning.prompt_embeds.device)
+        velocity = velocity_function(Stoppable(family, check), part.conditioning.to(family.device))
+        start = noise.to(family.device)
         finals = rollout_ode(lambda _, v=velocity: v, start, times)[:, -1]  # type: ignore[misc]  # v bound early
         require_finite(finals, part, "held-out prompts", DIVERGED)
         images.append(family.decode(finals).cpu())

@@ -147,19 +147,23 @@ class Processes:
             ChunkGrpoError: `action` failed in a process; all processes raise the error of the lowest rank.
             TransientError: Another process has ended.
         """
+        with _announced() if self.is_main and self.count > 1 else nullcontext():
+            return self._results(action)
+
+    def _results(self, action: Callable[[], T]) -> list[T]:
+        """As `by_all`, without an announcement to the launcher."""
         if self.count == 1:
             return [action()]
         own: tuple[T | None, ChunkGrpoError | None]
-        with _announced() if self.is_main else nullcontext():
-            try:
-                own = action(), None
-            except ChunkGrpoError as error:
-                own = None, error
-            everybody: list[Any] = [None] * self.count
-            try:
-                distributed.all_gather_object(everybody, own, group=self._patient)
-            except RuntimeError as error:
-                raise TransientError("another process has ended while a checkpoint was written") from error
+        try:
+            own = action(), None
+        except ChunkGrpoError as error:
+            own = None, error
+        everybody: list[Any] = [None] * self.count
+        try:
+            distributed.all_gather_object(everybody, own, group=self._patient)
+        except RuntimeError as error:
+            raise TransientError("another process has ended") from error
         for _, failure in everybody:
             if failure is not None:
                 raise failure
@@ -169,6 +173,27 @@ class Processes:
     def patient(self) -> distributed.ProcessGroup | None:
         """All processes, with collectives that wait up to `_PATIENCE`; None with one process."""
         return self._patient
+
+    def once_a_machine(self, make: Callable[[], str], what: str) -> str:
+        """Result of `make`, called by the first process of each machine while the others wait, up to `_PATIENCE`.
+
+        Args:
+            make: Function with the same result on every machine.
+            what: Name of the things it looks at, for the error message.
+
+        Raises:
+            ChunkGrpoError: `make` failed; all processes raise the same type.
+            ConfigError: The results differ.
+            TransientError: Another process has ended.
+        """
+        is_first = self._accelerator.is_local_main_process
+        made = [each for each in self._results(lambda: make() if is_first else None) if each is not None]
+        if len(set(made)) > 1:
+            raise ConfigError(
+                f"{what}: must be the same on all machines, but their files, settings or code differ; copy them "
+                "from one machine to the others"
+            )
+        return made[0]
 
     def padded_share(self, total: int) -> tuple[list[int], int]:
         """This process's share of `total` items, filled up to the length of the others', and its length without that.

@@ -164,6 +164,7 @@ class _Sampling:
         self, family: Family, method: Method, iteration: Iteration, settings: RolloutSettings, check: Check
     ) -> None:
         self._policy, self._latent_shape = Stoppable(family, check), family.latent_shape
+        self._device = family.device
         self._method, self._settings = method, settings
         self._prompts, self._names = iteration.prompts, iteration.starts
         self._number = iteration.number
@@ -206,7 +207,7 @@ class _Sampling:
         per_batch = max(1, self._settings.batch_size // children)
         for first in range(0, len(self._names), per_batch):
             names = self._names[first : first + per_batch]
-            prompts = self._prompts.conditioning.rows([name // runs for name in names])
+            prompts = self._prompts.conditioning.rows([name // runs for name in names]).to(self._device)
 
             def velocity(x: Tensor, t: Tensor, rows: Tensor, prompts: Conditioning = prompts) -> Tensor:
                 return self._policy.velocity(x, t, prompts.rows(rows))
@@ -244,7 +245,7 @@ class _Sampling:
             (len(names), *self._latent_shape),
             [generator(*self._stream, "start", name) for name in names],
         )
-        return noise.to(self._prompts.conditioning.prompt_embeds.device)
+        return noise.to(self._device)
 
     def _velocity(self, prompts: Sequence[int]) -> Velocity:
         """Velocity of the policy for rows with these prompts. Rows with the same start share the first evaluation.
@@ -252,14 +253,14 @@ class _Sampling:
         Args:
             prompts: Index of each row's prompt in `iteration.prompts`.
         """
-        conditioning = self._prompts.conditioning
-        everywhere = velocity_function(self._policy, conditioning.rows(prompts))
+        conditioning = self._prompts.conditioning.rows(prompts).to(self._device)
+        everywhere = velocity_function(self._policy, conditioning)
         if not self._starts_alike:
             return everywhere
         distinct = sorted(set(prompts))
-        alike = velocity_function(self._policy, conditioning.rows(distinct))
         where = torch.tensor([distinct.index(prompt) for prompt in prompts])
         leaders = torch.tensor([prompts.index(prompt) for prompt in distinct])
+        alike = velocity_function(self._policy, conditioning.rows(leaders))
         start = float(self._method.grid.times[0])
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:

@@ -323,9 +323,8 @@ class Trainer:
                 f"{self._processes.count}: start as many as before, or delete {self._checkpoints.newest_path()}"
             )
         rows = prompts_of_rows(self._starts(), self._settings.group_size, self._method.branching)
-        prompts = self._prompts_of(iteration).rows(rows)
-        device = prompts.conditioning.prompt_embeds.device
-        self._unfinished = IterationState.from_state(states[self._processes.index], prompts, device)
+        prompts, own = self._prompts_of(iteration).rows(rows), states[self._processes.index]
+        self._unfinished = IterationState.from_state(own, prompts, self._family.device)
 
     def _save_if_due(self) -> None:
         if self._done % self._settings.checkpoint_every == 0 or self._done == self._settings.iterations:

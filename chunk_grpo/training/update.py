@@ -20,7 +20,7 @@ from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
 from chunk_grpo.core.objective import ClipRange, clipped_chunks, gradient_coefficients
 from chunk_grpo.core.ratios import NORMALISED, chunk_ratio
 from chunk_grpo.core.types import Transition
-from chunk_grpo.families.base import Conditioning
+from chunk_grpo.families.base import Conditioning, ConditioningRows
 from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.packing import pack
@@ -41,7 +41,7 @@ class UpdateBatch:
     Attributes:
         states: States of whole trajectories or parts of them [B, Z + 1, L, D].
         first_step: int64 [B], the step that begins at `states[:, 0]`.
-        conditioning: Prompts of the B trajectories.
+        conditioning: Prompts of the B trajectories; a micro-batch's are read and sent to the device for its passes.
         advantages: Advantages [B], or [B, Kmax] with a reward per chunk.
         old_log_probs: Log-probabilities [B, S - 1] under the sampling policy.
         old_means: Means of the noisy steps [B, Z or Z - 1, L, D]; None if the ratio is not normalised.
@@ -50,7 +50,7 @@ class UpdateBatch:
 
     states: Tensor
     first_step: Tensor
-    conditioning: Conditioning
+    conditioning: ConditioningRows
     advantages: Tensor
     old_log_probs: Tensor
     old_means: Tensor | None
@@ -269,7 +269,7 @@ class Update:
         batch, grid = self._batch, self._grid
         x, where = batch.states[rows, steps - batch.first_step[rows]], steps.cpu()  # [n, L, D], [n]
         t, t_next = grid.times[where], grid.times[where + 1]
-        velocity = policy(x, t.to(x), batch.conditioning.rows(rows))
+        velocity = policy(x, t.to(x), batch.conditioning.rows(rows).to(x.device))
         return grid.sampler.transition(x, velocity, t, t_next, grid.noise[where])
 
     def _log_prob(self, transition: Transition, rows: Tensor, steps: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.artifacts import SCHEMAS, read_table, table_from_rows, write_rows, write_table
+from chunk_grpo.artifacts import SCHEMAS, read_parts, read_table, table_from_rows, write_rows, write_table
 from chunk_grpo.errors import DataError
 
 MIB = 2**20
@@ -87,6 +87,48 @@ def test_rows_that_fail_leave_what_was_there(tmp_path: Path) -> None:
         write_rows(rows(), path, "images", row_group_bytes=100)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["images.parquet"]
+
+
+def test_a_table_is_read_part_by_part(tmp_path: Path) -> None:
+    path = tmp_path / "images.parquet"
+    rows = [image_row(number, size) for number, size in enumerate(SIZES)]
+    write_rows(rows, path, "images", row_group_bytes=2000)
+    parts = list(read_parts(path, "images"))
+    assert [part.num_rows for part in parts] == [4, 1, 3, 2]
+    assert [row for part in parts for row in part.to_pylist()] == rows
+    assert all(part.nbytes < 2500 for part in parts if part.num_rows > 1)
+    columns = ["seed", "mode"]
+    assert all(part.column_names == columns for part in read_parts(path, "images", columns))
+    write_rows([], path, "images")
+    assert list(read_parts(path, "images")) == []
+
+
+def test_a_part_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    """Memory does not grow with the number of images."""
+    path = tmp_path / "images.parquet"
+    write_rows((image_row(number, MIB) for number in range(40)), path, "images", row_group_bytes=2 * MIB)
+    before = pa.total_allocated_bytes()
+    parts = read_parts(path, "images")
+    assert max(pa.total_allocated_bytes() - before for _ in parts) < 8 * MIB
+
+
+def test_a_damaged_part_and_a_missing_value_are_named_when_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "images.parquet"
+    write_rows([image_row(number, 1000) for number in range(10)], path, "images", row_group_bytes=2000)
+    content = path.read_bytes()
+    path.write_bytes(content[:6000] + bytes(200) + content[6200:])
+    parts = read_parts(path, "images")
+    assert next(parts).num_rows == 1
+    with pytest.raises(DataError, match=r"corrupt, cut off, or no Parquet file \("):
+        list(parts)
+    table = table_from_rows([image_row(number, 10) for number in range(5)], "images")
+    seeds = pa.array([0, 1, 2, None, 4])
+    broken = table.set_column(table.column_names.index("seed"), "seed", seeds)
+    pq.write_table(broken.replace_schema_metadata(SCHEMAS["images"].metadata), path, row_group_size=2)
+    parts = read_parts(path, "images")
+    assert next(parts).num_rows == 2
+    with pytest.raises(DataError, match=r"row 3: column 'seed' must have a value, got null\."):
+        list(parts)
 
 
 def test_a_whole_file_that_cannot_be_read_is_not_called_corrupt(

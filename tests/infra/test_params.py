@@ -49,3 +49,19 @@ def test_check_refuses_what_dvc_would_not_look_at(
 def test_the_makefile_checks_before_dvc_touches_anything() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\nrun:")[2].partition("\n\n")[0]
     assert recipe.index("infra.params check") < recipe.index("dvc repro")
+
+
+def test_prompts_that_no_iteration_uses_are_remarked_on(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert params.main(["check"]) == 0
+    assert capsys.readouterr() == ("", "")  # 3 seeds draw 960 of 300 prompts
+    assert params.main(["compose", "flux-dev", "--force"]) == 0
+    composed = capsys.readouterr()
+    assert params.main(["check"]) == 0
+    assert capsys.readouterr() == composed
+    assert (composed.out, composed.err.count("\n")) == ("", 1)
+    assert composed.err.startswith(
+        "note: prompts.train_count: 50,000 train prompts are listed, but at most 2,432 are used: 1 x 150 x 16 = 2,400 "
+        "(train.seeds, iterations, prompts_per_iteration) and 32 (profile.num_prompts)."
+    )

@@ -33,9 +33,10 @@ def test_a_trained_policy_that_is_cut_off(workspace: Workspace, capsys: pytest.C
 def test_a_model_that_gives_nan_at_the_profile(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index = read_table(workspace.artifacts / "embeddings" / "training.parquet", "embeddings").to_pylist()
+    folder = workspace.artifacts / "embeddings" / "training"
+    index = read_table(folder / "index.parquet", "embeddings").to_pylist()
     record = [row for row in index if row["prompt_id"].startswith("train-")][1]
-    path: Path = workspace.artifacts / "embeddings" / "training.safetensors"
+    path: Path = folder / "shard-00000.safetensors"
     tensors = load_file(path)
     tensors["prompt_embeds"][record["row"]] = torch.nan
     save_file(tensors, path)

@@ -147,7 +147,7 @@ def test_processes_that_somebody_else_started_start_no_more(monkeypatch: pytest.
 def shared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A workspace whose prompts two processes can share, with training still to do."""
     monkeypatch.setenv(PROCESSES, "2")
-    workspace.edit(lambda raw: raw["train"].update(prompts_per_iteration=4, iterations=4))
+    workspace.schedule(prompts_per_iteration=4, iterations=4)
     (workspace.artifacts / "train" / VARIANT).rename(workspace.root / "older")
     (workspace.artifacts / "runs" / f"train@{VARIANT}.json").unlink()
     return workspace

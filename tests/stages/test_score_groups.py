@@ -1,21 +1,27 @@
 """Images of a group are scored together, however they lie in the table."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
+from chunk_grpo.artifacts import write_rows
 from chunk_grpo.image_files import encode_png
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from stages._kept import KeptScores
-from stages.score import GROUP, score_rows, whole_groups
+from stages.score import GROUP, Images, score_rows, whole_groups
 from tests.shapes_scorers import shapes_scorer
 
+PICTURE = {"bytes": encode_png(np.zeros((2, 2, 3), np.uint8)), "path": "a.png"}
 
-def table(groups: list[tuple[str, int, str]]) -> pa.Table:
-    rows = [{**dict(zip(GROUP, group, strict=True)), "sample": number} for number, group in enumerate(groups)]
-    return pa.Table.from_pylist(rows)
+
+def records(groups: list[tuple[str, int, str]]) -> list[dict[str, Any]]:
+    """Rows of images/1, numbered by their sample."""
+    more = {"policy": "base", "seed": 0, "image": PICTURE}
+    named = (dict(zip(GROUP, group, strict=True)) for group in groups)
+    return [{**names, "sample": number, **more} for number, names in enumerate(named)]
 
 
 A, B, C = ("tuned", 0, "eval-0"), ("hybrid", 0, "eval-0"), ("tuned", 0, "eval-1")
@@ -24,10 +30,11 @@ A, B, C = ("tuned", 0, "eval-0"), ("hybrid", 0, "eval-0"), ("tuned", 0, "eval-1"
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 64])
 def test_no_batch_holds_a_part_of_a_group(size: int) -> None:
     """Images in generation's order: tuned ones that end within a group, then hybrid ones, then the rest."""
-    images = table([A, A, C, B, B, A, C, C, B])
-    assert list(whole_groups(images[:0], size)) == []
+    groups = [A, A, C, B, B, A, C, C, B]
+    assert list(whole_groups([], Counter(), size)) == []
     batches = [
-        [(tuple(r[n] for n in GROUP), r["sample"]) for r in part] for part in whole_groups(images, size)
+        [(tuple(r[n] for n in GROUP), r["sample"]) for r in part]
+        for part in whole_groups(records(groups), Counter(groups), size)
     ]
     seen = [row for part in batches for row in part]
     assert sorted(number for _, number in seen) == list(range(9))
@@ -58,10 +65,11 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
         return Scores(np.zeros(len(batch)))
 
     monkeypatch.setattr(scorer, "score", score)
-    picture = {"bytes": encode_png(np.zeros((2, 2, 3), np.uint8)), "path": "a.png"}
     groups = [("tuned", 0, f"eval-{number}") for number in range(30)]
-    more = {"policy": "base", "sample": 0, "image": picture}
-    images = pa.Table.from_pylist([dict(zip(GROUP, group, strict=True)) | more for group in groups])
+    path = tmp_path / "images.parquet"
+    write_rows(records([*groups, ("tuned", 0, "wise-0")]), path, "images", row_group_bytes=1000)
+    images = Images(str(path), [name for _, _, name in groups])
+    assert (len(images), images.groups) == (30, Counter(groups))
     prompts = {name: {"prompt": "a circle", "metadata": "{}"} for _, _, name in groups}
     kept = KeptScores(tmp_path / "kept")
     assert len(list(score_rows("vivid", scorer, images, prompts, kept))) == 30

@@ -8,7 +8,7 @@ import signal
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,11 +16,12 @@ import torch
 from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file
 
-import stages
+import stages.train
 from chunk_grpo.artifacts import SchemaName, read_manifest, read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.core.choices import SDES
 from chunk_grpo.image_files import decode_image
+from chunk_grpo.training.schedule import prompts_of_iteration
 from stages.train import Arguments, checkpoint_key, forget
 from tests.conftest import ORDER, SCORER, VARIANT, Workspace
 from tests.waiting import wait_for
@@ -48,12 +49,7 @@ def test_every_stage_leaves_its_manifest(finished: Workspace) -> None:
 @pytest.mark.parametrize("stage", ORDER)
 def test_a_stage_writes_the_same_bytes_again(stage: str, finished: Workspace, workspace: Workspace) -> None:
     _, options = workspace.options(stage)
-    names = [f"--{name}" for name in ("out", "plot", "tensors") if f"--{name}" in options]
-    outs = [options[options.index(name) + 1] for name in names]
-    if stage.startswith("encode_prompts"):
-        outs.append(options[options.index("--index") + 1])
-    elif stage in ("train", "profile_l1", "generate", "generate_base"):
-        outs = [out for out in outs if "embeddings" not in out]
+    outs = [options[options.index(f"--{name}") + 1] for name in ("out", "plot") if f"--{name}" in options]
     before = results(workspace)
     for path in [workspace.root / out for out in outs]:
         assert path.exists()
@@ -82,18 +78,56 @@ def test_prompts_are_balanced_and_held_out(finished: Workspace) -> None:
     assert all(json.loads(row["metadata"])["prompt"] == row["prompt"] for row in found)
 
 
-@pytest.mark.parametrize("part", ["training", "evaluation"])
-def test_embeddings_have_a_row_for_every_text(part: str, finished: Workspace) -> None:
-    index = rows(finished, f"embeddings/{part}.parquet", "embeddings")
-    prompts = rows(finished, f"prompts/{part}.parquet", "prompts")
+@pytest.mark.parametrize(("part", "table"), [("training", "scheduled"), ("evaluation", "evaluation")])
+def test_embeddings_have_a_row_for_every_text(part: str, table: str, finished: Workspace) -> None:
+    index = rows(finished, f"embeddings/{part}/index.parquet", "embeddings")
+    prompts = rows(finished, f"prompts/{table}.parquet", "prompts")
     assert [(row["prompt_id"], row["prompt"]) for row in index] == [
         (row["prompt_id"], row["prompt"]) for row in prompts
     ]
-    tensors = load_file(finished.artifacts / "embeddings" / f"{part}.safetensors")
+    tensors = load_file(finished.artifacts / "embeddings" / part / "shard-00000.safetensors")
     texts = {row["prompt"] for row in index}
     assert {len(tensor) for tensor in tensors.values()} == {len(texts)}
     assert {row["row"] for row in index} == set(range(len(texts)))
     assert len({(row["prompt"], row["row"]) for row in index}) == len(texts)
+
+
+def test_only_prompts_that_training_or_the_profile_uses_are_encoded(
+    finished: Workspace, workspace: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 16 train prompts: the first 4 for the profile, and 2 in each of 2 iterations; 2 of 8 eval prompts."""
+    params = load_params(finished.root / "params.yaml")
+    train, heldout = (
+        [
+            row["prompt_id"]
+            for row in rows(finished, "prompts/training.parquet", "prompts")
+            if row["split"] == s
+        ]
+        for s in ("train", "eval")
+    )
+    drawn = {at for i in range(2) for at in prompts_of_iteration(i, 2, 16, seed=0)}
+    expected = [train[at] for at in sorted(drawn | {0, 1, 2, 3})] + heldout[:2]
+    assert (params.prompts.train_count, len(train), len(heldout)) == (16, 16, 8)
+    assert [row["prompt_id"] for row in rows(finished, "prompts/scheduled.parquet", "prompts")] == expected
+    assert workspace.run("prepare_prompts") == 0
+    assert f"train: {len(expected) - 2} of 16 prompts are used" in caplog.text
+
+
+def test_a_schedule_without_embeddings_is_refused_before_work(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_model(*_: object) -> NoReturn:
+        raise AssertionError("the model was to be loaded before this was found")
+
+    monkeypatch.setattr(stages.train, "load_model", load_model)
+    workspace.edit(lambda raw: raw["train"].update(iterations=6))
+    capsys.readouterr()
+    assert workspace.run("train") == 3
+    assert re.match(
+        r"error: artifacts/embeddings/training: must hold the prompts of artifacts/prompts/training\.parquet that this "
+        r"stage uses, got no row for 'train-\d+', '.*'; run `dvc repro`\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_the_profile_has_both_samplers_and_every_step(finished: Workspace) -> None:
@@ -189,7 +223,7 @@ def test_every_image_has_a_score(finished: Workspace) -> None:
 
 def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace) -> None:
     """SIGTERM in mid-training, as a scheduler sends it; the second run makes what one run would have made."""
-    workspace.edit(lambda raw: raw["train"].update(iterations=6))
+    workspace.schedule(iterations=6)
     assert workspace.run("train") == 0
     whole = results(workspace)
     target = workspace.artifacts / "train" / VARIANT
@@ -246,10 +280,10 @@ def test_training_that_stops_early_may_have_no_checkpoint(workspace: Workspace) 
     """The best score is the first one, so that it ends after one iteration, before a checkpoint is due."""
 
     def edit(raw: dict[str, Any]) -> None:
-        raw["train"].update(learning_rate=1e-12, iterations=6, checkpoint_every=5)
         raw["train"]["heldout"].update(every=1, patience=1, keep_best=False)
 
     workspace.edit(edit)
+    workspace.schedule(learning_rate=1e-12, iterations=6, checkpoint_every=5)
     assert workspace.run("train") == 0
     metrics = rows(workspace, f"train/{VARIANT}/metrics.parquet", "train_metrics")
     assert max(row["iteration"] for row in metrics) == 1

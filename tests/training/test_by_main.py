@@ -49,5 +49,15 @@ def test_the_others_hear_at_once_that_the_main_process_was_killed():
     assert main[0] == -9
     assert other[:2] == (
         75,
-        "TransientError: another process has ended while a checkpoint was written\n",
+        "TransientError: another process has ended\n",
     ), other[2]
+
+
+def test_files_are_hashed_once_a_machine():
+    assert [(code, out) for code, out, _ in run("hashed")] == [(0, f"rank {rank} has 0\n") for rank in (0, 1)]
+
+
+def test_machines_with_different_files_do_not_train_together():
+    for code, out, errors in run("hashed apart"):
+        assert code == 2, errors
+        assert out.startswith("ConfigError: the inputs: must be the same on all machines, but their files")

@@ -138,7 +138,7 @@ def victim(planned: Workspace, root: Path, variant: dict[str, Any], train: dict[
     shutil.copytree(planned.root, root)
     made = Workspace(root)
     made.edit(lambda raw: raw["variants"][VARIANT].update(variant))
-    made.edit(lambda raw: raw["train"].update(train))
+    made.schedule(**train)
     made.edit(lambda raw: raw["train"]["heldout"].update(keep_best=True))
     return Victim(made, variant.get("plan", "listed"))
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.schedule import prompts_of_iteration, scheduled_prompts
 
 
 @pytest.mark.parametrize(("count", "total"), [(2, 10), (3, 10), (7, 10), (10, 10), (1, 1)])
@@ -25,3 +25,10 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 def test_more_prompts_than_there_are_go_round():
     assert Counter(prompts_of_iteration(0, 7, 3, seed=0)).most_common()[-1][1] >= 2
+
+
+@pytest.mark.parametrize(("iterations", "count"), [(1, 3), (3, 4), (7, 3), (40, 8)])
+@pytest.mark.parametrize("seeds", [(0,), (0, 3)])
+def test_the_scheduled_prompts_are_those_of_all_iterations_and_seeds(seeds, iterations, count):
+    drawn = {p for s in seeds for i in range(iterations) for p in prompts_of_iteration(i, count, 21, s)}
+    assert scheduled_prompts(seeds, iterations, count, 21) == sorted(drawn)

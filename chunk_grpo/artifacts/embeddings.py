@@ -1,0 +1,233 @@
+"""Embeddings of prompts: a folder with a table of its rows and tensors in shards of bounded size.
+
+Writing and reading take the memory of one shard or of the rows asked for, whatever the number of prompts. Apart from
+io.py because importing torch takes seconds and most stages need no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from chunk_grpo.artifacts.io import REWRITE_IT, read_table, table_from_rows, write_table
+from chunk_grpo.artifacts.storage import Location, input_dir, join, output_dir
+from chunk_grpo.errors import DataError
+
+INDEX = "index.parquet"
+"""Name of the table embeddings/2 in the folder."""
+
+SHARD_BYTES = 2**28
+"""Largest size of a shard's tensors in bytes, unless a single row is larger: 64 prompts of FLUX.1-dev."""
+
+Prompt = tuple[str, str]
+"""(prompt_id, prompt)."""
+
+
+def distinct_texts(prompts: Iterable[Prompt]) -> list[str]:
+    """Texts in the order of their first appearance: the order of the stored rows."""
+    return list(dict.fromkeys(text for _, text in prompts))
+
+
+def write_embeddings(
+    prompts: Sequence[Prompt],
+    batches: Iterable[Mapping[str, Tensor]],
+    location: Location,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write the embeddings of prompts as a folder; equal texts share a row. At most one shard is in memory.
+
+    An OSError raised by `batches` is reported as an error of `location`.
+
+    Args:
+        prompts: Prompts in any order.
+        batches: Tensors [n, ...] by name on the CPU, a row for each of `distinct_texts(prompts)` in that order.
+        location: Folder, local or URL.
+        shard_bytes: Largest size of a shard's tensors, unless a single row is larger.
+
+    Raises:
+        DataError: `location` cannot be written.
+        TransientError: The object store does not answer.
+        ValueError: `batches` have another number of rows, or tensors that differ in names or shapes.
+    """
+    texts = distinct_texts(prompts)
+    with output_dir(location) as folder:
+        places = list(_write_shards(batches, folder, shard_bytes))
+        place_of = dict(zip(texts, places, strict=True))
+        rows = [
+            {"prompt_id": name, "prompt": text, "shard": place_of[text][0], "row": place_of[text][1]}
+            for name, text in prompts
+        ]
+        write_table(table_from_rows(rows, "embeddings"), folder / INDEX, "embeddings")
+
+
+def _write_shards(
+    batches: Iterable[Mapping[str, Tensor]], folder: Path, limit: int
+) -> Iterator[tuple[int, int]]:
+    """Write the rows of `batches`; yield shard and row of each."""
+    shard: _Shard | None = None
+    numbers = count()
+    for batch in batches:
+        for at in range(_length(batch)):
+            row = {name: tensor[at] for name, tensor in batch.items()}
+            if shard is None or shard.is_full:
+                shard = shard.emptied(next(numbers)) if shard else _Shard(folder, next(numbers), row, limit)
+            yield shard.number, shard.add(row)
+            if shard.is_full:
+                shard.write()
+    if shard is not None and not shard.is_full:
+        shard.write()
+
+
+class _Shard:
+    """A shard in memory that is filled row by row."""
+
+    def __init__(self, folder: Path, number: int, like: Mapping[str, Tensor], limit: int) -> None:
+        """Allocate memory for as many rows as fit; pages that are never filled take no memory."""
+        size = max(1, limit // sum(tensor.nbytes for tensor in like.values()))
+        self._folder, self.number, self._count = folder, number, 0
+        self._tensors = {name: row.new_empty((size, *row.shape)) for name, row in like.items()}
+        self._size = size
+
+    @property
+    def is_full(self) -> bool:
+        return self._count == self._size
+
+    def emptied(self, number: int) -> _Shard:
+        """The next shard, in the same memory."""
+        self.number, self._count = number, 0
+        return self
+
+    def add(self, row: Mapping[str, Tensor]) -> int:
+        """Copy a row; return its number."""
+        if {n: (t.shape, t.dtype) for n, t in row.items()} != {
+            n: (t.shape[1:], t.dtype) for n, t in self._tensors.items()
+        }:
+            raise ValueError("all rows must have tensors of the same names, shapes and types")
+        for name, tensor in row.items():
+            self._tensors[name][self._count] = tensor
+        self._count += 1
+        return self._count - 1
+
+    def write(self) -> None:
+        filled = {name: tensor[: self._count] for name, tensor in self._tensors.items()}
+        save_file(filled, self._folder / shard_name(self.number))
+
+
+def _length(batch: Mapping[str, Tensor]) -> int:
+    lengths = {len(tensor) for tensor in batch.values()}
+    if len(lengths) != 1:
+        raise ValueError(f"the tensors of a batch must have equally many rows, got {sorted(lengths)}")
+    return lengths.pop()
+
+
+def shard_name(number: int) -> str:
+    """Name of a shard's file in the folder."""
+    return f"shard-{number:05d}.safetensors"
+
+
+@contextmanager
+def open_embeddings(location: Location, names: Iterable[str]) -> Iterator[Embeddings]:
+    """Open a folder that `write_embeddings` wrote. Reads the table and the shards' headers only.
+
+    Args:
+        location: Folder; a remote one is copied for the time of the context.
+        names: Names of the required tensors.
+
+    Raises:
+        DataError: A file is missing or damaged, or the shards differ from the table or from each other.
+        TransientError: The object store does not answer.
+    """
+    with input_dir(location) as folder:
+        yield Embeddings(folder, location, tuple(names))
+
+
+class Embeddings:
+    """Stored rows of tensors. Only the rows asked for are read, from mapped files."""
+
+    def __init__(self, folder: Path, location: Location, names: tuple[str, ...]) -> None:
+        """Check the files; arguments as `open_embeddings`, `folder` is the local copy of `location`."""
+        self._folder, self._location, self._names = folder, location, names
+        records = read_table(folder / INDEX, "embeddings").to_pylist()
+        places = dict.fromkeys((int(r["shard"]), int(r["row"])) for r in records)
+        self._places = list(places)
+        number = {place: row for row, place in enumerate(self._places)}
+        self.row_of: dict[Prompt, int] = {
+            (r["prompt_id"], r["prompt"]): number[int(r["shard"]), int(r["row"])] for r in records
+        }
+        """Number of each prompt's row, as `read` takes it."""
+        self._check()
+
+    def read(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """The tensors [n, ...] of n rows by name, on the CPU.
+
+        Args:
+            rows: At least one of the numbers in `row_of`, repetitions allowed.
+
+        Raises:
+            DataError: A shard cannot be read.
+        """
+        found: dict[str, Tensor] = {}
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for at, number in enumerate(rows):
+            shard, row = self._places[number]
+            wanted.setdefault(shard, []).append((at, row))
+        for shard, pairs in wanted.items():
+            # Opened for this call only: pages of a mapped file count as memory of the process until it is closed.
+            with self._opened(shard) as file:
+                for name in self._names:
+                    stored = file.get_slice(name)
+                    for at, row in pairs:
+                        value = stored[row]
+                        if name not in found:
+                            found[name] = value.new_empty((len(rows), *value.shape))
+                        found[name][at] = value
+        return found
+
+    @contextmanager
+    def _opened(self, shard: int) -> Iterator[safe_open]:
+        path = join(self._location, shard_name(shard))
+        try:
+            with safe_open(self._folder / shard_name(shard), framework="pt") as file:
+                yield file
+        except FileNotFoundError as error:
+            raise DataError(f"{path}: no such file, but {INDEX} names it. {_AGAIN}") from error
+        except (SafetensorError, OSError) as error:
+            raise DataError(
+                f"{path}: corrupt, cut off, or no safetensors file ({error}). {_AGAIN}"
+            ) from error
+
+    def _check(self) -> None:
+        """Compare the headers of all shards with the table and with each other."""
+        rows: dict[int, int] = {}
+        for shard, row in self._places:
+            rows[shard] = max(rows.get(shard, 0), row + 1)
+        first: dict[str, tuple[list[int], str]] = {}
+        for shard, needed in sorted(rows.items()):
+            path = join(self._location, shard_name(shard))
+            with self._opened(shard) as file:
+                slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+                held = {name: (stored.get_shape(), stored.get_dtype()) for name, stored in slices.items()}
+            for name in self._names:
+                if name not in held:
+                    raise DataError(f"{path}: must hold the tensor {name!r}, got {', '.join(held)}. {_AGAIN}")
+                shape, kind = held[name]
+                if shape[:1] != [needed]:
+                    raise DataError(
+                        f"{path}: {name} must have the {needed} rows that {INDEX} names, got the shape {shape}. "
+                        f"{_AGAIN}"
+                    )
+                if first.setdefault(name, (shape[1:], kind)) != (shape[1:], kind):
+                    raise DataError(
+                        f"{path}: a row of {name} must be {first[name][1]} {first[name][0]} as in the first shard, got "
+                        f"{kind} {shape[1:]}. {_AGAIN}"
+                    )
+
+
+_AGAIN = REWRITE_IT.replace("Delete it", "Delete the folder")

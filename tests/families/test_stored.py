@@ -1,0 +1,46 @@
+"""Conditioning that stays in its files: choosing reads nothing, a batch reads each distinct row once."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from chunk_grpo.families.base import Conditioning
+from chunk_grpo.families.prompts import PromptSet, StoredConditioning
+
+WHOLE = Conditioning(torch.arange(24.0).reshape(4, 3, 2), torch.arange(20.0).reshape(4, 5))
+
+
+class Files:
+    """The rows of `WHOLE`; remembers what was read."""
+
+    def __init__(self) -> None:
+        self.reads: list[list[int]] = []
+
+    def read(self, rows: Sequence[int]) -> Mapping[str, Tensor]:
+        self.reads.append(list(rows))
+        return WHOLE.rows(rows).named()
+
+
+def equal(a: Conditioning, b: Conditioning) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.named().values(), b.named().values(), strict=True))
+
+
+def test_a_batch_reads_each_distinct_row_once() -> None:
+    files = Files()
+    prompts = PromptSet(list("abcd"), list("ABCD"), [{}] * 4, StoredConditioning(files, [2, 0, 3, 0]))
+    images = prompts.repeated(1000).rows([0, 1, 1000, 3999, 5])
+    assert len(images.conditioning) == 5
+    assert files.reads == []
+    assert equal(images.conditioning.to("cpu"), WHOLE.rows([2, 2, 0, 0, 2]))
+    assert files.reads == [[2, 0]]
+    assert equal(prompts.rows([2, 0]).conditioning.to("cpu"), WHOLE.rows([3, 2]))
+    assert equal(prompts.conditioning.rows(torch.tensor([1, 1])).to("cpu"), WHOLE.rows([0, 0]))
+
+
+def test_a_prompt_without_embeddings_may_be_chosen_but_not_read() -> None:
+    stored = StoredConditioning(Files(), [2, None])
+    assert equal(stored.rows([0]).to("cpu"), WHOLE.rows([2]))
+    with pytest.raises(ValueError, match="a prompt has no stored conditioning"):
+        stored.to("cpu")
