@@ -34,14 +34,14 @@ _SIGNALLED = 128  # added to the signal's number, as in a shell's exit codes
 def run_processes(
     main: Callable[[Params, Arguments], None],
     arguments: type[Arguments],
-    divisible: Callable[[Params, Arguments], int],
+    divisible: Callable[[Params, Arguments], int | None] = lambda params, arguments: None,
 ) -> int:
     """Run a stage in this process, or in several processes if there are several GPUs.
 
     Args:
         main: As in `run_stage`; must support several processes.
         arguments: As in `run_stage`.
-        divisible: Number that the process count must divide, unless the environment sets the count.
+        divisible: Number that the process count must divide, unless the environment sets the count; None: any count.
 
     Returns:
         Exit code; with several processes, the exit code of the first one that failed.
@@ -225,13 +225,15 @@ def _asked(gpus: int) -> int | None:
     return int(value)
 
 
-def _fitting(gpus: int, total: Callable[[], int]) -> int:
+def _fitting(gpus: int, total: Callable[[], int | None]) -> int:
     """The largest number of processes, at most one per GPU, that divides `total`; a message names unused GPUs."""
     if gpus <= 1:
         return 1
     share = total()
+    if share is None:
+        return gpus
     count = max(count for count in range(1, gpus + 1) if share % count == 0)
-    if count < gpus:
+    if share > 1 and count < gpus:
         sys.stderr.write(
             f"{count} of {gpus} GPUs are used: the {share} trajectories of an update cannot be divided evenly among "
             "more. Change train.prompts_per_iteration or train.group_size to use all.\n"

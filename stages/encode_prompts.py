@@ -10,9 +10,11 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.embeddings import distinct_texts, write_embeddings
 from chunk_grpo.config import Params
 from chunk_grpo.families.base import Family
+from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.progress import Meter
 from stages._inputs import load_model
-from stages._stage import argument, run_stage
+from stages._launch import run_processes
+from stages._stage import argument
 
 
 @dataclass(frozen=True)
@@ -22,22 +24,29 @@ class Arguments:
     out: str = field(metadata=argument("folder for embeddings/2 and its shards", writes=True))
 
 
-def encoded(family: Family, texts: Sequence[str], batch_size: int) -> Iterator[Mapping[str, Tensor]]:
-    """Encode texts; yield the tensors of each batch, on the CPU."""
+def encoded(
+    family: Family, texts: Sequence[str], batch_size: int, workers: Workers
+) -> Iterator[Mapping[str, Tensor]]:
+    """Encode texts; yield the tensors of each batch, on the CPU, in the main process."""
+    batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
     with Meter("encoding prompts", len(texts)) as meter:
-        for start in range(0, len(texts), batch_size):
-            batch = texts[start : start + batch_size]
-            yield family.encode(batch).to("cpu").named()
-            meter.advance(len(batch))
+        found = workers.in_order(batches, lambda batch: family.encode(batch).to("cpu").named())
+        for number, tensors in enumerate(found):
+            yield tensors
+            meter.advance(len(batches[number]))
 
 
 def main(params: Params, arguments: Arguments) -> None:
     """Encode each distinct text once."""
+    workers = Workers()
     prompts = [(r["prompt_id"], r["prompt"]) for r in read_table(arguments.prompts, "prompts").to_pylist()]
     family = load_model(params, arguments.model, ("text",), (params.model.height, params.model.width))
-    batches = encoded(family, distinct_texts(prompts), params.encode.batch_size)
-    write_embeddings(prompts, batches, arguments.out)
+    batches = encoded(family, distinct_texts(prompts), params.encode.batch_size, workers)
+    if workers.is_main:
+        write_embeddings(prompts, batches, arguments.out)
+    else:
+        exhaust(batches)
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage(main, Arguments))
+    sys.exit(run_processes(main, Arguments))

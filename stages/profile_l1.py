@@ -1,7 +1,7 @@
 """Measure the relative L1 distance of Eq. (15) at each step of the base model, under the SDE and the ODE."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,10 +17,12 @@ from chunk_grpo.core.sde import step_noise
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
 from stages._inputs import encoded_prompts, first, load_model
-from stages._stage import argument, run_stage
+from stages._launch import run_processes
+from stages._stage import argument
 
 
 @dataclass(frozen=True)
@@ -34,35 +36,42 @@ class Arguments:
     )
 
 
-def profile_rows(
-    family: Family, prompts: PromptSet, params: Params
-) -> Iterator[dict[str, str | int | float]]:
-    """Rows of l1_profile/1, one per sampler, prompt, seed and step."""
+Row = dict[str, str | int | float]
+"""Row of l1_profile/1."""
+
+
+def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Workers) -> Iterator[Row]:
+    """Rows of l1_profile/1, one per sampler, prompt, seed and step, in the main process."""
     sampling, settings = params.sampling, params.profile
     times = time_grid(sampling.num_steps, sampling.shift)
     strengths, sampler = step_noise(sampling.sde, times, sampling.eta)
     jobs = [
         (row, settings.seed + number) for row in range(len(prompts)) for number in range(settings.num_seeds)
     ]
+    batches = [
+        jobs[first : first + settings.batch_size] for first in range(0, len(jobs), settings.batch_size)
+    ]
+
+    def measure(batch: Sequence[tuple[int, int]]) -> list[Row]:
+        rows = prompts.rows([row for row, _ in batch])
+        names = [(name, seed) for name, (_, seed) in zip(rows.ids, batch, strict=True)]
+        start = sample_noise((len(batch), *family.latent_shape), [generator("profile", *n) for n in names])
+        start = start.to(family.device)
+        velocity = velocity_function(family, rows.conditioning.to(family.device))
+        noises = [generator("profile-steps", *name) for name in names]
+        runs = {
+            "sde": rollout_sde(velocity, start, times, strengths, noises, sampler=sampler).states,
+            "ode": rollout_ode(lambda step: velocity, start, times),
+        }
+        for kind, states in runs.items():
+            _require_finite(kind, states, rows)
+        curves = {kind: relative_l1(states) for kind, states in runs.items()}
+        return [row for kind, values in curves.items() for row in _rows(kind, names, values, times.tolist())]
+
     with Meter("profiling", len(jobs)) as meter:
-        for first in range(0, len(jobs), settings.batch_size):
-            batch = jobs[first : first + settings.batch_size]
-            rows = prompts.rows([row for row, _ in batch])
-            names = [(name, seed) for name, (_, seed) in zip(rows.ids, batch, strict=True)]
-            start = sample_noise(
-                (len(batch), *family.latent_shape), [generator("profile", *n) for n in names]
-            )
-            start = start.to(family.device)
-            velocity = velocity_function(family, rows.conditioning.to(family.device))
-            noises = [generator("profile-steps", *name) for name in names]
-            runs = {
-                "sde": rollout_sde(velocity, start, times, strengths, noises, sampler=sampler).states,
-                "ode": rollout_ode(lambda step, v=velocity: v, start, times),  # type: ignore[misc]  # v bound early
-            }
-            for kind, states in runs.items():
-                _require_finite(kind, states, rows)
-                yield from _rows(kind, names, relative_l1(states), times.tolist())
-            meter.advance(len(batch))
+        for number, rows in enumerate(workers.in_order(batches, measure)):
+            yield from rows
+            meter.advance(len(batches[number]))
 
 
 def _require_finite(sampler: str, states: Tensor, prompts: PromptSet) -> None:
@@ -77,9 +86,7 @@ def _require_finite(sampler: str, states: Tensor, prompts: PromptSet) -> None:
         )
 
 
-def _rows(
-    sampler: str, names: list[tuple[str, int]], values: Tensor, times: list[float]
-) -> Iterator[dict[str, str | int | float]]:
+def _rows(sampler: str, names: list[tuple[str, int]], values: Tensor, times: list[float]) -> Iterator[Row]:
     for (prompt_id, seed), curve in zip(names, values.tolist(), strict=True):
         for step, l1_rel in enumerate(curve):
             place = {"step": step, "t": times[step], "t_next": times[step + 1]}
@@ -96,14 +103,17 @@ def mean_curves(table: pa.Table) -> pa.Table:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
+    workers = Workers()
     with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
         prompts = stored.require(first(stored.of("train"), params.profile.num_prompts))
         size = (params.model.height, params.model.width)
         family = load_model(params, arguments.model, ("transformer",), size)
-        table = table_from_rows(profile_rows(family, prompts, params), "l1_profile")
+        table = table_from_rows(profile_rows(family, prompts, params, workers), "l1_profile")
+    if not workers.is_main:
+        return
     write_table(table, arguments.out, "l1_profile")
     write_csv(mean_curves(table), arguments.plot)
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage(main, Arguments))
+    sys.exit(run_processes(main, Arguments))

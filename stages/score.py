@@ -17,16 +17,18 @@ import pyarrow.compute as pc
 from chunk_grpo.artifacts import read_json, read_parts, read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import Params
-from chunk_grpo.config.scorers import ScorerSettings
+from chunk_grpo.config.scorers import InProcess, ScorerSettings
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
+from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.retry import score_with_retries
 from chunk_grpo.scorers.running.spec import ScorerSpec, spec_from
 from stages._kept import KEPT, KeptScores, Row, add_code, add_files
-from stages._stage import argument, run_stage
+from stages._launch import run_processes
+from stages._stage import argument
 
 BATCH = 64
 """Minimum number of images per batch of a groupwise scorer."""
@@ -133,9 +135,12 @@ def score_rows(
     images: Images,
     prompts: Mapping[str, Mapping[str, str]],
     kept: KeptScores,
+    workers: Workers,
     refusals: float = 0.0,
 ) -> Iterator[Row]:
     """Yield one row per metric of each image, or one row with the reason if the scorer refused the image.
+
+    The processes share the batches; only the main one gets the rows.
 
     Args:
         key: Name of the scorer in params.yaml.
@@ -143,20 +148,26 @@ def score_rows(
         images: The images.
         prompts: Rows of prompts/1 by prompt id.
         kept: Store of finished batches.
+        workers: Processes of this stage.
         refusals: Share of the images that may be refused.
 
     Raises:
         DataError: More images were refused; the message lists them.
         TransientError: The scorer does not answer.
     """
+
+    def score(job: tuple[int, list[dict[str, Any]]]) -> tuple[int, list[Row]]:
+        number, records = job
+        return len(records), kept.rows(number, partial(rows_of_batch, key, scorer, records, prompts))
+
     refused: dict[int, list[Row]] = {}
     with Meter(f"scoring with {key}", len(images)) as meter:
-        for number, records in enumerate(batches_of(scorer, images)):
-            rows = kept.rows(number, partial(rows_of_batch, key, scorer, records, prompts))
+        results = workers.in_order(enumerate(batches_of(scorer, images)), score)
+        for number, (count, rows) in enumerate(results):
             if without := [row for row in rows if row["value"] is None]:
                 refused[number] = without
             yield from rows
-            meter.advance(len(records))
+            meter.advance(count)
     found = [row for rows in refused.values() for row in rows]
     if found and len(found) / len(images) > refusals:
         kept.drop(refused)
@@ -239,21 +250,31 @@ def images_to_score(
     return chosen
 
 
+def processes_of(params: Params, arguments: Arguments) -> int | None:
+    """One process for a scorer that runs elsewhere or on a device of its own; None: one process for each GPU."""
+    executor = params.executors.get(spec_from(read_json(arguments.spec), arguments.spec).key)
+    is_here = executor is None or (isinstance(executor, InProcess) and executor.device is None)
+    return None if is_here else 1
+
+
 def main(params: Params, arguments: Arguments) -> None:
     """Write the scores table, with the scorer's spec in its metadata."""
+    workers = Workers()
     spec = spec_from(read_json(arguments.spec), arguments.spec)
     prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
     images = images_to_score(arguments, spec, prompts)
     scorer = place_checked(spec, params.scorers, params.executors)
     try:
         kept = kept_scores(spec, scorer.settings, arguments)
-        rows = score_rows(spec.key, scorer, images, prompts, kept, spec.refusals)
+        rows = score_rows(spec.key, scorer, images, prompts, kept, workers, spec.refusals)
         table = table_from_rows(rows, "scores")
     finally:
         scorer.close()
+    if not workers.is_main:
+        return
     write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
     kept.forget()
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage(main, Arguments))
+    sys.exit(run_processes(main, Arguments, divisible=processes_of))

@@ -9,6 +9,7 @@ import pytest
 
 from chunk_grpo.artifacts import write_rows
 from chunk_grpo.image_files import encode_png
+from chunk_grpo.parallel import Workers
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from stages._kept import KeptScores
 from stages.score import GROUP, Images, score_rows, whole_groups
@@ -72,7 +73,7 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
     assert (len(images), images.groups) == (30, Counter(groups))
     prompts = {name: {"prompt": "a circle", "metadata": "{}"} for _, _, name in groups}
     kept = KeptScores(tmp_path / "kept")
-    assert len(list(score_rows("vivid", scorer, images, prompts, kept))) == 30
+    assert len(list(score_rows("vivid", scorer, images, prompts, kept, Workers()))) == 30
     assert sizes == handed
-    assert len(list(score_rows("vivid", scorer, images, prompts, kept))) == 30
+    assert len(list(score_rows("vivid", scorer, images, prompts, kept, Workers()))) == 30
     assert sizes == handed  # the second time they were there

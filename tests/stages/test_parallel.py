@@ -1,0 +1,80 @@
+"""Stages whose work several processes share."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from chunk_grpo.environment import PROCESSES
+from chunk_grpo.parallel import Workers
+from tests.conftest import Workspace
+from tests.training.test_processes import environment
+
+WORK = """
+import os, signal, sys
+from torch import distributed
+from chunk_grpo.errors import ChunkGrpoError, DataError
+from chunk_grpo.parallel import Workers
+
+def work(job):
+    if job == 3 and sys.argv[1] == "refused":
+        raise DataError("job 3")
+    if job == 3 and sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job * 10
+
+try:
+    for result in Workers().in_order(range(5), work):
+        print(result)
+except ChunkGrpoError as error:
+    print(f"{type(error).__name__}: {error}")
+distributed.destroy_process_group()
+"""
+
+
+def shared(what: str) -> list[tuple[int, list[str]]]:
+    """Exit code and output of two processes that share five jobs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pair = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORK, what], env=environment(rank, port), stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0].split("\n")[:-1] for process in pair]
+    return [(process.returncode, output) for process, output in zip(pair, outputs, strict=True)]
+
+
+def test_one_process_does_all_jobs() -> None:
+    workers = Workers()
+    assert workers.is_main
+    assert list(workers.in_order(range(3), str)) == ["0", "1", "2"]
+
+
+def test_the_main_process_gets_all_results_in_order() -> None:
+    assert shared("done") == [(0, ["0", "10", "20", "30", "40"]), (0, [])]
+
+
+def test_all_processes_raise_the_error_of_one() -> None:
+    assert shared("refused") == [(0, ["0", "10", "DataError: job 3"]), (0, ["DataError: job 3"])]
+
+
+def test_the_others_hear_at_once_that_one_was_killed() -> None:
+    main, other = shared("killed")
+    assert main == (0, ["0", "10", "TransientError: another process has ended"])
+    assert other[0] == -9
+
+
+@pytest.mark.parametrize("stage", ["encode_prompts@evaluation", "profile_l1", "generate", "score"])
+def test_two_processes_write_the_bytes_of_one(
+    stage: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {name: content for name, content in workspace.files().items() if not name.startswith("runs/")}
+    monkeypatch.setenv(PROCESSES, "2")
+    with workspace.process(stage) as process:
+        _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert {name: c for name, c in workspace.files().items() if not name.startswith("runs/")} == before
