@@ -110,6 +110,13 @@ class TuningOptions:
     autocast: torch.dtype | None
 
 
+Spread = Callable[[nn.Module, "torch.dtype | None"], None]
+"""(network, type) -> None: shards the network's weights over the processes, to be gathered in this type.
+
+None: gathered in their own type. Replaces the parameter objects.
+"""
+
+
 class VelocityModel(Protocol):
     """Part of a model that sampling and KL divergence use."""
 
@@ -144,13 +151,14 @@ class Family(VelocityModel, Protocol):
         """Images [B, 3, H, W] float32 in [0, 1] of packed latents; needs the part "vae"."""
         ...
 
-    def prepare_training(self, options: TuningOptions, seed: int) -> None:
+    def prepare_training(self, options: TuningOptions, seed: int, spread: Spread | None = None) -> None:
         """Make the velocity network trainable in place. Call once, before the optimiser and `use_network`.
 
         Args:
             options: Trained weights and settings of the passes.
             seed: Seed of the adapter's initial weights, from 0 to 2**63 - 1, such as from `derive_seed`. The same seed
                 gives the same bytes. Unused without an adapter.
+            spread: Function that shards the weights. It is called before they are cast to a wider type.
 
         Raises:
             ConfigError: Rank, alpha or targets are wrong; the message lists the available targets.
@@ -191,14 +199,11 @@ class Family(VelocityModel, Protocol):
         """
         ...
 
-    def reference(self, spread: Callable[[nn.Module], None] | None = None) -> VelocityModel:
+    def reference(self) -> VelocityModel:
         """Reference policy of the KL divergence, with the same precision as the policy.
 
         With an adapter: the same weights with the adapter off. This is always the untrained policy and takes no extra
-        memory. Otherwise: a frozen copy of the current weights, so call it before training starts.
-
-        Args:
-            spread: Function that shards the weights of the copied network over the processes.
+        memory. Otherwise: a frozen copy of the current weights, sharded as they are, so call it before training starts.
         """
         ...
 

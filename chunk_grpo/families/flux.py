@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -12,7 +12,14 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.base import Conditioning, LoadOptions, Part, TuningOptions, VelocityModel
+from chunk_grpo.families.base import (
+    Conditioning,
+    LoadOptions,
+    Part,
+    Spread,
+    TuningOptions,
+    VelocityModel,
+)
 from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained
 from chunk_grpo.families.lora import (
     WEIGHTS,
@@ -25,7 +32,7 @@ from chunk_grpo.families.lora import (
     save_lora,
     with_lora,
 )
-from chunk_grpo.families.sharding import StoredTensor, full_tensor
+from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
 
 PIPELINE_CLASS = "FluxPipeline"
 
@@ -165,7 +172,10 @@ class FluxFamily:
         return output.to(x.dtype)
 
     def _precision(self, device: torch.device) -> AbstractContextManager[object]:
-        return nullcontext() if self._autocast is None else torch.autocast(device.type, self._autocast)
+        if self._autocast is None:
+            return nullcontext()
+        # The cache would keep the casts of all weights until the end of the pass. A pass uses each weight once.
+        return torch.autocast(device.type, self._autocast, cache_enabled=False)
 
     def _image_ids(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         ids: Tensor = FluxPipeline._prepare_latent_image_ids(1, self._rows, self._columns, device, dtype)
@@ -186,21 +196,27 @@ class FluxFamily:
         )[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
-    def prepare_training(self, options: TuningOptions, seed: int) -> None:
+    def prepare_training(self, options: TuningOptions, seed: int, spread: Spread | None = None) -> None:
         """Make the transformer trainable in place; see `Family.prepare_training`."""
         network = self.transformer
         if has_lora(network) or any(weight.requires_grad for weight in network.parameters()):
             raise ValueError("the transformer is already prepared or has an adapter: load the family again")
-        autocast = options.autocast
+        self._autocast = options.autocast
         if options.lora_rank is not None:
             add_lora(network, options, seed)
+            if spread is not None:
+                spread(network, None)
         else:
-            if self._options.dtype != torch.float32:
+            is_half = self._options.dtype != torch.float32
+            if is_half:
+                self._autocast = options.autocast or self._options.dtype
+            if spread is not None:
+                # Autocast casts the weights of a pass to its type anyway; gathered in it, they are half as many bytes.
+                spread(network, self._autocast)
+            if is_half:
                 # An update of 1e-6 is far below the resolution of bfloat16 and would be lost; float32 keeps it.
                 network.float()
-                autocast = autocast or self._options.dtype
             network.requires_grad_(True)
-        self._autocast = autocast
         if options.gradient_checkpointing:
             network.enable_gradient_checkpointing()
 
@@ -231,18 +247,15 @@ class FluxFamily:
             )
         self._network = network
 
-    def reference(self, spread: Callable[[nn.Module], None] | None = None) -> VelocityModel:
+    def reference(self) -> VelocityModel:
         """The reference policy: the adapter off, or a frozen copy of the current weights."""
-        if has_lora(self.transformer):
-            return _WithoutLora(self)
-        copied = self.frozen_copy()
-        if spread is not None:
-            spread(copied.transformer)
-        return copied
+        return _WithoutLora(self) if has_lora(self.transformer) else self.frozen_copy()
 
     def frozen_copy(self) -> FluxFamily:
-        """A second model with a copy of the velocity network. The other parts are shared."""
-        copied = self.using(copy.deepcopy(self.transformer).requires_grad_(False).eval())
+        """A second model with a copy of the velocity network, sharded as it is. The other parts are shared."""
+        network = self.transformer
+        twin = sharded_copy(network, self._autocast) if is_sharded(network) else copy.deepcopy(network)
+        copied = self.using(twin.requires_grad_(False).eval())
         copied._autocast = self._autocast
         return copied
 

@@ -5,16 +5,16 @@ Unsharded tensors are returned unchanged.
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def shard_weights(network: nn.Module, mesh: DeviceMesh) -> None:
+def shard_weights(network: nn.Module, mesh: DeviceMesh, gathered: torch.dtype | None = None) -> None:
     """Shard the weights of a diffusers transformer over the processes of `mesh`, in place.
 
     This replaces the parameter objects: create the optimiser afterwards. All processes must perform the same passes.
@@ -22,13 +22,39 @@ def shard_weights(network: nn.Module, mesh: DeviceMesh) -> None:
     Args:
         network: Diffusers transformer; its `_no_split_modules` names the blocks.
         mesh: Device mesh with one dimension.
+        gathered: Floating-point type in which weights are gathered for a pass; gradients are then summed over the
+            processes in float32. None: the weights' own type for both.
     """
+    policy = MixedPrecisionPolicy()
+    if gathered is not None:
+        # Inputs keep their types: rotary embeddings are float32 in a bfloat16 pass too.
+        policy = MixedPrecisionPolicy(gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
     names = cast(list[str], network._no_split_modules)
     blocks = [module for module in network.modules() if type(module).__name__ in names]
     for module in [*blocks, network]:
         # The root's gathered weights are freed after each pass too. Otherwise they would be stale after the parameters
         # change without a backward pass, as when averaged weights are swapped in.
-        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+
+
+def sharded_copy(network: Any, gathered: torch.dtype | None) -> Any:
+    """A copy of a sharded network, sharded alike. No process holds whole weights at any time.
+
+    Args:
+        network: Diffusers transformer after `shard_weights`.
+        gathered: As in `shard_weights`.
+    """
+    weights = cast(dict[str, DTensor], network.state_dict())
+    with torch.device("meta"):
+        copied = type(network).from_config(network.config)
+    shard_weights(copied, next(iter(weights.values())).device_mesh, gathered)
+    copied.load_state_dict({name: value.detach().clone() for name, value in weights.items()}, assign=True)
+    return copied
+
+
+def is_sharded(network: nn.Module) -> bool:
+    """Whether the network's weights are sharded."""
+    return any(isinstance(weight, DTensor) for weight in network.parameters())
 
 
 class StoredTensor(Protocol):

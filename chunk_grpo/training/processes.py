@@ -78,18 +78,22 @@ class Processes:
         """Whether this process writes the files."""
         return bool(self._accelerator.is_main_process)
 
-    def shard(self, network: nn.Module) -> None:
-        """Shard the network's weights if `shards_weights` is set. This replaces its parameter objects."""
+    def shard(self, network: nn.Module, gathered: torch.dtype | None) -> None:
+        """Shard the network's weights if `shards_weights` is set. This replaces its parameter objects.
+
+        Args:
+            network: Diffusers transformer.
+            gathered: Floating-point type in which weights are gathered; None: their own.
+        """
         if self._mesh is not None:
-            shard_weights(network, self._mesh)
+            shard_weights(network, self._mesh, gathered)
 
     def wrap(self, network: nn.Module) -> nn.Module:
-        """Return the network with gradients averaged over the processes; unchanged if there is one process.
+        """Return the network with gradients averaged over the processes.
 
-        Collect the parameters after this call: sharding replaces them.
+        It is the network itself if there is one process, or if `shard` has sharded it.
         """
         if self._mesh is not None or self.count == 1:
-            self.shard(network)
             return network
         self._replica = self._accelerator.prepare(network)
         return self._replica

@@ -86,8 +86,8 @@ class Trainer:
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes
         )
         self._best = CheckpointStore(paths.checkpoints / "best", paths.identity, keep=1)
-        family.prepare_training(_tuning(settings), derive_seed("adapter", seed))
-        reference = family.reference(self._processes.shard).velocity if method.kl_coef > 0 else None
+        family.prepare_training(_tuning(settings), derive_seed("adapter", seed), self._processes.shard)
+        reference = family.reference().velocity if method.kl_coef > 0 else None
         family.use_network(self._processes.wrap(family.transformer))
         parameters = list(family.trainable_parameters())
         self._learner = Learner(

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from benchmarks.memory import peak_bytes
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.flux import FluxFamily
 from tests.families.conftest import disturb, options, velocity
@@ -85,6 +86,14 @@ class TestFull:
             moved.append(changed / sum(int((gradient.abs() > 1e-6).sum()) for gradient in found))
         assert moved[0] < 0.1
         assert moved[1] > 0.98
+
+    def test_autocast_keeps_no_casts_of_the_weights(self, tiny):
+        """With autocast's cache, a pass without gradients holds a bfloat16 copy of every weight."""
+        family = tiny()
+        family.prepare_training(options(autocast=torch.bfloat16), seed=0)
+        with torch.no_grad():
+            peak = peak_bytes(lambda: velocity(family))
+        assert peak < sum(weight.numel() for weight in family.trainable_parameters())
 
     def test_autocast_on_float32_weights(self, tiny):
         family = tiny()

@@ -78,9 +78,12 @@ OTHER_BATCHES = {
 }
 """The same items in other batches, whose rounding differs."""
 
+CAST = {"sharded-cast": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, dtype="bfloat16")}
+"""Float32 weights that two processes gather in bfloat16, and that one process casts in each operation."""
+
 ALIKE = SAME_BATCHES | OTHER_BATCHES
 PAIR = {
-    **{name: replace(job, folder=name) for name, job in ALIKE.items()},
+    **{name: replace(job, folder=name) for name, job in (ALIKE | CAST).items()},
     "writers": Job(CHUNK_WS, {**SMALL, "heldout": {**BEST, "keep_best": True}}, "writers", own_folder=True),
     "odd": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2, "group_size": 3}, "odd"),
     "stopped": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped", stop_at=12),
@@ -194,6 +197,16 @@ def test_two_processes_find_the_gradient_of_one(name, pair, alone):
     assert all(torch.equal(first.weights[key], second.weights[key]) for key in first.weights)
 
 
+def test_weights_gathered_in_bfloat16_give_the_same_gradient_at_its_resolution(pair, alone):
+    one, first, second = alone("sharded-cast"), pair("sharded-cast", 0), pair("sharded-cast", 1)
+    assert first.error == second.error == ""
+    assert distance(first.gradient, one.gradient) < 2**-8
+    assert torch.equal(first.gradient, second.gradient)
+    assert [a + b for a, b in zip(first.items, second.items, strict=True)] == one.items
+    assert all(torch.equal(first.weights[key], second.weights[key]) for key in first.weights)
+    assert {weight.dtype for weight in first.weights.values()} == {torch.float32}
+
+
 @pytest.mark.parametrize("name", ["following", "branching", "sgd", "sharded-sgd"])
 def test_two_processes_move_the_weights_as_one(name, pair, alone):
     """AdamW where the passes are the same; plain SGD where they round differently.
@@ -250,7 +263,7 @@ def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(pair, prompt
     )
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", ALIKE | CAST)
 def test_a_process_holds_all_weights_or_its_part_of_them(name, pair):
     held = [pair(name, rank).held for rank in range(2)]
     if PAIR[name].train.get("shard_weights"):
