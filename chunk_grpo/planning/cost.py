@@ -122,7 +122,7 @@ def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
     tuned = rows * ((generated.num_steps + generated.base_steps) * drawn + 2 * decode)
     scores = images_of(params) * scoring(params, tuple(params.scorers)).flop
     return [
-        _alone("encode", (prompts.used + prompts.evaluated) * text, machine),
+        _alone("encode", (prompts.encoded + prompts.evaluated) * text, machine),
         _alone("profile", profile * 2 * params.sampling.num_steps * forward, machine),
         *(_training(settings, variant, machine) for variant in params.variants),
         _alone("generate", base + runs * tuned, machine),

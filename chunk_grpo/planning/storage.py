@@ -15,6 +15,9 @@ FLOAT32 = 4
 PNG_BYTES = 1.5
 """Assumed bytes of a pixel in a PNG of a photograph; drawings take far less."""
 
+SHARD_BYTES = 256 * 2**20
+"""Largest shard of embeddings."""
+
 FILE_BYTES = 10e9
 """Largest weight file that diffusers writes (its max_shard_size)."""
 
@@ -33,12 +36,14 @@ class Prompts:
         listed: Training prompts in params.yaml.
         used: Training prompts that the schedule draws, at most.
         is_exact: Whether `used` is exact.
+        encoded: Prompts of the training embeddings, at most: the drawn ones, the profile's, and the held-out ones.
         evaluated: Prompts with evaluation images; those of files without a count are not in it.
     """
 
     listed: int
     used: int
     is_exact: bool
+    encoded: int
     evaluated: int
 
 
@@ -58,7 +63,9 @@ def prompts_of(params: Params) -> Prompts:
         if count is None and not isinstance(benchmark, CocoPrompts):
             count = BENCHMARK_PROMPTS.get(benchmark.kind, 0)
         evaluated += count or 0
-    return Prompts(source.train_count, used, is_exact, evaluated)
+    encoded = min(source.train_count, used + params.profile.num_prompts)
+    encoded += min(train.heldout.num_prompts, source.eval_count)
+    return Prompts(source.train_count, used, is_exact, encoded, evaluated)
 
 
 def counts_all(params: Params) -> bool:
@@ -138,7 +145,7 @@ def storage_of(settings: Settings) -> Storage:
     runs = len(params.variants) * len(train.seeds)
     pixels = params.generate.height * params.generate.width
     return Storage(
-        training_embeddings=float(prompts.used * settings.row_bytes),
+        training_embeddings=float(prompts.encoded * settings.row_bytes),
         evaluation_embeddings=float(prompts.evaluated * settings.row_bytes),
         checkpoint=checkpoint,
         checkpoints=float((train.checkpoints_kept + 1) * checkpoint + one_best),
@@ -160,7 +167,7 @@ def objects_of(settings: Settings) -> int:
     variants, seeds = len(params.variants), len(params.train.seeds)
     best = 2 if params.train.heldout.keep_best else 1
     files = 1 if settings.tuning.adapter is not None else 1 + weight_files(policy_bytes(settings))
-    fixed = 4 + 3 + 2 * 2 + 2  # inputs, prompts, embeddings, profile
+    fixed = 4 + 2 + prompt_objects(settings)  # inputs, profile
     specs = len(params.scorers) + 2
     plans = len(params.chunks.plans) + 1
     trained = variants * (seeds * best * files + 2 + 1 + 1)  # tables, folder, timings
@@ -168,6 +175,12 @@ def objects_of(settings: Settings) -> int:
     scores = (1 + variants) * len(params.scorers)
     stages = 6 + 2 * variants + 1 + scores  # a manifest each
     return fixed + specs + plans + trained + images + scores + stages
+
+
+def prompt_objects(settings: Settings) -> int:
+    """Objects of the prompts (three tables, the checks) and their embeddings (shards, index and folder, twice)."""
+    prompts, rows = prompts_of(settings.params), max(1, SHARD_BYTES // settings.row_bytes)
+    return 4 + sum(math.ceil(count / rows) + 2 for count in (prompts.encoded, prompts.evaluated))
 
 
 def weight_files(size: float) -> int:

@@ -17,6 +17,7 @@ from chunk_grpo.planning.storage import (
     images_of,
     objects_of,
     policy_bytes,
+    prompt_objects,
     prompts_of,
     storage_of,
     unfinished_bytes,
@@ -33,17 +34,18 @@ def smoke(finished: Workspace) -> Settings:
 
 
 def test_embeddings(finished: Workspace, smoke: Settings) -> None:
-    """Each distinct text is encoded once; the evaluation prompts of smoke are all distinct."""
-    for split, planned in (
-        ("evaluation", storage_of(smoke).evaluation_embeddings),
-        ("training", None),
-    ):
-        file = finished.artifacts / "embeddings" / f"{split}.safetensors"
-        with safe_open(file, "np") as stored:
-            rows = stored.get_slice("pooled").get_shape()[0]
-        assert rows * smoke.row_bytes == pytest.approx(file.stat().st_size, rel=0.03)
-        if planned is not None:
-            assert planned == pytest.approx(file.stat().st_size, rel=0.03)
+    """Bytes of a row; the evaluation prompts of smoke are all distinct, so they have a row each."""
+    folder = finished.artifacts / "embeddings"
+    for split in ("training", "evaluation"):
+        files = [p for p in folder.rglob("*.safetensors") if p.relative_to(folder).parts[0].startswith(split)]
+        rows = 0
+        for file in files:
+            with safe_open(file, "np") as stored:
+                rows += stored.get_slice("pooled").get_shape()[0]
+        written = sum(file.stat().st_size for file in files)
+        assert rows * smoke.row_bytes == pytest.approx(written, rel=0.03)
+        if split == "evaluation":
+            assert storage_of(smoke).evaluation_embeddings == pytest.approx(written, rel=0.03)
 
 
 def test_images(finished: Workspace, smoke: Settings) -> None:
@@ -82,14 +84,21 @@ def test_checkpoints(smoke: Settings, tmp_path: Path) -> None:
 
 
 def test_objects(finished: Workspace, smoke: Settings) -> None:
-    """Files of the finished stages; of two variants and three scorers one each was run."""
-    written = sum(1 for path in finished.artifacts.rglob("*") if path.is_file())
+    """Files of the finished stages besides prompts; of two variants and three scorers one each was run."""
+    parts = [path for path in finished.artifacts.iterdir() if path.name not in ("prompts", "embeddings")]
+    written = sum(1 for part in parts for path in part.rglob("*") if path.is_file())
     variants, scorers = len(smoke.params.variants), len(smoke.params.scorers)
     assert (variants, scorers) == (2, 3)
     folders = 1 + 1 + variants + (1 + variants)  # specs, chunks, policies, images: an object each
-    of_variant = 5 + 2 + 2 + 1  # policy and tables, timings, images, manifests of train and generate
+    of_variant = 4 + 1 + 2 + 2  # policy and tables, timings, images, manifests of train and generate
     of_scores = 2 * ((1 + variants) * scorers - 2)  # scores and manifests of those not run
-    assert objects_of(smoke) == pytest.approx(written + folders + of_variant + of_scores, abs=2)
+    planned = objects_of(smoke) - prompt_objects(smoke)
+    assert planned == written + folders + of_variant + of_scores
+
+
+def test_objects_of_embeddings() -> None:
+    """64 prompts of FLUX.1-dev in a shard: 2,464 in 39, 400 in 7; index and folder of both, four files of prompts."""
+    assert prompt_objects(settings(preset("flux-dev"), 8)) == 39 + 2 + 7 + 2 + 4
 
 
 def test_prompts_of_one_seed_are_exact() -> None:
@@ -113,9 +122,9 @@ def test_prompts_of_several_seeds_are_at_most() -> None:
 
 
 def test_the_review_s_bytes() -> None:
-    """flux-dev: 2,400 prompts of 512 x 4096 + 768 bfloat16, and 12 bytes a weight."""
+    """flux-dev: 2,400 prompts of 512 x 4096 + 768 bfloat16, 32 of the profile, 32 held-out; and 12 bytes a weight."""
     found = storage_of(settings(preset("flux-dev"), 8))
-    assert found.training_embeddings + found.evaluation_embeddings == 2800 * (512 * 4096 + 768) * 2
+    assert found.training_embeddings + found.evaluation_embeddings == 2864 * (512 * 4096 + 768) * 2
     assert found.checkpoint == 142_816_899_840
     assert found.policy == 2 * 11_901_408_320
     assert found.images == 400 * (1 + 2 * 3)
