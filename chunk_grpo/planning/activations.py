@@ -12,25 +12,49 @@ from dataclasses import dataclass
 
 from chunk_grpo.planning.transformer import Adapter, Sequence2D, Transformer, Tuning
 
-EVALUATION_DOUBLE_UNITS, EVALUATION_SINGLE_UNITS = 12.9, 17.35
-"""Largest number of live units while a block runs without gradients: its MLP's tensors, and the two streams."""
 
-DOUBLE_UNITS, SINGLE_UNITS, ENDS_UNITS = 29.05, 25.05, 3.1
-"""Units that a block keeps for its backward pass, and units kept outside the blocks (embedded image and text, the last
-norm, rotations), all weights trained. One of a double block's units is a copy that a single image does not need."""
+@dataclass(frozen=True)
+class Units:
+    """Live units at the peak of a pass.
 
-WORK_UNITS = 3.7
-"""Units that live for a moment when the backward pass begins, all weights trained."""
+    Attributes:
+        evaluation_double: While a double block runs without gradients: its MLP's tensors, and the two streams.
+        evaluation_single: While a single block does.
+        double: Kept by a double block for its backward pass.
+        single: Kept by a single block.
+        begin: Outside the blocks, and for a moment, when the backward pass begins.
+        again_double: Of a double block that is computed again and runs backward, and outside the blocks.
+        again_single: Of a single block.
+        has_gradient: Whether the gradient of one weight is there at the peak.
+    """
 
-AGAIN_UNITS = 28.3
-"""Units of a block that is computed again and runs backward, of either kind, all weights trained."""
+    evaluation_double: float
+    evaluation_single: float
+    double: float
+    single: float
+    begin: float
+    again_double: float
+    again_single: float
+    has_gradient: bool
 
-FROZEN_DOUBLE_UNITS, FROZEN_SINGLE_UNITS, ADAPTER_WORK_UNITS = 14.1, 13.05, 12.6
-"""The same with frozen weights, whose layers keep no inputs, and with an adapter, whose float32 inputs and outputs live
-for a moment beside those of the frozen layer."""
 
-FROZEN_AGAIN_DOUBLE_UNITS, FROZEN_AGAIN_SINGLE_UNITS = 5.9, 14.3
-"""Units beside those of a block with an adapter that is computed again and runs backward."""
+PLAIN = Units(12.9, 17.35, 29.05, 25.05, 6.8, 31.4, 31.4, True)
+"""All weights trained, in the checkpoint's type."""
+
+AUTOCAST = Units(17.4, 28.4, 35.05, 30.05, 22.3, 41.0, 52.4, False)
+"""All weights trained, under a GPU's autocast: norms and what follows them are float32 (ATen/autocast_mode.h lists
+layer_norm and rms_norm), queries and keys too, and each product casts its input anew."""
+
+ADAPTER = Units(12.9, 17.35, 14.1, 13.05, 12.6, 14.1 + 5.9, 13.05 + 14.3, False)
+"""Frozen weights, whose layers keep no inputs. The adapter's own, and its float32 inputs and outputs that live for a
+moment beside those of the frozen layer, come on top (`adapter_units`)."""
+
+
+def units_of(tuning: Tuning, *, autocasts: bool) -> Units:
+    """The units of a way to train."""
+    if tuning.adapter is not None:
+        return ADAPTER
+    return AUTOCAST if autocasts else PLAIN
 
 
 @dataclass(frozen=True)
@@ -70,12 +94,12 @@ class Peak:
         return max(self.at_double, self.at_single)
 
 
-def evaluation_peak(network: Transformer, one: Pass) -> Peak:
-    """Activations of a forward pass without gradients: EVALUATION_..._UNITS * unit."""
+def evaluation_peak(network: Transformer, one: Pass, units: Units = PLAIN) -> Peak:
+    """Activations of a forward pass without gradients: units of the block * unit."""
     unit = one.unit(network)
     return Peak(
-        EVALUATION_DOUBLE_UNITS * unit if network.double_blocks else 0.0,
-        EVALUATION_SINGLE_UNITS * unit if network.single_blocks else 0.0,
+        units.evaluation_double * unit if network.double_blocks else 0.0,
+        units.evaluation_single * unit if network.single_blocks else 0.0,
     )
 
 
@@ -94,29 +118,33 @@ def adapter_units(adapter: Adapter, network: Transformer, one: Pass) -> tuple[fl
     return kept["transformer_blocks"], kept["single_transformer_blocks"]
 
 
-def training_peak(tuning: Tuning, one: Pass) -> Peak:
+def training_peak(tuning: Tuning, one: Pass, *, autocasts: bool = False) -> Peak:
     """Activations at the peak of a forward and backward pass.
 
     Without checkpointing all blocks' units are alive when the backward pass begins. With it only the input of each
     block is (one unit), and the block that runs backward has its own units once more; the last single block comes
-    first, when all inputs are alive. The gradient of one weight, in the network's type, comes on top where all weights
-    are trained.
+    first, when all inputs are alive. The gradient of one weight may come on top.
+
+    Args:
+        tuning: How the transformer is trained.
+        one: Sizes of the pass.
+        autocasts: Whether it runs under autocast.
     """
-    network, unit = tuning.network, one.unit(tuning.network)
+    network, unit, units = tuning.network, one.unit(tuning.network), units_of(tuning, autocasts=autocasts)
     doubles, singles = network.double_blocks, network.single_blocks
-    if tuning.adapter is None:
-        double, single, ends, work = DOUBLE_UNITS - (one.images == 1), SINGLE_UNITS, ENDS_UNITS, WORK_UNITS
-        again = ENDS_UNITS + AGAIN_UNITS, ENDS_UNITS + AGAIN_UNITS
-        gradient = float(network.largest_weight * one.element)
-    else:
-        more_double, more_single = adapter_units(tuning.adapter, network, one)
-        double, single = FROZEN_DOUBLE_UNITS + more_double, FROZEN_SINGLE_UNITS + more_single
-        ends, work, gradient = 0.0, ADAPTER_WORK_UNITS, 0.0
-        again = double + FROZEN_AGAIN_DOUBLE_UNITS, single + FROZEN_AGAIN_SINGLE_UNITS
+    more_double, more_single = (
+        (0.0, 0.0) if tuning.adapter is None else adapter_units(tuning.adapter, network, one)
+    )
+    gradient = float(network.largest_weight * one.element) if units.has_gradient else 0.0
     if not tuning.checkpointing:
-        kept = ends + doubles * double + singles * single + work
-        return Peak((kept - singles * single) * unit + gradient, kept * unit + gradient)
+        # One of a plain double block's units is a copy that a single image does not need.
+        double = units.double + more_double - (units is PLAIN and one.images == 1)
+        of_singles = singles * (units.single + more_single)
+        kept = units.begin + doubles * double + of_singles
+        return Peak((kept - of_singles) * unit + gradient, kept * unit + gradient)
+    at_double = doubles + units.again_double + more_double
+    at_single = doubles + singles + units.again_single + more_single
     return Peak(
-        (doubles + again[0]) * unit + gradient if doubles else 0.0,
-        (doubles + singles + again[1]) * unit + gradient if singles else 0.0,
+        at_double * unit + gradient if doubles else 0.0,
+        at_single * unit + gradient if singles else 0.0,
     )

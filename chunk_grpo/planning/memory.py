@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chunk_grpo.planning.activations import Pass, Peak, evaluation_peak, training_peak
+from chunk_grpo.planning.activations import Pass, Peak, evaluation_peak, training_peak, units_of
 from chunk_grpo.planning.passes import has_reference
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
@@ -90,7 +90,7 @@ def rollout_bytes(settings: Settings) -> tuple[float, float]:
     """
     network = settings.tuning.network
     one = Pass(settings.rollout_batch, settings.train_tokens, settings.element)
-    peak = evaluation_peak(network, one)
+    peak = evaluation_peak(network, one, units_of(settings.tuning, autocasts=settings.autocasts))
     if not settings.shards:
         return peak.bytes, 0.0
     double, single = (settings.element * size for size in (network.double_weights, network.single_weights))
@@ -110,12 +110,12 @@ def update_bytes(settings: Settings) -> tuple[float, float]:
     trained, also its gradients in the gathered type, and those of the block before it in float32 on their way to be
     reduced. The sum's maximum over double and single blocks counts, and the weights outside the blocks. To compare
     with FSDPMemTracker: its peak of a pass, without shards, their gradients and the optimiser's state, is the sum of
-    the two numbers.
+    the two numbers; on a CPU without `autocasts`, since a CPU's autocast leaves norms in bfloat16.
     """
     network = settings.tuning.network
     one = Pass(settings.micro_batch, settings.train_tokens, settings.element)
-    peak = training_peak(settings.tuning, one)
-    if settings.autocasts:
+    peak = training_peak(settings.tuning, one, autocasts=settings.autocasts)
+    if settings.casts_weights:
         cast = 2.0 * network.weights
         checkpointed = settings.tuning.checkpointing
         peak = Peak(
@@ -218,7 +218,7 @@ def _batch(settings: Settings, variant: str) -> dict[str, float]:
 
 def _cast_weight(settings: Settings) -> float:
     """The weight that autocast has cast for its product."""
-    return 2.0 * settings.model.transformer.largest_weight if settings.autocasts else 0.0
+    return 2.0 * settings.model.transformer.largest_weight if settings.casts_weights else 0.0
 
 
 def _spread(settings: Settings) -> int:

@@ -28,6 +28,7 @@ class Settings:
         rollout_batch: Trajectories in a pass of the rollout and of the held-out evaluation.
         micro_batch: Items in a pass of the update.
         shards: Whether weights are spread over the processes.
+        autocasts: Whether passes of training run under autocast: all weights of a bfloat16 checkpoint are trained.
         optimizer_bytes: Bytes of the optimiser's state for each trained weight; AdamW keeps two float32.
         foreach_bytes: Bytes a trained weight that the optimiser's step takes for a moment: torch's foreach AdamW makes
             one float32 copy.
@@ -44,16 +45,14 @@ class Settings:
     rollout_batch: int
     micro_batch: int
     shards: bool
+    autocasts: bool
     optimizer_bytes: int = 8
     foreach_bytes: int = 4
 
     @property
-    def autocasts(self) -> bool:
-        """Whether float32 weights are cast for each product; shards are cast before they are gathered.
-
-        So it is if all weights of a bfloat16 checkpoint are trained on one card, or replicated.
-        """
-        return self.tuning.adapter is None and self.element < 4 and not self.shards
+    def casts_weights(self) -> bool:
+        """Whether autocast casts float32 weights for each product; shards are cast before they are gathered."""
+        return self.autocasts and not self.shards
 
     @property
     def row_bytes(self) -> int:
@@ -80,6 +79,7 @@ def settings_of(params: Params, model: Model, gpus: int) -> Settings:
         rollout_batch=train.micro_batch_size,
         micro_batch=train.micro_batch_size,
         shards=train.shard_weights and processes > 1,
+        autocasts=adapter is None and params.model.dtype != "float32",
     )
 
 

@@ -1,15 +1,17 @@
 """FLUX transformers of any size on fake tensors: torch's count of operations, and the peak of allocations."""
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from diffusers import FluxTransformer2DModel
 from peft import LoraConfig
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -95,6 +97,7 @@ def _pass(
     images: int = 1,
     trained: Trained = "nothing",
     checkpointing: bool = False,
+    autocasts: bool = False,
     watch: Callable[[list[Tensor]], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Run one pass of a bfloat16 network on fake tensors, backward too unless nothing is trained.
@@ -142,10 +145,33 @@ def _pass(
             "txt_ids": torch.zeros(tokens.text, 3, dtype=dtype),
             "img_ids": torch.zeros(tokens.image, 3, dtype=dtype),
         }
-        with watch(held), torch.set_grad_enabled(trained != "nothing"):
-            output = network(**inputs, return_dict=False)[0]
+        norms = _wide_norms() if autocasts else nullcontext()
+        with norms, watch(held), torch.set_grad_enabled(trained != "nothing"):
+            with torch.autocast("cpu", dtype, enabled=autocasts, cache_enabled=False):
+                output = network(**inputs, return_dict=False)[0]
             if trained != "nothing":
                 output.float().square().mean().backward()
+
+
+@contextmanager
+def _wide_norms() -> Iterator[None]:
+    """Norms in float32, as under a GPU's autocast; a CPU's leaves them in bfloat16."""
+    layer_norm, rms_norm = functional.layer_norm, functional.rms_norm
+
+    def wide_layer_norm(
+        x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> Tensor:
+        wide = [None if part is None else part.float() for part in (weight, bias)]
+        return layer_norm(x.float(), shape, wide[0], wide[1], eps)
+
+    def wide_rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+        return rms_norm(x.float(), shape, None if weight is None else weight.float(), eps)
+
+    with (
+        patch.object(functional, "layer_norm", wide_layer_norm),
+        patch.object(functional, "rms_norm", wide_rms_norm),
+    ):
+        yield
 
 
 def _forward(query: Any, key: Any, value: Any, *args: object, **options: object) -> int:

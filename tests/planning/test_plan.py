@@ -1,5 +1,7 @@
 """Time, memory, findings: numbers by hand at FLUX.1-dev's size."""
 
+from dataclasses import replace
+
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError
@@ -65,9 +67,10 @@ def test_memory_of_shards() -> None:
 def test_memory_of_a_sharded_pass(images: int, rollout: float, update: float) -> None:
     """FSDPMemTracker on the real configuration, 8 fake ranks, bfloat16 gathers: GiB beyond shards and their gradients.
 
-    Within 5 % of all that is on the card then: 5.54 GiB of shards, and in the update 5.54 of gradients.
+    The tracker ran without autocast. Within 5 % of all that is on the card then: 5.54 GiB of shards, and in the update
+    5.54 of gradients.
     """
-    flux = settings(edited(FLUX, train={"micro_batch_size": images}), 8)
+    flux = replace(settings(edited(FLUX, train={"micro_batch_size": images}), 8), autocasts=False)
     shard = 4 * FLUX_1_DEV.weights / 8 / GIB
     assert shard + sum(rollout_bytes(flux)) / GIB == pytest.approx(shard + rollout, rel=0.05)
     assert 2 * shard + sum(update_bytes(flux)) / GIB == pytest.approx(2 * shard + update, rel=0.05)
