@@ -39,9 +39,9 @@ class Phase:
 def training_phases(settings: Settings, variant: str) -> list[Phase]:
     """Phases of training a variant: loading, rollout, update, and the optimiser's step.
 
-    Gradients stay until the next update, so the rollout has them too.
+    Gradients are freed after the optimiser's step, so the rollout has none.
     """
-    kept = _kept(settings, variant)
+    kept, gradients = _kept(settings, variant), _gradients(settings)
     batch = _batch(settings, variant)
     vae = settings.model.vae
     element, images = settings.element, settings.rollout_batch
@@ -58,21 +58,20 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
     return [
         Phase("loading", _used(_loading(settings, variant))),
         Phase("rollout", _used(kept | batch | rollout)),
-        Phase("update", _used(kept | batch | update)),
-        Phase("optimiser's step", _used(kept | batch | step)),
+        Phase("update", _used(kept | gradients | batch | update)),
+        Phase("optimiser's step", _used(kept | gradients | batch | step)),
     ]
 
 
 def stage_phases(settings: Settings) -> list[Phase]:
-    """Memory of the stages on one GPU: encoding prompts, and drawing evaluation images with base and tuned policy."""
+    """Memory of the stages on one GPU: encoding prompts, and drawing evaluation images, one policy at a time."""
     model, element, images = settings.model, settings.element, settings.params.generate.batch_size
     height, width = settings.params.generate.height, settings.params.generate.width
     text = {"text encoders": float((model.clip.weights + model.t5.weights) * element)}
     weights = model.transformer.weights * element
-    tuned = weights if settings.tuning.adapter is None else settings.tuning.adapter.weights * FLOAT32
+    adapter = 0 if settings.tuning.adapter is None else settings.tuning.adapter.weights * FLOAT32
     drawing = {
-        "base policy": float(weights),
-        "tuned policy": float(tuned),
+        "weights": float(weights + adapter),
         "VAE": float(model.vae.weights * element),
         "activations": evaluation_peak(model.transformer, Pass(images, settings.eval_tokens, element)).bytes,
         "decoding": model.vae.decode_bytes(images, height, width, element),
@@ -144,17 +143,21 @@ def _kept(settings: Settings, variant: str) -> dict[str, float]:
     """What lives through all of training."""
     tuning, spread = settings.tuning, _spread(settings)
     trained = tuning.trained_weights / spread
-    replicas = settings.processes > 1 and not settings.shards
     average = settings.params.train.ema_decay is not None
     return {
         "weights": held_weights(settings) / spread,
-        "gradients": FLOAT32 * trained,
-        "gradients in DDP's buckets": FLOAT32 * trained if replicas else 0.0,
         "AdamW": settings.optimizer_bytes * trained,
         "weight average": FLOAT32 * trained if average else 0.0,
         "KL reference": _reference(settings, variant) / spread,
         **_beside(settings),
     }
+
+
+def _gradients(settings: Settings) -> dict[str, float]:
+    """Gradients, float32; DDP has a second copy in its buckets."""
+    trained = FLOAT32 * settings.tuning.trained_weights / _spread(settings)
+    replicas = settings.processes > 1 and not settings.shards
+    return {"gradients": trained, "gradients in DDP's buckets": trained if replicas else 0.0}
 
 
 def held_weights(settings: Settings) -> float:

@@ -169,7 +169,7 @@ def objects_of(settings: Settings) -> int:
     files = 1 if settings.tuning.adapter is not None else 1 + weight_files(policy_bytes(settings))
     fixed = 4 + 2 + prompt_objects(settings)  # inputs, profile
     specs = len(params.scorers) + 2
-    plans = len(params.chunks.plans) + 1
+    plans = len(params.chunks.plans) + 2
     trained = variants * (seeds * best * files + 2 + 1 + 1)  # tables, folder, timings
     images = (1 + variants) * 3
     scores = (1 + variants) * len(params.scorers)
