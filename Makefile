@@ -18,7 +18,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params serve worker smoke lint types test test-slow docs bench bench-train clean
+.PHONY: help run params plan serve worker smoke lint types test test-slow docs bench bench-train clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ run: $(STAMP) ## run the pipeline of params.yaml and print the report's path
 
 params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …; FORCE=1 overwrites edits)
 	$(BIN)/python -m infra.params compose $(PRESET) $(if $(FORCE),--force)
+
+plan: $(STAMP) ## print what a run will take, of params.yaml or PRESET=flux-dev (GPUS=8; OPTIONS='--price 2.5')
+	$(BIN)/python -m infra.plan $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET)) --gpus $(or $(GPUS),1) $(OPTIONS)
 
 serve: $(STAMP) ## start Prefect server, workers and deployments; stop with Ctrl-C (GPU_WORKERS=1)
 	$(BIN)/python -m infra.serve

@@ -1,0 +1,152 @@
+"""Operations, seconds, hours and money of a run, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chunk_grpo.planning.machines import Machine
+from chunk_grpo.planning.passes import Iteration, heldout_evaluations, iteration
+from chunk_grpo.planning.scorers import scoring
+from chunk_grpo.planning.settings import Settings
+from chunk_grpo.planning.storage import checkpoint_bytes, images_of, prompts_of
+from chunk_grpo.planning.traffic import Traffic, traffic_of
+
+TERA, GIGA = 1e12, 1e9
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A range of seconds.
+
+    Attributes:
+        least: Collectives run entirely beside the computation.
+        most: They run entirely before or after it.
+    """
+
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, flop: float, received: float, machine: Machine, fixed: float = 0.0) -> Seconds:
+        """Max and sum of flop / TFLOP/s and bytes / GB/s, and seconds that overlap with nothing."""
+        computing, receiving = flop / (machine.tflops * TERA), received / (machine.gbs * GIGA)
+        return cls(max(computing, receiving) + fixed, computing + receiving + fixed)
+
+
+@dataclass(frozen=True)
+class IterationCost:
+    """An iteration of training of one variant, for one GPU; held-out evaluations are spread over all iterations.
+
+    Attributes:
+        variant: Name of the variant.
+        counts: States and passes.
+        heldout: Held-out evaluations an iteration.
+        flop: Operations by purpose.
+        traffic: Bytes received.
+        seconds: Seconds of the iteration.
+    """
+
+    variant: str
+    counts: Iteration
+    heldout: float
+    flop: dict[str, float]
+    traffic: Traffic
+    seconds: Seconds
+
+    @property
+    def total_flop(self) -> float:
+        """Sum of all purposes."""
+        return sum(self.flop.values())
+
+
+def iteration_cost(settings: Settings, variant: str, machine: Machine) -> IterationCost:
+    """Cost of an iteration: states of each purpose times the operations of a state."""
+    params, tuning, tokens = settings.params, settings.tuning, settings.train_tokens
+    counts = iteration(settings, variant)
+    heldout = heldout_evaluations(settings) / params.train.iterations
+    forward = tuning.forward_flop(tokens)
+    frozen = tuning.network.forward_flop(tokens)
+    images = counts.rows + heldout * counts.heldout.states / params.sampling.num_steps
+    watched = tuple(dict.fromkeys((*params.rewards, *params.train.heldout.scorers)))
+    scored = counts.rows * scoring(params, tuple(params.rewards)).flop
+    scored += (images - counts.rows) * scoring(params, watched).flop
+    flop = {
+        "rollout": counts.rollout.states * forward,
+        "old log-probabilities": counts.old_log_probs.states * forward,
+        "ratios of large chunks": counts.ratio.states * forward,
+        "update, forward": counts.update.states * forward,
+        "update, backward": counts.update.states * tuning.backward_flop(tokens),
+        "update, recomputed": counts.update.states * tuning.recomputed_flop(tokens),
+        "KL reference": counts.reference.states * frozen,
+        "held-out": heldout * counts.heldout.states * forward,
+        "decoding": images * settings.model.vae.decode_flop(params.model.height, params.model.width),
+        "scoring": scored,
+    }
+    traffic = traffic_of(settings, counts, heldout)
+    used = {name: value for name, value in flop.items() if value}
+    seconds = Seconds.of(sum(used.values()), traffic.bytes, machine)
+    return IterationCost(variant, counts, heldout, used, traffic, seconds)
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """A stage, or the same stage of several policies.
+
+    Attributes:
+        name: Name of the stage.
+        gpus: GPUs that it uses.
+        flop: Operations of all of them.
+        seconds: Seconds one after the other.
+    """
+
+    name: str
+    gpus: int
+    flop: float
+    seconds: Seconds
+
+
+def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
+    """All stages that use a GPU. Loading, reading and writing are not in it, except checkpoints."""
+    params, train, model = settings.params, settings.params.train, settings.model
+    prompts, generated = prompts_of(params), params.generate
+    text = model.clip.flop + model.t5.flop(params.model.max_sequence_length)
+    forward = model.transformer.forward_flop(settings.train_tokens)
+    drawn = model.transformer.forward_flop(settings.eval_tokens)
+    decode = model.vae.decode_flop(generated.height, generated.width)
+    profile = params.profile.num_seeds * min(params.profile.num_prompts, prompts.listed)
+    runs, rows = (
+        len(params.variants) * len(train.seeds),
+        prompts.evaluated * generated.images_per_prompt,
+    )
+    base = rows * (generated.num_steps * drawn + decode)
+    tuned = rows * ((generated.num_steps + generated.base_steps) * drawn + 2 * decode)
+    scores = images_of(params) * scoring(params, tuple(params.scorers)).flop
+    return [
+        _alone("encode", (prompts.encoded + prompts.evaluated) * text, machine),
+        _alone("profile", profile * 2 * params.sampling.num_steps * forward, machine),
+        *(_training(settings, variant, machine) for variant in params.variants),
+        _alone("generate", base + runs * tuned, machine),
+        _alone("score", scores, machine),
+    ]
+
+
+def _alone(name: str, flop: float, machine: Machine) -> StageCost:
+    """A stage on one GPU."""
+    return StageCost(name, 1, flop, Seconds.of(flop, 0.0, machine))
+
+
+def _training(settings: Settings, variant: str, machine: Machine) -> StageCost:
+    """Training of a variant with all seeds: iterations, and checkpoints during which all GPUs wait."""
+    train, one = settings.params.train, iteration_cost(settings, variant, machine)
+    saves = -(-train.iterations // train.checkpoint_every)
+    saving = len(train.seeds) * saves * save_seconds(checkpoint_bytes(settings), machine)
+    number = train.iterations * len(train.seeds)
+    flop = number * settings.processes * one.total_flop
+    received = number * one.traffic.bytes
+    seconds = Seconds.of(flop / settings.processes, received, machine, saving)
+    return StageCost(f"train {variant}", settings.processes, flop, seconds)
+
+
+def save_seconds(size: float, machine: Machine) -> float:
+    """Seconds of a checkpoint: written once, and read once for its checksum."""
+    return 2 * size / (machine.disk_gbs * GIGA)

@@ -1,0 +1,173 @@
+"""What is off with a configuration on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from chunk_grpo import environment
+from chunk_grpo.config import AdaptivePlan, GuidedPlan
+from chunk_grpo.planning.cost import IterationCost
+from chunk_grpo.planning.machines import Machine
+from chunk_grpo.planning.memory import Phase
+from chunk_grpo.planning.passes import has_reference
+from chunk_grpo.planning.scorers import scoring
+from chunk_grpo.planning.settings import Settings
+from chunk_grpo.planning.storage import Prompts, counts_all
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is off.
+
+    Attributes:
+        level: `cannot`: the run fails; `costs`: it wastes time, memory or money; `note`: a limit of the plan.
+        text: What, by which number, and what to do.
+    """
+
+    level: Literal["cannot", "costs", "note"]
+    text: str
+
+
+def findings_of(
+    settings: Settings,
+    machine: Machine,
+    phases: Sequence[Phase],
+    costs: Sequence[IterationCost],
+    prompts: Prompts,
+    stop: float,
+) -> list[Finding]:
+    """All findings, the worst first.
+
+    Args:
+        settings: Sizes.
+        machine: Assumptions.
+        phases: Memory of a GPU by phase.
+        costs: Cost of an iteration of each variant.
+        prompts: Prompts of the run.
+        stop: Seconds in which a training stops.
+    """
+    found = [
+        *_memory(machine, phases),
+        *_stop(machine, stop),
+        *_adapter(settings),
+        *_gpus(settings),
+        *_reference(settings),
+        *_traffic(machine, costs),
+        *_ratios(settings, costs),
+        *_prompts(prompts),
+        *_unknown(settings, costs),
+    ]
+    order = ("cannot", "costs", "note")
+    return sorted(found, key=lambda each: order.index(each.level))
+
+
+def _memory(machine: Machine, phases: Sequence[Phase]) -> Iterator[Finding]:
+    for phase in phases:
+        missing = phase.bytes - machine.memory_bytes
+        if missing > 0:
+            largest = max(phase.parts, key=lambda name: phase.parts[name])
+            yield Finding(
+                "cannot",
+                f"{phase.name} does not fit {machine.memory_gb:g} GB: {missing / GIB:.1f} GiB too much, most of it "
+                f"{largest} ({phase.parts[largest] / GIB:.1f} GiB); use more GPUs with train.shard_weights, "
+                "train.lora, train.gradient_checkpointing, smaller batches, or a scorer at a server",
+            )
+
+
+def _stop(machine: Machine, stop: float) -> Iterator[Finding]:
+    if stop > machine.stop_seconds:
+        yield Finding(
+            "cannot",
+            f"a stopped training needs about {stop:.0f} s for its pass and checkpoint, and is killed after "
+            f"{machine.stop_seconds:.0f} s: set {environment.STOP_SECONDS} and the platform's grace period to more, "
+            "or use a faster disk (--disk-gbs); otherwise a stop loses what came after the last checkpoint",
+        )
+
+
+def _adapter(settings: Settings) -> Iterator[Finding]:
+    lora, adapter = settings.params.train.lora, settings.tuning.adapter
+    if lora is not None and adapter is not None and not adapter.layers:
+        yield Finding("cannot", f"train.lora.targets: no layer is named {', '.join(lora.targets)}")
+
+
+def _gpus(settings: Settings) -> Iterator[Finding]:
+    train = settings.params.train
+    if settings.processes < settings.gpus:
+        share = train.prompts_per_iteration // train.updates_per_iteration
+        yield Finding(
+            "costs",
+            f"training uses {settings.processes} of {settings.gpus} GPUs: their number must divide the {share} prompts "
+            "of an update (train.prompts_per_iteration / train.updates_per_iteration)",
+        )
+    if settings.gpus > 1:
+        yield Finding(
+            "costs", f"encode, profile, generate and score use 1 of {settings.gpus} GPUs; rent them apart"
+        )
+
+
+def _reference(settings: Settings) -> Iterator[Finding]:
+    names = [name for name in settings.params.variants if has_reference(settings, name)]
+    if names and settings.tuning.adapter is None:
+        yield Finding(
+            "costs",
+            f"kl_coef above 0 ({', '.join(names)}) keeps a second copy of all weights; with train.lora it needs none",
+        )
+
+
+def _traffic(machine: Machine, costs: Sequence[IterationCost]) -> Iterator[Finding]:
+    for cost in costs:
+        receiving = cost.traffic.bytes / (machine.gbs * 1e9)
+        computing = cost.total_flop / (machine.tflops * 1e12)
+        if receiving > computing:
+            yield Finding(
+                "costs",
+                f"{cost.variant}: collectives take {receiving:.0f} s an iteration and computing {computing:.0f} s; "
+                "larger batches (train.micro_batch_size) gather the weights less often",
+            )
+
+
+def _ratios(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Finding]:
+    for cost in costs:
+        if cost.counts.ratio.states:
+            largest = max(cost.counts.chunks.sizes)
+            yield Finding(
+                "costs",
+                f"{cost.variant}: chunks of up to {largest:g} steps do not fit train.micro_batch_size "
+                f"{settings.micro_batch}, so their ratios take {cost.counts.ratio.states:.0f} more states an iteration",
+            )
+
+
+def _prompts(prompts: Prompts) -> Iterator[Finding]:
+    if prompts.used < prompts.listed:
+        most = "" if prompts.is_exact else "at most "
+        yield Finding(
+            "costs",
+            f"{most}{prompts.used} of {prompts.listed} training prompts (prompts.train_count) are ever drawn: "
+            "iterations * prompts_per_iteration, for each seed",
+        )
+
+
+def _unknown(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Finding]:
+    params = settings.params
+    for cost in costs:
+        plan, chunks = params.chunks.plans[params.variants[cost.variant].plan], cost.counts.chunks
+        if isinstance(plan, (GuidedPlan, AdaptivePlan)):
+            yield Finding(
+                "note", f"{cost.variant}: its chunks follow from a profile and count as equal ones here"
+            )
+        elif not chunks.is_exact:
+            low, high = chunks.range
+            yield Finding(
+                "note",
+                f"{cost.variant}: chunks are drawn by weight; {chunks.items:g} items an image are the mean of "
+                f"equal weights, {low:g} to {high:g} are possible",
+            )
+    unknown = scoring(params, tuple(params.scorers)).not_counted
+    if unknown:
+        yield Finding("note", f"memory and operations of these scorers are not counted: {', '.join(unknown)}")
+    if not counts_all(params):
+        yield Finding("note", "prompts of benchmark files without a count are not counted")

@@ -1,0 +1,120 @@
+"""GPUs by name: memory, operations and links, and what of them to expect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REACHED_TFLOPS = 0.4
+"""Share of the peak that training reaches, assumed; `benchmarks.flux_gpu` measures it for a card."""
+
+REACHED_LINK = 2 / 3
+"""Share of the link's rate that collectives reach, assumed."""
+
+USABLE_MEMORY = 0.985
+"""Share of the memory, as it is sold in GB, that a process sees in GiB: 80 GB are 79 GiB on an H100."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's data sheet.
+
+    Attributes:
+        memory_gb: Memory as sold.
+        peak_tflops: bfloat16 with float32 sums, dense.
+        link_gbs: GB/s that it receives from the other cards of its machine (half of the sheet's number, which counts
+            both directions).
+    """
+
+    memory_gb: float
+    peak_tflops: float
+    link_gbs: float
+
+    @property
+    def tflops(self) -> float:
+        """TFLOP/s to expect."""
+        return REACHED_TFLOPS * self.peak_tflops
+
+    @property
+    def gbs(self) -> float:
+        """GB/s to expect of collectives."""
+        return REACHED_LINK * self.link_gbs
+
+
+GPUS = {
+    # NVIDIA's data sheets of each product (nvidia.com/data-center, SXM forms; "with sparsity" halved).
+    "A100": Gpu(80, 312, 300),
+    "H800": Gpu(80, 989, 200),
+    "H100": Gpu(80, 989, 450),
+    "H200": Gpu(141, 989, 450),
+    "B200": Gpu(180, 2250, 900),
+    # PCIe 4.0 with 16 lanes is their link.
+    "L40S": Gpu(48, 362, 32),
+    "RTX4090": Gpu(24, 165, 32),
+}
+"""GPUs by name."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a plan assumes of the machine.
+
+    Attributes:
+        gpu: Name in `GPUS`.
+        gpus: GPUs at hand.
+        memory_gb: Memory of a GPU as sold.
+        tflops: TFLOP/s reached by a GPU.
+        gbs: GB/s that a GPU receives in collectives.
+        disk_gbs: GB/s of the disk of checkpoints.
+        stop_seconds: Seconds from a stop request to SIGKILL.
+        price: Price of a GPU for an hour; None: no money is shown.
+    """
+
+    gpu: str
+    gpus: int
+    memory_gb: float
+    tflops: float
+    gbs: float
+    disk_gbs: float
+    stop_seconds: float
+    price: float | None
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of a GPU that a process can use."""
+        return USABLE_MEMORY * self.memory_gb * 2**30
+
+
+def machine(
+    gpu: str,
+    gpus: int,
+    *,
+    stop_seconds: float,
+    memory_gb: float | None = None,
+    tflops: float | None = None,
+    gbs: float | None = None,
+    disk_gbs: float = 1.0,
+    price: float | None = None,
+) -> Machine:
+    """A machine with the GPU's own numbers where none is given.
+
+    Args:
+        gpu: Name in `GPUS`.
+        gpus: Number of GPUs.
+        stop_seconds: Seconds from a stop request to SIGKILL.
+        memory_gb: Memory of a GPU; None: the data sheet's.
+        tflops: TFLOP/s; None: REACHED_TFLOPS of the peak.
+        gbs: GB/s of collectives; None: REACHED_LINK of the link.
+        disk_gbs: GB/s of the disk.
+        price: Price of a GPU for an hour.
+    """
+    sheet = GPUS[gpu]
+    return Machine(
+        gpu,
+        gpus,
+        sheet.memory_gb if memory_gb is None else memory_gb,
+        sheet.tflops if tflops is None else tflops,
+        sheet.gbs if gbs is None else gbs,
+        disk_gbs,
+        stop_seconds,
+        price,
+    )

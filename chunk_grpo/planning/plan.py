@@ -1,0 +1,181 @@
+"""The whole plan of a run, as values that are printed or written as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chunk_grpo.config import Params
+from chunk_grpo.planning.cost import (
+    GIGA,
+    IterationCost,
+    StageCost,
+    iteration_cost,
+    save_seconds,
+    stage_costs,
+)
+from chunk_grpo.planning.findings import Finding, findings_of
+from chunk_grpo.planning.machines import Machine
+from chunk_grpo.planning.memory import Phase, stage_phases, training_phases
+from chunk_grpo.planning.models import read_model
+from chunk_grpo.planning.settings import Settings, settings_of
+from chunk_grpo.planning.storage import (
+    Prompts,
+    Storage,
+    checkpoint_bytes,
+    prompts_of,
+    storage_of,
+    unfinished_bytes,
+)
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """Operations of one image.
+
+    Attributes:
+        train_tokens: Tokens of a training image and its prompt.
+        eval_tokens: Tokens of an evaluation image and its prompt.
+        train_flop: A forward pass at the training size.
+        eval_flop: A forward pass at the evaluation size.
+        update_flop: Forward and backward pass of an item, with recomputation.
+    """
+
+    train_tokens: int
+    eval_tokens: int
+    train_flop: float
+    eval_flop: float
+    update_flop: float
+
+
+@dataclass(frozen=True)
+class Total:
+    """The whole run, one stage after the other.
+
+    Attributes:
+        hours: Least and most hours.
+        gpu_hours: Hours of the GPUs that each stage uses, least and most.
+        money: At the price of all GPUs for all hours, least and most; None without a price.
+    """
+
+    hours: tuple[float, float]
+    gpu_hours: tuple[float, float]
+    money: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is known before a run.
+
+    Attributes:
+        machine: Assumptions.
+        weights: Weights of the transformer.
+        trained_weights: Trained ones.
+        passes: Operations of one image.
+        iterations: Cost of an iteration of each variant.
+        stages: Cost of each stage.
+        total: Hours and money.
+        memory: Memory of a GPU by phase; training of the variant that takes most.
+        prompts: Prompts.
+        storage: Files and host memory.
+        stop_seconds: Seconds in which a stopped training has saved.
+        findings: What is off.
+    """
+
+    machine: Machine
+    weights: int
+    trained_weights: int
+    passes: PassCost
+    iterations: list[IterationCost]
+    stages: list[StageCost]
+    total: Total
+    memory: list[Phase]
+    prompts: Prompts
+    storage: Storage
+    stop_seconds: float
+    findings: list[Finding]
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is known to fail."""
+        return all(finding.level != "cannot" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers, with those that follow from others."""
+        content = asdict(self)
+        for record, cost in zip(content["iterations"], self.iterations, strict=True):
+            record |= {"total_flop": cost.total_flop, "bytes_received": cost.traffic.bytes}
+        for record, phase in zip(content["memory"], self.memory, strict=True):
+            record["bytes"] = phase.bytes
+        content["storage"]["disk"] = self.storage.disk
+        return content | {"fits": self.fits}
+
+
+def make_plan(params: Params, machine: Machine) -> Plan:
+    """Plan a run.
+
+    Args:
+        params: Content of params.yaml.
+        machine: Assumptions on GPUs, links, disk and stop time.
+
+    Raises:
+        ConfigError: The checkpoint is a hub id without a known configuration.
+        DataError: A config.json of the checkpoint cannot be read.
+    """
+    model = read_model(params.model.checkpoint)
+    settings = settings_of(params, model, machine.gpus)
+    costs = [iteration_cost(settings, variant, machine) for variant in params.variants]
+    stages = stage_costs(settings, machine)
+    training = [training_phases(settings, variant) for variant in params.variants]
+    phases = max(training, key=lambda each: max(phase.bytes for phase in each)) + stage_phases(settings)
+    prompts, stop = prompts_of(params), stop_time(settings, costs, machine)
+    tuning, tokens = settings.tuning, settings.train_tokens
+    return Plan(
+        machine=machine,
+        weights=model.transformer.weights,
+        trained_weights=tuning.trained_weights,
+        passes=PassCost(
+            train_tokens=tokens.both,
+            eval_tokens=settings.eval_tokens.both,
+            train_flop=tuning.forward_flop(tokens),
+            eval_flop=model.transformer.forward_flop(settings.eval_tokens),
+            update_flop=tuning.forward_flop(tokens)
+            + tuning.backward_flop(tokens)
+            + tuning.recomputed_flop(tokens),
+        ),
+        iterations=costs,
+        stages=stages,
+        total=total_of(stages, machine),
+        memory=phases,
+        prompts=prompts,
+        storage=storage_of(settings),
+        stop_seconds=stop,
+        findings=findings_of(settings, machine, phases, costs, prompts, stop),
+    )
+
+
+def stop_time(settings: Settings, costs: list[IterationCost], machine: Machine) -> float:
+    """Seconds from a stop request to a saved checkpoint.
+
+    The longest pass, then the checkpoint with the unfinished iteration's trajectories.
+    """
+    tuning, tokens = settings.tuning, settings.train_tokens
+    each = tuning.forward_flop(tokens) + tuning.backward_flop(tokens) + tuning.recomputed_flop(tokens)
+    flop = max(settings.micro_batch * each, settings.rollout_batch * tuning.network.forward_flop(tokens))
+    gathers = 3 * settings.element * tuning.network.weights / (machine.gbs * GIGA) if settings.shards else 0.0
+    unfinished = max(unfinished_bytes(settings, cost.counts) for cost in costs)
+    size = checkpoint_bytes(settings) + unfinished
+    return flop / (machine.tflops * 1e12) + gathers + save_seconds(size, machine)
+
+
+def total_of(stages: list[StageCost], machine: Machine) -> Total:
+    """Sums over the stages."""
+    least = sum(stage.seconds.least for stage in stages) / 3600
+    most = sum(stage.seconds.most for stage in stages) / 3600
+    used = (
+        sum(stage.gpus * stage.seconds.least for stage in stages) / 3600,
+        sum(stage.gpus * stage.seconds.most for stage in stages) / 3600,
+    )
+    price = machine.price
+    money = None if price is None else (machine.gpus * price * least, machine.gpus * price * most)
+    return Total((least, most), used, money)

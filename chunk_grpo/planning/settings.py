@@ -1,0 +1,89 @@
+"""The one place of this package that reads params.yaml: every other module takes these values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chunk_grpo.config import Params
+from chunk_grpo.planning.models import Model
+from chunk_grpo.planning.transformer import Adapter, Sequence2D, Tuning
+
+ELEMENT = {"float32": 4, "bfloat16": 2}
+"""Bytes of an element."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the formulas need of params.yaml.
+
+    Attributes:
+        params: The parameters, for what is a plain number there.
+        model: Sizes of the checkpoint.
+        gpus: GPUs at hand.
+        processes: GPUs that train together.
+        tuning: Trained transformer.
+        train_tokens: Tokens of an image of the rollouts.
+        eval_tokens: Tokens of an evaluation image.
+        element: Bytes of an element of the checkpoint and of the activations.
+        rollout_batch: Trajectories in a pass of the rollout and of the held-out evaluation.
+        micro_batch: Items in a pass of the update.
+        shards: Whether weights are spread over the processes.
+        autocasts: Whether passes of training run under autocast: all weights of a bfloat16 checkpoint are trained.
+        optimizer_bytes: Bytes of the optimiser's state for each trained weight; AdamW keeps two float32.
+        foreach_bytes: Bytes a trained weight that the optimiser's step takes for a moment: torch's foreach AdamW makes
+            one float32 copy.
+    """
+
+    params: Params
+    model: Model
+    gpus: int
+    processes: int
+    tuning: Tuning
+    train_tokens: Sequence2D
+    eval_tokens: Sequence2D
+    element: int
+    rollout_batch: int
+    micro_batch: int
+    shards: bool
+    autocasts: bool
+    optimizer_bytes: int = 8
+    foreach_bytes: int = 4
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether autocast casts float32 weights for each product; shards are cast before they are gathered."""
+        return self.autocasts and not self.shards
+
+    @property
+    def row_bytes(self) -> int:
+        """Embeddings of a prompt: elements * bytes of the checkpoint's type."""
+        return self.model.embedding_elements(self.params.model.max_sequence_length) * self.element
+
+
+def settings_of(params: Params, model: Model, gpus: int) -> Settings:
+    """Resolve params.yaml for a number of GPUs."""
+    train, text = params.train, params.model.max_sequence_length
+    processes = processes_of(params, gpus)
+    adapter = (
+        None if train.lora is None else Adapter.on(model.transformer, train.lora.rank, train.lora.targets)
+    )
+    return Settings(
+        params=params,
+        model=model,
+        gpus=gpus,
+        processes=processes,
+        tuning=Tuning(model.transformer, adapter, train.gradient_checkpointing),
+        train_tokens=Sequence2D(model.vae.tokens(params.model.height, params.model.width), text),
+        eval_tokens=Sequence2D(model.vae.tokens(params.generate.height, params.generate.width), text),
+        element=ELEMENT[params.model.dtype],
+        rollout_batch=train.micro_batch_size,
+        micro_batch=train.micro_batch_size,
+        shards=train.shard_weights and processes > 1,
+        autocasts=adapter is None and params.model.dtype != "float32",
+    )
+
+
+def processes_of(params: Params, gpus: int) -> int:
+    """GPUs that training uses: the largest number that divides the prompts of an update (stages/_launch.py)."""
+    share = max(1, params.train.prompts_per_iteration // params.train.updates_per_iteration)
+    return max(count for count in range(1, gpus + 1) if share % count == 0)

@@ -1,0 +1,188 @@
+"""Prompts, files and host memory of a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from chunk_grpo.config import Params
+from chunk_grpo.config.prompts import CocoPrompts, GenEvalPrompts, WisePrompts
+from chunk_grpo.planning.passes import Iteration
+from chunk_grpo.planning.settings import Settings
+
+FLOAT32 = 4
+
+PNG_BYTES = 1.5
+"""Assumed bytes of a pixel in a PNG of a photograph; drawings take far less."""
+
+SHARD_BYTES = 256 * 2**20
+"""Largest shard of embeddings."""
+
+FILE_BYTES = 10e9
+"""Largest weight file that diffusers writes (its max_shard_size)."""
+
+PROCESS_BYTES = 4e9
+"""Assumed host memory of a training process: torch with CUDA, libraries, the scorers' tokenizers."""
+
+BENCHMARK_PROMPTS = {"geneval": 553, "wise": 1000}
+"""Prompts of a benchmark whose `count` is null."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of a run.
+
+    Attributes:
+        listed: Training prompts in params.yaml.
+        used: Training prompts that the schedule draws, at most.
+        is_exact: Whether `used` is exact.
+        encoded: Prompts of the training embeddings, at most: the drawn ones, the profile's, and the held-out ones.
+        evaluated: Prompts with evaluation images; those of files without a count are not in it.
+    """
+
+    listed: int
+    used: int
+    is_exact: bool
+    encoded: int
+    evaluated: int
+
+
+def prompts_of(params: Params) -> Prompts:
+    """Prompts that training draws and evaluation images are made of.
+
+    A seed's epochs are permutations of all prompts, so iterations * P draws meet min(train_count, iterations * P) of
+    them. Several seeds meet at most that many each, and the same ones in part.
+    """
+    train, source = params.train, params.prompts
+    drawn = train.iterations * train.prompts_per_iteration
+    used = min(source.train_count, drawn * len(train.seeds))
+    is_exact = len(train.seeds) == 1 or drawn >= source.train_count
+    evaluated = source.eval_count + source.wise_count
+    for benchmark in source.benchmarks.values():
+        count = benchmark.count
+        if count is None and not isinstance(benchmark, CocoPrompts):
+            count = BENCHMARK_PROMPTS.get(benchmark.kind, 0)
+        evaluated += count or 0
+    encoded = min(source.train_count, used + params.profile.num_prompts)
+    encoded += min(train.heldout.num_prompts, source.eval_count)
+    return Prompts(source.train_count, used, is_exact, encoded, evaluated)
+
+
+def counts_all(params: Params) -> bool:
+    """Whether every benchmark's number of prompts is known."""
+    return all(
+        isinstance(benchmark, (CocoPrompts, GenEvalPrompts, WisePrompts)) or benchmark.count is not None
+        for benchmark in params.prompts.benchmarks.values()
+    )
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes and files of a run.
+
+    Attributes:
+        training_embeddings: Embeddings of the training prompts.
+        evaluation_embeddings: Embeddings of the evaluation prompts.
+        checkpoint: One checkpoint of a training run.
+        checkpoints: Checkpoints on the disk while one more is written, with the best policy's.
+        policy: One saved policy.
+        policies: Policies of all variants and seeds, with the best ones.
+        images: Number of evaluation images.
+        image_bytes: Their files, about.
+        objects: Objects that a push of all outputs makes in an object store, about.
+        host: Host memory of a training machine, about: processes, a checkpoint on its way to the disk.
+    """
+
+    training_embeddings: float
+    evaluation_embeddings: float
+    checkpoint: float
+    checkpoints: float
+    policy: float
+    policies: float
+    images: int
+    image_bytes: float
+    objects: int
+    host: float
+
+    @property
+    def disk(self) -> float:
+        """Disk of a run with one training at a time."""
+        embeddings = self.training_embeddings + self.evaluation_embeddings
+        return embeddings + self.checkpoints + self.policies + self.image_bytes
+
+
+def checkpoint_bytes(settings: Settings) -> float:
+    """A checkpoint between iterations: trained weights (float32), the optimiser's state, and the weight average."""
+    average = 0 if settings.params.train.ema_decay is None else FLOAT32
+    return float((FLOAT32 + settings.optimizer_bytes + average) * settings.tuning.trained_weights)
+
+
+def unfinished_bytes(settings: Settings, iteration: Iteration) -> float:
+    """What a stop within an iteration adds: the states of all trajectories, float32."""
+    latent = settings.train_tokens.image * settings.model.transformer.in_channels * FLOAT32
+    states = settings.params.sampling.num_steps + 2
+    return float(iteration.rows * settings.processes * states * latent)
+
+
+def policy_bytes(settings: Settings) -> float:
+    """A saved policy: all weights in the checkpoint's type, or the adapter in float32."""
+    element = settings.element if settings.tuning.adapter is None else FLOAT32
+    return float(element * settings.tuning.trained_weights)
+
+
+def images_of(params: Params) -> int:
+    """Evaluation images: prompts * images, once for the base, twice (tuned, hybrid) for each variant and seed."""
+    runs = 1 + 2 * len(params.variants) * len(params.train.seeds)
+    return prompts_of(params).evaluated * params.generate.images_per_prompt * runs
+
+
+def storage_of(settings: Settings) -> Storage:
+    """Bytes and files of a run."""
+    params, train, prompts = settings.params, settings.params.train, prompts_of(settings.params)
+    best = 1 if train.heldout.keep_best else 0
+    checkpoint, policy = checkpoint_bytes(settings), policy_bytes(settings)
+    one_best = best * FLOAT32 * settings.tuning.trained_weights
+    runs = len(params.variants) * len(train.seeds)
+    pixels = params.generate.height * params.generate.width
+    return Storage(
+        training_embeddings=float(prompts.encoded * settings.row_bytes),
+        evaluation_embeddings=float(prompts.evaluated * settings.row_bytes),
+        checkpoint=checkpoint,
+        checkpoints=float((train.checkpoints_kept + 1) * checkpoint + one_best),
+        policy=policy,
+        policies=float(runs * (1 + best) * policy),
+        images=images_of(params),
+        image_bytes=images_of(params) * pixels * PNG_BYTES,
+        objects=objects_of(settings),
+        host=PROCESS_BYTES * settings.processes + checkpoint,
+    )
+
+
+def objects_of(settings: Settings) -> int:
+    """Objects of a push: a file each, and one for each folder (dvc.yaml).
+
+    Without the report's pages and the records of the run cache.
+    """
+    params = settings.params
+    variants, seeds = len(params.variants), len(params.train.seeds)
+    best = 2 if params.train.heldout.keep_best else 1
+    files = 1 if settings.tuning.adapter is not None else 1 + weight_files(policy_bytes(settings))
+    fixed = 4 + 2 + prompt_objects(settings)  # inputs, profile
+    specs = len(params.scorers) + 2
+    plans = len(params.chunks.plans) + 2
+    trained = variants * (seeds * best * files + 2 + 1 + 1)  # tables, folder, timings
+    images = (1 + variants) * 3
+    scores = (1 + variants) * len(params.scorers)
+    stages = 6 + 2 * variants + 1 + scores  # a manifest each
+    return fixed + specs + plans + trained + images + scores + stages
+
+
+def prompt_objects(settings: Settings) -> int:
+    """Objects of the prompts (three tables, the checks) and their embeddings (shards, index and folder, twice)."""
+    prompts, rows = prompts_of(settings.params), max(1, SHARD_BYTES // settings.row_bytes)
+    return 4 + sum(math.ceil(count / rows) + 2 for count in (prompts.encoded, prompts.evaluated))
+
+
+def weight_files(size: float) -> int:
+    """Files of a saved policy's weights: one, or several with an index."""
+    return 1 if size <= FILE_BYTES else math.ceil(size / FILE_BYTES) + 1

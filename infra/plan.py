@@ -1,0 +1,94 @@
+"""Print what a run will take, before it is paid for: operations, hours, traffic, memory, disk, money, and what is off.
+
+python -m infra.plan [--params FILE | --preset NAME] [--gpus 8] [--gpu H100] ...      (make plan PRESET=flux-dev GPUS=8)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from chunk_grpo.config import Params, load_params, parse_params
+from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.planning import GPUS, machine, make_plan
+from chunk_grpo.planning.tables import show
+from chunk_grpo.stopping import stop_seconds
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan and print; return the exit code: 2 for invalid input, or with --strict for a run that cannot work."""
+    options = _parser().parse_args(argv)
+    try:
+        plan = make_plan(
+            _params(options),
+            machine(
+                options.gpu,
+                options.gpus,
+                stop_seconds=stop_seconds(),
+                memory_gb=options.memory,
+                tflops=options.tflops,
+                gbs=options.gbs,
+                disk_gbs=options.disk_gbs,
+                price=options.price,
+            ),
+        )
+    except ChunkGrpoError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    if options.json:
+        sys.stdout.write(json.dumps(plan.to_json(), indent=1) + "\n")
+    else:
+        show(plan, Console())
+    return ConfigError.exit_code if options.strict and not plan.fits else 0
+
+
+def _params(options: argparse.Namespace) -> Params:
+    if options.preset is None:
+        return load_params(options.params)
+    from chunk_grpo.orchestration.presets import composed  # here: importing DVC takes half a second
+
+    return parse_params(composed(ROOT, options.preset), f"conf/preset/{options.preset}.yaml")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="parameters to plan")
+    source.add_argument("--preset", help="preset of conf/ to plan instead")
+    parser.add_argument("--gpus", type=_count, default=1, help="GPUs at hand")
+    parser.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="kind of GPU")
+    parser.add_argument("--memory", type=_positive, help="GB of a GPU, as sold; default: by --gpu")
+    parser.add_argument("--tflops", type=_positive, help="TFLOP/s that a GPU reaches; default: by --gpu")
+    parser.add_argument("--gbs", type=_positive, help="GB/s of collectives; default: by --gpu")
+    parser.add_argument("--disk-gbs", type=_positive, default=1.0, help="GB/s of the disk of checkpoints")
+    parser.add_argument("--price", type=_positive, help="price of a GPU for an hour")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--strict", action="store_true", help="exit with 2 if something cannot work")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

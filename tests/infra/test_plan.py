@@ -1,0 +1,66 @@
+"""`python -m infra.plan`: tables, JSON, exit codes, and no torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.environment import STOP_SECONDS
+from infra.plan import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_tables_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--preset", "flux-dev", "--gpus", "8", "--price", "2.5"]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        *("11,901,408,320", "An iteration on each GPU: dance", "Memory of a GPU of 80 GB"),
+        *("142.82 GB", "objects in S3", "money at 2.5", "What is off", "2400 of 50000"),
+    ):
+        assert words in printed
+
+
+def test_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--preset", "flux-dev", "--gpus", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["weights"] == 11_901_408_320 and found["fits"] is True
+    assert found["storage"]["checkpoint"] == 142_816_899_840
+    assert {phase["name"] for phase in found["memory"]} >= {"loading", "rollout", "update", "generate"}
+
+
+def test_strict_ends_with_2_if_something_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--preset", "flux-dev", "--gpus", "1"]
+    assert main(options) == 0
+    assert main([*options, "--strict"]) == 2
+    assert "NO" in capsys.readouterr().out
+
+
+def test_the_stop_setting_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STOP_SECONDS, "30")
+    assert main(["--preset", "flux-dev", "--gpus", "8", "--strict"]) == 2
+
+
+@pytest.mark.parametrize("preset", ["tiny", "methods", "random-scorers", "smoke", "tiny-study"])
+def test_every_preset_can_be_planned(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--preset", preset, "--strict"]) == 0
+    assert "What is off" in capsys.readouterr().out
+
+
+def test_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--preset", "nothing"]) == 2
+    assert "preset: must be one of" in capsys.readouterr().err
+
+
+def test_params_yaml_needs_no_torch() -> None:
+    heavy = "{'torch', 'diffusers', 'dvc'}"
+    code = f"import sys; from infra.plan import main; main([]); assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,50 @@
+"""Parameters and plans for the tests of this folder."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.config import Params, load_params, parse_params
+from chunk_grpo.orchestration.presets import composed
+from chunk_grpo.planning import Plan, machine, make_plan
+from chunk_grpo.planning.models import read_model
+from chunk_grpo.planning.settings import Settings, settings_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = str(ROOT / "assets" / "tiny-flux")
+
+
+@cache
+def preset(name: str) -> Params:
+    raw = composed(ROOT, name)
+    if raw["model"]["checkpoint"] == "assets/tiny-flux":
+        raw["model"]["checkpoint"] = TINY
+    return parse_params(raw)
+
+
+def edited(params: Params, **sections: dict[str, Any]) -> Params:
+    """Parameters with keys of sections replaced."""
+    raw = params.model_dump()
+    for name, values in sections.items():
+        raw[name] = {**raw[name], **values}
+    return parse_params(raw)
+
+
+def with_variant(params: Params, **variant: Any) -> Params:
+    """Parameters with the only variant "it"."""
+    raw = params.model_dump()
+    raw["variants"] = {"it": variant}
+    return parse_params(raw)
+
+
+def settings(params: Params, gpus: int = 1) -> Settings:
+    return settings_of(params, read_model(params.model.checkpoint), gpus)
+
+
+def plan(params: Params, gpus: int = 1, stop_seconds: float = 600, **options: Any) -> Plan:
+    return make_plan(params, machine(options.pop("gpu", "H100"), gpus, stop_seconds=stop_seconds, **options))
+
+
+def load_own() -> Params:
+    """params.yaml of the repository."""
+    return edited(load_params(ROOT / "params.yaml"), model={"checkpoint": TINY})

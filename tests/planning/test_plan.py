@@ -1,0 +1,168 @@
+"""Time, memory, findings: numbers by hand at FLUX.1-dev's size."""
+
+from dataclasses import replace
+
+import pytest
+
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.planning import GPUS
+from chunk_grpo.planning.cost import Seconds, iteration_cost
+from chunk_grpo.planning.machines import machine
+from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
+from chunk_grpo.planning.models import read_model
+from chunk_grpo.planning.passes import iteration
+from chunk_grpo.planning.traffic import traffic_of
+from tests.planning.fake_network import FLUX_1_DEV
+from tests.planning.planned import TINY, edited, plan, preset, settings
+
+GIB = 2**30
+FLUX = edited(preset("flux-dev"), train={"micro_batch_size": 1})
+LORA = {"rank": 32, "alpha": 32.0, "targets": ("to_q", "to_k", "to_v", "to_out.0")}
+
+
+def levels(found: object, level: str) -> list[str]:
+    return [finding.text for finding in found.findings if finding.level == level]  # type: ignore[attr-defined]
+
+
+def test_seconds_are_between_overlap_and_none() -> None:
+    """400 TFLOP at 100 TFLOP/s and 300 GB at 100 GB/s."""
+    one = machine("H100", 8, stop_seconds=600, tflops=100, gbs=100)
+    assert Seconds.of(400e12, 300e9, one) == Seconds(4, 7)
+
+
+def test_traffic_of_shards() -> None:
+    """Per pass: 23.8 GB gathered, twice in an update's pass, and 47.6 GB of float32 gradients; 7/8 of it received."""
+    flux = settings(FLUX, 8)
+    found = traffic_of(flux, iteration(flux, "dance"), heldout=0)
+    weights = 11_901_408_320
+    assert found.gathered == 7 / 8 * 2 * weights * (408 + 96 + 2 * 192)
+    assert found.reduced == 7 / 8 * 4 * weights * 192
+    larger = settings(edited(FLUX, train={"micro_batch_size": 12}), 8)
+    assert traffic_of(larger, iteration(larger, "chunk"), heldout=7 / 150).bytes < 4e12
+
+
+def test_traffic_of_replicas_and_of_one_gpu() -> None:
+    """LoRA without shards: each of two updates averages its gradients once, 2 * 3/4 of 4 bytes a weight."""
+    lora = settings(edited(FLUX, train={"lora": LORA, "shard_weights": False}), 4)
+    found = traffic_of(lora, iteration(lora, "dance"), heldout=0)
+    assert found.bytes == found.averaged == 2 * 2 * 3 / 4 * 4 * lora.tuning.trained_weights
+    alone = settings(FLUX, 1)
+    assert traffic_of(alone, iteration(alone, "dance"), heldout=1).bytes == 0
+
+
+def test_memory_of_shards() -> None:
+    """16 bytes a weight over 8 GPUs: 5.54 GiB of weights and of gradients, 11.08 of AdamW's state."""
+    update = training_phases(settings(FLUX, 8), "dance")[2].parts
+    shard = 4 * FLUX_1_DEV.weights / 8
+    assert (update["weights"], update["gradients"], update["AdamW"]) == (shard, shard, 2 * shard)
+    assert update["scorers"] / GIB == pytest.approx(
+        14.4 + 1.7, abs=0.1
+    )  # HPSv3 in bfloat16, ImageReward in float32
+
+
+@pytest.mark.parametrize(
+    ("images", "rollout", "update"),
+    [(1, 2.04, 4.18), (12, 3.66, 18.15)],
+)
+def test_memory_of_a_sharded_pass(images: int, rollout: float, update: float) -> None:
+    """FSDPMemTracker on the real configuration, 8 fake ranks, bfloat16 gathers: GiB beyond shards and their gradients.
+
+    The tracker ran without autocast. Within 5 % of all that is on the card then: 5.54 GiB of shards, and in the update
+    5.54 of gradients.
+    """
+    flux = replace(settings(edited(FLUX, train={"micro_batch_size": images}), 8), autocasts=False)
+    shard = 4 * FLUX_1_DEV.weights / 8 / GIB
+    assert shard + sum(rollout_bytes(flux)) / GIB == pytest.approx(shard + rollout, rel=0.05)
+    assert 2 * shard + sum(update_bytes(flux)) / GIB == pytest.approx(2 * shard + update, rel=0.05)
+
+
+def test_the_issue_s_cards() -> None:
+    """Full tuning on 8 GPUs below 50 GiB with HPSv3; LoRA on one 80 GB card with it, on 48 GB without."""
+    full = plan(FLUX, 8)
+    assert max(phase.bytes for phase in full.memory[:4]) < 50 * GIB and full.fits
+    lora = edited(FLUX, train={"lora": LORA, "shard_weights": False})
+    assert plan(lora, 1).fits
+    elsewhere = edited(
+        lora,
+        executors={
+            name: {"kind": "http", "url": "http://server:1", "token_variable": None, "timeout_seconds": 60.0}
+            for name in ("hpsv3", "imagereward")
+        },
+    )
+    assert max(phase.bytes for phase in plan(elsewhere, 1, gpu="L40S").memory[:4]) < 47 * GIB
+    assert not plan(FLUX, 1).fits
+
+
+def test_what_does_not_fit_is_said_with_its_largest_part() -> None:
+    (first, *_) = levels(plan(FLUX, 1), "cannot")
+    assert "does not fit 80 GB" in first and "GiB too much" in first
+
+
+def test_a_stop_that_is_too_short() -> None:
+    """143 GB written and read at 1 GB/s take 286 s."""
+    assert plan(FLUX, 8).stop_seconds == pytest.approx(290, rel=0.02)
+    assert not levels(plan(FLUX, 8), "cannot")
+    (text,) = levels(plan(FLUX, 8, stop_seconds=60), "cannot")
+    assert "killed after 60 s" in text and "CHUNK_GRPO_STOP_SECONDS" in text
+
+
+def test_gpus_that_do_not_divide() -> None:
+    """8 prompts an update: 6 GPUs train with 4."""
+    assert any("training uses 4 of 6 GPUs" in text for text in levels(plan(FLUX, 6), "costs"))
+    assert not any("training uses" in text for text in levels(plan(FLUX, 8), "costs"))
+
+
+def test_a_second_copy_for_the_kl_divergence() -> None:
+    whole = plan(edited(FLUX, train={"kl_coef": 0.04}), 8)
+    assert any("second copy" in text for text in levels(whole, "costs"))
+    assert whole.memory[2].parts["KL reference"] == 4 * FLUX_1_DEV.weights / 8
+    adapter = plan(edited(FLUX, train={"kl_coef": 0.04, "lora": LORA}), 8)
+    assert not any("second copy" in text for text in levels(adapter, "costs"))
+
+
+def test_prompts_that_are_never_drawn() -> None:
+    assert any(text.startswith("2400 of 50000 training prompts") for text in levels(plan(FLUX, 8), "costs"))
+
+
+def test_slow_links() -> None:
+    assert any("collectives take" in text for text in levels(plan(FLUX, 8, gbs=20), "costs"))
+
+
+def test_targets_that_name_no_layer() -> None:
+    """The message names them; nothing divides by zero."""
+    nothing = edited(FLUX, train={"lora": {**LORA, "targets": ("nowhere",)}})
+    assert "train.lora.targets: no layer is named nowhere" in levels(plan(nothing, 1), "cannot")
+
+
+def test_money_is_for_all_gpus_all_the_time() -> None:
+    found = plan(FLUX, 8, price=2.5)
+    assert found.total.money == pytest.approx(tuple(8 * 2.5 * hours for hours in found.total.hours))
+
+
+def test_shares_of_an_iteration() -> None:
+    """About 51 PFLOP a GPU and iteration (review), without scoring and decoding."""
+    cost = iteration_cost(settings(FLUX, 8), "chunk", machine("H100", 8, stop_seconds=600))
+    network = cost.total_flop - cost.flop["scoring"] - cost.flop["decoding"] - cost.flop["held-out"]
+    assert network == pytest.approx(51.0e15, rel=0.01)
+
+
+def test_an_unknown_hub_id_names_the_next_step() -> None:
+    with pytest.raises(ConfigError, match="hf download someone/model"):
+        read_model("someone/model")
+
+
+def test_a_folder_without_a_key(tmp_path: object) -> None:
+    import json
+    import shutil
+    from pathlib import Path
+
+    folder = Path(str(tmp_path), "model")
+    shutil.copytree(TINY, folder)
+    (folder / "vae" / "config.json").write_text(json.dumps({"layers_per_block": 1}))
+    with pytest.raises(DataError, match=r"vae/config\.json: must hold 'block_out_channels'"):
+        read_model(str(folder))
+
+
+def test_gpus_of_the_table() -> None:
+    """An H100 at the review's assumption: about 400 TFLOP/s and 300 GB/s."""
+    assert GPUS["H100"].tflops == pytest.approx(400, rel=0.02) and GPUS["H100"].gbs == pytest.approx(300)

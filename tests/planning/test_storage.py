@@ -1,0 +1,136 @@
+"""Bytes and files against what the smoke preset writes, within 3 %."""
+
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.config import load_params
+from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.planning.models import read_model
+from chunk_grpo.planning.passes import iteration
+from chunk_grpo.planning.settings import Settings, settings_of
+from chunk_grpo.planning.storage import (
+    checkpoint_bytes,
+    images_of,
+    objects_of,
+    policy_bytes,
+    prompt_objects,
+    prompts_of,
+    storage_of,
+    unfinished_bytes,
+)
+from chunk_grpo.training.schedule import prompts_of_iteration
+from tests.conftest import VARIANT, Workspace
+from tests.planning.planned import edited, preset, settings
+
+
+@pytest.fixture(scope="module")
+def smoke(finished: Workspace) -> Settings:
+    params = load_params(finished.root / "params.yaml")
+    return settings_of(params, read_model(params.model.checkpoint), 1)
+
+
+def test_embeddings(finished: Workspace, smoke: Settings) -> None:
+    """Bytes of a row; the evaluation prompts of smoke are all distinct, so they have a row each."""
+    folder = finished.artifacts / "embeddings"
+    for split in ("training", "evaluation"):
+        files = [p for p in folder.rglob("*.safetensors") if p.relative_to(folder).parts[0].startswith(split)]
+        rows = 0
+        for file in files:
+            with safe_open(file, "np") as stored:
+                rows += stored.get_slice("pooled").get_shape()[0]
+        written = sum(file.stat().st_size for file in files)
+        assert rows * smoke.row_bytes == pytest.approx(written, rel=0.03)
+        if split == "evaluation":
+            assert storage_of(smoke).evaluation_embeddings == pytest.approx(written, rel=0.03)
+
+
+def test_images(finished: Workspace, smoke: Settings) -> None:
+    """All variants' images; one variant was run here."""
+    variants, seeds = len(smoke.params.variants), len(smoke.params.train.seeds)
+    base = read_table(str(finished.artifacts / "images/base/images.parquet"), "images").num_rows
+    own = read_table(str(finished.artifacts / f"images/{VARIANT}/images.parquet"), "images").num_rows
+    assert images_of(smoke.params) == base + variants * own
+    assert own == 2 * seeds * base
+
+
+def test_policies(finished: Workspace, smoke: Settings) -> None:
+    folder = finished.artifacts / f"train/{VARIANT}/seed-0/transformer"
+    written = sum(path.stat().st_size for path in folder.iterdir())
+    assert policy_bytes(smoke) == pytest.approx(written, rel=0.03)
+
+
+def test_checkpoints(smoke: Settings, tmp_path: Path) -> None:
+    """A checkpoint of the toy network with AdamW's state."""
+    import torch
+
+    from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+    from tests.training.conftest import OPTIONS
+
+    family = FluxFamily.load(OPTIONS, ("transformer",))
+    family.prepare_training(TuningOptions(None, 1.0, (), False, None), 0)
+    parameters = list(family.trainable_parameters())
+    optimizer = torch.optim.AdamW(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state = TrainingState(1, family.trainable_state(), optimizer.state_dict(), [])
+    CheckpointStore(tmp_path, "test", 1).save(state)
+    (file,) = tmp_path.iterdir()
+    assert checkpoint_bytes(smoke) == pytest.approx(file.stat().st_size, rel=0.03)
+
+
+def test_objects(finished: Workspace, smoke: Settings) -> None:
+    """Files of the finished stages besides prompts; of two variants and three scorers one each was run."""
+    parts = [path for path in finished.artifacts.iterdir() if path.name not in ("prompts", "embeddings")]
+    written = sum(1 for part in parts for path in part.rglob("*") if path.is_file())
+    variants, scorers = len(smoke.params.variants), len(smoke.params.scorers)
+    assert (variants, scorers) == (2, 3)
+    folders = 1 + 1 + variants + (1 + variants)  # specs, chunks, policies, images: an object each
+    of_variant = 4 + 1 + 2 + 2  # policy and tables, timings, images, manifests of train and generate
+    of_scores = 2 * ((1 + variants) * scorers - 2)  # scores and manifests of those not run
+    planned = objects_of(smoke) - prompt_objects(smoke)
+    assert planned == written + folders + of_variant + of_scores
+
+
+def test_objects_of_embeddings() -> None:
+    """63 prompts of FLUX.1-dev in a shard: 2,464 in 40, 400 in 7; index and folder of both, four files of prompts."""
+    assert prompt_objects(settings(preset("flux-dev"), 8)) == 40 + 2 + 7 + 2 + 4
+
+
+def test_prompts_of_one_seed_are_exact() -> None:
+    """The union of prompts_of_iteration over all iterations, also where an epoch ends within one."""
+    tiny = preset("tiny")
+    for iterations, count in ((40, 8), (10, 8), (30, 7)):
+        params = edited(tiny, train={"seeds": (0,), "iterations": iterations, "prompts_per_iteration": count,
+                                     "updates_per_iteration": 1})  # fmt: skip
+        total = params.prompts.train_count
+        met = {row for n in range(iterations) for row in prompts_of_iteration(n, count, total, 0)}
+        assert prompts_of(params).used == len(met)
+        assert prompts_of(params).is_exact
+
+
+def test_prompts_of_several_seeds_are_at_most() -> None:
+    params = edited(preset("tiny"), train={"seeds": (0, 1), "iterations": 10})
+    total = params.prompts.train_count
+    met = {row for seed in (0, 1) for n in range(10) for row in prompts_of_iteration(n, 8, total, seed)}
+    found = prompts_of(params)
+    assert len(met) <= found.used == 160 and not found.is_exact
+
+
+def test_the_review_s_bytes() -> None:
+    """flux-dev: 2,400 prompts of 512 x 4096 + 768 bfloat16, 32 of the profile, 32 held-out; and 12 bytes a weight."""
+    found = storage_of(settings(preset("flux-dev"), 8))
+    assert found.training_embeddings + found.evaluation_embeddings == 2864 * (512 * 4096 + 768) * 2
+    assert found.checkpoint == 142_816_899_840
+    assert found.policy == 2 * 11_901_408_320
+    assert found.images == 400 * (1 + 2 * 3)
+
+
+def test_a_stop_within_an_iteration_saves_the_trajectories() -> None:
+    """192 images of 18 states and the final latent, 2025 x 64 float32."""
+    flux = settings(preset("flux-dev"), 8)
+    assert unfinished_bytes(flux, iteration(flux, "chunk")) == 192 * 19 * 2025 * 64 * 4
