@@ -76,7 +76,7 @@ def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Wo
 
 def _require_finite(sampler: str, states: Tensor, prompts: PromptSet) -> None:
     """Reject trajectories with non-finite latents; the error names the prompt and the step."""
-    broken = states.isfinite().flatten(start_dim=2).all(dim=2).logical_not().nonzero()  # [B, S + 1]
+    broken = states.isfinite().flatten(start_dim=2).all(dim=2).logical_not().cpu().nonzero()  # of [B, S + 1]
     if len(broken):
         row, after = broken[0].tolist()
         raise DataError(

@@ -27,7 +27,7 @@ def relative_l1(states: Tensor) -> Tensor:
     x = at_least_float32(states)
     change = (x[:, 1:] - x[:, :-1]).abs().sum(dim=(2, 3))  # [B, S]
     size = x[:, :-1].abs().sum(dim=(2, 3))  # [B, S]
-    bad = ((size > 0) & size.isfinite()).logical_not().nonzero()
+    bad = ((size > 0) & size.isfinite()).logical_not().cpu().nonzero()
     if len(bad):
         row, step = bad[0].tolist()
         raise ValueError(

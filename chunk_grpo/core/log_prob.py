@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from chunk_grpo.core.precision import at_least_float32, broadcast
+from chunk_grpo.core.precision import at_least_float32, broadcast, exact
 from chunk_grpo.core.types import PerSample
 
 
@@ -58,7 +58,7 @@ def _mean_squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _positive_std(std: PerSample, like: Tensor) -> Tensor:
-    spread = broadcast(std, like)
-    if not bool((spread > 0).all()):
+    # Before it goes to the device of `like`, where the answer would have to be waited for.
+    if not bool((exact(std).to(like.dtype) > 0).all()):
         raise ValueError(f"std must be positive (a step without noise has no density), got {std}")
-    return spread
+    return broadcast(std, like)

@@ -42,23 +42,24 @@ def exact(value: PerSample) -> Tensor:
 
 
 def broadcast(value: PerSample, like: Tensor) -> Tensor:
-    """Reshape a per-sample value so that it broadcasts to `like`, with its dtype and device.
+    """Reshape a per-sample value so that it broadcasts to `like`, with its dtype.
 
     Args:
         value: A float, a scalar tensor or a tensor [B].
         like: A tensor [B, ...].
 
     Returns:
-        The value with shape () or [B, 1, ..., 1].
+        The value with shape [B, 1, ..., 1] on the device of `like`; or with shape (), then a value of the CPU stays
+        there, since it combines with a tensor of any device and moving it would wait for the device.
 
     Raises:
         ValueError: The value has the wrong number of entries.
     """
-    tensor = exact(value).to(device=like.device, dtype=like.dtype)
+    tensor = exact(value).to(like.dtype)
     if tensor.ndim == 0:
-        return tensor
+        return tensor if tensor.device.type == "cpu" else tensor.to(like.device)
     if tensor.shape[0] != like.shape[0]:
         raise ValueError(
             f"a per-sample value must have one entry per sample ({like.shape[0]}), got {tensor.shape[0]}"
         )
-    return tensor.reshape(-1, *[1] * (like.ndim - 1))
+    return tensor.to(like.device).reshape(-1, *[1] * (like.ndim - 1))

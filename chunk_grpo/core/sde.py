@@ -276,4 +276,4 @@ def _implied_noise(x: Tensor, velocity: Tensor, t: PerSample) -> Tensor:
 def _pulled(ode_mean: Tensor, pull: Tensor, noise: Tensor, std: Tensor) -> Transition:
     """Transition whose mean is the ODE step minus `pull` times the predicted noise."""
     mean = ode_mean - broadcast(pull, ode_mean) * noise
-    return Transition(mean=mean, std=std.to(device=mean.device, dtype=mean.dtype))
+    return Transition(mean=mean, std=std.to(mean.dtype))

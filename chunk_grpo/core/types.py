@@ -20,7 +20,7 @@ class Transition:
     Attributes:
         mean: Mean [B, L, D].
         std: Standard deviation, the same for every latent dimension: a scalar tensor, or [B] if the step differs
-            between samples.
+            between samples. On the device of the times and noise strengths, usually the CPU.
     """
 
     mean: Tensor

@@ -56,6 +56,7 @@ class FluxFamily:
         self._options = options
         self._network: nn.Module | None = None
         self._autocast: torch.dtype | None = None
+        self._ids: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         # One latent token covers 2 x 2 latent pixels. Without a VAE the scale factor is unknown and unused.
         side = 2 * pipeline.vae_scale_factor
         if pipeline.vae is not None and (options.height % side or options.width % side):
@@ -178,8 +179,12 @@ class FluxFamily:
         return torch.autocast(device.type, self._autocast, cache_enabled=False)
 
     def _image_ids(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        ids: Tensor = FluxPipeline._prepare_latent_image_ids(1, self._rows, self._columns, device, dtype)
-        return ids
+        # diffusers makes them on the CPU: sent with every pass, they would make each pass wait for the device.
+        if (device, dtype) not in self._ids:
+            self._ids[device, dtype] = FluxPipeline._prepare_latent_image_ids(
+                1, self._rows, self._columns, device, dtype
+            )
+        return self._ids[device, dtype]
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

@@ -104,6 +104,6 @@ def require_finite(latents: Tensor, prompts: PromptSet, when: str, remedy: str) 
     Raises:
         DataError: A value is not finite; the message names the first such prompt.
     """
-    bad = (~torch.isfinite(latents).flatten(1).all(dim=1)).nonzero().flatten().tolist()
+    bad = (~torch.isfinite(latents).flatten(1).all(dim=1)).cpu().nonzero().flatten().tolist()
     if bad:
         raise DataError(f"{when}: the latents of prompt {prompts.texts[bad[0]]!r} are not finite. {remedy}")

@@ -51,11 +51,13 @@ class IterationState:
         Args:
             state: Result of `state`, of this process.
             prompts: Prompt of each trajectory of this process.
-            device: Device of the restored trajectories.
+            device: Device of the restored latents.
         """
         stored: dict[str, torch.Tensor | None] = state["trajectories"]
-        on_device: dict[str, Any] = {n: v if v is None else v.to(device) for n, v in stored.items()}
-        trajectories = SampledTrajectories(**on_device)
+        latents = {name: stored[name] for name in ("states", "means", "finals")}
+        moved = {name: value if value is None else value.to(device) for name, value in latents.items()}
+        fields_by_name: dict[str, Any] = stored | moved
+        trajectories = SampledTrajectories(**fields_by_name)
         experience = Experience(
             prompts=prompts,
             trajectories=trajectories,

@@ -134,7 +134,6 @@ class Learner:
 
     def _update(self, batch: TrainingBatch, number: int) -> Update:
         experience, objective = batch.experience, self._objective()
-        device = experience.trajectories.states.device
         size = len(experience.trajectories.states) // self._settings.updates_per_iteration
         rows = slice(number * size, (number + 1) * size)
         part = experience.trajectories.rows(rows)
@@ -150,7 +149,7 @@ class Learner:
             states=part.states,
             first_step=part.first_step,
             conditioning=experience.prompts.conditioning.rows(range(rows.start, rows.stop)),
-            advantages=batch.advantages[rows].to(device, torch.float32),
+            advantages=batch.advantages[rows].to(torch.float32),
             old_log_probs=part.log_probs,
             old_means=part.means,
             chunks=self.selector.select(part, context),

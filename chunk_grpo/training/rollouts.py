@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad
 @dataclass(frozen=True)
 class SampledTrajectories:
     """B trajectories. Z consecutive steps of each are stored: Z = S, or 1 for a branch.
+
+    Latents are on the family's device, the small tables `first_step`, `noisy` and `log_probs` on the CPU: what is
+    computed from them, with its checks, then never waits for the device.
 
     Attributes:
         states: States [B, Z + 1, L, D].
@@ -193,7 +197,7 @@ class _Sampling:
                 states=made.states,
                 first_step=torch.zeros(len(names), dtype=torch.int64),
                 noisy=(made.transition_stds > 0).expand(len(names), -1),
-                log_probs=made.log_probs,
+                log_probs=made.log_probs.cpu(),
                 means=made.means,
                 finals=made.states[:, -1],
             )
@@ -248,7 +252,9 @@ class _Sampling:
         return noise.to(self._device)
 
     def _velocity(self, prompts: Sequence[int]) -> Velocity:
-        """Velocity of the policy for rows with these prompts. Rows with the same start share the first evaluation.
+        """Velocity of the policy for one rollout of rows with these prompts.
+
+        Rows with the same start share the first evaluation.
 
         Args:
             prompts: Index of each row's prompt in `iteration.prompts`.
@@ -261,10 +267,10 @@ class _Sampling:
         where = torch.tensor([distinct.index(prompt) for prompt in prompts])
         leaders = torch.tensor([prompts.index(prompt) for prompt in distinct])
         alike = velocity_function(self._policy, conditioning.rows(leaders))
-        start = float(self._method.grid.times[0])
+        calls = count()  # the value of t would have to be waited for
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
-            if float(t[0]) == start:
+            if next(calls) == 0:
                 return alike(x[leaders], t[leaders])[where]
             return everywhere(x, t)
 
@@ -291,7 +297,7 @@ def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> S
         # A times [B, ...] -> [B * A * W, ...]
         return torch.stack(values, dim=1).flatten(0, 1).repeat_interleave(children, dim=0)
 
-    log_probs = of_children([branch.log_probs for branch in made.branches])
+    log_probs = of_children([branch.log_probs for branch in made.branches]).cpu()
     before = of_runs([branch.before for branch in made.branches])
     after = of_children([branch.after for branch in made.branches])
     means = of_runs([branch.mean for branch in made.branches]).unsqueeze(1) if keep_means else None

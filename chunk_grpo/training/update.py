@@ -36,7 +36,7 @@ ValueOfItems = Callable[[Transition, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class UpdateBatch:
-    """Training data of one update.
+    """Training data of one update: latents and prompts on the policy's device, everything else on the CPU.
 
     Attributes:
         states: States of whole trajectories or parts of them [B, Z + 1, L, D].
@@ -162,7 +162,8 @@ class Update:
         if not on_policy:
             new = self._evaluated(self._old, self._value, packing.divided, processes, check)
         by_value, by_kl = self._coefficients(new)
-        kl_sum, changes = 0.0, []
+        divergences: list[Tensor] = []
+        changes: list[Tensor] = []
         rounds = list(self._rounds(packing.all, processes))
         for number, (rows, steps, counts) in enumerate(rounds):
             check()
@@ -171,17 +172,19 @@ class Update:
                 value = self._value(transition, rows, steps)
                 if not on_policy and counts:
                     # For items of `packing.divided` this repeats the value of the first pass.
-                    new[rows, steps] = value.detach()
+                    new[rows, steps] = value.detach().cpu()
                     by_value, by_kl = self._coefficients(new)
-                loss = -(by_value[rows, steps] * value).sum()
+                loss = -(by_value[rows, steps].to(value) * value).sum()
                 if self._reference is not None:
                     kl = self._divergence(self._reference, transition, rows, steps)
-                    loss = loss - (by_kl[rows, steps] * kl).sum()
-                    kl_sum += float(kl.detach().sum()) if counts else 0.0
+                    loss = loss - (by_kl[rows, steps].to(kl) * kl).sum()
+                    divergences += [kl.detach().sum()] if counts else []
                 processes.backward(loss if counts else 0 * loss)
             if counts:
-                changes.append(value.detach() - self._old[rows, steps])
-        return self._statistics(new, kl_sum, torch.cat(changes))
+                changes.append(value.detach())
+        kl_sum = sum(torch.stack(divergences).tolist()) if divergences else 0.0
+        rows, steps = torch.cat(packing.all).unbind(dim=1)
+        return self._statistics(new, kl_sum, steps, torch.cat(changes).cpu() - self._old[rows, steps])
 
     def reevaluate_old(self, processes: Processes, check: Check) -> Tensor:
         """Recompute the old log-probabilities in this update's micro-batches, with the sampling policy's weights.
@@ -226,7 +229,7 @@ class Update:
             check()
             found = value(self._transition(self._policy, rows, steps), rows, steps)
             if counts:
-                values[rows, steps] = found
+                values[rows, steps] = found.cpu()
         return values
 
     def _rounds(self, parts: Sequence[Tensor], processes: Processes) -> Iterator[tuple[Tensor, Tensor, bool]]:
@@ -267,10 +270,10 @@ class Update:
             steps: Step of each item [n].
         """
         batch, grid = self._batch, self._grid
-        x, where = batch.states[rows, steps - batch.first_step[rows]], steps.cpu()  # [n, L, D], [n]
-        t, t_next = grid.times[where], grid.times[where + 1]
+        x = batch.states[rows, steps - batch.first_step[rows]]  # [n, L, D]
+        t, t_next = grid.times[steps], grid.times[steps + 1]
         velocity = policy(x, t.to(x), batch.conditioning.rows(rows).to(x.device))
-        return grid.sampler.transition(x, velocity, t, t_next, grid.noise[where])
+        return grid.sampler.transition(x, velocity, t, t_next, grid.noise[steps])
 
     def _log_prob(self, transition: Transition, rows: Tensor, steps: Tensor) -> Tensor:
         """Log-probability [n] of each item.
@@ -297,7 +300,7 @@ class Update:
         old_mean = batch.old_means[rows, steps - batch.first_step[rows]]  # [n, L, D]
         drift = gaussian_kl(transition.mean, old_mean, transition.std)  # [n]
         columns = (log_probs, batch.old_log_probs[rows, steps], drift, transition.std.expand(len(rows)))
-        return self._normalised(*(column.unsqueeze(1) for column in columns)).squeeze(1)
+        return self._normalised(*(column.to(log_probs).unsqueeze(1) for column in columns)).squeeze(1)
 
     def _divergence(
         self, reference: PolicyVelocity, transition: Transition, rows: Tensor, steps: Tensor
@@ -314,18 +317,17 @@ class Update:
             anchor = self._transition(reference, rows, steps)
         return gaussian_kl(transition.mean, anchor.mean, transition.std)
 
-    def _statistics(self, new: Tensor, kl_sum: float, changes: Tensor) -> UpdateStats:
+    def _statistics(self, new: Tensor, kl_sum: float, steps: Tensor, changes: Tensor) -> UpdateStats:
         chunks = self._batch.chunks
         ratios = chunk_ratio(new, self._old, chunks.assignment)
         clipped = clipped_chunks(
             ratios, self._batch.advantages, self._objective.clip_range, chunks.assignment
         )
-        # On the CPU, because gathered tensors are on the device of the sending process.
         return UpdateStats(
-            ratios=ratios[chunks.selected].cpu(),
-            chunk=chunks.selected.nonzero()[:, 1].cpu(),
-            clipped=clipped[chunks.selected].cpu(),
+            ratios=ratios[chunks.selected],
+            chunk=chunks.selected.nonzero()[:, 1],
+            clipped=clipped[chunks.selected],
             kl_sum=kl_sum,
-            steps=torch.cat(self._packing.all)[:, 1].cpu(),
-            log_prob_change=changes.cpu(),
+            steps=steps,
+            log_prob_change=changes,
         )

@@ -3,16 +3,9 @@
 Both processes are started once and do all jobs of this file, each with the variable environment of torchrun.
 """
 
-import json
-import os
-import pickle
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +20,7 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from tests.training.conftest import CHUNK_WS
-from tests.training.worker import Job, Seen, do, flat, result
+from tests.training.worker import Job, Seen, do, flat, result, run_pair
 
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {
@@ -115,45 +108,11 @@ class Alone:
         return self.do(name)
 
 
-def environment(rank: int, port: int) -> dict[str, str]:
-    """torchrun's variables for one of two processes, without a GPU."""
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    return {
-        **os.environ,
-        **{name: str(value) for name, value in places.items()},
-        "MASTER_ADDR": "127.0.0.1",
-        "ACCELERATE_USE_CPU": "true",
-        # What accelerate launch passes on from its configuration must not move results.
-        "ACCELERATE_MIXED_PRECISION": "bf16",
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-
-
 @pytest.fixture(scope="module")
 def pair(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Two processes that have done all jobs."""
     folder = tmp_path_factory.mktemp("pair")
-    (folder / "jobs.json").write_text(json.dumps({name: asdict(job) for name, job in PAIR.items()}))
-    (folder / "prompts.pickle").write_bytes(pickle.dumps(prompts))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.training.worker", "jobs.json", "prompts.pickle", "."]
-    with ExitStack() as stack:
-        running = [
-            stack.enter_context(
-                subprocess.Popen(
-                    command, cwd=folder, env=environment(rank, port), stderr=subprocess.PIPE, text=True
-                )
-            )
-            for rank in range(2)
-        ]
-        for process in running:
-            stack.callback(process.kill)
-        messages = [process.communicate(timeout=240)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], "\n".join(messages)
+    run_pair(PAIR, prompts, folder)
     return Pair(folder)
 
 

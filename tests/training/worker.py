@@ -8,9 +8,11 @@ import json
 import os
 import pickle
 import shutil
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ class Job:
         dtype: Floating-point type of the base weights.
         sgd: Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding
             error in a gradient near 0 moves a weight as far as any other.
+        device: Device of the policy and the prompts; cuda is each process's own GPU.
     """
 
     variant: dict[str, Any] = field(default_factory=lambda: dict(CHUNK_WS))
@@ -57,6 +60,7 @@ class Job:
     own_folder: bool = False
     dtype: str = "float32"
     sgd: bool = False
+    device: str = "cpu"
 
 
 @dataclass
@@ -93,7 +97,11 @@ class Seen:
 def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     """Run a job in this process."""
     params = small_params(job.variant, **job.train)
-    family = FluxFamily.load(replace(OPTIONS, dtype=getattr(torch, job.dtype)), ("transformer", "vae"))
+    if job.device == "cuda":
+        Processes()  # selects the process's GPU, as stage train does before it loads anything
+    options = replace(OPTIONS, dtype=getattr(torch, job.dtype), device=job.device)
+    family = FluxFamily.load(options, ("transformer", "vae"))
+    prompts = replace(prompts, conditioning=prompts.conditioning.to(job.device))
     start = flat(family.transformer.state_dict())
     data = TrainingData(
         prompts.rows(range(5)),
@@ -119,7 +127,9 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
             seen.held = held(trainer)
         except ChunkGrpoError as error:
             seen.error = f"{type(error).__name__}: {error}"
-    seen.weights = {name: whole(value).clone() for name, value in family.transformer.state_dict().items()}
+    seen.weights = {
+        name: whole(value).cpu().clone() for name, value in family.transformer.state_dict().items()
+    }
     seen.moved = None if job.train.get("lora") else flat(seen.weights) - start
     return seen
 
@@ -140,7 +150,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 def flat(weights: dict[str, Tensor]) -> Tensor:
     """All weights in one vector, float64."""
-    return torch.cat([value.detach().double().flatten() for value in weights.values()])
+    return torch.cat([value.detach().cpu().double().flatten() for value in weights.values()])
 
 
 @contextmanager
@@ -150,7 +160,7 @@ def watched(seen: Seen, sgd: bool) -> Iterator[None]:
 
     def clip_gradient(self: Processes, parameters: Any, max_norm: float) -> float:
         if seen.gradient is None:
-            seen.gradient = torch.cat([whole(each.grad).double().flatten() for each in parameters])
+            seen.gradient = torch.cat([whole(each.grad).cpu().double().flatten() for each in parameters])
         return clip(self, parameters, max_norm)
 
     def accumulate_gradient(self: Update, *arguments: Any, **options: Any) -> Any:
@@ -169,6 +179,49 @@ def plain_sgd(parameters: list[Tensor], lr: float, weight_decay: float) -> torch
     """Replacement for AdamW that ignores its settings."""
     del lr, weight_decay
     return torch.optim.SGD(parameters, lr=SGD_RATE)
+
+
+def environment(rank: int, port: int, device: str) -> dict[str, str]:
+    """torchrun's variables for one of two processes."""
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    return {
+        **os.environ,
+        **{name: str(value) for name, value in places.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "ACCELERATE_USE_CPU": str(device == "cpu").lower(),
+        # What accelerate launch passes on from its configuration must not move results.
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+
+
+def run_pair(jobs: dict[str, Job], prompts: PromptSet, folder: Path, device: str = "cpu") -> None:
+    """Do the jobs in two processes; `result` reads what they saw from the folder."""
+    (folder / "jobs.json").write_text(json.dumps({name: asdict(job) for name, job in jobs.items()}))
+    (folder / "prompts.pickle").write_bytes(pickle.dumps(prompts))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.training.worker", "jobs.json", "prompts.pickle", "."]
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env=environment(rank, port, device),
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(2)
+        ]
+        for process in running:
+            stack.callback(process.kill)
+        messages = [process.communicate(timeout=240)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], "\n".join(messages)
 
 
 def main(jobs: str, prompts: str, folder: str) -> None:
