@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +35,15 @@ class Arguments:
     trained: str = field(default="", metadata=argument("folder of the trained policies; omitted for `base`"))
 
 
-def policies(base: Family, trained: str, params: Params) -> Iterator[tuple[int, Family | None]]:
-    """Yield (training seed, tuned model); for the base model (-1, None)."""
-    if not trained:
-        yield BASE_SEED, None
-        return
-    for seed in params.train.seeds:
-        with input_dir(join(trained, f"seed-{seed}", "transformer")) as folder:
-            yield seed, base.with_transformer(Path(folder))
+@contextmanager
+def policy(base: Family, trained: str, seed: int) -> Iterator[Family]:
+    """The trained policy of a seed. Inside the block it takes the place of the base model's network."""
+    with (
+        input_dir(join(trained, f"seed-{seed}", "transformer")) as folder,
+        base.replaced_by(Path(folder)) as tuned,
+    ):
+        yield tuned
+        del tuned  # freed before the base model's network returns to the device
 
 
 def image_row(policy: str, train_seed: int, image: GeneratedImage) -> dict[str, object]:
@@ -65,12 +68,15 @@ def draw(
     settings = GenerationSettings(
         s.num_steps, s.shift, s.base_steps, s.images_per_prompt, s.batch_size, s.seed
     )
-    runs = len(params.train.seeds) * 2 if arguments.trained else 1
-    with Meter(f"drawing {arguments.policy}", runs * len(prompts) * s.images_per_prompt) as meter:
-        for train_seed, tuned in policies(base, arguments.trained, params):
-            for batch in generate(base, tuned, prompts, settings):
-                yield from ((train_seed, image) for image in batch)
-                meter.advance(len(batch))
+    seeds = params.train.seeds if arguments.trained else (BASE_SEED,)
+    modes = 2 if arguments.trained else 1
+    with Meter(
+        f"drawing {arguments.policy}", len(seeds) * modes * len(prompts) * s.images_per_prompt
+    ) as meter:
+        for seed in seeds:
+            tuned = partial(policy, base, arguments.trained, seed) if arguments.trained else None
+            for batch in generate(base, tuned, prompts, settings, meter.advance):
+                yield from ((seed, image) for image in batch)
 
 
 def main(params: Params, arguments: Arguments) -> None:
