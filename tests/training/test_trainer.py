@@ -169,6 +169,18 @@ def test_a_gradient_that_is_not_finite_changes_no_weights(norm, train, tmp_path,
     assert checkpoint(tmp_path) is None
 
 
+def test_the_rollouts_batch_size_changes_results_by_rounding_only(train, whole, tmp_path):
+    """Each image has its own random streams. Ratios of the same weights stay within 1e-4 of 1."""
+    kept = [row for row in whole.without_times() if row[0] <= 1 and not row[1].startswith("fidelity")]
+    for size in (1, 5):
+        found = train(tmp_path / f"{size}", iterations=1, rollout_batch_size=size).without_times()
+        values = {(iteration, name): value for iteration, name, value in found}
+        assert [values[row[:2]] for row in kept] == pytest.approx(
+            [row[2] for row in kept], rel=1e-3, abs=1e-5
+        )
+        assert values[1, "fidelity_p99"] < 1e-4
+
+
 def test_nothing_of_a_seed_is_left_when_the_next_one_is_loaded(policy, data, tmp_path, monkeypatch):
     """Weights, and with them gradients and the optimiser's state, which refers to the weights."""
     params, left = small_params(CHUNK_WS, iterations=1), []
