@@ -82,13 +82,10 @@ class OneIteration(Trainer):
         method: Method,
         settings: TrainParams,
         folder: Path,
-        rollout_batch: int,
     ) -> None:
-        """Prepare training; `settings.micro_batch_size` applies to the update, `rollout_batch` to the rollout."""
+        """Prepare training."""
         paths = RunPaths(folder, "benchmark", folder, "benchmark")
         super().__init__(family, data, method, settings, SEED, paths)
-        # The learner has read its settings already; only the rollout reads this size.
-        self._settings = settings.model_copy(update={"micro_batch_size": rollout_batch})
         self._should_stop = lambda: False
 
     def iterate(self, iteration: int) -> dict[str, float]:
@@ -127,8 +124,8 @@ def make_trainer(
     if row.name == REFERENCE:
         return ReferenceTrainer(family, data.prompts, data.reward, method, settings, SEED)
     changed = {
+        "rollout_batch_size": row.rollout_batch or settings.rollout_batch_size,
         "micro_batch_size": row.update_batch or settings.micro_batch_size,
         "reward_in_background": row.background,
     }
-    rollout_batch = row.rollout_batch or settings.micro_batch_size
-    return OneIteration(family, data, method, settings.model_copy(update=changed), folder, rollout_batch)
+    return OneIteration(family, data, method, settings.model_copy(update=changed), folder)

@@ -97,6 +97,7 @@ class Workload:
             "prompts_per_iteration": self.prompts,
             "group_size": self.group,
             "updates_per_iteration": 2,
+            "rollout_batch_size": self.micro_batch,
             "micro_batch_size": self.micro_batch,
             "fraction": 0.5,
             "clip_range": 1e-4,

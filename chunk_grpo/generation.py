@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from tempfile import TemporaryFile
+from typing import IO, Literal
 
 import numpy as np
 import torch
@@ -81,15 +83,25 @@ def image_seed(seed: int, prompt_id: str, sample: int) -> int:
 
 
 def generate(
-    base: Family, tuned: Family | None, prompts: PromptSet, settings: GenerationSettings
+    base: Family,
+    tuned: Callable[[], AbstractContextManager[Family]] | None,
+    prompts: PromptSet,
+    settings: GenerationSettings,
+    drawn: Callable[[int], None] = lambda count: None,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[list[GeneratedImage]]:
     """Sample the images of all prompts, batch by batch.
 
+    The trained policy first takes its steps of all batches. Its context is then left, and the base model finishes the
+    mode "hybrid", so that only one of the two networks need be on the device. Latents wait in a temporary file.
+
     Args:
-        base: Base model.
-        tuned: Trained policy; None: images of the base model alone.
+        base: Base model, which computes no velocity inside the context of `tuned`.
+        tuned: Context of the trained policy; None: images of the base model alone.
         prompts: P prompts.
         settings: Sizes and seed.
+        drawn: Called with the number of images after each batch of a mode.
+        share: (k, N): every N-th batch from number k, for one of N processes.
 
     Yields:
         Images of one batch: in the mode "base", or in the modes "tuned" and "hybrid".
@@ -97,54 +109,108 @@ def generate(
     Raises:
         DataError: A latent is not finite; the message names the prompt.
     """
-    rows = prompts.repeated(settings.images_per_prompt)
-    for first in range(0, len(rows), settings.batch_size):
-        span = range(first, min(first + settings.batch_size, len(rows)))
-        batch = rows.rows(span)
-        samples = [row % settings.images_per_prompt for row in span]
-        seeds = [
-            image_seed(settings.seed, name, sample) for name, sample in zip(batch.ids, samples, strict=True)
-        ]
-        noise = sample_noise(
-            (len(span), *base.latent_shape), [torch.Generator().manual_seed(seed) for seed in seeds]
-        ).to(base.device)
-        images = []
-        for mode, latents in _final_latents(base, tuned, batch, noise, settings):
-            require_finite(latents, batch, f"mode {mode}", _REMEDIES[mode])
-            images += [
-                GeneratedImage(mode, name, sample, seed, picture)
-                for name, sample, seed, picture in zip(
-                    batch.ids, samples, seeds, _pictures(base, latents), strict=True
-                )
-            ]
-        yield images
-
-
-def _final_latents(
-    base: Family, tuned: Family | None, batch: PromptSet, noise: Tensor, settings: GenerationSettings
-) -> Iterator[tuple[Mode, Tensor]]:
-    """Final latents [B, L, D] by mode. Hybrid continues from the tuned run's state at the switch to the base model.
-
-    Args:
-        base: Base model.
-        tuned: Trained policy, or None.
-        batch: Prompt of each image, B rows.
-        noise: Initial noise [B, L, D].
-        settings: Steps, shift and base steps.
-    """
-    times = time_grid(settings.num_steps, settings.shift)
-    conditioning = batch.conditioning.to(base.device)
-    by_base = velocity_function(base, conditioning)
+    spans = batch_spans(prompts, settings)
+    batches = [_Batch.of(span, prompts, settings) for span in spans[share[0] :: share[1]]]
     if tuned is None:
-        yield "base", rollout_ode(lambda step: by_base, noise, times)[:, -1]
+        for batch in batches:
+            finals = batch.drawn_by(base, batch.noise(base), settings)[:, -1]
+            yield _images(base, "base", batch, finals)
+            drawn(len(batch))
         return
-    by_tuned = velocity_function(tuned, conditioning)
-    states = rollout_ode(lambda step: by_tuned, noise, times)
-    yield "tuned", states[:, -1]
     switch = sum(
         not uses_base(step, settings.num_steps, settings.base_steps) for step in range(settings.num_steps)
     )
-    yield "hybrid", rollout_ode(lambda step: by_base, states[:, switch], times, first_step=switch)[:, -1]
+    with TemporaryFile() as file:
+        kept = _Kept(file, sum(map(len, spans)), base.latent_shape)
+        with tuned() as policy:
+            for batch in batches:
+                states = batch.drawn_by(policy, batch.noise(base), settings)
+                _require_finite("tuned", batch, states[:, -1])
+                kept.put(batch.span, states[:, [switch, -1]])
+                drawn(len(batch))
+            del policy
+        for batch in batches:
+            at_switch, finals = kept.get(batch.span).to(base.device).unbind(dim=1)
+            images = _images(base, "tuned", batch, finals)
+            hybrid = batch.drawn_by(base, at_switch, settings, first_step=switch)[:, -1]
+            yield images + _images(base, "hybrid", batch, hybrid)
+            drawn(len(batch))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Images of one forward pass.
+
+    Attributes:
+        span: Their places among all images.
+        prompts: Prompt of each image, B rows.
+        samples: Number of each image within its prompt.
+        seeds: Seed of each image's noise.
+    """
+
+    span: range
+    prompts: PromptSet
+    samples: list[int]
+    seeds: list[int]
+
+    @classmethod
+    def of(cls, span: range, prompts: PromptSet, settings: GenerationSettings) -> _Batch:
+        """The images at `span`; the images of a prompt are consecutive."""
+        count = settings.images_per_prompt
+        rows, samples = [row // count for row in span], [row % count for row in span]
+        seeds = [
+            image_seed(settings.seed, prompts.ids[row], sample)
+            for row, sample in zip(rows, samples, strict=True)
+        ]
+        return cls(span, prompts.rows(rows), samples, seeds)
+
+    def __len__(self) -> int:
+        return len(self.span)
+
+    def noise(self, family: Family) -> Tensor:
+        """Initial noise [B, L, D]."""
+        streams = [torch.Generator().manual_seed(seed) for seed in self.seeds]
+        return sample_noise((len(self), *family.latent_shape), streams).to(family.device)
+
+    def drawn_by(
+        self, family: Family, start: Tensor, settings: GenerationSettings, first_step: int = 0
+    ) -> Tensor:
+        """States of the ODE from `start` [B, L, D] to the image, [B, steps + 1, L, D]."""
+        velocity = velocity_function(family, self.prompts.conditioning.to(family.device))
+        times = time_grid(settings.num_steps, settings.shift)
+        return rollout_ode(lambda step: velocity, start, times, first_step=first_step)
+
+
+def batch_spans(prompts: PromptSet, settings: GenerationSettings) -> list[range]:
+    """Places of the images of each batch."""
+    total, size = len(prompts) * settings.images_per_prompt, settings.batch_size
+    return [range(first, min(first + size, total)) for first in range(0, total, size)]
+
+
+class _Kept:
+    """Latents of all images at the switch and at the end, in a file."""
+
+    def __init__(self, file: IO[bytes], count: int, shape: tuple[int, int]) -> None:
+        self._array = np.memmap(file, np.float32, "w+", shape=(count, 2, *shape))
+
+    def put(self, span: range, latents: Tensor) -> None:
+        """Store latents [B, 2, L, D]."""
+        self._array[span.start : span.stop] = latents.float().cpu().numpy()
+
+    def get(self, span: range) -> Tensor:
+        """Stored latents [B, 2, L, D]."""
+        return torch.from_numpy(np.array(self._array[span.start : span.stop]))
+
+
+def _images(family: Family, mode: Mode, batch: _Batch, latents: Tensor) -> list[GeneratedImage]:
+    """Decode final latents [B, L, D]."""
+    _require_finite(mode, batch, latents)
+    rows = zip(batch.prompts.ids, batch.samples, batch.seeds, _pictures(family, latents), strict=True)
+    return [GeneratedImage(mode, *row) for row in rows]
+
+
+def _require_finite(mode: Mode, batch: _Batch, latents: Tensor) -> None:
+    require_finite(latents, batch.prompts, f"mode {mode}", _REMEDIES[mode])
 
 
 def _pictures(family: Family, latents: Tensor) -> NDArray[np.uint8]:

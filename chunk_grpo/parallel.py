@@ -44,6 +44,11 @@ class Workers:
                 distributed.init_process_group("gloo", timeout=_PATIENCE)
 
     @property
+    def share(self) -> tuple[int, int]:
+        """(k, N): this process performs every N-th job from number k."""
+        return self._index, self._count
+
+    @property
     def is_main(self) -> bool:
         """Whether this process gets the results and writes the files."""
         return self._index == 0

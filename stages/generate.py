@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,13 @@ from chunk_grpo.artifacts import input_dir, join, write_bytes, write_rows
 from chunk_grpo.config import Params
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.generation import GeneratedImage, GenerationSettings, generate
+from chunk_grpo.generation import GeneratedImage, GenerationSettings, batch_spans, generate
 from chunk_grpo.image_files import encode_png, image_grid
+from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.progress import Meter
 from stages._inputs import encoded_prompts, load_model
-from stages._stage import argument, run_stage
+from stages._launch import run_processes
+from stages._stage import argument
 
 BASE_SEED = -1
 GRID_IMAGES, GRID_COLUMNS = 64, 8
@@ -32,14 +36,15 @@ class Arguments:
     trained: str = field(default="", metadata=argument("folder of the trained policies; omitted for `base`"))
 
 
-def policies(base: Family, trained: str, params: Params) -> Iterator[tuple[int, Family | None]]:
-    """Yield (training seed, tuned model); for the base model (-1, None)."""
-    if not trained:
-        yield BASE_SEED, None
-        return
-    for seed in params.train.seeds:
-        with input_dir(join(trained, f"seed-{seed}", "transformer")) as folder:
-            yield seed, base.with_transformer(Path(folder))
+@contextmanager
+def policy(base: Family, trained: str, seed: int) -> Iterator[Family]:
+    """The trained policy of a seed. Inside the block it takes the place of the base model's network."""
+    with (
+        input_dir(join(trained, f"seed-{seed}", "transformer")) as folder,
+        base.replaced_by(Path(folder)) as tuned,
+    ):
+        yield tuned
+        del tuned  # freed before the base model's network returns to the device
 
 
 def image_row(policy: str, train_seed: int, image: GeneratedImage) -> dict[str, object]:
@@ -56,39 +61,59 @@ def image_row(policy: str, train_seed: int, image: GeneratedImage) -> dict[str, 
     }
 
 
+Drawn = tuple[dict[str, object], NDArray[np.uint8]]
+"""Row of images/1, and its picture."""
+
+
 def draw(
-    base: Family, prompts: PromptSet, params: Params, arguments: Arguments
-) -> Iterator[tuple[int, GeneratedImage]]:
-    """Draw all images of all training seeds."""
+    base: Family, prompts: PromptSet, params: Params, arguments: Arguments, workers: Workers
+) -> Iterator[Drawn]:
+    """Draw all images of all training seeds; yield them in the main process."""
     s = params.generate
     settings = GenerationSettings(
         s.num_steps, s.shift, s.base_steps, s.images_per_prompt, s.batch_size, s.seed
     )
-    runs = len(params.train.seeds) * 2 if arguments.trained else 1
-    with Meter(f"drawing {arguments.policy}", runs * len(prompts) * s.images_per_prompt) as meter:
-        for train_seed, tuned in policies(base, arguments.trained, params):
-            for batch in generate(base, tuned, prompts, settings):
-                yield from ((train_seed, image) for image in batch)
-                meter.advance(len(batch))
+    seeds = params.train.seeds if arguments.trained else (BASE_SEED,)
+    modes = 2 if arguments.trained else 1
+    spans = batch_spans(prompts, settings)
+    own_images = sum(map(len, spans[workers.share[0] :: workers.share[1]]))
+    with Meter(f"drawing {arguments.policy}", len(seeds) * modes * own_images) as meter:
+        for seed in seeds:
+            tuned = partial(policy, base, arguments.trained, seed) if arguments.trained else None
+            own = generate(base, tuned, prompts, settings, meter.advance, workers.share)
+
+            def rows_of_next(
+                _: range, own: Iterator[list[GeneratedImage]] = own, seed: int = seed
+            ) -> list[Drawn]:
+                return [(image_row(arguments.policy, seed, image), image.picture) for image in next(own)]
+
+            for rows in workers.in_order(spans, rows_of_next):
+                yield from rows
 
 
 def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images, and a grid of the first images of the first training seed."""
+    workers = Workers()
     shown: list[NDArray[np.uint8]] = []
 
-    def rows(base: Family, prompts: PromptSet) -> Iterator[dict[str, object]]:
-        for train_seed, image in draw(base, prompts, params, arguments):
-            if len(shown) < GRID_IMAGES and image.mode != "hybrid":
-                shown.append(image.picture)
-            yield image_row(arguments.policy, train_seed, image)
+    def rows(drawn: Iterator[Drawn]) -> Iterator[dict[str, object]]:
+        for row, picture in drawn:
+            if len(shown) < GRID_IMAGES and row["mode"] != "hybrid":
+                shown.append(picture)
+            yield row
 
     with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
         prompts = stored.require(stored.of())
         size = (params.generate.height, params.generate.width)
         base = load_model(params, arguments.model, ("transformer", "vae"), size)
-        write_rows(rows(base, prompts), join(arguments.out, "images.parquet"), "images")
-    write_bytes(encode_png(image_grid(shown, GRID_COLUMNS)), join(arguments.out, "grid.png"))
+        drawn = draw(base, prompts, params, arguments, workers)
+        if workers.is_main:
+            write_rows(rows(drawn), join(arguments.out, "images.parquet"), "images")
+        else:
+            exhaust(drawn)
+    if workers.is_main:
+        write_bytes(encode_png(image_grid(shown, GRID_COLUMNS)), join(arguments.out, "grid.png"))
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage(main, Arguments))
+    sys.exit(run_processes(main, Arguments))

@@ -24,6 +24,7 @@ from chunk_grpo.artifacts import (
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.families.base import release_memory
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_checked
@@ -172,17 +173,34 @@ def main(params: Params, arguments: Arguments) -> None:
         data = read_training_data(params, arguments, stored)
         with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
             for seed in params.train.seeds:
-                size = (params.model.height, params.model.width)
-                family = load_model(params, arguments.model, ("transformer",), size)
                 name = f"{arguments.variant}/seed-{seed}"
                 paths = RunPaths(folder / f"seed-{seed}", key, LOGS, name, params.trackers, shown)
-                trainer = Trainer(family, data, method, params.train, seed, paths)
-                rows += metric_rows(arguments.variant, seed, trainer.run(lambda: STOP.requested))
-                trainer.save_policies(draft / f"seed-{seed}")
+                place = draft / f"seed-{seed}"
+                metrics = train_seed(params, arguments.model, data, method, seed, paths, place)
+                rows += metric_rows(arguments.variant, seed, metrics)
             if writes:
                 write_metrics(rows, draft, arguments.timings)
     if writes:
         forget(folder)
+
+
+def train_seed(
+    params: Params,
+    model: str,
+    data: TrainingData,
+    method: Method,
+    seed: int,
+    paths: RunPaths,
+    out: Path,
+) -> list[MetricRow]:
+    """Train one seed and write its policies to `out`. The model and the optimiser are freed at the end."""
+    family = load_model(params, model, ("transformer",), (params.model.height, params.model.width))
+    trainer = Trainer(family, data, method, params.train, seed, paths)
+    metrics = trainer.run(lambda: STOP.requested)
+    trainer.save_policies(out)
+    del family, trainer
+    release_memory()
+    return metrics
 
 
 def write_metrics(rows: list[dict[str, str | int | float]], draft: Path, timings: str) -> None:

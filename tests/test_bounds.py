@@ -41,7 +41,8 @@ BOUNDS = {
     "train.iterations",
     100_000: "report.bootstrap_samples",
     86_400: "train.reward_wait",
-    65_536: "encode.batch_size profile.batch_size train.micro_batch_size generate.batch_size "
+    65_536: "encode.batch_size profile.batch_size train.rollout_batch_size train.micro_batch_size "
+    "generate.batch_size "
     "scorers.shapes-exact.batch_size",
     10_000: "profile.num_seeds generate.images_per_prompt train.heldout.images_per_prompt train.group_size",
     4096: "train.lora.rank model.max_sequence_length",

@@ -1,6 +1,8 @@
 """Evaluation images: the same noise for every policy, whatever the order of work, and which model takes which step."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +51,11 @@ def images(
     base: FluxFamily, tuned: FluxFamily | None, prompts: PromptSet, **changes: int
 ) -> dict[Key, GeneratedImage]:
     made = [
-        image for batch in generate(base, tuned, prompts, replace(SETTINGS, **changes)) for image in batch
+        image
+        for batch in generate(
+            base, None if tuned is None else lambda: nullcontext(tuned), prompts, replace(SETTINGS, **changes)
+        )
+        for image in batch
     ]
     found = {(image.mode, image.prompt_id, image.sample): image for image in made}
     assert len(found) == len(made)
@@ -150,6 +156,43 @@ def test_latents_that_are_not_finite_are_no_black_picture(
         DataError, match=r"mode base: .* are not finite\. Check model\.checkpoint, or set another"
     ):
         images(broken, None, prompts)
+
+
+def test_the_base_model_waits_until_the_trained_policy_is_gone(
+    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that one network at a time need be on the device."""
+    tuned.save_transformer(dict(tuned.transformer.state_dict()), tmp_path)
+    alive: list[weakref.ref[torch.nn.Module]] = []
+    original, moves = base.velocity, []
+
+    def spy(x: torch.Tensor, t: torch.Tensor, c: object) -> torch.Tensor:
+        assert [ref() for ref in alive] == [None]
+        return original(x, t, c)  # type: ignore[arg-type]
+
+    @contextmanager
+    def policy() -> Iterator[FluxFamily]:
+        with base.replaced_by(tmp_path) as trained:
+            alive.append(weakref.ref(trained.transformer))
+            assert moves == ["cpu"]
+            yield trained
+            del trained
+
+    def move(place: object) -> None:
+        moves.append(str(place))
+        assert [ref() for ref in alive] in ([], [None])
+
+    monkeypatch.setattr(base, "velocity", spy)
+    monkeypatch.setattr(base.transformer, "to", move)
+    counts: list[int] = []
+    made = [image for batch in generate(base, policy, prompts, SETTINGS, counts.append) for image in batch]
+    assert moves == ["cpu", "cpu"]  # to the CPU, and back to its own device
+    assert sum(counts) == len(made) == 12
+    expected = images(base, tuned, prompts)
+    assert all(
+        np.array_equal(image.picture, expected[image.mode, image.prompt_id, image.sample].picture)
+        for image in made
+    )
 
 
 def test_a_picture_survives_png() -> None:

@@ -60,7 +60,8 @@ class TrainParams(Section):
         advantage_clip: bound of the advantages, which are clipped to [-advantage_clip, advantage_clip].
         kl_coef: KL coefficient, beta of Eq. (13).
         fraction: share of the chunks trained per sample and update.
-        micro_batch_size: (sample, step) items per forward and backward pass.
+        rollout_batch_size: images per forward pass of rollouts and held-out evaluations.
+        micro_batch_size: (sample, step) items per forward and backward pass of an update.
         same_noise_in_group: whether the images of a group start from the same noise.
         reward_in_background: whether a batch is scored while the next one is sampled.
         old_log_probs: source of the old log-probabilities in the ratios. `rollout`: saved during the rollout;
@@ -89,6 +90,7 @@ class TrainParams(Section):
     advantage_clip: PositiveFloat
     kl_coef: NonNegativeFloat
     fraction: Fraction
+    rollout_batch_size: BatchSize
     micro_batch_size: BatchSize
     same_noise_in_group: bool
     reward_in_background: bool

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, Protocol
@@ -226,6 +228,16 @@ class Family(VelocityModel, Protocol):
         """
         ...
 
+    def replaced_by(self, folder: Path) -> AbstractContextManager[Family]:
+        """Context of a `with_transformer` model whose velocity network takes this one's place on the device.
+
+        Inside the block this model computes no velocity. With an adapter both share their weights, which stay in place.
+
+        Raises:
+            DataError: As in `with_transformer`.
+        """
+        ...
+
     def save_transformer(self, state: Mapping[str, Tensor], folder: Path) -> None:
         """Save the trained weights in the diffusers layout: the transformer, or the adapter alone.
 
@@ -241,6 +253,13 @@ class Family(VelocityModel, Protocol):
 def default_device() -> torch.device:
     """The current GPU if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def release_memory() -> None:
+    """Free objects in reference cycles, and the GPU memory that torch keeps for later."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def velocity_function(model: VelocityModel, conditioning: Conditioning) -> Callable[[Tensor, Tensor], Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from chunk_grpo.families.base import (
     Spread,
     TuningOptions,
     VelocityModel,
+    release_memory,
 )
 from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained
 from chunk_grpo.families.lora import (
@@ -278,6 +279,21 @@ class FluxFamily:
         check_trained(folder, self.transformer.config)
         network = _load_transformer(folder, self._options.dtype)
         return self.using(network.requires_grad_(False).eval().to(self._options.device))
+
+    @contextmanager
+    def replaced_by(self, folder: Path) -> Iterator[FluxFamily]:
+        """Context of a trained model in this one's place; see `Family.replaced_by`."""
+        if (folder / WEIGHTS).exists():
+            yield self.with_transformer(folder)
+            return
+        network = self.transformer
+        place = network.device
+        network.to("cpu")
+        try:
+            yield self.with_transformer(folder)
+        finally:
+            release_memory()
+            network.to(place)
 
     def using(self, network: FluxTransformer2DModel) -> FluxFamily:
         """A second model around `network`, which is not copied. The other parts are shared."""

@@ -155,7 +155,7 @@ class HeldoutEvaluation:
         self._processes = processes
         self._prompts, self._reward, self._settings = prompts, reward, settings
         self._unseen = unseen if settings.scorers else None
-        self._sampling = HeldoutSettings(settings.images_per_prompt, settings.seed, train.micro_batch_size)
+        self._sampling = HeldoutSettings(settings.images_per_prompt, settings.seed, train.rollout_batch_size)
         self.best = BestScore()
 
     def evaluate(

@@ -130,6 +130,7 @@ class Learner:
         if self._processes.any(not math.isfinite(norm)):
             raise DataError(f"update {number}: the gradient is not finite. {_REMEDY}")
         self.optimizer.step()
+        self.optimizer.zero_grad()  # gradients take no memory during the next rollout
         return stats, norm
 
     def _update(self, batch: TrainingBatch, number: int) -> Update:

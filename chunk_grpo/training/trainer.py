@@ -181,7 +181,7 @@ class Trainer:
         settings = self._settings
         rollout = RolloutSettings(
             group_size=settings.group_size,
-            batch_size=settings.micro_batch_size,
+            batch_size=settings.rollout_batch_size,
             same_noise_in_group=settings.same_noise_in_group,
             background=settings.reward_in_background,
             seed=self._seed,

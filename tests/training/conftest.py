@@ -39,6 +39,7 @@ SMALL: dict[str, Any] = {
     "prompts_per_iteration": 2,
     "group_size": 3,
     "updates_per_iteration": 2,
+    "rollout_batch_size": 4,
     "micro_batch_size": 4,
     "checkpoint_every": 1,
     "kl_coef": 0.05,

@@ -82,7 +82,7 @@ def experience(
     params = small_params(variant, **changes)
     train = params.train
     settings = RolloutSettings(
-        train.group_size, train.micro_batch_size, train.same_noise_in_group, True, seed=0
+        train.group_size, train.rollout_batch_size, train.same_noise_in_group, True, seed=0
     )
     starts = 2 * starts_per_prompt(train.group_size, method_of(params).branching)
     where = Iteration(2, data.prompts.rows([1, 3]), range(starts))
@@ -143,7 +143,12 @@ def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
         return velocity(self, x, *rest)
 
     monkeypatch.setattr(FluxFamily, "velocity", counting)
-    run = {"same_noise_in_group": True, "group_size": 4, "micro_batch_size": batch_size}
+    run = {
+        "same_noise_in_group": True,
+        "group_size": 4,
+        "rollout_batch_size": batch_size,
+        "micro_batch_size": batch_size,
+    }
     made = experience(policy, data, CHUNK_WS, **run)
     sizes = [batch_size, 8 - batch_size]
     assert evaluated == [

@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
     "group_size": 2,
     "updates_per_iteration": 2,
 }
-THREES = {**SMALL, "micro_batch_size": 3}
+THREES = {**SMALL, "rollout_batch_size": 3, "micro_batch_size": 3}
 LORA = {
     "lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")},
     "ema_decay": 0.5,

@@ -1,0 +1,99 @@
+"""Memory and traffic by torch's trackers: numbers worked by hand on a small network, bounds on FLUX.1-dev's."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dvc.utils.hydra import compose_and_dump
+
+from benchmarks.footprint import Footprint
+from chunk_grpo.config import TrainParams, load_params
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+HPSV3, OTHERS = 14.4 * GIB, (1.7 + 0.2) * GIB
+"""Weights of HPSv3 in bfloat16; of ImageReward and the VAE."""
+
+
+def footprint(*options: str) -> Footprint:
+    """Figures of the program. A process group of its own must not stay in the test's process."""
+    command = [sys.executable, "-m", "benchmarks.footprint", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return Footprint(**json.loads(done.stdout.splitlines()[-1])["bytes"])
+
+
+@pytest.fixture(scope="module")
+def small() -> Footprint:
+    """One double and one single block, on 8 GPUs."""
+    return footprint("--blocks", "1", "--micro-batch", "2", "--rollout-batch", "2")
+
+
+def test_each_process_holds_an_eighth_in_float32_with_two_moments(small: Footprint) -> None:
+    shard = 4 * small.weights / 8
+    assert small.held == pytest.approx(shard, rel=0.15)  # with the inputs of the passes, 36 MB
+    assert small.optimizer == pytest.approx(2 * shard, rel=1e-3)
+
+
+def test_the_step_takes_one_more_shard_and_none_as_one_kernel(small: Footprint) -> None:
+    """Weights, gradients and two moments, and a temporary copy; not those of all processes."""
+    fused = footprint("--blocks", "1", "--micro-batch", "2", "--optimizer", "adamw-fused")
+    shard = 4 * small.weights / 8
+    assert small.step - small.held == pytest.approx(4 * shard, rel=1e-3)
+    assert fused.step - fused.held == pytest.approx(3 * shard, rel=1e-3)
+
+
+def test_weights_travel_in_bfloat16_and_gradients_in_float32(small: Footprint) -> None:
+    """Checkpointing gathers the weights a second time, for the backward pass."""
+    assert small.gathered_rollout == pytest.approx(2 * small.weights, rel=1e-3)
+    assert small.gathered_update == pytest.approx(2 * 2 * small.weights, rel=1e-3)
+    assert small.reduced_update == pytest.approx(4 * small.weights, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_full_tuning_of_flux_dev_on_8_gpus(train: TrainParams) -> None:
+    found = footprint(
+        "--micro-batch", str(train.micro_batch_size), "--rollout-batch", str(train.rollout_batch_size)
+    )
+    assert found.weights == 11_901_408_320
+    peak = max(found.rollout, found.update, found.step)
+    assert peak + OTHERS <= 34 * GIB
+    assert peak + OTHERS + HPSV3 <= 50 * GIB
+    images = train.prompts_per_iteration * train.group_size // 8
+    forward, both = passes(images, train.rollout_batch_size, train.micro_batch_size)
+    received = 7 / 8 * (forward * found.gathered_rollout + both * found.gathered_update)
+    assert received <= 4e12
+
+
+@pytest.mark.slow
+def test_lora_of_flux_dev_on_one_gpu(train: TrainParams) -> None:
+    """On a card of 48 GB with the scorer at a server, of 80 GB with HPSv3 on it; 2.5 GiB are CUDA's context."""
+    options = ("--gpus", "1", "--lora-rank", "32", "--rollout-batch", str(train.rollout_batch_size))
+    found = footprint(*options, "--micro-batch", str(train.micro_batch_size))
+    peak = max(found.rollout, found.update, found.step) + OTHERS + 2.5 * GIB
+    assert peak <= 48e9
+    assert peak + HPSV3 <= 80e9
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> TrainParams:
+    """Settings of the preset flux-dev."""
+    output = tmp_path_factory.mktemp("preset") / "params.yaml"
+    compose_and_dump(output, str(ROOT / "conf"), None, "config", str(ROOT), ["preset=flux-dev"])
+    return load_params(output).train
+
+
+def passes(images: int, rollout_batch: int, micro_batch: int) -> tuple[int, int]:
+    """Forward passes, and forward and backward passes, of an iteration of chunks [2, 3, 4, 7].
+
+    Each image trains two of the four chunks, 8 steps on average. The second update's old log-probabilities are
+    recomputed, and so are the ratios of chunks that are larger than a micro-batch: [7], here counted as all steps.
+    """
+    rollout = -(-images // rollout_batch) * 17
+    items = images * 8
+    both = -(-items // micro_batch)
+    return rollout + both // 2 + (both // 2 if micro_batch < 7 else 0), both
