@@ -18,7 +18,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan serve worker smoke lint types test test-slow docs bench bench-train clean
+.PHONY: help run params plan serve worker smoke lint types test test-slow docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -65,6 +65,12 @@ bench: $(STAMP) ## time a call of the policy on this machine
 
 bench-train: $(STAMP) ## time a training iteration against a plain trainer (half an hour)
 	$(BIN)/python -m benchmarks.train
+
+gpu: $(STAMP) ## run the tests that need a CUDA device
+	$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+gpu-report: $(STAMP) ## measure FLUX.1-dev's size on a GPU with random weights (25 minutes, 40 GB of disk; MINUTES=60)
+	$(BIN)/python -m benchmarks.gpu_report --minutes $(or $(MINUTES),60)
 
 clean: ## remove caches of the tools; keeps artifacts, the DVC cache and .venv
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache build dist

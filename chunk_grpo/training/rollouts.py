@@ -252,9 +252,7 @@ class _Sampling:
         return noise.to(self._device)
 
     def _velocity(self, prompts: Sequence[int]) -> Velocity:
-        """Velocity of the policy for one rollout of rows with these prompts.
-
-        Rows with the same start share the first evaluation.
+        """Velocity for one rollout of rows with these prompts. Rows with the same start share the first evaluation.
 
         Args:
             prompts: Index of each row's prompt in `iteration.prompts`.

@@ -20,7 +20,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
 
 aten = torch.ops.aten
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +148,9 @@ class PretendedTensor(Tensor):
 class _Module(_DummyBackendModule):
     """What torch asks of `torch.pretend`: precision, random state and current device."""
 
+    def is_available(self) -> bool:
+        return False  # to code that asks for any accelerator, such as torch.utils.benchmark, there is none
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
@@ -155,6 +162,11 @@ class _Module(_DummyBackendModule):
 
     def device(self, number: object) -> Any:
         return nullcontext()
+
+
+class _Hook(_DummyPrivateUse1Hook):
+    def is_available(self) -> bool:
+        return False
 
 
 def _operation(name: str) -> Any:
@@ -267,7 +279,7 @@ def _line_of_ours() -> str:
     return f"{Path(frame.f_code.co_filename).relative_to(ROOT).as_posix()}:{frame.f_lineno}"
 
 
-_setup_privateuseone_for_python_backend("pretend", backend_module=_Module())
+_setup_privateuseone_for_python_backend("pretend", backend_module=_Module(), hook=_Hook())
 DEVICE = torch.device("pretend", 0)
 # Operations without a tensor to ask, such as torch.zeros, arrive here.
 _LIBRARY = torch.library.Library("_", "IMPL")

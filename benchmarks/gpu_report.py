@@ -1,0 +1,390 @@
+"""What one GPU does with FLUX.1-dev's size: `make gpu-report`, on random weights, in about 25 minutes on an H200.
+
+Pieces, each a few minutes at most and written to the JSON file when it ends:
+
+- rate: TFLOP/s of one large matrix product in bfloat16, which the others are compared with;
+- passes: rollout and update passes by batch size (`benchmarks.flux_gpu`);
+- ways: the same passes by attention backend and with compiled blocks;
+- scorer: images a second of a network of HPSv3's size (Qwen2-VL 7B), without preprocessing;
+- weights: a random FLUX.1-dev pipeline written to local disk;
+- flow: every stage from prompts to the report on it, at 720 x 720 with LoRA: seconds, peak memory of the device,
+  seconds of the phases of an iteration and of a checkpoint.
+
+A call goes on where the last one ended, starts no piece after `--minutes`, and returns 75 while pieces are left: a
+machine that is lent for ten minutes a command needs three calls. The Markdown table stands beside the JSON file.
+`--small` runs all pieces with small networks, on the CPU if there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline
+from rich.console import Console
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTokenizer,
+    Qwen2VLConfig,
+    T5Config,
+    T5EncoderModel,
+    T5TokenizerFast,
+)
+
+from benchmarks.flux_gpu import FLUX_DEV, FORWARD, NO_DEVICE, SMALL, WORKS, make_family, measure, one_pass
+from benchmarks.gpu_report_text import markdown
+from benchmarks.tables import machine
+from benchmarks.throughput import flop_count, timed
+from benchmarks.workloads import TINY
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.scorers.hpsv3_model import HPSv3Network
+from tests.conftest import ORDER, Workspace
+
+MORE = 75
+"""Exit status while pieces are left."""
+
+UPDATE = "LoRA, checkpointing"
+NATIVE = "native"
+BACKENDS = (NATIVE, "_native_cudnn", "_native_flash", "_native_efficient", "flash", "sage")
+COMPILED = "compiled blocks"
+WAYS = (*BACKENDS, COMPILED)
+"""Attention backends of diffusers, and regional torch.compile; a way that is not installed is a row that says so."""
+
+Piece = Callable[[], dict[str, Any]]
+
+PEAK = """
+import atexit, os, runpy, sys
+def tell():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        open(os.environ["PEAK_FILE"], "w").write(str(torch.cuda.max_memory_allocated()))
+atexit.register(tell)
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs a stage and leaves the peak of its tensors on the device in a file."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured, and where.
+
+    Attributes:
+        small: Whether networks are small.
+        device: Device of the passes.
+        folder: Folder of the weights and of the flow, on a local disk.
+        batch_sizes: Images per pass.
+        min_run_time: Least seconds of each measurement.
+    """
+
+    small: bool
+    device: torch.device
+    folder: Path
+    batch_sizes: tuple[int, ...]
+    min_run_time: float
+
+    def pieces(self) -> Iterator[tuple[str, Piece]]:
+        """Name and call of each piece, in order."""
+        yield "rate", self.rate
+        for work in WORKS:
+            yield f"passes/{work}", lambda work=work: self.passes(work)  # type: ignore[misc]  # work bound early
+        for way in WAYS:
+            yield f"ways/{way}", lambda way=way: self.way(way)  # type: ignore[misc]  # way bound early
+        yield "scorer", self.scorer
+        yield "weights", self.weights
+        for stage in self.stages():
+            yield f"flow/{stage}", lambda stage=stage: self.flow(stage)  # type: ignore[misc]  # stage bound early
+
+    def rate(self) -> dict[str, Any]:
+        """Measured rate of a matrix product."""
+        side = 512 if self.small else 8192
+        a, b = (torch.randn(side, side, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        seconds = timed(lambda: a @ b, self.min_run_time).median
+        return {"tflops": 2 * side**3 / seconds / 1e12}
+
+    def passes(self, work: str) -> dict[str, Any]:
+        """Passes of one kind by batch size."""
+        found = measure(self._size, work, self.batch_sizes, self.min_run_time, torch.bfloat16, self.device)
+        return {"cells": [asdict(cell) for cell in found]}
+
+    def way(self, way: str) -> dict[str, Any]:
+        """Forward pass and LoRA update at one batch size, by one way of computing the same."""
+        found: dict[str, Any] = {"batch_size": self._batch}
+        for work in (FORWARD, UPDATE):
+            family = make_family(self._size, work, torch.bfloat16, self.device)
+            try:
+                # diffusers keeps the last backend for all networks of the process.
+                family.transformer.set_attention_backend(NATIVE if way == COMPILED else way)
+                if way == COMPILED:
+                    family.transformer.compile_repeated_blocks()
+                call = one_pass(family, self._size, work, self._batch, self.device)
+                call()
+                found[work] = {"seconds": timed(call, self.min_run_time).median}
+            except Exception as error:  # every backend has errors of its own
+                found[work] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+            del family
+            self._release()
+        meta = torch.device("meta")
+        family = make_family(self._size, FORWARD, torch.bfloat16, meta)
+        family.transformer.set_attention_backend(NATIVE)
+        with sdpa_kernel(SDPBackend.MATH):
+            found["forward_tflop"] = (
+                flop_count(one_pass(family, self._size, FORWARD, self._batch, meta)) / 1e12
+            )
+        return found
+
+    def scorer(self) -> dict[str, Any]:
+        """Passes of a random network of HPSv3's size on 448 x 448 pixels with 300 tokens of instruction."""
+        text = {
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+        }
+        vision = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "hidden_size": 3584}
+        if self.small:
+            text = {**text, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+            text |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+            vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
+        rotary = {"rope_type": "default", "mrope_section": [2, 3, 3] if self.small else [16, 24, 24]}
+        config = Qwen2VLConfig(text_config={**text, "rope_parameters": rotary}, vision_config=vision)
+        network = self._built(lambda: HPSv3Network(config)).eval().requires_grad_(False)
+        network.rm_head.float()
+        rows, side = self._batch, 4 if self.small else 32  # patches of 14 pixels along a side
+        image = torch.full((rows, side * side // 4), config.image_token_id)
+        before, after = (torch.full((rows, count), 7) for count in (30, 270))
+        ids = torch.cat([before, image, after], dim=1).to(self.device)
+        ids[:, 29], ids[:, 30 + image.shape[1]] = config.vision_start_token_id, config.vision_end_token_id
+        pixels = torch.randn(rows * side * side, 1176, device=self.device, dtype=torch.bfloat16)
+        grid = torch.tensor([[1, side, side]] * rows, device=self.device)
+        at = torch.full((rows,), ids.shape[1] - 1, device=self.device)
+
+        @torch.no_grad()
+        def call() -> object:
+            return network(ids, at, pixels, grid).cpu()
+
+        call()
+        seconds = timed(call, self.min_run_time).median
+        return {"batch_size": rows, "images_per_second": rows / seconds}
+
+    def weights(self) -> dict[str, Any]:
+        """Write a pipeline: random weights of FLUX.1-dev's sizes, with the toy checkpoint's tokenizers."""
+        folder = self.folder / "model"
+        shutil.rmtree(folder, ignore_errors=True)
+        started = time.perf_counter()
+        if self.small:
+            shutil.copytree(TINY, folder)
+        else:
+            self._flux_dev().save_pretrained(folder)
+            self._release()
+        seconds = time.perf_counter() - started
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return {"seconds": seconds, "gigabytes": size / 1e9}
+
+    def flow(self, stage: str) -> dict[str, Any]:
+        """Run a stage on the weights as a process of its own."""
+        workspace = Workspace(self.folder, variant="chunk-ws", scorer="shapes-vivid")
+        if stage == ORDER[0]:
+            shutil.rmtree(self.folder / "artifacts", ignore_errors=True)
+            self._configure(workspace)
+        module, options = workspace.options(stage)
+        peak = self.folder / "peak.txt"
+        peak.unlink(missing_ok=True)
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "PEAK_FILE": str(peak)}
+        command = [sys.executable, "-c", PEAK, module, *options]
+        started = time.perf_counter()
+        done = subprocess.run(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True)
+        seconds = time.perf_counter() - started
+        if done.returncode:
+            raise RuntimeError(f"{stage}: exit {done.returncode}: {done.stderr[-2000:]}")
+        found: dict[str, Any] = {"seconds": seconds}
+        if peak.exists():
+            found["peak_bytes"] = int(peak.read_text())
+        return found | (self._phases(workspace) if stage == "train" else {})
+
+    @staticmethod
+    def stages() -> tuple[str, ...]:
+        """The stages in order."""
+        return (*ORDER, "report")
+
+    @property
+    def _size(self) -> Any:
+        return SMALL if self.small else FLUX_DEV
+
+    @property
+    def _batch(self) -> int:
+        return self.batch_sizes[-1]
+
+    def _configure(self, workspace: Workspace) -> None:
+        """Write params.yaml: the smoke run with one variant, at FLUX.1-dev's settings unless small."""
+        from dvc.utils.hydra import compose_and_dump
+
+        root = Path(__file__).parents[1]
+        target = self.folder / "params.yaml"
+        compose_and_dump(target, str(root / "conf"), None, "config", str(root), ["preset=smoke"])
+        large = {"height": 720, "width": 720, "max_sequence_length": 512, "dtype": "bfloat16"}
+
+        def change(raw: dict[str, Any]) -> None:
+            raw["model"] |= {"checkpoint": str(self.folder / "model")} | ({} if self.small else large)
+            raw["variants"] = {"chunk-ws": raw["variants"]["chunk-ws"]}
+            # Random weights draw no shapes: the one scorer that judges any image.
+            raw["scorers"] = {"shapes-vivid": {"kind": "shapes-vivid", "splits": ["eval"], "batch_size": 24}}
+            raw["rewards"] = {"shapes-vivid": 1.0}
+            raw["train"]["heldout"] |= {"scorers": [], "every": 2}
+            raw["train"]["lora"] = {
+                "rank": 32,
+                "alpha": 32.0,
+                "targets": ["to_q", "to_k", "to_v", "to_out.0"],
+            }
+            raw["train"] |= {"gradient_checkpointing": True, "same_noise_in_group": False, "kl_coef": 0.0}
+            if not self.small:
+                raw["train"] |= {"group_size": 12, "micro_batch_size": 12}
+                raw["profile"] |= {"num_prompts": 2, "batch_size": 2}
+                raw["generate"] |= {"height": 720, "width": 720, "batch_size": 12}
+
+        workspace.edit(change)
+
+    @staticmethod
+    def _phases(workspace: Workspace) -> dict[str, Any]:
+        """Seconds of the last iteration by phase, of a checkpoint, and of an image of the rollout with its update."""
+        path = next((workspace.artifacts / "timings").rglob("*chunk-ws*.parquet"))
+        rows = read_table(str(path), "train_metrics").to_pylist()
+        last = {row["metric"]: row["value"] for row in rows}  # in order of iterations
+        return {"metrics": last, "seconds_per_image": 1 / last["rate_images_per_second"]}
+
+    def _built(self, make: Callable[[], Any]) -> Any:
+        """A random module made on the device in bfloat16."""
+        torch.manual_seed(0)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with self.device:
+                return make()
+        finally:
+            torch.set_default_dtype(before)
+
+    def _flux_dev(self) -> FluxPipeline:
+        clip = CLIPTextConfig(
+            hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
+            projection_dim=768, vocab_size=49408,
+        )  # fmt: skip
+        t5 = T5Config(
+            d_model=4096, d_ff=10240, d_kv=64, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu",
+            vocab_size=32128,
+        )  # fmt: skip
+        vae = {
+            "down_block_types": ["DownEncoderBlock2D"] * 4,
+            "up_block_types": ["UpDecoderBlock2D"] * 4,
+            "block_out_channels": [128, 256, 512, 512],
+            "layers_per_block": 2,
+            "latent_channels": 16,
+            "use_quant_conv": False,
+            "use_post_quant_conv": False,
+            "scaling_factor": 0.3611,
+            "shift_factor": 0.1159,
+        }
+        return FluxPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=self._built(lambda: AutoencoderKL(**vae)),
+            text_encoder=self._built(lambda: CLIPTextModel(clip)),
+            text_encoder_2=self._built(lambda: T5EncoderModel(t5)),
+            tokenizer=CLIPTokenizer.from_pretrained(TINY / "tokenizer"),
+            tokenizer_2=T5TokenizerFast.from_pretrained(TINY / "tokenizer_2"),
+            transformer=make_family(FLUX_DEV, FORWARD, torch.bfloat16, self.device).transformer,
+        )
+
+    def _release(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def main(options: Sequence[str] | None = None) -> int:
+    """Run the pieces that are left; return the exit status."""
+    arguments = _parser().parse_args(options)
+    console, has_gpu = Console(highlight=False), torch.cuda.is_available()
+    if not has_gpu and not arguments.small:
+        console.print(
+            "There is no CUDA device here. Networks of FLUX.1-dev's size need one; --small runs small ones."
+        )
+        return NO_DEVICE
+    device = torch.device("cuda" if has_gpu else "cpu")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    sizes = tuple(arguments.batch_sizes)
+    bench = Bench(arguments.small, device, arguments.folder.resolve(), sizes, arguments.min_run_time)
+    about = machine() | {
+        "device": torch.cuda.get_device_name() if has_gpu else "CPU",
+        "small": arguments.small,
+    }
+    found: dict[str, Any] = {"machine": about, "batch_sizes": list(sizes), "pieces": {}}
+    if arguments.json.exists():
+        found["pieces"] = _kept(json.loads(arguments.json.read_text(encoding="utf-8")), about)
+    started = time.monotonic()
+    for name, piece in bench.pieces():
+        if name in found["pieces"]:
+            continue
+        if time.monotonic() - started > 60 * arguments.minutes:
+            console.print(f"{arguments.minutes:g} minutes are over; run again to go on from {name}.")
+            return MORE
+        console.print(f"{name} ...")
+        before = time.monotonic()
+        with suppress(torch.OutOfMemoryError):
+            found["pieces"][name] = piece()
+        result = found["pieces"].setdefault(name, {"error": "out of memory"})
+        result["piece_seconds"] = time.monotonic() - before
+        bench._release()
+        _write(arguments.json, json.dumps(found, indent=1) + "\n")
+        _write(arguments.json.with_suffix(".md"), markdown(found))
+    console.print(arguments.json.with_suffix(".md").read_text(encoding="utf-8"))
+    return 0
+
+
+def _kept(before: Mapping[str, Any], about: Mapping[str, object]) -> dict[str, Any]:
+    """Pieces of an earlier call, if it measured the same on the same device."""
+    same = all(before["machine"].get(name) == about[name] for name in ("device", "small", "commit"))
+    return dict(before["pieces"]) if same else {}
+
+
+def _write(path: Path, text: str) -> None:
+    """Write at once, so that a call that is killed leaves the last whole file."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="run small networks, on the CPU if there is no GPU"
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no piece after this time")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 12])
+    parser.add_argument("--min-run-time", type=float, default=3.0, help="least seconds of each measurement")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("gpu-report"), help="for weights (35 GB) and the flow"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=Path("gpu-report.json"), help="file to write and to go on from"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The report for a GPU: its pieces on small networks, going on after a cut, and what its table says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_report
+from benchmarks.flux_gpu import FORWARD, NO_DEVICE
+from benchmarks.gpu_report import MORE, UPDATE, Bench, main
+from benchmarks.gpu_report_text import markdown
+
+SMALL = ["--small", "--batch-sizes", "1", "2", "--min-run-time", "0.001"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def bench(folder: Path) -> Bench:
+    return Bench(True, torch.device("cpu"), folder, (1, 2), 0.001)
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--folder", str(tmp_path)]) == NO_DEVICE
+    assert "no CUDA device" in capsys.readouterr().out
+
+
+def test_it_goes_on_where_it_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def pieces(self: Bench) -> list[tuple[str, gpu_report.Piece]]:
+        def piece(name: str) -> dict[str, float]:
+            ran.append(name)
+            if ran == ["rate", "weights"]:
+                raise KeyboardInterrupt
+            if name == "scorer":
+                raise torch.OutOfMemoryError("too large")
+            return {"tflops": 2.0} if name == "rate" else {"seconds": 3.0, "gigabytes": 34.0}
+
+        return [(name, lambda name=name: piece(name)) for name in ("rate", "weights", "scorer")]  # type: ignore[misc]
+
+    monkeypatch.setattr(Bench, "pieces", pieces)
+    where = [*SMALL, "--folder", str(tmp_path / "work"), "--json", str(tmp_path / "report.json")]
+    with pytest.raises(KeyboardInterrupt):
+        main(where)
+    assert list(json.loads((tmp_path / "report.json").read_text())["pieces"]) == ["rate"]
+    assert main([*where, "--minutes", "-1"]) == MORE
+    assert "run again to go on from weights" in capsys.readouterr().out
+    assert main(where) == 0
+    assert ran == ["rate", "weights", "weights", "scorer"]
+    table = (tmp_path / "report.md").read_text()
+    assert "| weights | 34 GB written, s | 3 |" in table
+    assert "| scorer | not measured | out of memory |" in table
+
+
+def test_passes_ways_and_scorer_are_measured(tmp_path: Path) -> None:
+    small = bench(tmp_path)
+    found = {"rate": small.rate(), f"passes/{UPDATE}": small.passes(UPDATE), "scorer": small.scorer()}
+    found["ways/native"], found["ways/flash"] = small.way("native"), small.way("flash")
+    assert found["ways/native"][FORWARD]["seconds"] > 0
+    assert "flash" in found["ways/flash"][FORWARD]["error"]  # is not installed, which is a row
+    assert found["scorer"]["images_per_second"] > 0
+    about = {"device": "CPU", "small": True, "commit": "c", "torch": "t"}
+    table = markdown({"machine": about, "pieces": found})
+    assert table.count("TFLOP/s") == 4
+    assert len(table.splitlines()) == 4 + 1 + 2 + 1 + 4
+
+
+@pytest.mark.slow
+def test_the_whole_flow(tmp_path: Path) -> None:
+    small = bench(tmp_path)
+    assert small.weights()["gigabytes"] > 0
+    found = {stage: small.flow(stage) for stage in small.stages()}
+    assert (tmp_path / "artifacts" / "report" / "report.md").exists()
+    assert found["train"]["metrics"]["seconds_checkpoint"] > 0
+    assert found["train"]["seconds_per_image"] > 0
+    assert all(one["seconds"] > 0 for one in found.values())
