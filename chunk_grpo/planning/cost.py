@@ -122,17 +122,17 @@ def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
     tuned = rows * ((generated.num_steps + generated.base_steps) * drawn + 2 * decode)
     scores = images_of(params) * scoring(params, tuple(params.scorers)).flop
     return [
-        _alone("encode", (prompts.encoded + prompts.evaluated) * text, machine),
-        _alone("profile", profile * 2 * params.sampling.num_steps * forward, machine),
+        _shared("encode", (prompts.encoded + prompts.evaluated) * text, machine),
+        _shared("profile", profile * 2 * params.sampling.num_steps * forward, machine),
         *(_training(settings, variant, machine) for variant in params.variants),
-        _alone("generate", base + runs * tuned, machine),
-        _alone("score", scores, machine),
+        _shared("generate", base + runs * tuned, machine),
+        _shared("score", scores, machine),
     ]
 
 
-def _alone(name: str, flop: float, machine: Machine) -> StageCost:
-    """A stage on one GPU."""
-    return StageCost(name, 1, flop, Seconds.of(flop, 0.0, machine))
+def _shared(name: str, flop: float, machine: Machine) -> StageCost:
+    """A stage whose batches all GPUs take in turn."""
+    return StageCost(name, machine.gpus, flop, Seconds.of(flop / machine.gpus, 0.0, machine))
 
 
 def _training(settings: Settings, variant: str, machine: Machine) -> StageCost:

@@ -13,7 +13,7 @@ from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.memory import Phase
 from chunk_grpo.planning.passes import has_reference
 from chunk_grpo.planning.scorers import scoring
-from chunk_grpo.planning.settings import Settings
+from chunk_grpo.planning.settings import Settings, shared_starts
 from chunk_grpo.planning.storage import Prompts, counts_all
 
 GIB = 2**30
@@ -95,17 +95,13 @@ def _adapter(settings: Settings) -> Iterator[Finding]:
 
 
 def _gpus(settings: Settings) -> Iterator[Finding]:
-    train = settings.params.train
     if settings.processes < settings.gpus:
-        share = train.prompts_per_iteration // train.updates_per_iteration
+        share = shared_starts(settings.params)
         yield Finding(
             "costs",
-            f"training uses {settings.processes} of {settings.gpus} GPUs: their number must divide the {share} prompts "
-            "of an update (train.prompts_per_iteration / train.updates_per_iteration)",
-        )
-    if settings.gpus > 1:
-        yield Finding(
-            "costs", f"encode, profile, generate and score use 1 of {settings.gpus} GPUs; rent them apart"
+            f"training uses {settings.processes} of {settings.gpus} GPUs: their number must divide the {share} "
+            "images of an update (train.prompts_per_iteration / train.updates_per_iteration * train.group_size; "
+            "with branches, divided by their children)",
         )
 
 

@@ -66,7 +66,7 @@ class Iteration:
         ratio: Ratios of chunks that are larger than a micro-batch, from the second update on.
         update: Forward and backward passes.
         reference: Reference policy of the KL divergence.
-        heldout: One held-out evaluation, which every process does in full.
+        heldout: One held-out evaluation, of which every process has its share.
         chunks: Chunks of a trajectory.
     """
 
@@ -96,9 +96,9 @@ def iteration(settings: Settings, variant: str) -> Iteration:
     reference       items of all updates, if the KL coefficient is above 0
     """
     train, own = settings.params.train, settings.params.variants[variant]
-    prompts = train.prompts_per_iteration // settings.processes
+    images = train.prompts_per_iteration * train.group_size // settings.processes
     points = 1 if own.branching is None else own.branching.points
-    rows = prompts * train.group_size * points
+    rows = images * points
     chunks = chunks_of(settings, own)
     later = train.updates_per_iteration - 1
     rows_of_update = rows / train.updates_per_iteration
@@ -106,7 +106,7 @@ def iteration(settings: Settings, variant: str) -> Iteration:
     one = Count(rows_of_update * chunks.items, divided.passes + whole.passes)
     return Iteration(
         rows=rows,
-        rollout=_rollout(settings, own, prompts),
+        rollout=_rollout(settings, own, images),
         old_log_probs=_times(one, later if train.old_log_probs == "training" else 0),
         ratio=_times(divided, later),
         update=_times(one, train.updates_per_iteration),
@@ -181,8 +181,8 @@ def _batches(sizes: Sequence[float], rows: float, size: int) -> int:
     return batches
 
 
-def _rollout(settings: Settings, own: VariantParams, prompts: int) -> Count:
-    """Rollout of `prompts` prompts.
+def _rollout(settings: Settings, own: VariantParams, rows: int) -> Count:
+    """Rollout of `rows` images, with branches of `rows` images at each branch point.
 
     Without branches: B S states in ceil(B / batch) * S passes; images of a prompt with the same start noise share the
     first state in each batch. With branches (TempFlow-GRPO): runs * S states, and W children at each of A points that
@@ -191,11 +191,10 @@ def _rollout(settings: Settings, own: VariantParams, prompts: int) -> Count:
     train, sampling = settings.params.train, settings.params.sampling
     S, N, batch = sampling.num_steps, sampling.num_sde_steps, settings.rollout_batch
     if own.branching is not None:
-        runs = prompts * train.group_size // own.branching.children
+        runs = rows // own.branching.children
         calls = math.ceil(runs / max(1, batch // own.branching.children))
         after = own.branching.points * (N + 1) / 2
         return Count(runs * S + runs * own.branching.children * after, calls * (S + after))
-    rows = prompts * train.group_size
     calls = math.ceil(rows / batch)
     first = rows
     if train.same_noise_in_group:
@@ -207,9 +206,10 @@ def _rollout(settings: Settings, own: VariantParams, prompts: int) -> Count:
 
 
 def _heldout(settings: Settings) -> Count:
-    """One held-out evaluation: prompts * images * S states."""
+    """One held-out evaluation: prompts * images * S states, divided among the processes."""
     held, S = settings.params.train.heldout, settings.params.sampling.num_steps
     rows = min(held.num_prompts, settings.params.prompts.eval_count) * held.images_per_prompt
+    rows = math.ceil(rows / settings.processes)
     return Count(rows * S, math.ceil(rows / settings.rollout_batch) * S)
 
 

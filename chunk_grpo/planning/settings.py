@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from chunk_grpo.config import Params
@@ -76,7 +77,7 @@ def settings_of(params: Params, model: Model, gpus: int) -> Settings:
         train_tokens=Sequence2D(model.vae.tokens(params.model.height, params.model.width), text),
         eval_tokens=Sequence2D(model.vae.tokens(params.generate.height, params.generate.width), text),
         element=ELEMENT[params.model.dtype],
-        rollout_batch=train.micro_batch_size,
+        rollout_batch=train.rollout_batch_size,
         micro_batch=train.micro_batch_size,
         shards=train.shard_weights and processes > 1,
         autocasts=adapter is None and params.model.dtype != "float32",
@@ -84,6 +85,17 @@ def settings_of(params: Params, model: Model, gpus: int) -> Settings:
 
 
 def processes_of(params: Params, gpus: int) -> int:
-    """GPUs that training uses: the largest number that divides the prompts of an update (stages/_launch.py)."""
-    share = max(1, params.train.prompts_per_iteration // params.train.updates_per_iteration)
+    """GPUs that training uses: the largest number that divides the starts of an update (stages/_launch.py).
+
+    Variants with branches have fewer starts; the number here divides those of all variants.
+    """
+    share = shared_starts(params)
     return max(count for count in range(1, gpus + 1) if share % count == 0)
+
+
+def shared_starts(params: Params) -> int:
+    """Greatest common divisor of the variants' starts of an update."""
+    train = params.train
+    prompts = max(1, train.prompts_per_iteration // train.updates_per_iteration)
+    children = [1 if own.branching is None else own.branching.children for own in params.variants.values()]
+    return prompts * math.gcd(*(train.group_size // count for count in children))

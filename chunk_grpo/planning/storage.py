@@ -90,7 +90,8 @@ class Storage:
         images: Number of evaluation images.
         image_bytes: Their files, about.
         objects: Objects that a push of all outputs makes in an object store, about.
-        host: Host memory of a training machine, about: processes, a checkpoint on its way to the disk.
+        host: Host memory of a training machine, about: processes, and a checkpoint on its way to the disk; of sharded
+            training, the gathered policy.
     """
 
     training_embeddings: float
@@ -141,20 +142,19 @@ def storage_of(settings: Settings) -> Storage:
     params, train, prompts = settings.params, settings.params.train, prompts_of(settings.params)
     best = 1 if train.heldout.keep_best else 0
     checkpoint, policy = checkpoint_bytes(settings), policy_bytes(settings)
-    one_best = best * FLOAT32 * settings.tuning.trained_weights
     runs = len(params.variants) * len(train.seeds)
     pixels = params.generate.height * params.generate.width
     return Storage(
         training_embeddings=float(prompts.encoded * settings.row_bytes),
         evaluation_embeddings=float(prompts.evaluated * settings.row_bytes),
         checkpoint=checkpoint,
-        checkpoints=float((train.checkpoints_kept + 1) * checkpoint + one_best),
+        checkpoints=float((train.checkpoints_kept + 1) * checkpoint + best * policy),
         policy=policy,
         policies=float(runs * (1 + best) * policy),
         images=images_of(params),
         image_bytes=images_of(params) * pixels * PNG_BYTES,
         objects=objects_of(settings),
-        host=PROCESS_BYTES * settings.processes + checkpoint,
+        host=PROCESS_BYTES * settings.processes + (policy if settings.shards else checkpoint),
     )
 
 

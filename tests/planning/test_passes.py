@@ -20,9 +20,13 @@ def of(params: object, variant: str = "it", gpus: int = 8) -> Iteration:
     return iteration(settings(params, gpus), variant)  # type: ignore[arg-type]
 
 
+SINGLES = {"micro_batch_size": 1, "rollout_batch_size": 1}
+"""An image or item a pass."""
+
+
 def test_table_6_on_eight_gpus() -> None:
     """192 images, 24 a GPU, 17 steps; 8 of 16 steps trained in each of two updates of 12 images."""
-    dance = of(FLUX, "dance")
+    dance = of(edited(FLUX, train=SINGLES), "dance")
     assert dance.rows == 24
     assert dance.rollout == Count(24 * 17, 24 * 17)
     assert dance.update == Count(2 * 12 * 8, 2 * 12 * 8)
@@ -32,13 +36,13 @@ def test_table_6_on_eight_gpus() -> None:
 
 def test_the_review_s_numbers() -> None:
     """6,336 forwards and 1,536 backwards an iteration over all GPUs; 5,568 forwards if chunks fit a micro-batch."""
-    chunk = of(FLUX, "chunk")
+    chunk = of(edited(FLUX, train=SINGLES), "chunk")
     assert (8 * chunk.forwards, 8 * chunk.update.states) == (6336, 1536)
-    apart = {"micro_batch_size": 12, "same_noise_in_group": False}
+    apart = {"micro_batch_size": 12, "rollout_batch_size": 12, "same_noise_in_group": False}
     larger = of(edited(FLUX, train=apart), "chunk")
     assert (8 * larger.forwards, larger.ratio) == (5568, Count(0, 0))
     # 12 images share their first state in a batch of 12: two prompts a GPU.
-    shared = edited(FLUX, train={"micro_batch_size": 12, "same_noise_in_group": True})
+    shared = edited(FLUX, train={**apart, "same_noise_in_group": True})
     assert of(shared, "chunk").rollout == Count(24 * 16 + 2, 2 * 17)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chunk_grpo.training.checkpoint import _PLAIN
+from chunk_grpo.training.sealing import _PLAIN
 from chunk_grpo.training.trainer import Trainer
 from tests.pretended.device import DEVICE, WAITS, PretendedTensor
 
@@ -31,4 +31,4 @@ def use_the_device(patch: pytest.MonkeyPatch) -> None:
     for module in ("chunk_grpo.families.base", "stages._inputs"):
         patch.setattr(f"{module}.default_device", lambda: DEVICE)
     # torch.save writes them as tensors of the CPU; the check of a checkpoint's types does not know that.
-    patch.setattr("chunk_grpo.training.checkpoint._PLAIN", (*_PLAIN, PretendedTensor))
+    patch.setattr("chunk_grpo.training.sealing._PLAIN", (*_PLAIN, PretendedTensor))

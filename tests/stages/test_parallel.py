@@ -9,7 +9,7 @@ import pytest
 from chunk_grpo.environment import PROCESSES
 from chunk_grpo.parallel import Workers
 from tests.conftest import Workspace
-from tests.training.test_processes import environment
+from tests.training.worker import environment
 
 WORK = """
 import os, signal, sys
@@ -40,7 +40,10 @@ def shared(what: str) -> list[tuple[int, list[str]]]:
         port = probe.getsockname()[1]
     pair = [
         subprocess.Popen(
-            [sys.executable, "-c", WORK, what], env=environment(rank, port), stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WORK, what],
+            env=environment(rank, port, "cpu"),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.training.test_processes import environment
+from tests.training.worker import environment
 
 
 def run(what: str) -> list[tuple[int, str, str]]:
@@ -20,7 +20,7 @@ def run(what: str) -> list[tuple[int, str, str]]:
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.training.by_main", what],
-                    env=environment(rank, port),
+                    env=environment(rank, port, "cpu"),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,

@@ -16,7 +16,10 @@ STEP: dict[str, Any] = {"objective": "step", "plan": "step", "fraction": 0.5}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "steps, KL": (STEP, {}),
     "old log-probabilities again": (STEP, {"old_log_probs": "training", "kl_coef": 0.0}),
-    "chunks divided": ({"objective": "chunk", "plan": "single", "fraction": 1.0}, {"micro_batch_size": 3}),
+    "chunks divided": (
+        {"objective": "chunk", "plan": "single", "fraction": 1.0},
+        {"micro_batch_size": 3, "rollout_batch_size": 3},
+    ),
     "chunks whole": ({"objective": "chunk", "plan": "listed", "fraction": 1.0}, {"micro_batch_size": 6}),
     "common noise": (STEP, {"same_noise_in_group": True}),
     "window": ({**STEP, "window": {"num_steps": 2, "stride": 1, "every": 1}}, {}),
