@@ -9,6 +9,7 @@ operations.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -79,6 +80,7 @@ def update_peak(workload: Workload, trajectories: int, way: Way) -> int:
 
 def peak_bytes(work: Callable[[], None]) -> int:
     """Peak bytes of tensors during `work`, beyond those allocated before."""
+    gc.collect()  # tensors of earlier work that are freed meanwhile would count
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

@@ -51,7 +51,7 @@ def test_a_run_is_shown_with_each_stage_as_a_task(ui: Ui, site: Site, pictures: 
 
 def test_the_logs_of_the_stages_are_shown_also_of_those_on_the_pool(ui: Ui, site: Site) -> None:
     ui.open(f"runs/flow-run/{site.run_of('train@dance')}", "Completed")
-    ui.wait_for("> python -m stages.train", "Finished in state Completed('ran in")
+    ui.wait_for("> exec python -m stages.train", "Finished in state Completed('ran in")
 
 
 def test_the_outcome_table_tells_what_ran_and_what_came_from_the_cache(
@@ -115,7 +115,9 @@ def test_the_highlights_of_a_run_are_seen(ui: Ui, site: Site, pictures: Path) ->
     rows = {row.pop("policy"): row for row in by_head(ui.tables()[0])}
     for policy in ("dance, tuned", "chunk-ws, tuned"):
         for score, cell in rows[policy].items():
-            assert re.search(r"\(\S+\sto\s\S+\)$", cell), f"{policy}, {score}: {cell}"
+            assert re.search(r"\((\S+\sto\s\S+|the same on every prompt)\)$", cell), (
+                f"{policy}, {score}: {cell}"
+            )
     ui.screenshot(pictures / "prefect-scores.png")
 
 
@@ -142,8 +144,8 @@ def test_the_trend_of_two_evaluations_is_seen(ui: Ui, site: Site, pictures: Path
 def test_the_deployment_has_a_form_with_its_parameters(ui: Ui, site: Site, pictures: Path) -> None:
     parameters = ("preset", "overrides", "until", "force")
     ui.open(f"deployments/deployment/{site.deployment('full')}/run", "Submit", *parameters)
-    assert ui.fields()["preset (Optional)"] == "tiny"
     ui.screenshot(pictures / "prefect-form.png", height=1300)
+    assert not any(name.startswith("preset") and value for name, value in ui.fields().items())
 
 
 def test_the_form_starts_a_run_and_changes_nothing_that_was_not_filled_in(ui: Ui, site: Site) -> None:
