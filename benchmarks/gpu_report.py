@@ -10,7 +10,7 @@ Pieces, each a few minutes at most and written to the JSON file when it ends:
 - flow: every stage from prompts to the report on it, at 720 x 720 with LoRA: seconds, peak memory of the device,
   seconds of the phases of an iteration and of a checkpoint.
 
-A call goes on where the last one ended, starts no piece after `--minutes`, and returns 75 while pieces are left: a
+A call resumes after the last finished piece, starts no piece after `--minutes`, and returns 75 while pieces are left: a
 machine that is lent for ten minutes a command needs three calls. The Markdown table stands beside the JSON file.
 `--small` runs all pieces with small networks, on the CPU if there is no GPU.
 """
@@ -381,7 +381,10 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", type=Path, default=Path("gpu-report"), help="for weights (35 GB) and the flow"
     )
     parser.add_argument(
-        "--json", type=Path, default=Path("gpu-report.json"), help="file to write and to go on from"
+        "--json",
+        type=Path,
+        default=Path("gpu-report.json"),
+        help="results; finished pieces in it are not repeated",
     )
     return parser
 

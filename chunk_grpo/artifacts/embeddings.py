@@ -23,7 +23,7 @@ INDEX = "index.parquet"
 """Name of the table embeddings/2 in the folder."""
 
 SHARD_BYTES = 2**28
-"""Largest size of a shard's tensors in bytes, unless a single row is larger: 64 prompts of FLUX.1-dev."""
+"""Largest size of a shard's tensors in bytes, unless a single row is larger: 63 prompts of FLUX.1-dev."""
 
 Prompt = tuple[str, str]
 """(prompt_id, prompt)."""

@@ -23,8 +23,8 @@ class Units:
         double: Kept by a double block for its backward pass.
         single: Kept by a single block.
         begin: Outside the blocks, and for a moment, when the backward pass begins.
-        again_double: Of a double block that is computed again and runs backward, and outside the blocks.
-        again_single: Of a single block.
+        again_double: Recomputation and backward pass of a double block, with the parts outside the blocks.
+        again_single: The same for a single block.
         has_gradient: Whether the gradient of one weight is there at the peak.
     """
 
@@ -46,8 +46,8 @@ AUTOCAST = Units(17.4, 28.4, 35.05, 30.05, 22.3, 41.0, 52.4, False)
 layer_norm and rms_norm), queries and keys too, and each product casts its input anew."""
 
 ADAPTER = Units(12.9, 17.35, 14.1, 13.05, 12.6, 14.1 + 5.9, 13.05 + 14.3, False)
-"""Frozen weights, whose layers keep no inputs. The adapter's own, and its float32 inputs and outputs that live for a
-moment beside those of the frozen layer, come on top (`adapter_units`)."""
+"""Frozen weights, whose layers keep no inputs. `adapter_units` adds the adapter's activations, among them its temporary
+float32 inputs and outputs."""
 
 
 def units_of(tuning: Tuning, *, autocasts: bool) -> Units:

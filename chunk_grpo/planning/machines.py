@@ -1,4 +1,4 @@
-"""GPUs by name: memory, operations and links, and what of them to expect."""
+"""Memory, peak rates and links of GPUs by name, and the share of a peak that training reaches."""
 
 from __future__ import annotations
 

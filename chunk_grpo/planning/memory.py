@@ -105,9 +105,9 @@ def rollout_bytes(settings: Settings) -> tuple[float, float]:
 def update_bytes(settings: Settings) -> tuple[float, float]:
     """Activations, and gathered weights with their gradients, at the peak of a forward and backward pass.
 
-    Sharded (FSDP2): while a block runs backward its weights and those of the next one are there; where all weights are
-    trained, also its gradients in the gathered type, and those of the block before it in float32 on their way to be
-    reduced. The sum's maximum over double and single blocks counts, and the weights outside the blocks. To compare
+    Sharded (FSDP2): the backward pass of a block holds its gathered weights and those of the next block. If all weights
+    are trained, it also holds its gradients in the gathered type, and the previous block's in float32 until they are
+    reduced. The peak is the larger sum of double and single blocks, plus the weights outside the blocks. To compare
     with FSDPMemTracker: its peak of a pass, without shards, their gradients and the optimiser's state, is the sum of
     the two numbers; on a CPU without `autocasts`, since a CPU's autocast leaves norms in bfloat16.
     """
