@@ -1,4 +1,4 @@
-"""Work that the processes of a stage share, one process per GPU. Training has processes of its own kind.
+"""Work that the processes of a stage share, one process per GPU. Training has its own (`training.processes`).
 
 The launcher sets the environment of torchrun. Without it there is one process, and torch is not imported.
 """
@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from itertools import islice
-from typing import TypeVar
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chunk_grpo.errors import ChunkGrpoError, TransientError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -24,6 +27,40 @@ def exhaust(results: Iterable[object]) -> None:
     """Perform all jobs of a generator that yields nothing here."""
     for _ in results:
         pass
+
+
+def results_of_all(
+    action: Callable[[], Result], count: int, group: ProcessGroup | None = None
+) -> list[Result]:
+    """Results of `action` in all `count` processes, in order of rank. All must call.
+
+    Args:
+        action: Function with a result that can be pickled.
+        count: Number of processes; with one nothing is sent.
+        group: Processes; None: the default group.
+
+    Raises:
+        ChunkGrpoError: `action` failed in a process; all processes raise the error of the lowest rank.
+        TransientError: Another process has ended.
+    """
+    if count == 1:
+        return [action()]
+    from torch import distributed  # here: slow to import
+
+    own: tuple[Result | None, ChunkGrpoError | None]
+    try:
+        own = action(), None
+    except ChunkGrpoError as error:
+        own = None, error
+    everybody: list[Any] = [None] * count
+    try:
+        distributed.all_gather_object(everybody, own, group=group)
+    except RuntimeError as error:
+        raise TransientError("another process has ended") from error
+    for _, failure in everybody:
+        if failure is not None:
+            raise failure
+    return [result for result, _ in everybody]
 
 
 class Workers:
@@ -71,24 +108,7 @@ class Workers:
             return
         remaining = iter(jobs)
         while round_of_jobs := list(islice(remaining, self._count)):
-            own: list[Result | ChunkGrpoError] = []
-            try:
-                own = [work(job) for job in round_of_jobs[self._index : self._index + 1]]
-            except ChunkGrpoError as error:
-                own = [error]
-            results = self._gathered(own)
-            for result in results:
-                if isinstance(result, ChunkGrpoError):
-                    raise result
+            own = round_of_jobs[self._index : self._index + 1]
+            results = results_of_all(lambda own=own: [work(job) for job in own], self._count)  # type: ignore[misc]
             if self.is_main:
-                yield from results  # type: ignore[misc]  # the errors are gone
-
-    def _gathered(self, own: list[Result | ChunkGrpoError]) -> list[Result | ChunkGrpoError]:
-        from torch import distributed
-
-        everybody: list[list[Result | ChunkGrpoError]] = [[] for _ in range(self._count)]
-        try:
-            distributed.all_gather_object(everybody, own)
-        except RuntimeError as error:
-            raise TransientError("another process has ended") from error
-        return [result for part in everybody for result in part]
+                yield from chain.from_iterable(results)

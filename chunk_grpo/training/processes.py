@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from chunk_grpo.environment import PROCESSES, SAVING
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.sharding import shard_weights
+from chunk_grpo.parallel import results_of_all
 
 T = TypeVar("T")
 
@@ -152,26 +153,7 @@ class Processes:
             TransientError: Another process has ended.
         """
         with _announced() if self.is_main and self.count > 1 else nullcontext():
-            return self._results(action)
-
-    def _results(self, action: Callable[[], T]) -> list[T]:
-        """As `by_all`, without an announcement to the launcher."""
-        if self.count == 1:
-            return [action()]
-        own: tuple[T | None, ChunkGrpoError | None]
-        try:
-            own = action(), None
-        except ChunkGrpoError as error:
-            own = None, error
-        everybody: list[Any] = [None] * self.count
-        try:
-            distributed.all_gather_object(everybody, own, group=self._patient)
-        except RuntimeError as error:
-            raise TransientError("another process has ended") from error
-        for _, failure in everybody:
-            if failure is not None:
-                raise failure
-        return [result for result, _ in everybody]
+            return results_of_all(action, self.count, self._patient)
 
     @property
     def patient(self) -> distributed.ProcessGroup | None:
@@ -191,7 +173,8 @@ class Processes:
             TransientError: Another process has ended.
         """
         is_first = self._accelerator.is_local_main_process
-        made = [each for each in self._results(lambda: make() if is_first else None) if each is not None]
+        found = results_of_all(lambda: make() if is_first else None, self.count, self._patient)
+        made = [each for each in found if each is not None]
         if len(set(made)) > 1:
             raise ConfigError(
                 f"{what}: must be the same on all machines, but their files, settings or code differ; copy them "
