@@ -1,7 +1,19 @@
 """Names shared by the programs of the project: environment variables and Prefect events."""
 
 PROCESSES = "CHUNK_GRPO_PROCESSES"
-"""Number of training processes on this machine."""
+"""Number of processes on each machine that share a stage."""
+
+MACHINES = "PET_NNODES"
+"""Number of machines that share a stage. This variable and the next three are torchrun's."""
+
+MACHINE = "PET_NODE_RANK"
+"""Number of this machine, from 0. Machine 0 runs the stage."""
+
+MASTER_ADDRESS = "PET_MASTER_ADDR"
+"""Host name or IP address of machine 0."""
+
+MASTER_PORT = "PET_MASTER_PORT"
+"""TCP port on machine 0 where the machines meet; 29500 by default."""
 
 STOP_SECONDS = "CHUNK_GRPO_STOP_SECONDS"
 """Seconds in which a stopped training must save its checkpoint, at least 1."""

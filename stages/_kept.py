@@ -6,21 +6,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import chunk_grpo
-import stages
 from chunk_grpo.artifacts import Location, input_file, read_table, table_from_rows, write_table
 
 KEPT = Path(".ckpt")
 """One folder per unfinished computation, named by its digest; removed when the stage succeeds."""
 
 Row = dict[str, Any]
-
-
-def add_code(digest: "hashlib._Hash") -> None:
-    """Add all code of the pipeline to a digest."""
-    for package in (chunk_grpo.__file__, stages.__file__):
-        for path in sorted(Path(package).parent.rglob("*.py")):
-            digest.update(path.read_bytes())
 
 
 def add_files(digest: "hashlib._Hash", locations: Iterable[Location]) -> None:

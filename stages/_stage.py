@@ -23,6 +23,7 @@ from rich.console import Console
 
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
+from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
@@ -141,9 +142,20 @@ def parsed(main: Callable[..., None], arguments: type[Arguments]) -> tuple[Param
     return params, arguments(**options)
 
 
-def argument(help_text: str, writes: bool = False) -> dict[str, Any]:
-    """Return the `metadata` of a field of an arguments dataclass; `writes` marks an output path."""
-    return {"help": help_text, "writes": writes}
+def parameter_file(main: Callable[..., None], arguments: type[Arguments]) -> Path:
+    """The parameter file of the command line."""
+    return Path(vars(_parser(main, arguments).parse_args())["params"])
+
+
+def argument(help_text: str, *, reads: bool = False, writes: bool = False) -> dict[str, Any]:
+    """Return the `metadata` of a field of an arguments dataclass; `reads` and `writes` mark paths."""
+    return {"help": help_text, "reads": reads, "writes": writes}
+
+
+def inputs_of(arguments: _Dataclass) -> list[str]:
+    """Paths that a stage reads and that are not in an object store."""
+    named = [getattr(arguments, field.name) for field in fields(arguments) if field.metadata["reads"]]
+    return [path for path in named if path and not is_remote(path)]
 
 
 def _parser(main: Callable[..., None], arguments: type[Arguments]) -> argparse.ArgumentParser:

@@ -10,17 +10,20 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.embeddings import distinct_texts, write_embeddings
 from chunk_grpo.config import Params
 from chunk_grpo.families.base import Family
+from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.progress import Meter
 from stages._inputs import load_model
-from stages._launch import run_processes
-from stages._stage import argument
+from stages._launch.processes import run_processes
+from stages._stage import argument, inputs_of
 
 
 @dataclass(frozen=True)
 class Arguments:
-    model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
-    prompts: str = field(metadata=argument("prompts/1, Parquet"))
+    model: str = field(
+        metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
+    )
+    prompts: str = field(metadata=argument("prompts/1, Parquet", reads=True))
     out: str = field(metadata=argument("folder for embeddings/2 and its shards", writes=True))
 
 
@@ -39,6 +42,7 @@ def encoded(
 def main(params: Params, arguments: Arguments) -> None:
     """Encode each distinct text once."""
     workers = Workers()
+    send_files(inputs_of(arguments))
     prompts = [(r["prompt_id"], r["prompt"]) for r in read_table(arguments.prompts, "prompts").to_pylist()]
     family = load_model(params, arguments.model, ("text",), (params.model.height, params.model.width))
     batches = encoded(family, distinct_texts(prompts), params.encode.batch_size, workers)

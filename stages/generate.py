@@ -16,11 +16,12 @@ from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.generation import GeneratedImage, GenerationSettings, batch_spans, generate
 from chunk_grpo.image_files import encode_png, image_grid
+from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.progress import Meter
 from stages._inputs import encoded_prompts, load_model
-from stages._launch import run_processes
-from stages._stage import argument
+from stages._launch.processes import run_processes
+from stages._stage import argument, inputs_of
 
 BASE_SEED = -1
 GRID_IMAGES, GRID_COLUMNS = 64, 8
@@ -29,11 +30,15 @@ GRID_IMAGES, GRID_COLUMNS = 64, 8
 @dataclass(frozen=True)
 class Arguments:
     policy: str = field(metadata=argument("`base`, or the name of a variant"))
-    model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
-    prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards"))
+    model: str = field(
+        metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
+    )
+    prompts: str = field(metadata=argument("prompts/1, Parquet", reads=True))
+    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards", reads=True))
     out: str = field(metadata=argument("folder for images.parquet and grid.png", writes=True))
-    trained: str = field(default="", metadata=argument("folder of the trained policies; omitted for `base`"))
+    trained: str = field(
+        default="", metadata=argument("folder of the trained policies; omitted for `base`", reads=True)
+    )
 
 
 @contextmanager
@@ -94,6 +99,7 @@ def draw(
 def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images, and a grid of the first images of the first training seed."""
     workers = Workers()
+    send_files(inputs_of(arguments))
     shown: list[NDArray[np.uint8]] = []
 
     def rows(drawn: Iterator[Drawn]) -> Iterator[dict[str, object]]:

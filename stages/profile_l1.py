@@ -17,19 +17,22 @@ from chunk_grpo.core.sde import step_noise
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
 from stages._inputs import encoded_prompts, first, load_model
-from stages._launch import run_processes
-from stages._stage import argument
+from stages._launch.processes import run_processes
+from stages._stage import argument, inputs_of
 
 
 @dataclass(frozen=True)
 class Arguments:
-    model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
-    prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards"))
+    model: str = field(
+        metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
+    )
+    prompts: str = field(metadata=argument("prompts/1, Parquet", reads=True))
+    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards", reads=True))
     out: str = field(metadata=argument("l1_profile/1, Parquet", writes=True))
     plot: str = field(
         metadata=argument("mean curves, one column per sampler, CSV for `dvc plots`", writes=True)
@@ -104,6 +107,7 @@ def mean_curves(table: pa.Table) -> pa.Table:
 def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
     workers = Workers()
+    send_files(inputs_of(arguments))
     with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
         prompts = stored.require(first(stored.of("train"), params.profile.num_prompts))
         size = (params.model.height, params.model.width)

@@ -20,15 +20,17 @@ from chunk_grpo.config import Params
 from chunk_grpo.config.scorers import InProcess, ScorerSettings
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
+from chunk_grpo.machines import owns_disk, send_files
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.retry import score_with_retries
 from chunk_grpo.scorers.running.spec import ScorerSpec, spec_from
-from stages._kept import KEPT, KeptScores, Row, add_code, add_files
-from stages._launch import run_processes
-from stages._stage import argument
+from stages._kept import KEPT, KeptScores, Row, add_files
+from stages._launch.code import add_code
+from stages._launch.processes import run_processes
+from stages._stage import argument, inputs_of
 
 BATCH = 64
 """Minimum number of images per batch of a groupwise scorer."""
@@ -42,9 +44,9 @@ GROUP = ("mode", "train_seed", "prompt_id")
 
 @dataclass(frozen=True)
 class Arguments:
-    spec: str = field(metadata=argument("JSON of stage check_scorers: spec of the scorer"))
-    prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    images: str = field(metadata=argument("images/1, Parquet"))
+    spec: str = field(metadata=argument("JSON of stage check_scorers: spec of the scorer", reads=True))
+    prompts: str = field(metadata=argument("prompts/1, Parquet", reads=True))
+    images: str = field(metadata=argument("images/1, Parquet", reads=True))
     out: str = field(metadata=argument("scores/2, Parquet", writes=True))
 
 
@@ -260,6 +262,7 @@ def processes_of(params: Params, arguments: Arguments) -> int | None:
 def main(params: Params, arguments: Arguments) -> None:
     """Write the scores table, with the scorer's spec in its metadata."""
     workers = Workers()
+    send_files(inputs_of(arguments))
     spec = spec_from(read_json(arguments.spec), arguments.spec)
     prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
     images = images_to_score(arguments, spec, prompts)
@@ -270,10 +273,10 @@ def main(params: Params, arguments: Arguments) -> None:
         table = table_from_rows(rows, "scores")
     finally:
         scorer.close()
-    if not workers.is_main:
-        return
-    write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
-    kept.forget()
+    if workers.is_main:
+        write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
+    if owns_disk(KEPT):
+        kept.forget()
 
 
 if __name__ == "__main__":

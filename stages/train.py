@@ -38,9 +38,10 @@ from chunk_grpo.training.schedule import scheduled_prompts
 from chunk_grpo.training.starts import starts_of_update
 from chunk_grpo.training.trainer import Trainer
 from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model
-from stages._kept import KEPT, add_code, add_files
-from stages._launch import run_processes
-from stages._stage import argument
+from stages._kept import KEPT, add_files
+from stages._launch.code import add_code
+from stages._launch.processes import run_processes
+from stages._stage import argument, inputs_of
 
 TIMED = ("seconds_", "rate_")
 """Prefixes of wall-clock metrics, which differ between runs and are written to a file of their own."""
@@ -52,12 +53,14 @@ LOGS = Path("logs")
 @dataclass(frozen=True)
 class Arguments:
     variant: str = field(metadata=argument("name of the variant"))
-    model: str = field(metadata=argument("JSON of stage inputs: content of the base model's files"))
-    prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards"))
-    plan: str = field(metadata=argument("chunk_plan/1, Parquet: the variant's chunks"))
+    model: str = field(
+        metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
+    )
+    prompts: str = field(metadata=argument("prompts/1, Parquet", reads=True))
+    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards", reads=True))
+    plan: str = field(metadata=argument("chunk_plan/1, Parquet: the variant's chunks", reads=True))
     scorers: str = field(
-        metadata=argument("JSON of stage check_scorers: specs of the scorers used in training")
+        metadata=argument("JSON of stage check_scorers: specs of the scorers used in training", reads=True)
     )
     out: str = field(
         metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv", writes=True)
@@ -158,11 +161,12 @@ def main(params: Params, arguments: Arguments) -> None:
     """
     variant_of(params, arguments)
     processes = Processes()  # before anything is loaded: this selects the process's GPU
+    processes.receive(inputs_of(arguments))
     writes = processes.is_main
     for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)
     key = processes.once_a_machine(lambda: checkpoint_key(params, arguments), "the inputs of this training")
-    folder = KEPT / key
+    folder, is_owner = KEPT / key, processes.owns_disk(KEPT)
     method = read_method(params, arguments)
     shown = {
         "variant": params.variants[arguments.variant].model_dump(mode="json"),
@@ -180,7 +184,9 @@ def main(params: Params, arguments: Arguments) -> None:
                 rows += metric_rows(arguments.variant, seed, metrics)
             if writes:
                 write_metrics(rows, draft, arguments.timings)
-    if writes:
+    # Machine 0 forgets first: parts on the other machines without its files do no harm, but not the reverse.
+    processes.by_main(lambda: forget(folder))
+    if is_owner:
         forget(folder)
 
 

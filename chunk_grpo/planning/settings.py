@@ -85,7 +85,7 @@ def settings_of(params: Params, model: Model, gpus: int) -> Settings:
 
 
 def processes_of(params: Params, gpus: int) -> int:
-    """GPUs that training uses: the largest number that divides the starts of an update (stages/_launch.py).
+    """GPUs that training uses: the largest number that divides the starts of an update (stages/_launch).
 
     Variants with branches have fewer starts; the number here divides those of all variants.
     """

@@ -8,6 +8,9 @@ zip archive: after a single flipped bit in the archive's table it returns uninit
 
 Sharded tensors are in a folder beside the file; each process writes its part. The file names the folder and has the
 checksums of its files, so there is a checkpoint if and only if the file is there.
+
+Machines without a common disk have such a folder each, with their processes' parts. The file is on machine 0 alone;
+it is copied to the others when training resumes.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ FORMAT = "chunk_grpo.training/3"
 _CHECKPOINT = re.compile(r"iteration-([0-9]{6}|[1-9][0-9]{6,})\.pt")
 _PARTIAL = re.compile(_CHECKPOINT.pattern + r"\.partial")
 _SHARDS = re.compile(r"iteration-([0-9]{6,})\.shards-([0-9]+)")
+_KINDS = (_CHECKPOINT, _SHARDS)
+_PART = re.compile(r"__([0-9]+)_")
 
 T = TypeVar("T")
 
@@ -95,6 +100,7 @@ class CheckpointStore:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._folder, self._identity, self._keep = folder, identity, keep
         self._processes = processes if processes is not None and processes.count > 1 else None
+        self._owns_disk = processes is None or processes.owns_disk(folder)
         self._refused: set[Path] = set()  # not counted by `keep`: bad files must not displace good ones
 
     def save(self, state: TrainingState) -> None:
@@ -113,8 +119,10 @@ class CheckpointStore:
                 f"{path}: state{found}, must be a plain value, a tensor, or a dict, list or tuple of these"
             )
         folder = self._by_main(lambda: self._prepare(path, state.iteration))
+        self._remove_as_main(path)
         shards = self._write_shards(sharded, path, folder) if sharded else None
         self._by_main(lambda: self._write(path, state.iteration, plain, shards))
+        self._remove_as_main(path)
 
     def _prepare(self, path: Path, iteration: int) -> str:
         """Remove the remains of killed saves; return a new name for the folder of sharded tensors."""
@@ -131,17 +139,38 @@ class CheckpointStore:
         ]
         return f"{path.stem}.shards-{max(used, default=0) + 1}"
 
+    def _remove_as_main(self, path: Path) -> None:
+        """Remove what the main process has removed from its disk, on the disks of other machines."""
+        if self._processes is None or not self._processes.has_machines:
+            return
+        kept = self._by_main(lambda: {path.name for kind in _KINDS for _, path in self._files(kind)})
+
+        def remove() -> list[None]:
+            with self._writing(path):
+                for kind in _KINDS if self._owns_disk else ():
+                    for _, found in self._files(kind):
+                        if found.name not in kept:
+                            shutil.rmtree(found) if found.is_dir() else found.unlink()
+            return []
+
+        self._by_all(remove)
+
     def _write_shards(self, sharded: dict[str, DTensor], path: Path, name: str) -> _Shards:
         """Write each process's part of the sharded tensors, and read it again for its checksums."""
         folder, processes = self._folder / name, self._processes
 
         def write() -> list[tuple[str, str]]:
             with self._writing(path):
+                if self._owns_disk:
+                    make_folder(self._folder)
                 write_sharded(sharded, folder, None if processes is None else processes.patient)
-                own = _share_of(sorted(folder.iterdir()), processes)
-                return [(file.name, checksum_of(file)) for file in own]
+                if self._owns_disk:
+                    sync_folder(folder)
+                    sync_folder(self._folder)
+                own = _share_of([file.name for file in folder.iterdir()], processes)
+                return [(name, checksum_of(folder / name)) for name in own]
 
-        return {"folder": name, "checksums": dict(self._by_all(write))}
+        return {"folder": name, "checksums": dict(sorted(self._by_all(write)))}
 
     def _write(self, path: Path, iteration: int, plain: dict[str, Any], shards: _Shards | None) -> None:
         """Write the sealed file; remove what is no longer kept."""
@@ -153,8 +182,6 @@ class CheckpointStore:
                 seal(stream)
                 stream.flush()
                 os.fsync(stream.fileno())
-            if shards is not None:
-                sync_folder(self._folder / shards["folder"])
             partial.replace(path)
             sync_folder(self._folder)
             self._refused.discard(path)
@@ -255,28 +282,30 @@ class CheckpointStore:
 
         Raises:
             _RefusedError: A file is damaged, belongs to another computation, or contradicts its name.
-            DataError: A process does not see the file.
+            DataError: The file cannot be copied to another machine.
         """
         reason, shards = self._by_main(lambda: self._checked(path, iteration))
         if reason:
             raise _RefusedError(reason)
-        processes = self._processes
         folder = None if shards is None else self._folder / shards["folder"]
-        if blind := [rank for rank, seen in enumerate(self._by_all(lambda: [path.exists()])) if not seen]:
-            raise DataError(
-                f"{path}: must be visible to all processes, which resume from it; process {blind[0]} does not see it. "
-                "Put the repository on a disk that all machines share."
-            )
+        if self._processes is not None:
+            self._processes.receive([path] if folder is None else [path, folder / ".metadata"])
         if shards is not None and folder is not None:
-            checksums = _share_of(sorted(shards["checksums"].items()), processes)
-            damaged = self._by_all(lambda: _damaged(folder, checksums))
-            if damaged:
+            sums = shards["checksums"]
+            own = _share_of(list(sums), self._processes)
+            if damaged := self._by_all(lambda: _damaged(folder, [(name, sums[name]) for name in own])):
                 raise _RefusedError(
                     f"{folder.name}/{damaged[0]} is missing or damaged (its checksum is wrong)"
+                    + self._advice_on_disks()
                 )
         # Mapped, so that processes on one machine share the memory.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return TrainingState(**with_stored(content["state"], folder))
+
+    def _advice_on_disks(self) -> str:
+        if self._processes is None or not self._processes.has_machines:
+            return ""
+        return "; machines without a common disk resume in the number and order in which they wrote it"
 
     def _checked(self, path: Path, iteration: int) -> tuple[str, _Shards | None]:
         """Reason to refuse a file, or "", and the description of its sharded tensors."""
@@ -336,6 +365,12 @@ def _damaged(folder: Path, checksums: Sequence[tuple[str, str]]) -> list[str]:
     return found
 
 
-def _share_of(items: Sequence[T], processes: Processes | None) -> Sequence[T]:
-    """This process's share of work that the processes divide."""
-    return items if processes is None else items[processes.index :: processes.count]
+def _share_of(names: Sequence[str], processes: Processes | None) -> list[str]:
+    """Files of sharded tensors that this process checks: those that it wrote, if there are as many processes as then.
+
+    torch.distributed.checkpoint names the file after the process, and the table of contents `.metadata`.
+    """
+    if processes is None:
+        return list(names)
+    ranks = {name: int(found[1]) if (found := _PART.match(name)) else 0 for name in names}
+    return [name for name in names if ranks[name] % processes.count == processes.index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from chunk_grpo.environment import PROCESSES, SAVING
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.sharding import shard_weights
+from chunk_grpo.machines import owns_disk, send_files
 from chunk_grpo.parallel import results_of_all
 
 T = TypeVar("T")
@@ -181,6 +182,20 @@ class Processes:
                 "from one machine to the others"
             )
         return made[0]
+
+    @property
+    def has_machines(self) -> bool:
+        """Whether the processes are on several machines."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.count)) < self.count
+
+    def receive(self, paths: Iterable[str | Path]) -> None:
+        """Make files of machine 0 present on all machines (`machines.send_files`)."""
+        if self.count > 1:
+            send_files(paths, self._patient)
+
+    def owns_disk(self, folder: Path) -> bool:
+        """Whether this process is the first of those that see this folder (`machines.owns_disk`)."""
+        return self.count == 1 or owns_disk(folder, self._patient)
 
     def padded_share(self, total: int) -> tuple[list[int], int]:
         """This process's share of `total` items, filled up to the length of the others', and its length without that.

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.errors import DataError, TransientError
-from stages._launch import FAIL_SECONDS, run_processes
+from stages._launch.group import FAIL_SECONDS
+from stages._launch.processes import run_processes
 from stages._stage import argument
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import pytest
 
 from chunk_grpo.artifacts import read_manifest, read_table
 from chunk_grpo.environment import PROCESSES
-from stages import _launch
-from stages._launch import run_processes
+from chunk_grpo.errors import ConfigError
+from stages._launch import processes as _launch
+from stages._launch.processes import run_processes
 from tests.conftest import ROOT, VARIANT, Workspace
 from tests.stages.started import Started
 from tests.waiting import wait_for
@@ -124,14 +125,38 @@ def test_a_number_of_processes_that_is_none_is_refused(value: str, started: Star
 
 
 @pytest.mark.parametrize(
-    ("gpus", "share", "count"), [(0, 4, 1), (1, 4, 1), (2, 4, 2), (3, 4, 2), (8, 4, 4), (4, 5, 1)]
+    ("gpus", "machines", "share", "count"),
+    [
+        (0, 1, 4, 1),
+        (1, 1, 4, 1),
+        (2, 1, 4, 2),
+        (3, 1, 4, 2),
+        (8, 1, 4, 4),
+        (4, 1, 5, 1),
+        (0, 2, 4, 1),
+        (8, 2, 16, 8),
+        (8, 2, 12, 6),
+    ],
 )
 def test_there_are_as_many_processes_as_gpus_can_share_the_trajectories(
-    gpus: int, share: int, count: int, capsys: pytest.CaptureFixture[str]
+    gpus: int, machines: int, share: int, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _launch._fitting(gpus, lambda: share) == count
-    unused = f"{count} of {gpus} GPUs are used: the {share} trajectories of an update cannot"
+    assert _launch._fitting(gpus, machines, lambda: share) == count
+    each = " of each machine" if machines > 1 else ""
+    unused = f"{count} of {gpus} GPUs{each} are used: the {share} trajectories of an update cannot"
     assert capsys.readouterr().err.startswith(unused if count < max(gpus, 1) else "")
+
+
+def test_a_stage_of_one_process_uses_one_machine_and_any_number_uses_all() -> None:
+    assert _launch._fitting(8, 4, lambda: 1) == 0
+    assert _launch._fitting(8, 4, lambda: None) == 8
+
+
+def test_machines_that_cannot_share_the_trajectories_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="PET_NNODES: must divide the 16 trajectories of an update evenly, got 3"
+    ):
+        _launch._fitting(8, 3, lambda: 16)
 
 
 def test_processes_that_somebody_else_started_start_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +212,7 @@ from pathlib import Path
 from chunk_grpo.stopping import begin
 begin()
 from chunk_grpo.training.checkpoint import CheckpointStore
-from stages._launch import run_processes
+from stages._launch.processes import run_processes
 from stages.train import Arguments, main, shared_rows
 
 save = CheckpointStore.save

@@ -1,0 +1,1 @@
+"""A stage in several processes, on one machine or several."""

@@ -1,0 +1,191 @@
+"""Run a stage in several processes, one per GPU: start them, forward stop signals, return one exit code.
+
+The command line is the same as for one process, because DVC compares it. torchrun is not used: it always fails with
+exit code 1, and the flows need the exit code to distinguish a stopped stage (75) from a failed one. Its variables for
+several machines are used (`machines`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chunk_grpo import environment
+from chunk_grpo.config import Params
+from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.stopping import stop_seconds
+from stages._launch.code import code_digest
+from stages._launch.group import Group
+from stages._launch.machines import Link, Machines, Outcome, Ticket, call, machines_of_environment
+from stages._stage import Arguments, mark_as_run, parameter_file, parsed, report_error, run_stage
+
+
+def run_processes(
+    main: Callable[[Params, Arguments], None],
+    arguments: type[Arguments],
+    divisible: Callable[[Params, Arguments], int | None] = lambda params, arguments: None,
+) -> int:
+    """Run a stage in this process, or in several processes if there are several GPUs.
+
+    Args:
+        main: As in `run_stage`; must support several processes.
+        arguments: As in `run_stage`.
+        divisible: Number that the process count must divide, unless the environment sets the count; None: any count.
+
+    Returns:
+        Exit code; with several processes, the exit code of the first one that failed.
+    """
+    if (
+        "RANK" in os.environ
+    ):  # already one of several processes, started by this module, accelerate or torchrun
+        return run_stage(main, arguments)
+    try:
+        machines = machines_of_environment()
+        if machines.index > 0:
+            raise ConfigError(
+                f"{environment.MACHINE}: must be 0 where a stage is started, got {machines.index}; run "
+                "`python -m stages.follow` here, and the stage on machine 0"
+            )
+        gpus = gpus_here()
+        count = _asked(gpus) or _fitting(gpus, machines.count, lambda: divisible(*parsed(main, arguments)))
+        seconds = stop_seconds()
+        if count * machines.count <= 1:
+            return run_stage(main, arguments)
+        mark_as_run()
+        command, port, link = sys.orig_argv[1:], _free_port(), None
+        if machines.count > 1:
+            text = parameter_file(main, arguments).read_text(encoding="utf-8")
+            ticket = Ticket(command, str(Path.cwd()), text, code_digest(), count, port)
+            link = Link(call(machines, ticket), machines)
+    except ChunkGrpoError as error:
+        return report_error(error)
+    outcome, _ = launch(command, Share(count, machines, port, link), seconds, on_cpu=gpus == 0)
+    sys.stderr.write(outcome.account)
+    return outcome.code
+
+
+@dataclass(frozen=True)
+class Share:
+    """The processes that a launcher starts.
+
+    Attributes:
+        count: Number of processes on this machine, and on each other one.
+        machines: This machine's place.
+        port: Port on machine 0 where the processes meet.
+        link: Exchange with the other machines; None: this machine is alone.
+    """
+
+    count: int
+    machines: Machines
+    port: int
+    link: Link | None = None
+
+
+def launch(arguments: Sequence[str], share: Share, seconds: float, *, on_cpu: bool) -> tuple[Outcome, bool]:
+    """Run Python in several processes with the environment variables of torchrun.
+
+    The stderr of process 0 is shown live. The stderr of another process is in the outcome if it was the first to fail.
+
+    Args:
+        arguments: Arguments of Python.
+        share: Number and place of the processes.
+        seconds: Seconds from a stop request to SIGKILL.
+        on_cpu: Whether the processes use no GPU.
+
+    Returns:
+        How the processes ended, here or on another machine, and whether a stop signal arrived here.
+    """
+    count, machines = share.count, share.machines
+    total, first = count * machines.count, count * machines.index
+    shared = {
+        "WORLD_SIZE": total,
+        "LOCAL_WORLD_SIZE": count,
+        "MASTER_ADDR": machines.address,
+        "MASTER_PORT": share.port,
+        environment.PARENT: os.getpid(),
+    }
+    shared |= {"ACCELERATE_USE_CPU": "true"} if on_cpu else {}
+    with tempfile.TemporaryDirectory(prefix="processes-") as folder:
+        shared[environment.SAVING] = Path(folder, "saving")
+        group = Group(Path(folder, "saving"), seconds, total, first, share.link)
+        try:
+            with group.stopped_by_signals():
+                for place in range(count):
+                    variables = {**shared, "RANK": first + place, "LOCAL_RANK": place}
+                    group.add(
+                        [sys.executable, *arguments],
+                        os.environ | {name: str(value) for name, value in variables.items()},
+                        None if first + place == 0 else Path(folder, str(place)),
+                    )
+                outcome = group.wait()
+        finally:
+            if share.link is not None:
+                share.link.close()
+    return outcome, group.is_interrupted
+
+
+def _asked(gpus: int) -> int | None:
+    """The number of processes set in the environment, or None.
+
+    Raises:
+        ConfigError: The value is not a positive integer, or exceeds the number of GPUs.
+    """
+    value = os.environ.get(environment.PROCESSES)
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(f"{environment.PROCESSES}: must be a number of at least 1, got {value!r}")
+    if 0 < gpus < int(value):
+        raise ConfigError(f"{environment.PROCESSES}: must be at most the number of GPUs {gpus}, got {value}")
+    return int(value)
+
+
+def _fitting(gpus: int, machines: int, total: Callable[[], int | None]) -> int:
+    """The largest number of processes a machine, at most one per GPU, that divides `total`; 0: one process in all.
+
+    A message names unused GPUs.
+
+    Args:
+        gpus: Number of GPUs of this machine, and of each other one.
+        machines: Number of machines.
+        total: Number that the processes of all machines must divide; 1: one process; None: any.
+
+    Raises:
+        ConfigError: The number of machines does not divide `total`.
+    """
+    most = max(gpus, 1)
+    if most * machines == 1 or (share := total()) is None:
+        return most
+    if share == 1:
+        return 0
+    if share % machines:
+        raise ConfigError(
+            f"{environment.MACHINES}: must divide the {share} trajectories of an update evenly, got {machines}; change "
+            "train.prompts_per_iteration or train.group_size, or use fewer machines"
+        )
+    count = max(count for count in range(1, most + 1) if share % (count * machines) == 0)
+    if count < gpus:
+        each = " of each machine" if machines > 1 else ""
+        sys.stderr.write(
+            f"{count} of {gpus} GPUs{each} are used: the {share} trajectories of an update cannot be divided evenly "
+            "among more. Change train.prompts_per_iteration or train.group_size to use all.\n"
+        )
+    return count
+
+
+def gpus_here() -> int:
+    """Number of GPUs that this process sees."""
+    import torch  # here: slow to import
+
+    return int(torch.cuda.device_count())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

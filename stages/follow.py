@@ -1,0 +1,122 @@
+"""Take part in the stages that machine 0 runs, until stopped.
+
+Machine 0 runs a stage as always: by `dvc repro`, in a flow, or by `python -m`. This program runs on each other machine,
+with the same four variables of torchrun: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT. It waits for a
+stage, runs this machine's part of its processes, and waits for the next stage. Outputs are written on machine 0.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from chunk_grpo import environment
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
+from chunk_grpo.stopping import stop_seconds
+from stages._launch.code import code_digest
+from stages._launch.machines import (
+    Link,
+    Machines,
+    Outcome,
+    Ticket,
+    answer,
+    machines_of_environment,
+    next_ticket,
+)
+from stages._launch.processes import Share, gpus_here, launch
+from stages._stage import report_error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Follow machine 0 until a stop signal arrives.
+
+    Returns:
+        Exit code: 2 bad configuration, 75 stopped.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="run stages in the current folder, a clone of the repository, and receive their inputs from machine 0; "
+        "without it the stage's folder must be on a disk that both machines see at the same path",
+    )
+    here: bool = parser.parse_args(argv).here
+    try:
+        machines = machines_of_environment()
+        if machines.index == 0:
+            raise ConfigError(
+                f"{environment.MACHINE}: must be at least 1 (and {environment.MACHINES} at least 2) on a machine that "
+                "follows; machine 0 runs the stages themselves"
+            )
+        seconds = stop_seconds()
+    except ChunkGrpoError as error:
+        return report_error(error)
+    _say(machines, f"waiting for stages of {machines.address}:{machines.port}")
+    name = ""
+    while True:
+        store, ticket = next_ticket(machines, name)
+        name = ticket.name
+        refusal = refusal_of(ticket, here)
+        answer(store, machines, refusal)
+        if refusal:
+            _say(machines, f"refused a stage: {refusal}")
+            continue
+        link = Link(store, machines)
+        del store
+        _say(machines, f"began {_title(ticket)}")
+        outcome, is_stopped = follow(ticket, machines, link, here, seconds)
+        _say(machines, f"ended {_title(ticket)} with exit code {outcome.code}")
+        sys.stderr.write(outcome.account)
+        if is_stopped:
+            return TransientError.exit_code
+
+
+def refusal_of(ticket: Ticket, here: bool) -> str:
+    """Reason why this machine cannot run its part of a stage, or ""."""
+    if not here and not Path(ticket.folder).is_dir():
+        return (
+            f"{ticket.folder}: must be on a disk that all machines see at the same path. Mount it, or start "
+            "`python -m stages.follow --here` in a clone of the repository"
+        )
+    if ticket.code != code_digest():
+        return "its code differs from that of machine 0: check out the same commit there, and start it again"
+    if 0 < (gpus := gpus_here()) < ticket.processes:
+        return (
+            f"it has {gpus} GPUs, and must have at least {ticket.processes}, as machine 0 uses; set "
+            f"{environment.PROCESSES} to {gpus} on machine 0"
+        )
+    return ""
+
+
+def follow(
+    ticket: Ticket, machines: Machines, link: Link, here: bool, seconds: float
+) -> tuple[Outcome, bool]:
+    """Run this machine's part of a stage, with the parameters of machine 0."""
+    share = Share(ticket.processes, machines, ticket.port, link)
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="follow-") as folder:
+        params = Path(folder, "params.yaml")
+        params.write_text(ticket.params, encoding="utf-8")
+        os.chdir(before if here else ticket.folder)
+        try:
+            arguments = [*ticket.arguments, "--params", str(params)]
+            return launch(arguments, share, seconds, on_cpu=gpus_here() == 0)
+        finally:
+            os.chdir(before)
+
+
+def _title(ticket: Ticket) -> str:
+    """The stage's module and options, as a command line."""
+    return " ".join(ticket.arguments)
+
+
+def _say(machines: Machines, text: str) -> None:
+    sys.stderr.write(f"machine {machines.index} of {machines.count} {text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Training of sharded weights by two launchers with a folder each: the bytes of one launcher with two processes."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.environment import PROCESSES
+from stages._launch.group import FAIL_SECONDS
+from stages._launch.machines import LOST_SECONDS
+from tests.conftest import VARIANT, Workspace
+from tests.stages.two_machines import Launcher, Pair, pair
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def shared(workspace: Workspace) -> Workspace:
+    """A workspace with sharded training still to do."""
+    workspace.schedule(prompts_per_iteration=4, iterations=4, shard_weights=True, checkpoint_every=1)
+    shutil.rmtree(workspace.artifacts / "train" / VARIANT)
+    (workspace.artifacts / "runs" / f"train@{VARIANT}.json").unlink()
+    return workspace
+
+
+def outputs(workspace: Workspace) -> dict[str, bytes]:
+    """Weights and metrics."""
+    return {
+        name: content for name, content in workspace.files().items() if name.startswith(f"train/{VARIANT}/")
+    }
+
+
+@pytest.fixture
+def expected(shared: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Outputs of two processes of one launcher."""
+    shutil.copytree(shared.root, tmp_path / "one")
+    alone = Workspace(tmp_path / "one")
+    with monkeypatch.context() as patch:
+        patch.setenv(PROCESSES, "2")
+        with alone.process("train") as process:
+            _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return outputs(alone)
+
+
+@pytest.fixture
+def two(shared: Workspace, tmp_path: Path) -> Pair:
+    """The second machine has a folder without inputs."""
+    (tmp_path / "second").mkdir()
+    return pair(shared.root, tmp_path / "second")
+
+
+def train(two: Pair, shared: Workspace) -> list[str]:
+    module, options = shared.options("train")
+    return ["-m", module, *options]
+
+
+def newest(folder: Path) -> int:
+    """Iteration of the newest checkpoint; 0 without one."""
+    names = [path.stem for path in (folder / ".ckpt").glob("*/seed-0/iteration-*.pt")]
+    return max((int(name.removeprefix("iteration-")) for name in names), default=0)
+
+
+def test_two_machines_write_the_bytes_of_one_where_the_stage_was_started(
+    two: Pair, shared: Workspace, expected: dict[str, bytes]
+) -> None:
+    with two.following() as follower, two.started(0, train(two, shared)) as stage:
+        assert stage.ended(300)[0] == 0, stage.messages.read_text()
+        follower.says("with exit code 0")
+    assert outputs(shared) == expected
+    second = two.folders[1]
+    assert not (second / "artifacts" / "train").exists()
+    assert list((second / ".ckpt").iterdir()) == list((shared.root / ".ckpt").iterdir()) == []
+
+
+def test_a_lost_machine_ends_the_other_and_the_next_run_goes_on_to_the_same_bytes(
+    two: Pair, shared: Workspace, expected: dict[str, bytes]
+) -> None:
+    """Each machine is lost in turn, at seeded moments after the first checkpoint, until training has ended."""
+    moments, ends = random.Random(21), 0
+    victims = iter([1, 0, 1, 0])
+    while True:
+        victim, before = next(victims, None), newest(shared.root)
+        with two.following() as follower, two.started(0, train(two, shared)) as stage:
+            if victim is None:
+                assert stage.ended(300)[0] == 0, stage.messages.read_text()
+                break
+            lost, other = (follower, stage) if victim else (stage, follower)
+            deadline = time.monotonic() + 300
+            while newest(shared.root) == before and stage.process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            if stage.process.poll() == 0:
+                break
+            time.sleep(moments.uniform(0, 2))
+            if stage.process.poll() == 0:
+                break
+            kill(lost)
+            begun = time.monotonic()
+            if victim:
+                assert other.ended(LOST_SECONDS + 60)[0] == 75, other.messages.read_text()
+                assert "machine 1 of 2 is lost" in other.messages.read_text()
+            else:
+                other.says("machine 0 of 2 is lost")
+            assert time.monotonic() - begun < LOST_SECONDS + FAIL_SECONDS + 15
+            assert newest(shared.root) > before
+            ends += 1
+    assert ends > 0
+    assert outputs(shared) == expected
+
+
+def kill(launcher: Launcher) -> None:
+    """Kill a launcher and its processes at one moment."""
+    os.killpg(launcher.process.pid, signal.SIGKILL)
