@@ -111,6 +111,7 @@ class Workload:
             "lora": None,
             "gradient_checkpointing": False,
             "shard_weights": False,
+            "hybrid_sharding": False,
             "ema_decay": None,
         }
         return parse_params(raw)

@@ -21,7 +21,7 @@ def shard_weights(network: nn.Module, mesh: DeviceMesh, gathered: torch.dtype | 
 
     Args:
         network: Diffusers transformer; its `_no_split_modules` names the blocks.
-        mesh: Device mesh with one dimension.
+        mesh: Device mesh of the shards, or of replicas (first dimension) of shards (second dimension).
         gathered: Floating-point type in which weights are gathered for a pass; gradients are then summed over the
             processes in float32. None: the weights' own type for both.
     """

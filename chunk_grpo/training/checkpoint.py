@@ -101,6 +101,7 @@ class CheckpointStore:
         self._folder, self._identity, self._keep = folder, identity, keep
         self._processes = processes if processes is not None and processes.count > 1 else None
         self._owns_disk = processes is None or processes.owns_disk(folder)
+        self._writes_shards = self._is_machine_with_disk()
         self._refused: set[Path] = set()  # not counted by `keep`: bad files must not displace good ones
 
     def save(self, state: TrainingState) -> None:
@@ -160,10 +161,12 @@ class CheckpointStore:
         folder, processes = self._folder / name, self._processes
 
         def write() -> list[tuple[str, str]]:
+            if not self._writes_shards:
+                return []
             with self._writing(path):
                 if self._owns_disk:
                     make_folder(self._folder)
-                write_sharded(sharded, folder, None if processes is None else processes.patient)
+                write_sharded(sharded, folder, None if processes is None else processes.sharing)
                 if self._owns_disk:
                     sync_folder(folder)
                     sync_folder(self._folder)
@@ -171,6 +174,13 @@ class CheckpointStore:
                 return [(name, checksum_of(folder / name)) for name in own]
 
         return {"folder": name, "checksums": dict(sorted(self._by_all(write)))}
+
+    def _is_machine_with_disk(self) -> bool:
+        """Whether this process writes shards: with hybrid sharding, one machine for each disk does."""
+        if self._processes is None or not self._processes.is_hybrid:
+            return True
+        owners = self._by_all(lambda: [self._owns_disk])
+        return owners[self._processes.index - self._processes.place[0]]
 
     def _write(self, path: Path, iteration: int, plain: dict[str, Any], shards: _Shards | None) -> None:
         """Write the sealed file; remove what is no longer kept."""
@@ -373,4 +383,5 @@ def _share_of(names: Sequence[str], processes: Processes | None) -> list[str]:
     if processes is None:
         return list(names)
     ranks = {name: int(found[1]) if (found := _PART.match(name)) else 0 for name in names}
-    return [name for name in names if ranks[name] % processes.count == processes.index]
+    index, count = processes.place
+    return [name for name in names if ranks[name] % count == index]

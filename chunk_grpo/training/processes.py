@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin, gather_object
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from chunk_grpo.environment import PROCESSES, SAVING
@@ -31,13 +31,14 @@ _PATIENCE = timedelta(days=7)
 class Processes:
     """Collective operations of the trainer. All processes must call the methods that communicate."""
 
-    def __init__(self, *, shards_weights: bool = False) -> None:
+    def __init__(self, *, shards_weights: bool = False, keeps_shards_inside: bool = False) -> None:
         """Join the process group and select this process's GPU.
 
         Processes and devices come from accelerate's environment. Its settings that affect results are ignored.
 
         Args:
             shards_weights: Whether to shard the weights over the processes. Otherwise each process holds all weights.
+            keeps_shards_inside: Whether the processes of each machine hold all shards (hybrid sharding).
 
         Raises:
             ConfigError: accelerate does not see all started processes, or is set to FSDP.
@@ -62,8 +63,17 @@ class Processes:
             )
         # The default group's collectives time out after minutes, which is too short for writing a checkpoint.
         self._patient = distributed.new_group(backend="gloo", timeout=_PATIENCE) if self.count > 1 else None
-        is_spread = shards_weights and self.count > 1
-        self._mesh = init_device_mesh(self._accelerator.device.type, (self.count,)) if is_spread else None
+        self._inside = self._patient
+        self._mesh: DeviceMesh | None = None
+        if shards_weights and self.count > 1:
+            is_hybrid = keeps_shards_inside and self.has_machines
+            shape = (self.count // self.local_count, self.local_count) if is_hybrid else (self.count,)
+            names = ("machines", "processes")[-len(shape) :]
+            self._mesh = init_device_mesh(self._accelerator.device.type, shape, mesh_dim_names=names)
+            if is_hybrid:
+                machines = torch.arange(self.count).view(shape).tolist()
+                groups = [distributed.new_group(each, timeout=_PATIENCE, backend="gloo") for each in machines]
+                self._inside = groups[self.index // self.local_count]
 
     @property
     def count(self) -> int:
@@ -157,9 +167,29 @@ class Processes:
             return results_of_all(action, self.count, self._patient)
 
     @property
-    def patient(self) -> distributed.ProcessGroup | None:
-        """All processes, with collectives that wait up to `_PATIENCE`; None with one process."""
-        return self._patient
+    def sharing(self) -> distributed.ProcessGroup | None:
+        """The processes that hold all shards together; None with one process.
+
+        These are all processes, or with hybrid sharding those of this machine. Collectives wait up to `_PATIENCE`.
+        """
+        return self._inside
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rank of this process in `sharing`, and the number of its processes."""
+        return (
+            (self.index % self.local_count, self.local_count) if self.is_hybrid else (self.index, self.count)
+        )
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the processes of each machine hold all shards."""
+        return self._inside is not self._patient
+
+    @property
+    def local_count(self) -> int:
+        """Number of processes on this machine, and on each other one."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
 
     def once_a_machine(self, make: Callable[[], str], what: str) -> str:
         """Result of `make`, called by the first process of each machine while the others wait, up to `_PATIENCE`.
@@ -186,7 +216,7 @@ class Processes:
     @property
     def has_machines(self) -> bool:
         """Whether the processes are on several machines."""
-        return int(os.environ.get("LOCAL_WORLD_SIZE", self.count)) < self.count
+        return self.local_count < self.count
 
     def receive(self, paths: Iterable[str | Path]) -> None:
         """Make files of machine 0 present on all machines (`machines.send_files`)."""

@@ -80,7 +80,10 @@ class Trainer:
             DataError: All checkpoints are refused, or the journal cannot be written.
         """
         self._family, self._data, self._method, self._settings = family, data, method, settings
-        self._seed, self._processes = seed, Processes(shards_weights=settings.shard_weights)
+        self._seed = seed
+        self._processes = Processes(
+            shards_weights=settings.shard_weights, keeps_shards_inside=settings.hybrid_sharding
+        )
         self._starts()
         self._checkpoints = CheckpointStore(
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes

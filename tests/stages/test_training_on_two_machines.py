@@ -14,6 +14,7 @@ from stages._launch.group import FAIL_SECONDS
 from stages._launch.machines import LOST_SECONDS
 from tests.conftest import VARIANT, Workspace
 from tests.stages.two_machines import Launcher, Pair, pair
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -111,6 +112,35 @@ def test_a_lost_machine_ends_the_other_and_the_next_run_goes_on_to_the_same_byte
             ends += 1
     assert ends > 0
     assert outputs(shared) == expected
+
+
+def test_hybrid_sharding_keeps_all_shards_on_each_disk_and_resumes_to_the_same_bytes(
+    shared: Workspace, tmp_path: Path
+) -> None:
+    """Two processes on each of two machines."""
+    shared.edit(lambda raw: raw["train"].update(hybrid_sharding=True))
+    shutil.copytree(shared.root, tmp_path / "whole")
+    found: dict[str, dict[str, bytes]] = {}
+    for name in ("whole", "stopped"):
+        first = Workspace(tmp_path / name if name == "whole" else shared.root)
+        (tmp_path / f"{name}-second").mkdir()
+        two = pair(first.root, tmp_path / f"{name}-second", processes=2)
+        with two.following() as follower:
+            if name == "stopped":
+                with two.started(0, train(two, first)) as stage:
+                    wait_for(lambda first=first: newest(first.root) >= 2, 300, "two checkpoints")  # type: ignore[misc]
+                    stage.process.terminate()
+                    assert stage.ended(300)[0] == 75, stage.messages.read_text()
+                names = [
+                    {path.name for path in folder.glob(".ckpt/*/seed-0/*.shards-1/*.distcp")}
+                    for folder in two.folders
+                ]
+                assert names[0] == names[1] == {"__0_0.distcp", "__1_0.distcp"}
+            with two.started(0, train(two, first)) as stage:
+                assert stage.ended(300)[0] == 0, stage.messages.read_text()
+            follower.says("with exit code 0")
+        found[name] = outputs(first)
+    assert found["stopped"] == found["whole"]
 
 
 def kill(launcher: Launcher) -> None:

@@ -22,10 +22,12 @@ class Pair:
     Attributes:
         folders: Folder of each.
         port: Where they meet.
+        processes: Number of processes on each.
     """
 
     folders: tuple[Path, Path]
     port: int
+    processes: int = 1
 
     def environment(self, machine: int) -> dict[str, str]:
         places = {
@@ -33,7 +35,7 @@ class Pair:
             MACHINE: str(machine),
             MASTER_ADDRESS: "127.0.0.1",
             MASTER_PORT: str(self.port),
-            PROCESSES: "1",
+            PROCESSES: str(self.processes),
         }
         return os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"} | places
 
@@ -78,8 +80,8 @@ class Launcher:
         return self.process.wait(timeout=seconds), self.messages.read_text()
 
 
-def pair(first: Path, second: Path) -> Pair:
+def pair(first: Path, second: Path, processes: int = 1) -> Pair:
     """Two machines with these folders."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return Pair((first, second), int(probe.getsockname()[1]))
+        return Pair((first, second), int(probe.getsockname()[1]), processes)
