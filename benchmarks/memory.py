@@ -87,4 +87,10 @@ def peak_bytes(work: Callable[[], None]) -> int:
             work()
         recorded.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    return max((int(e["args"]["Total Allocated"]) for e in events if e.get("name") == "[memory]"), default=0)
+    changes = [e["args"] for e in sorted(events, key=lambda e: e.get("ts", 0)) if e.get("name") == "[memory]"]
+    if not changes:
+        return 0
+    first = changes[0]
+    # The sum goes on from one profile to the next: it includes what lives of earlier ones.
+    before = int(first["Total Allocated"]) - int(first["Bytes"])
+    return max(int(args["Total Allocated"]) for args in changes) - before

@@ -211,12 +211,6 @@ def trackers_are_told_once(trackers: tuple[str, ...]) -> Iterator[Problem]:
     yield from _unique(("trackers",), trackers)
 
 
-def sharding_has_shards(train: TrainParams) -> Iterator[Problem]:
-    """Hybrid sharding requires sharding."""
-    if train.hybrid_sharding and not train.shard_weights:
-        yield Problem(("train", "hybrid_sharding"), "requires train.shard_weights: true, got true without it")
-
-
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
     """Updates get equal shares of an iteration's prompts; an iteration has no prompt twice; seeds differ."""
     if train.prompts_per_iteration % train.updates_per_iteration:
@@ -288,7 +282,6 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (scorers_fit_the_prompts, ("scorers", "prompts", "train")),
     (judges_fit_the_prompts, ("scorers", "prompts")),
     (trackers_are_told_once, ("trackers",)),
-    (sharding_has_shards, ("train",)),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
     (profile_prompts_exist, ("profile", "prompts")),

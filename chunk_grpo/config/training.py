@@ -71,8 +71,8 @@ class TrainParams(Section):
         lora: low-rank adapters to train instead of the full weights; null: train all weights.
         gradient_checkpointing: whether activations are recomputed in the backward pass instead of stored.
         shard_weights: whether weights and optimiser state are sharded over the processes instead of replicated.
-        hybrid_sharding: whether each machine keeps all shards, so that weights are gathered inside a machine; requires
-            `shard_weights`, and changes nothing on one machine.
+        hybrid_sharding: whether each machine keeps all shards, so that weights are gathered inside a machine; changes
+            nothing on one machine or without `shard_weights`.
         ema_decay: decay of the moving average of the weights. The average is evaluated and saved; null: the last
             weights are.
         checkpoint_every: iterations between two checkpoints of the optimiser and the weights.

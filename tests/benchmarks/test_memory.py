@@ -23,6 +23,12 @@ def test_the_peak_is_what_lived_at_one_time() -> None:
     assert before.numel() == MIB // 4
 
 
+def test_what_lives_of_an_earlier_measurement_does_not_count() -> None:
+    kept: list[torch.Tensor] = []
+    assert peak_bytes(lambda: kept.append(torch.zeros(MIB // 4))) == MIB
+    assert peak_bytes(lambda: kept.append(torch.zeros(2 * MIB // 4))) == 2 * MIB
+
+
 def test_our_memory_is_small_and_does_not_grow_with_the_chunk() -> None:
     long = Workload("small", TINY, 32, 2, 2, 8, 1)
     short = replace(long, sizes=(*SIZES[:-1], 2))
