@@ -76,6 +76,11 @@ def test_every_kind_of_scorer_is_in_the_registry() -> None:
         ("train.heldout", 5, "train.heldout: must be a mapping, got 5"),
         ("train", None, "train: must be a mapping, got null"),
         ("model.dtype", "float16", "model.dtype: must be one of 'float32' or 'bfloat16', got 'float16'"),
+        (
+            "model.attention_backend",
+            "sdpa",
+            "model.attention_backend: must be one of 'native', '_native_cudnn', '_na",
+        ),
         ("model.family", "sd3", "model.family: must be one of 'flux', got 'sd3'"),
         ("model.height", 50, "model.height: must be a multiple of 8, got 50"),
         ("model.revision", 12, "model.revision: must be text, got 12"),

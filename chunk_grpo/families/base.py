@@ -80,6 +80,7 @@ class LoadOptions:
         guidance_scale: Embedded guidance strength (FLUX.1-dev: 3.5).
         max_sequence_length: Number of text tokens of the longer text encoder.
         device: Device of the parts.
+        attention_backend: Name of diffusers' attention backend in the velocity network; None: the library's default.
     """
 
     checkpoint: str
@@ -90,6 +91,7 @@ class LoadOptions:
     guidance_scale: float = 3.5
     max_sequence_length: int = 512
     device: torch.device | str = "cpu"
+    attention_backend: str | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.families.attention import set_backend, try_backend
 from chunk_grpo.families.base import (
     Conditioning,
     LoadOptions,
@@ -51,7 +52,8 @@ class FluxFamily:
         """Wrap a pipeline; `load` creates one from a checkpoint.
 
         Raises:
-            ConfigError: The image size is not a multiple of the checkpoint's token size.
+            ConfigError: The image size is not a multiple of the checkpoint's token size, or a package of the attention
+                backend is missing.
         """
         self._pipeline = pipeline
         self._options = options
@@ -66,6 +68,8 @@ class FluxFamily:
                 f"{options.checkpoint}, got {options.height} and {options.width}"
             )
         self._rows, self._columns = options.height // side, options.width // side
+        if options.attention_backend is not None and pipeline.transformer is not None:
+            set_backend(pipeline.transformer, options.attention_backend)
 
     @classmethod
     def load(cls, options: LoadOptions, parts: Sequence[Part] = ("text", "transformer", "vae")) -> FluxFamily:
@@ -77,7 +81,8 @@ class FluxFamily:
 
         Raises:
             DataError: The checkpoint is missing, incomplete or of another family.
-            ConfigError: The image size is not a multiple of the token size, or a folder has a revision.
+            ConfigError: The image size is not a multiple of the token size, a folder has a revision, or the attention
+                backend does not work here.
         """
         if options.revision is not None and Path(options.checkpoint).is_dir():
             raise ConfigError(
@@ -109,7 +114,10 @@ class FluxFamily:
         if pipeline.vae is not None:
             # On a CPU, convolutions are several times faster with channels last; on a GPU it does no harm.
             pipeline.vae.to(memory_format=torch.channels_last)
-        return cls(pipeline, options)
+        family = cls(pipeline, options)
+        if "transformer" in parts:
+            family._try_attention(trains=False)
+        return family
 
     @property
     def latent_shape(self) -> tuple[int, int]:
@@ -173,6 +181,12 @@ class FluxFamily:
             )[0]
         return output.to(x.dtype)
 
+    def _try_attention(self, *, trains: bool) -> None:
+        """Raise ConfigError if the attention backend does not work here. The weights must not be sharded yet."""
+        backend = self._options.attention_backend
+        if backend is not None:
+            try_backend(self.transformer, backend, self._precision(self.device), trains=trains)
+
     def _precision(self, device: torch.device) -> AbstractContextManager[object]:
         if self._autocast is None:
             return nullcontext()
@@ -210,12 +224,14 @@ class FluxFamily:
         self._autocast = options.autocast
         if options.lora_rank is not None:
             add_lora(network, options, seed)
+            self._try_attention(trains=True)
             if spread is not None:
                 spread(network, None)
         else:
             is_half = self._options.dtype != torch.float32
             if is_half:
                 self._autocast = options.autocast or self._options.dtype
+            self._try_attention(trains=True)
             if spread is not None:
                 # Autocast casts the weights of a pass to its type anyway; gathered in it, they are half as many bytes.
                 spread(network, self._autocast)

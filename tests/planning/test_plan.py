@@ -172,3 +172,10 @@ def test_a_folder_without_a_key(tmp_path: object) -> None:
 def test_gpus_of_the_table() -> None:
     """An H100 at the review's assumption: about 400 TFLOP/s and 300 GB/s."""
     assert GPUS["H100"].tflops == pytest.approx(400, rel=0.02) and GPUS["H100"].gbs == pytest.approx(300)
+
+
+def test_an_attention_that_keeps_scores() -> None:
+    """12 images * 24 heads * 2537^2 pairs * 2 bytes."""
+    assert not any("_native_math" in text for text in levels(plan(FLUX, 8), "costs"))
+    slow = plan(edited(FLUX, model={"attention_backend": "_native_math"}), 8)
+    assert any("_native_math" in text and "3.5 GiB" in text for text in levels(slow, "costs"))

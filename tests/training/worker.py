@@ -51,6 +51,7 @@ class Job:
         sgd: Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding
             error in a gradient near 0 moves a weight as far as any other.
         device: Device of the policy and the prompts; cuda is each process's own GPU.
+        attention_backend: Of diffusers; None: the library's default.
     """
 
     variant: dict[str, Any] = field(default_factory=lambda: dict(CHUNK_WS))
@@ -61,6 +62,7 @@ class Job:
     dtype: str = "float32"
     sgd: bool = False
     device: str = "cpu"
+    attention_backend: str | None = None
 
 
 @dataclass
@@ -99,7 +101,12 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     params = small_params(job.variant, **job.train)
     if job.device == "cuda":
         Processes()  # selects the process's GPU, as stage train does before it loads anything
-    options = replace(OPTIONS, dtype=getattr(torch, job.dtype), device=job.device)
+    options = replace(
+        OPTIONS,
+        dtype=getattr(torch, job.dtype),
+        device=job.device,
+        attention_backend=job.attention_backend,
+    )
     family = FluxFamily.load(options, ("transformer", "vae"))
     prompts = replace(prompts, conditioning=prompts.conditioning.to(job.device))
     start = flat(family.transformer.state_dict())
