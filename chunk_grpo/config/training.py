@@ -55,6 +55,7 @@ class TrainParams(Section):
         updates_per_iteration: optimiser steps per rollout, each on an equal share of the prompts.
         learning_rate: learning rate of AdamW.
         weight_decay: weight decay of AdamW.
+        optimizer: `adamw`; `adamw-fused`: one kernel instead of several; `adamw-8bit`: moments of one byte a weight.
         max_grad_norm: upper bound of the gradient norm; larger gradients are scaled down.
         clip_range: clip range of the ratio, epsilon of Eq. (13).
         advantage_clip: bound of the advantages, which are clipped to [-advantage_clip, advantage_clip].
@@ -85,6 +86,7 @@ class TrainParams(Section):
     updates_per_iteration: PositiveInt
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat
+    optimizer: Literal["adamw", "adamw-fused", "adamw-8bit"]
     max_grad_norm: PositiveFloat
     clip_range: ClipRange
     advantage_clip: PositiveFloat

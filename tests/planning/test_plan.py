@@ -179,3 +179,22 @@ def test_an_attention_that_keeps_scores() -> None:
     assert not any("_native_math" in text for text in levels(plan(FLUX, 8), "costs"))
     slow = plan(edited(FLUX, model={"attention_backend": "_native_math"}), 8)
     assert any("_native_math" in text and "3.5 GiB" in text for text in levels(slow, "costs"))
+
+
+def test_optimizers() -> None:
+    """adamw-fused makes no copy of the shards; 8-bit moments take 2 * (1 + 4 / 256) bytes in place of 8.
+
+    Rows of all matrices of FLUX.1-dev are whole blocks but those of x_embedder, 64 long; biases and norms keep float32.
+    """
+    shard = FLUX_1_DEV.weights / 8
+    steps = {
+        name: training_phases(settings(edited(FLUX, train={"optimizer": name}), 8), "dance")[3].parts
+        for name in ("adamw", "adamw-fused", "adamw-8bit")
+    }
+    assert [parts.get("optimiser's step", 0) for parts in steps.values()] == [4 * shard, 0, 0]
+    assert steps["adamw-fused"]["AdamW"] == 8 * shard
+    assert steps["adamw-8bit"]["AdamW"] == pytest.approx(2 * (1 + 4 / 256) * shard, rel=2e-3)
+    lora = settings(edited(FLUX, train={"lora": LORA, "optimizer": "adamw-8bit"}), 1)
+    assert lora.optimizer_bytes == pytest.approx(
+        (2 * (1 + 4 / 256) + 8) / 2, rel=1e-9
+    )  # half its rows are 32 long

@@ -1,5 +1,6 @@
 """Settings of speed and memory: the training of the default within a bound, and ratios of 1 on policy."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,20 @@ def test_attention_backends(
     seen = trained(Job(CHUNK_WS, tuning, attention_backend=backend), prompts, tmp_path)
     assert is_close(seen, default, 1e-4, 2 * RATE)
     assert backend != "native" or is_same(seen, default)
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Torch compiles nothing: the 8-bit step would take seconds for each shape of a weight."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", ["adamw-fused", "adamw-8bit"])
+def test_optimizers(
+    name: str, tuning: dict[str, Any], default: Seen, prompts: PromptSet, tmp_path: Path
+) -> None:
+    """The gradient is the same. Weights with 8-bit moments differ by the steps of 4 updates at most."""
+    seen = trained(Job(CHUNK_WS, {**tuning, "optimizer": name}), prompts, tmp_path)
+    assert is_close(seen, default, 0.0, 1e-6 if name == "adamw-fused" else 4 * RATE)
