@@ -71,6 +71,7 @@ class TrainParams(Section):
         reward_wait: seconds before the second attempt; the wait doubles with each further attempt.
         lora: low-rank adapters to train instead of the full weights; null: train all weights.
         gradient_checkpointing: whether activations are recomputed in the backward pass instead of stored.
+        compile: whether the transformer's blocks are compiled by torch.compile in training.
         shard_weights: whether weights and optimiser state are sharded over the processes instead of replicated.
         ema_decay: decay of the moving average of the weights. The average is evaluated and saved; null: the last
             weights are.
@@ -101,6 +102,7 @@ class TrainParams(Section):
     reward_wait: Annotated[float, Field(ge=0, le=86_400)]
     lora: LoraParams | None
     gradient_checkpointing: bool
+    compile: bool
     shard_weights: bool
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None
     checkpoint_every: PositiveInt

@@ -105,6 +105,7 @@ class TuningOptions:
         gradient_checkpointing: Whether the backward pass recomputes activations instead of storing them.
         autocast: Floating-point type of the passes under torch.autocast. None: the type of the weights. Exception:
             when all weights of a half-precision checkpoint are trained, None means autocast to that type.
+        compiles: Whether the blocks of the network, and of copies, are compiled when they first run.
     """
 
     lora_rank: int | None
@@ -112,6 +113,7 @@ class TuningOptions:
     lora_targets: tuple[str, ...]
     gradient_checkpointing: bool
     autocast: torch.dtype | None
+    compiles: bool = False
 
 
 Spread = Callable[[nn.Module, "torch.dtype | None"], None]
@@ -165,7 +167,8 @@ class Family(VelocityModel, Protocol):
             spread: Function that shards the weights. It is called before they are cast to a wider type.
 
         Raises:
-            ConfigError: Rank, alpha or targets are wrong; the message lists the available targets.
+            ConfigError: Rank, alpha or targets are wrong; the message lists the available targets. Or the attention
+                backend has no gradient here, or torch cannot compile here.
             ValueError: The network is already prepared or has an adapter.
         """
         ...

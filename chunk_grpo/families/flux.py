@@ -23,6 +23,7 @@ from chunk_grpo.families.base import (
     release_memory,
 )
 from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained
+from chunk_grpo.families.compiling import compile_blocks, try_compiler
 from chunk_grpo.families.lora import (
     WEIGHTS,
     add_lora,
@@ -59,6 +60,7 @@ class FluxFamily:
         self._options = options
         self._network: nn.Module | None = None
         self._autocast: torch.dtype | None = None
+        self._compiles = False
         self._ids: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         # One latent token covers 2 x 2 latent pixels. Without a VAE the scale factor is unknown and unused.
         side = 2 * pipeline.vae_scale_factor
@@ -221,7 +223,9 @@ class FluxFamily:
         network = self.transformer
         if has_lora(network) or any(weight.requires_grad for weight in network.parameters()):
             raise ValueError("the transformer is already prepared or has an adapter: load the family again")
-        self._autocast = options.autocast
+        if options.compiles:
+            try_compiler(self.device)
+        self._autocast, self._compiles = options.autocast, options.compiles
         if options.lora_rank is not None:
             add_lora(network, options, seed)
             self._try_attention(trains=True)
@@ -241,6 +245,8 @@ class FluxFamily:
             network.requires_grad_(True)
         if options.gradient_checkpointing:
             network.enable_gradient_checkpointing()
+        if options.compiles:
+            compile_blocks(network)
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Adapter weights if there is an adapter, otherwise all weights of the transformer."""
@@ -278,7 +284,9 @@ class FluxFamily:
         network = self.transformer
         twin = sharded_copy(network, self._autocast) if is_sharded(network) else copy.deepcopy(network)
         copied = self.using(twin.requires_grad_(False).eval())
-        copied._autocast = self._autocast
+        copied._autocast, copied._compiles = self._autocast, self._compiles
+        if self._compiles:
+            compile_blocks(twin)
         return copied
 
     def with_transformer(self, folder: Path) -> FluxFamily:

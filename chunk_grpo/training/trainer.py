@@ -360,4 +360,5 @@ def _tuning(settings: TrainParams) -> TuningOptions:
         lora_targets=() if lora is None else lora.targets,
         gradient_checkpointing=settings.gradient_checkpointing,
         autocast=None,
+        compiles=settings.compile,
     )

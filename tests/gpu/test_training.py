@@ -25,7 +25,11 @@ LORA = {"lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")}}
 SETTINGS: dict[str, dict[str, Any]] = {
     "full": {},
     "full, checkpointing": {"gradient_checkpointing": True},
+    "full, compiled": {"compile": True, "gradient_checkpointing": True},
     "LoRA": LORA,
+    "LoRA, compiled": {**LORA, "compile": True},
+    "full, fused AdamW": {"optimizer": "adamw-fused"},
+    "full, 8-bit AdamW": {"optimizer": "adamw-8bit"},
     "LoRA, KL, EMA": {**LORA, "kl_coef": 0.1, "ema_decay": 0.5, "old_log_probs": "training"},
 }
 """Changes of `train`."""

@@ -1,15 +1,18 @@
 """Settings of speed and memory: the training of the default within a bound, and ratios of 1 on policy."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 
 from chunk_grpo.families.prompts import PromptSet
 from tests.training.conftest import CHUNK_WS
-from tests.training.worker import Job, Seen, do
+from tests.training.worker import Job, Seen, do, result, run_pair
 
 LORA = {"lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")}}
 TUNING: dict[str, dict[str, Any]] = {
@@ -81,3 +84,70 @@ def test_optimizers(
     """The gradient is the same. Weights with 8-bit moments differ by the steps of 4 updates at most."""
     seen = trained(Job(CHUNK_WS, {**tuning, "optimizer": name}), prompts, tmp_path)
     assert is_close(seen, default, 0.0, 1e-6 if name == "adamw-fused" else 4 * RATE)
+
+
+ALIKE = {"rollout_batch_size": 6, "micro_batch_size": 64, "iterations": 1}
+"""Batches of few numbers of images, for few graphs: each takes seconds."""
+
+
+@pytest.fixture
+def graphs() -> Iterator[None]:
+    """No graphs but the test's own are kept."""
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+        yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize(
+    ("compiler", "changes"),
+    [
+        ("eager", {}),
+        pytest.param(
+            "aot_eager", LORA | {"gradient_checkpointing": True, "kl_coef": 0.05}, marks=pytest.mark.slow
+        ),
+        pytest.param("inductor", {"kl_coef": 0.05}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_compiled_blocks(compiler: str, changes: dict[str, Any], prompts: PromptSet, tmp_path: Path) -> None:
+    """`eager` runs the traced operations, `aot_eager` differentiates their graph, `inductor` generates code.
+
+    With a KL term the reference is a compiled copy. Weights and files have the same names.
+    """
+    job = Job(CHUNK_WS, {**RUN, **ALIKE, **changes}, compiler=compiler)
+    plain = trained(job, prompts, tmp_path / "plain")
+    counters.clear()
+    seen = trained(replace(job, train={**job.train, "compile": True}), prompts, tmp_path / "compiled")
+    assert counters["stats"]["unique_graphs"] >= 4
+    assert is_close(seen, plain, 1e-4, 2 * RATE)
+    assert seen.weights.keys() == plain.weights.keys()
+    files = [sorted((tmp_path / way).rglob("*.safetensors")) for way in ("plain", "compiled")]
+    assert [file.name for file in files[0]] == [file.name for file in files[1]] != []
+    for a, b in zip(*files, strict=True):
+        assert load_file(a).keys() == load_file(b).keys()
+
+
+@pytest.mark.slow
+def test_compiled_blocks_of_shards(prompts: PromptSet, tmp_path: Path) -> None:
+    """Two processes; the reference is a sharded copy."""
+    train = {**RUN, **ALIKE, "group_size": 4, "shard_weights": True, "kl_coef": 0.05}
+    plain = Job(CHUNK_WS, train, "plain")
+    compiled = replace(plain, folder="compiled", train={**train, "compile": True}, compiler="eager")
+    run_pair({"plain": plain, "compiled": compiled}, prompts, tmp_path)
+    for rank in range(2):
+        first, seen = result(tmp_path, "plain", rank), result(tmp_path, "compiled", rank)
+        assert first.error == seen.error == ""
+        assert is_close(seen, first, 1e-4, 2 * RATE)
+        assert max(seen.metric("fidelity_p99")) < 1e-4
+
+
+def test_a_machine_without_a_compiler_is_refused(
+    prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    torch.compiler.reset()
+    seen = do(Job(CHUNK_WS, {**RUN, "compile": True}), prompts, tmp_path)
+    assert "ConfigError: train.compile: torch cannot compile for cpu here" in seen.error
+    assert seen.looks == 0
