@@ -62,7 +62,8 @@ class TrainParams(Section):
         kl_coef: KL coefficient, beta of Eq. (13).
         fraction: share of the chunks trained per sample and update.
         rollout_batch_size: images per forward pass of rollouts and held-out evaluations.
-        micro_batch_size: (sample, step) items per forward and backward pass of an update.
+        micro_batch_size: (sample, step) items per forward and backward pass of an update, and images that rollouts and
+            held-out evaluations decode together.
         same_noise_in_group: whether the images of a group start from the same noise.
         reward_in_background: whether a batch is scored while the next one is sampled.
         old_log_probs: source of the old log-probabilities in the ratios. `rollout`: saved during the rollout;

@@ -44,7 +44,7 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
     kept, gradients = _kept(settings, variant), _gradients(settings)
     batch = _batch(settings, variant)
     vae = settings.model.vae
-    element, images = settings.element, settings.rollout_batch
+    element, images = settings.element, min(settings.rollout_batch, settings.micro_batch)
     height, width = settings.params.model.height, settings.params.model.width
     sampled, around = rollout_bytes(settings)
     rollout = {

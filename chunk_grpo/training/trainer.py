@@ -185,6 +185,7 @@ class Trainer:
             same_noise_in_group=settings.same_noise_in_group,
             background=settings.reward_in_background,
             seed=self._seed,
+            decode_batch_size=settings.micro_batch_size,
         )
         self._family.transformer.eval()
         return collect_experience(

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
+from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from tests.training.conftest import CHUNK_WS
 from tests.training.worker import Job, Seen, do, result, run_pair
@@ -151,3 +152,27 @@ def test_a_machine_without_a_compiler_is_refused(
     seen = do(Job(CHUNK_WS, {**RUN, "compile": True}), prompts, tmp_path)
     assert "ConfigError: train.compile: torch cannot compile for cpu here" in seen.error
     assert seen.looks == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_no_more_images_are_decoded_together_than_the_update_has_items(
+    size: int, prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixels of another group size differ by 1e-5 at most, and rewards after their rounding to 256 values by 0.01."""
+    decode, seen = FluxFamily.decode, []
+
+    def counted(self: FluxFamily, latents: torch.Tensor) -> torch.Tensor:
+        seen.append(len(latents))
+        found = decode(self, latents)
+        whole = decode(self, latents.repeat(2, 1, 1))[: len(latents)]
+        assert (found - whole).abs().max() < 1e-5
+        return found
+
+    base = Job(CHUNK_WS, {**RUN, "iterations": 1, "rollout_batch_size": 6, "micro_batch_size": 64})
+    default = trained(base, prompts, tmp_path / "default")
+    monkeypatch.setattr(FluxFamily, "decode", counted)
+    few = trained(replace(base, train={**base.train, "micro_batch_size": size}), prompts, tmp_path)
+    assert max(seen) == size
+    assert sum(seen) == 6 + 2 * 4  # the rollout, and two held-out evaluations
+    for name in ("reward_mean", "heldout_reward"):
+        assert few.metric(name)[0] == pytest.approx(default.metric(name)[0], abs=0.01)
