@@ -94,6 +94,13 @@ def test_every_kind_of_scorer_is_in_the_registry() -> None:
         ),
         ("rewards", {}, "rewards: must not be empty"),
         ("trackers", ["mlflow"], "trackers[0]: must be one of 'tensorboard' or 'wandb', got 'mlflow'"),
+        ("train.offload", ["text"], "train.offload[0]: must be one of 'vae' or 'scorers', got 'text'"),
+        ("train.offload", ["vae", "vae"], "train.offload: each value once, got 'vae' 2 times"),
+        (
+            "train.optimizer",
+            "adam8",
+            "train.optimizer: must be one of 'adamw', 'adamw-fused' or 'adamw-8bit', got",
+        ),
         ("train.lora", 16, "train.lora: must be a mapping, got 16"),
         ("train.ema_decay", 1.0, "train.ema_decay: must be < 1, got 1.0"),
         ("train.heldout.patience", 0, "train.heldout.patience: must be > 0, got 0"),

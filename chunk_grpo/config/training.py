@@ -72,6 +72,8 @@ class TrainParams(Section):
         reward_wait: seconds before the second attempt; the wait doubles with each further attempt.
         lora: low-rank adapters to train instead of the full weights; null: train all weights.
         gradient_checkpointing: whether activations are recomputed in the backward pass instead of stored.
+        offload: parts that are on the GPU only while images are decoded and scored, and else in the CPU's memory:
+            `vae`, and `scorers`, the models of scorers in the stage's process.
         compile: whether the transformer's blocks are compiled by torch.compile in training.
         shard_weights: whether weights and optimiser state are sharded over the processes instead of replicated.
         ema_decay: decay of the moving average of the weights. The average is evaluated and saved; null: the last
@@ -103,6 +105,7 @@ class TrainParams(Section):
     reward_wait: Annotated[float, Field(ge=0, le=86_400)]
     lora: LoraParams | None
     gradient_checkpointing: bool
+    offload: tuple[Literal["vae", "scorers"], ...]
     compile: bool
     shard_weights: bool
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None

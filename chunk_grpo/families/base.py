@@ -157,6 +157,10 @@ class Family(VelocityModel, Protocol):
         """Images [B, 3, H, W] float32 in [0, 1] of packed latents; needs the part "vae"."""
         ...
 
+    def move_decoder(self, device: torch.device | str) -> None:
+        """Move the part "vae" to a device. `decode` needs it on `device`; on the CPU it takes no memory of a GPU."""
+        ...
+
     def prepare_training(self, options: TuningOptions, seed: int, spread: Spread | None = None) -> None:
         """Make the velocity network trainable in place. Call once, before the optimiser and `use_network`.
 

@@ -218,6 +218,10 @@ class FluxFamily:
         )[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
+    def move_decoder(self, device: torch.device | str) -> None:
+        """Move the VAE; see `Family.move_decoder`."""
+        self._pipeline.vae.to(device)
+
     def prepare_training(self, options: TuningOptions, seed: int, spread: Spread | None = None) -> None:
         """Make the transformer trainable in place; see `Family.prepare_training`."""
         network = self.transformer
