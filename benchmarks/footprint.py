@@ -18,7 +18,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
@@ -36,6 +36,19 @@ from chunk_grpo.families.sharding import shard_weights
 
 SIDE, TEXT_TOKENS = 720, 512
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+
+VAE: Mapping[str, Any] = {
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "block_out_channels": [128, 256, 512, 512],
+    "layers_per_block": 2,
+    "latent_channels": 16,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+}
+"""FLUX.1's."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,7 @@ class Footprint:
         gathered_rollout: Whole weights gathered in a forward pass without gradients.
         gathered_update: Whole weights gathered in a forward and backward pass.
         reduced_update: Whole gradients reduced in a forward and backward pass.
+        decode: Peak of decoding a group of images of the rollout, beside its next pass; without the VAE's weights.
     """
 
     weights: int
@@ -84,6 +98,7 @@ class Footprint:
     gathered_rollout: int
     gathered_update: int
     reduced_update: int
+    decode: int
 
 
 class CollectiveBytes(TorchDispatchMode):
@@ -107,7 +122,8 @@ def measure(case: Case) -> Footprint:
     """Peaks and traffic of one process."""
     scheduler = FlowMatchEulerDiscreteScheduler()  # it reads a value, so its tensors cannot be fake
     with _fake_processes(case.gpus) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
-        return _Passes(_family(case, scheduler, mesh), case).footprint()
+        decode = decode_bytes(min(case.rollout_batch, case.micro_batch), scheduler)
+        return _Passes(_family(case, scheduler, mesh), case).footprint(decode)
 
 
 class _Tracker(MemTracker):
@@ -135,7 +151,7 @@ class _Passes:
             self._tracker = _Tracker()
             self._tracker.track_external(self._network, self._optimizer)
 
-    def footprint(self) -> Footprint:
+    def footprint(self, decode: int) -> Footprint:
         """Run the passes of an iteration once, in an order in which each phase finds what is alive in training."""
         case = self._case
         # AdamW reads the number of the step, and fake tensors have no values.
@@ -162,6 +178,7 @@ class _Passes:
             gathered_rollout=of_rollout.gathered,
             gathered_update=of_update.gathered,
             reduced_update=of_update.reduced,
+            decode=decode,
         )
 
     def _measured(self, work: Callable[[], None]) -> tuple[int, CollectiveBytes]:
@@ -183,6 +200,26 @@ class _Passes:
 
     def _states(self) -> list[Tensor]:
         return [value for state in self._optimizer.state.values() for value in state.values()]
+
+
+def decode_bytes(images: int, scheduler: FlowMatchEulerDiscreteScheduler) -> int:
+    """Peak of decoding images of 720 x 720 with FLUX.1's VAE, beyond its weights."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        vae = AutoencoderKL(**VAE)
+    finally:
+        torch.set_default_dtype(before)
+    parts = dict.fromkeys(("transformer", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"))
+    options = LoadOptions("random weights", dtype=torch.bfloat16, height=SIDE, width=SIDE)
+    family = FluxFamily(FluxPipeline(scheduler, vae=vae.eval(), **parts), options)
+    latents = torch.zeros(images, (SIDE // 16) ** 2, 64)
+    tracker = MemTracker()
+    tracker.track_external(vae)
+    with tracker:
+        family.decode(latents)
+    weights = sum(int(weight.nbytes) for weight in vae.parameters())
+    return _total(tracker.get_tracker_snapshot("peak")) - weights
 
 
 def _family(case: Case, scheduler: FlowMatchEulerDiscreteScheduler, mesh: DeviceMesh) -> FluxFamily:

@@ -46,6 +46,7 @@ from transformers import (
 )
 
 from benchmarks.flux_gpu import FLUX_DEV, FORWARD, NO_DEVICE, SMALL, WORKS, make_family, measure, one_pass
+from benchmarks.footprint import VAE
 from benchmarks.gpu_report_text import markdown
 from benchmarks.tables import machine
 from benchmarks.throughput import flop_count, timed
@@ -287,20 +288,9 @@ class Bench:
             d_model=4096, d_ff=10240, d_kv=64, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu",
             vocab_size=32128,
         )  # fmt: skip
-        vae = {
-            "down_block_types": ["DownEncoderBlock2D"] * 4,
-            "up_block_types": ["UpDecoderBlock2D"] * 4,
-            "block_out_channels": [128, 256, 512, 512],
-            "layers_per_block": 2,
-            "latent_channels": 16,
-            "use_quant_conv": False,
-            "use_post_quant_conv": False,
-            "scaling_factor": 0.3611,
-            "shift_factor": 0.1159,
-        }
         return FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=self._built(lambda: AutoencoderKL(**vae)),
+            vae=self._built(lambda: AutoencoderKL(**VAE)),
             text_encoder=self._built(lambda: CLIPTextModel(clip)),
             text_encoder_2=self._built(lambda: T5EncoderModel(t5)),
             tokenizer=CLIPTokenizer.from_pretrained(TINY / "tokenizer"),

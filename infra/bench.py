@@ -54,6 +54,7 @@ def load(params: Params, device: str) -> FluxFamily:
         guidance_scale=model.guidance_scale,
         max_sequence_length=model.max_sequence_length,
         device=device,
+        attention_backend=model.attention_backend,
     )
     family = FluxFamily.load(options)
     for parameter in family.trainable_parameters():

@@ -23,6 +23,7 @@ def load_model(params: Params, recorded: str, parts: tuple[Part, ...], size: tup
 
     Raises:
         DataError: The model differs from the one that the stage inputs recorded in the JSON file `recorded`.
+        ConfigError: The attention backend does not work here.
     """
     model = params.model
     require_recorded(model.checkpoint, model.revision, read_json(recorded), recorded)
@@ -35,6 +36,7 @@ def load_model(params: Params, recorded: str, parts: tuple[Part, ...], size: tup
         guidance_scale=model.guidance_scale,
         max_sequence_length=model.max_sequence_length,
         device=default_device(),
+        attention_backend=model.attention_backend,
     )
     return load_family(model.family, options, parts)
 

@@ -29,6 +29,9 @@ from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 from chunk_grpo.stopping import STOP
 
+_MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Torch's variables for its memory on a GPU, the second of older releases."""
+
 _PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -56,6 +59,7 @@ def run_stage(
         Exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or a store did
         not answer). Other exceptions are bugs and propagate with their traceback.
     """
+    let_memory_grow()
     try:
         mark_as_run()
         check_environment()
@@ -76,6 +80,16 @@ def run_stage(
     except (ChunkGrpoError, Stopped) as error:
         return report_error(error)
     return 0
+
+
+def let_memory_grow() -> None:
+    """Let torch's memory on a GPU grow in place, unless the environment says otherwise.
+
+    Rollout and update take blocks of different sizes; fixed segments of one phase are of no use to the other. Torch
+    reads the variable when it first uses the GPU.
+    """
+    if not any(name in os.environ for name in _MEMORY):
+        os.environ[_MEMORY[0]] = "expandable_segments:True"
 
 
 def mark_as_run() -> None:

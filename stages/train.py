@@ -32,6 +32,7 @@ from chunk_grpo.scorers.running.spec import spec_from
 from chunk_grpo.stopping import STOP
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.optimizers import require_optimizer
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import scheduled_prompts
@@ -157,9 +158,11 @@ def main(params: Params, arguments: Arguments) -> None:
     """Train every seed; resume from a checkpoint if there is one.
 
     Raises:
-        ConfigError: The variant is unknown, or the processes are not set up to train together.
+        ConfigError: The variant is unknown, the package of the optimiser is missing, or the processes are not set up
+            to train together.
     """
     variant_of(params, arguments)
+    require_optimizer(params.train.optimizer)
     processes = Processes()  # before anything is loaded: this selects the process's GPU
     processes.receive(inputs_of(arguments))
     writes = processes.is_main

@@ -26,6 +26,21 @@ from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variants import VariantParams
 from chunk_grpo.core.choices import Sde
 
+AttentionBackend = Literal[
+    "native",
+    "_native_cudnn",
+    "_native_efficient",
+    "_native_flash",
+    "_native_math",
+    "flash",
+    "flash_hub",
+    "_flash_3",
+    "_flash_3_hub",
+    "flash_4_hub",
+    "xformers",
+]
+"""Names of diffusers; those without a gradient (sage), for packed texts (varlen) or for other devices are left out."""
+
 
 class ModelParams(Section):
     """The base policy.
@@ -39,6 +54,7 @@ class ModelParams(Section):
         max_sequence_length: token limit of the long text encoder (T5).
         height: height of training images, in pixels.
         width: width of training images, in pixels.
+        attention_backend: attention kernel of the transformer, by diffusers' name; null: the library's default.
     """
 
     family: Literal["flux"]
@@ -49,6 +65,7 @@ class ModelParams(Section):
     max_sequence_length: Annotated[int, Field(ge=1, le=4096)]
     height: Side
     width: Side
+    attention_backend: AttentionBackend | None
 
 
 class EncodeParams(Section):

@@ -211,6 +211,11 @@ def trackers_are_told_once(trackers: tuple[str, ...]) -> Iterator[Problem]:
     yield from _unique(("trackers",), trackers)
 
 
+def offloaded_parts_are_told_once(train: TrainParams) -> Iterator[Problem]:
+    """Each offloaded part is listed once."""
+    yield from _unique(("train", "offload"), train.offload)
+
+
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
     """Updates get equal shares of an iteration's prompts; an iteration has no prompt twice; seeds differ."""
     if train.prompts_per_iteration % train.updates_per_iteration:
@@ -282,6 +287,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (scorers_fit_the_prompts, ("scorers", "prompts", "train")),
     (judges_fit_the_prompts, ("scorers", "prompts")),
     (trackers_are_told_once, ("trackers",)),
+    (offloaded_parts_are_told_once, ("train",)),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
     (profile_prompts_exist, ("profile", "prompts")),

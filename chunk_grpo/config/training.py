@@ -55,13 +55,15 @@ class TrainParams(Section):
         updates_per_iteration: optimiser steps per rollout, each on an equal share of the prompts.
         learning_rate: learning rate of AdamW.
         weight_decay: weight decay of AdamW.
+        optimizer: `adamw`; `adamw-fused`: one kernel instead of several; `adamw-8bit`: moments of one byte a weight.
         max_grad_norm: upper bound of the gradient norm; larger gradients are scaled down.
         clip_range: clip range of the ratio, epsilon of Eq. (13).
         advantage_clip: bound of the advantages, which are clipped to [-advantage_clip, advantage_clip].
         kl_coef: KL coefficient, beta of Eq. (13).
         fraction: share of the chunks trained per sample and update.
         rollout_batch_size: images per forward pass of rollouts and held-out evaluations.
-        micro_batch_size: (sample, step) items per forward and backward pass of an update.
+        micro_batch_size: (sample, step) items per forward and backward pass of an update, and images that rollouts and
+            held-out evaluations decode together.
         same_noise_in_group: whether the images of a group start from the same noise.
         reward_in_background: whether a batch is scored while the next one is sampled.
         old_log_probs: source of the old log-probabilities in the ratios. `rollout`: saved during the rollout;
@@ -70,6 +72,9 @@ class TrainParams(Section):
         reward_wait: seconds before the second attempt; the wait doubles with each further attempt.
         lora: low-rank adapters to train instead of the full weights; null: train all weights.
         gradient_checkpointing: whether activations are recomputed in the backward pass instead of stored.
+        offload: parts that are on the GPU only while images are decoded and scored, and else in the CPU's memory:
+            `vae`, and `scorers`, the models of scorers in the stage's process.
+        compile: whether the transformer's blocks are compiled by torch.compile in training.
         shard_weights: whether weights and optimiser state are sharded over the processes instead of replicated.
         hybrid_sharding: whether each machine keeps all shards, so that weights are gathered inside a machine; changes
             nothing on one machine or without `shard_weights`.
@@ -87,6 +92,7 @@ class TrainParams(Section):
     updates_per_iteration: PositiveInt
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat
+    optimizer: Literal["adamw", "adamw-fused", "adamw-8bit"]
     max_grad_norm: PositiveFloat
     clip_range: ClipRange
     advantage_clip: PositiveFloat
@@ -101,6 +107,8 @@ class TrainParams(Section):
     reward_wait: Annotated[float, Field(ge=0, le=86_400)]
     lora: LoraParams | None
     gradient_checkpointing: bool
+    offload: tuple[Literal["vae", "scorers"], ...]
+    compile: bool
     shard_weights: bool
     hybrid_sharding: bool
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None

@@ -80,6 +80,7 @@ class LoadOptions:
         guidance_scale: Embedded guidance strength (FLUX.1-dev: 3.5).
         max_sequence_length: Number of text tokens of the longer text encoder.
         device: Device of the parts.
+        attention_backend: Name of diffusers' attention backend in the velocity network; None: the library's default.
     """
 
     checkpoint: str
@@ -90,6 +91,7 @@ class LoadOptions:
     guidance_scale: float = 3.5
     max_sequence_length: int = 512
     device: torch.device | str = "cpu"
+    attention_backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class TuningOptions:
         gradient_checkpointing: Whether the backward pass recomputes activations instead of storing them.
         autocast: Floating-point type of the passes under torch.autocast. None: the type of the weights. Exception:
             when all weights of a half-precision checkpoint are trained, None means autocast to that type.
+        compiles: Whether the blocks of the network, and of copies, are compiled when they first run.
     """
 
     lora_rank: int | None
@@ -110,6 +113,7 @@ class TuningOptions:
     lora_targets: tuple[str, ...]
     gradient_checkpointing: bool
     autocast: torch.dtype | None
+    compiles: bool = False
 
 
 Spread = Callable[[nn.Module, "torch.dtype | None"], None]
@@ -153,6 +157,10 @@ class Family(VelocityModel, Protocol):
         """Images [B, 3, H, W] float32 in [0, 1] of packed latents; needs the part "vae"."""
         ...
 
+    def move_decoder(self, device: torch.device | str) -> None:
+        """Move the part "vae" to a device. `decode` needs it on `device`; on the CPU it takes no memory of a GPU."""
+        ...
+
     def prepare_training(self, options: TuningOptions, seed: int, spread: Spread | None = None) -> None:
         """Make the velocity network trainable in place. Call once, before the optimiser and `use_network`.
 
@@ -163,7 +171,8 @@ class Family(VelocityModel, Protocol):
             spread: Function that shards the weights. It is called before they are cast to a wider type.
 
         Raises:
-            ConfigError: Rank, alpha or targets are wrong; the message lists the available targets.
+            ConfigError: Rank, alpha or targets are wrong; the message lists the available targets. Or the attention
+                backend has no gradient here, or torch cannot compile here.
             ValueError: The network is already prepared or has an adapter.
         """
         ...

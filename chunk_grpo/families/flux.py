@@ -12,6 +12,7 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.families.attention import set_backend, try_backend
 from chunk_grpo.families.base import (
     Conditioning,
     LoadOptions,
@@ -22,6 +23,7 @@ from chunk_grpo.families.base import (
     release_memory,
 )
 from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained
+from chunk_grpo.families.compiling import compile_blocks, try_compiler
 from chunk_grpo.families.lora import (
     WEIGHTS,
     add_lora,
@@ -51,12 +53,14 @@ class FluxFamily:
         """Wrap a pipeline; `load` creates one from a checkpoint.
 
         Raises:
-            ConfigError: The image size is not a multiple of the checkpoint's token size.
+            ConfigError: The image size is not a multiple of the checkpoint's token size, or a package of the attention
+                backend is missing.
         """
         self._pipeline = pipeline
         self._options = options
         self._network: nn.Module | None = None
         self._autocast: torch.dtype | None = None
+        self._compiles = False
         self._ids: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         # One latent token covers 2 x 2 latent pixels. Without a VAE the scale factor is unknown and unused.
         side = 2 * pipeline.vae_scale_factor
@@ -66,6 +70,8 @@ class FluxFamily:
                 f"{options.checkpoint}, got {options.height} and {options.width}"
             )
         self._rows, self._columns = options.height // side, options.width // side
+        if options.attention_backend is not None and pipeline.transformer is not None:
+            set_backend(pipeline.transformer, options.attention_backend)
 
     @classmethod
     def load(cls, options: LoadOptions, parts: Sequence[Part] = ("text", "transformer", "vae")) -> FluxFamily:
@@ -77,7 +83,8 @@ class FluxFamily:
 
         Raises:
             DataError: The checkpoint is missing, incomplete or of another family.
-            ConfigError: The image size is not a multiple of the token size, or a folder has a revision.
+            ConfigError: The image size is not a multiple of the token size, a folder has a revision, or the attention
+                backend does not work here.
         """
         if options.revision is not None and Path(options.checkpoint).is_dir():
             raise ConfigError(
@@ -109,7 +116,10 @@ class FluxFamily:
         if pipeline.vae is not None:
             # On a CPU, convolutions are several times faster with channels last; on a GPU it does no harm.
             pipeline.vae.to(memory_format=torch.channels_last)
-        return cls(pipeline, options)
+        family = cls(pipeline, options)
+        if "transformer" in parts:
+            family._try_attention(trains=False)
+        return family
 
     @property
     def latent_shape(self) -> tuple[int, int]:
@@ -173,6 +183,12 @@ class FluxFamily:
             )[0]
         return output.to(x.dtype)
 
+    def _try_attention(self, *, trains: bool) -> None:
+        """Raise ConfigError if the attention backend does not work here. The weights must not be sharded yet."""
+        backend = self._options.attention_backend
+        if backend is not None:
+            try_backend(self.transformer, backend, self._precision(self.device), trains=trains)
+
     def _precision(self, device: torch.device) -> AbstractContextManager[object]:
         if self._autocast is None:
             return nullcontext()
@@ -202,20 +218,28 @@ class FluxFamily:
         )[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
+    def move_decoder(self, device: torch.device | str) -> None:
+        """Move the VAE; see `Family.move_decoder`."""
+        self._pipeline.vae.to(device)
+
     def prepare_training(self, options: TuningOptions, seed: int, spread: Spread | None = None) -> None:
         """Make the transformer trainable in place; see `Family.prepare_training`."""
         network = self.transformer
         if has_lora(network) or any(weight.requires_grad for weight in network.parameters()):
             raise ValueError("the transformer is already prepared or has an adapter: load the family again")
-        self._autocast = options.autocast
+        if options.compiles:
+            try_compiler(self.device)
+        self._autocast, self._compiles = options.autocast, options.compiles
         if options.lora_rank is not None:
             add_lora(network, options, seed)
+            self._try_attention(trains=True)
             if spread is not None:
                 spread(network, None)
         else:
             is_half = self._options.dtype != torch.float32
             if is_half:
                 self._autocast = options.autocast or self._options.dtype
+            self._try_attention(trains=True)
             if spread is not None:
                 # Autocast casts the weights of a pass to its type anyway; gathered in it, they are half as many bytes.
                 spread(network, self._autocast)
@@ -225,6 +249,8 @@ class FluxFamily:
             network.requires_grad_(True)
         if options.gradient_checkpointing:
             network.enable_gradient_checkpointing()
+        if options.compiles:
+            compile_blocks(network)
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Adapter weights if there is an adapter, otherwise all weights of the transformer."""
@@ -262,7 +288,9 @@ class FluxFamily:
         network = self.transformer
         twin = sharded_copy(network, self._autocast) if is_sharded(network) else copy.deepcopy(network)
         copied = self.using(twin.requires_grad_(False).eval())
-        copied._autocast = self._autocast
+        copied._autocast, copied._compiles = self._autocast, self._compiles
+        if self._compiles:
+            compile_blocks(twin)
         return copied
 
     def with_transformer(self, folder: Path) -> FluxFamily:

@@ -54,6 +54,7 @@ def findings_of(
         *_memory(machine, phases),
         *_stop(machine, stop),
         *_adapter(settings),
+        *_attention(settings),
         *_gpus(settings),
         *_reference(settings),
         *_traffic(machine, costs),
@@ -92,6 +93,18 @@ def _adapter(settings: Settings) -> Iterator[Finding]:
     lora, adapter = settings.params.train.lora, settings.tuning.adapter
     if lora is not None and adapter is not None and not adapter.layers:
         yield Finding("cannot", f"train.lora.targets: no layer is named {', '.join(lora.targets)}")
+
+
+def _attention(settings: Settings) -> Iterator[Finding]:
+    if settings.params.model.attention_backend == "_native_math":
+        network, tokens = settings.model.transformer, settings.train_tokens.both
+        scores = settings.rollout_batch * network.heads * tokens**2 * settings.element
+        yield Finding(
+            "costs",
+            f"model.attention_backend: _native_math keeps the scores of all token pairs, {scores / GIB:.1f} GiB a "
+            "tensor of them in a pass of the rollout, not counted here; null lets torch take a kernel that keeps "
+            "none",
+        )
 
 
 def _gpus(settings: Settings) -> Iterator[Finding]:

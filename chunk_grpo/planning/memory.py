@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chunk_grpo.planning.activations import Pass, Peak, evaluation_peak, training_peak, units_of
 from chunk_grpo.planning.passes import has_reference
-from chunk_grpo.planning.scorers import scoring
+from chunk_grpo.planning.scorers import in_process, scoring
 from chunk_grpo.planning.settings import Settings
 
 FLOAT32 = 4
@@ -44,7 +44,7 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
     kept, gradients = _kept(settings, variant), _gradients(settings)
     batch = _batch(settings, variant)
     vae = settings.model.vae
-    element, images = settings.element, settings.rollout_batch
+    element, images = settings.element, min(settings.rollout_batch, settings.micro_batch)
     height, width = settings.params.model.height, settings.params.model.width
     sampled, around = rollout_bytes(settings)
     rollout = {
@@ -55,11 +55,12 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
     peak, gathered = update_bytes(settings)
     update = {"activations": peak, "gathered blocks": gathered}
     step = {"optimiser's step": settings.foreach_bytes * settings.tuning.trained_weights / _spread(settings)}
+    update_kept = kept | _left(settings)
     return [
         Phase("loading", _used(_loading(settings, variant))),
         Phase("rollout", _used(kept | batch | rollout)),
-        Phase("update", _used(kept | gradients | batch | update)),
-        Phase("optimiser's step", _used(kept | gradients | batch | step)),
+        Phase("update", _used(update_kept | gradients | batch | update)),
+        Phase("optimiser's step", _used(update_kept | gradients | batch | step)),
     ]
 
 
@@ -173,6 +174,22 @@ def _reference(settings: Settings, variant: str) -> float:
     if settings.tuning.adapter is not None or not has_reference(settings, variant):
         return 0.0
     return float(FLOAT32 * settings.tuning.network.weights)
+
+
+def offloaded_bytes(settings: Settings) -> float:
+    """What `train.offload` takes off the GPU in the updates, and keeps in the memory of the process."""
+    beside, left = _beside(settings), _left(settings)
+    return sum(beside[name] - size for name, size in left.items())
+
+
+def _left(settings: Settings) -> dict[str, float]:
+    """What offloaded parts leave on the GPU in the updates."""
+    params = settings.params
+    left = {"VAE": 0.0} if "vae" in params.train.offload else {}
+    if "scorers" in params.train.offload:
+        names = dict.fromkeys((*params.rewards, *params.train.heldout.scorers))
+        left["scorers"] = scoring(params, tuple(name for name in names if not in_process(params, name))).bytes
+    return left
 
 
 def _beside(settings: Settings) -> dict[str, float]:

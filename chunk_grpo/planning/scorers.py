@@ -72,6 +72,12 @@ def scoring(params: Params, names: tuple[str, ...]) -> Scoring:
     return Scoring(found, flop, tuple(unknown))
 
 
+def in_process(params: Params, name: str) -> bool:
+    """Whether a scorer is in the stage's process."""
+    executor = params.executors.get(name)
+    return executor is None or isinstance(executor, InProcess)
+
+
 def is_here(params: Params, name: str) -> bool:
     """Whether a scorer takes memory of the stage's card: in its process, or in one beside it without a device."""
     executor = params.executors.get(name)

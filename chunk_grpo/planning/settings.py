@@ -12,6 +12,9 @@ from chunk_grpo.planning.transformer import Adapter, Sequence2D, Tuning
 ELEMENT = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""
 
+BLOCK = 256
+"""Values with a common scale in the moments of `adamw-8bit`."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -30,9 +33,9 @@ class Settings:
         micro_batch: Items in a pass of the update.
         shards: Whether weights are spread over the processes.
         autocasts: Whether passes of training run under autocast: all weights of a bfloat16 checkpoint are trained.
-        optimizer_bytes: Bytes of the optimiser's state for each trained weight; AdamW keeps two float32.
+        optimizer_bytes: Bytes of the optimiser's state for each trained weight, a mean; AdamW keeps two float32.
         foreach_bytes: Bytes a trained weight that the optimiser's step takes for a moment: torch's foreach AdamW makes
-            one float32 copy.
+            one float32 copy. Copies of one weight at a time are not counted.
     """
 
     params: Params
@@ -47,7 +50,7 @@ class Settings:
     micro_batch: int
     shards: bool
     autocasts: bool
-    optimizer_bytes: int = 8
+    optimizer_bytes: float = 8.0
     foreach_bytes: int = 4
 
     @property
@@ -68,12 +71,13 @@ def settings_of(params: Params, model: Model, gpus: int) -> Settings:
     adapter = (
         None if train.lora is None else Adapter.on(model.transformer, train.lora.rank, train.lora.targets)
     )
+    tuning = Tuning(model.transformer, adapter, train.gradient_checkpointing)
     return Settings(
         params=params,
         model=model,
         gpus=gpus,
         processes=processes,
-        tuning=Tuning(model.transformer, adapter, train.gradient_checkpointing),
+        tuning=tuning,
         train_tokens=Sequence2D(model.vae.tokens(params.model.height, params.model.width), text),
         eval_tokens=Sequence2D(model.vae.tokens(params.generate.height, params.generate.width), text),
         element=ELEMENT[params.model.dtype],
@@ -81,7 +85,19 @@ def settings_of(params: Params, model: Model, gpus: int) -> Settings:
         micro_batch=train.micro_batch_size,
         shards=train.shard_weights and processes > 1,
         autocasts=adapter is None and params.model.dtype != "float32",
+        optimizer_bytes=moment_bytes(tuning) if train.optimizer == "adamw-8bit" else 8.0,
+        foreach_bytes=4 if train.optimizer == "adamw" else 0,
     )
+
+
+def moment_bytes(tuning: Tuning) -> float:
+    """Bytes of `adamw-8bit`'s two moments for each trained weight, a mean.
+
+    A byte, and 4 for each block of 256, where the rows of a matrix are whole blocks; else float32. Weights below 4096
+    values, which are float32 too, count as the others.
+    """
+    quantised = sum(count * row for count, row in tuning.trained_rows() if row % BLOCK == 0)
+    return 8.0 - quantised / max(1, tuning.trained_weights) * 2 * (4 - 1 - 4 / BLOCK)
 
 
 def processes_of(params: Params, gpus: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from chunk_grpo.config import Params
 from chunk_grpo.config.prompts import CocoPrompts, GenEvalPrompts, WisePrompts
+from chunk_grpo.planning.memory import offloaded_bytes
 from chunk_grpo.planning.passes import Iteration
 from chunk_grpo.planning.settings import Settings
 
@@ -154,7 +155,8 @@ def storage_of(settings: Settings) -> Storage:
         images=images_of(params),
         image_bytes=images_of(params) * pixels * PNG_BYTES,
         objects=objects_of(settings),
-        host=PROCESS_BYTES * settings.processes + (policy if settings.shards else checkpoint),
+        host=(PROCESS_BYTES + offloaded_bytes(settings)) * settings.processes
+        + (policy if settings.shards else checkpoint),
     )
 
 

@@ -260,6 +260,15 @@ class Tuning:
         """Number of trained weights."""
         return self.network.weights if self.adapter is None else self.adapter.weights
 
+    def trained_rows(self) -> Iterator[tuple[int, int]]:
+        """Rows of the trained matrices: number of such rows, and their length."""
+        if self.adapter is None:
+            yield from ((layer.count * layer.outputs, layer.inputs) for layer in self.network.linears())
+            return
+        for layer in self.adapter.layers:
+            yield layer.count * self.adapter.rank, layer.inputs
+            yield layer.count * layer.outputs, self.adapter.rank
+
     def forward_flop(self, tokens: Sequence2D) -> float:
         """Operations of a forward pass of one image with the adapter."""
         extra = 0.0 if self.adapter is None else self.adapter.flop(tokens)

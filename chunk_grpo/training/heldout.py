@@ -35,11 +35,13 @@ class HeldoutSettings:
         images_per_prompt: Images per prompt, each with its own fixed noise.
         seed: Seed of the image noise.
         batch_size: Images in one forward pass.
+        decode_batch_size: Images that are decoded together.
     """
 
     images_per_prompt: int
     seed: int
     batch_size: int
+    decode_batch_size: int
 
 
 def heldout_images(
@@ -79,7 +81,7 @@ def heldout_images(
         start = noise.to(family.device)
         finals = rollout_ode(lambda _, v=velocity: v, start, times)[:, -1]  # type: ignore[misc]  # v bound early
         require_finite(finals, part, "held-out prompts", DIVERGED)
-        images.append(family.decode(finals).cpu())
+        images += [family.decode(few).cpu() for few in finals.split(settings.decode_batch_size)]
     return torch.cat(images).numpy()
 
 
@@ -155,7 +157,9 @@ class HeldoutEvaluation:
         self._processes = processes
         self._prompts, self._reward, self._settings = prompts, reward, settings
         self._unseen = unseen if settings.scorers else None
-        self._sampling = HeldoutSettings(settings.images_per_prompt, settings.seed, train.rollout_batch_size)
+        self._sampling = HeldoutSettings(
+            settings.images_per_prompt, settings.seed, train.rollout_batch_size, train.micro_batch_size
+        )
         self.best = BestScore()
 
     def evaluate(

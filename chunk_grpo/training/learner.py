@@ -14,6 +14,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.sharding import local_shard
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.method import Method
+from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience
 from chunk_grpo.training.stopping import Check
@@ -56,12 +57,15 @@ class Learner:
             settings: `train` section of params.yaml.
             processes: Processes of this training.
             seed: Training seed.
+
+        Raises:
+            ConfigError: The package of the optimiser is not installed.
         """
         self._policies, self._parameters, self._method = policies, parameters, method
         self._settings, self._processes, self._seed = settings, processes, seed
         self.selector = ChunkSelector(method)
         self.optimizer = processes.prepare_optimizer(
-            torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+            make_optimizer(settings.optimizer, parameters, settings.learning_rate, settings.weight_decay)
         )
 
     def prepare(self, batch: TrainingBatch, check: Check, *, fresh: bool) -> list[Update]:

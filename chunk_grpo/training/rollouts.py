@@ -101,6 +101,7 @@ class RolloutSettings:
         same_noise_in_group: Whether the images of a group start from the same noise.
         background: Whether a batch is decoded and scored while the next one is sampled.
         seed: Training seed. With iteration and row it determines the noise of a trajectory.
+        decode_batch_size: Images that are decoded together.
     """
 
     group_size: int
@@ -108,6 +109,7 @@ class RolloutSettings:
     same_noise_in_group: bool
     background: bool
     seed: int
+    decode_batch_size: int
 
 
 def collect_experience(
@@ -139,7 +141,7 @@ def collect_experience(
     rows = iteration.prompts.rows(prompts_of_rows(iteration.starts, settings.group_size, branching))
     sampler = _Sampling(family, method, iteration, settings, check)
     batches: list[SampledTrajectories] = []
-    with _Judge(family, reward, settings.background, waiting) as judge:
+    with _Judge(family, reward, settings, waiting) as judge:
         for trajectories in sampler.branches(branching) if branching else sampler.trajectories():
             span = range(judge.count, judge.count + len(trajectories.finals))
             part = rows.rows(span)
@@ -328,8 +330,9 @@ class _Judge:
     `background` the caller can sample the next batch meanwhile; otherwise `submit` waits for the scores.
     """
 
-    def __init__(self, family: Family, reward: Reward, background: bool, waiting: Check) -> None:
-        self._family, self._reward, self._is_ahead, self._waiting = family, reward, background, waiting
+    def __init__(self, family: Family, reward: Reward, settings: RolloutSettings, waiting: Check) -> None:
+        self._family, self._reward, self._waiting = family, reward, waiting
+        self._is_ahead, self._decoded_together = settings.background, settings.decode_batch_size
         self._thread = Background("reward")
         self._answers: list[Future[dict[str, NDArray[np.float64]]]] = []
         self.count, self.seconds = 0, 0.0
@@ -361,7 +364,7 @@ class _Judge:
 
     def _score(self, latents: Tensor, rows: PromptSet) -> dict[str, NDArray[np.float64]]:
         start = time.perf_counter()
-        scores = score_latents(self._family, latents, rows, self._reward, len(latents))
+        scores = score_latents(self._family, latents, rows, self._reward, self._decoded_together)
         self.seconds += time.perf_counter() - start
         return scores
 

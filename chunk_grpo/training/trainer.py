@@ -39,6 +39,7 @@ from chunk_grpo.training.metrics import (
     warn_of_no_advantage,
     warn_of_poor_fidelity,
 )
+from chunk_grpo.training.offloading import Offloading
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
 from chunk_grpo.training.run import RunPaths, TrainingData
@@ -99,6 +100,7 @@ class Trainer:
         self._average = (
             None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
         )
+        self._offloading = Offloading(family, settings.offload)
         self._heldout = HeldoutEvaluation(data.heldout, data.reward, data.unseen, settings, self._processes)
         self._rows: list[MetricRow] = []
         self._done = 0
@@ -188,17 +190,19 @@ class Trainer:
             same_noise_in_group=settings.same_noise_in_group,
             background=settings.reward_in_background,
             seed=self._seed,
+            decode_batch_size=settings.micro_batch_size,
         )
         self._family.transformer.eval()
-        return collect_experience(
-            self._family,
-            self._method,
-            Iteration(iteration, self._prompts_of(iteration), self._starts()),
-            self._data.reward,
-            rollout,
-            self._check,
-            self._check_alone,
-        )
+        with self._offloading.in_use():
+            return collect_experience(
+                self._family,
+                self._method,
+                Iteration(iteration, self._prompts_of(iteration), self._starts()),
+                self._data.reward,
+                rollout,
+                self._check,
+                self._check_alone,
+            )
 
     def _prompts_of(self, iteration: int) -> PromptSet:
         """Prompts of an iteration, of all processes; those of an update are consecutive."""
@@ -280,7 +284,10 @@ class Trainer:
             return
         iteration, times = self._done, self._method.grid.times
         with self._averaged():
-            evaluated = self._heldout.evaluate(self._family, times, iteration, self._check, self._check_alone)
+            with self._offloading.in_use():
+                evaluated = self._heldout.evaluate(
+                    self._family, times, iteration, self._check, self._check_alone
+                )
             if self._settings.heldout.keep_best and self._processes.gather([evaluated.is_best])[0]:
                 best = TrainingState(iteration, self._family.policy_state(), {}, [])
                 self._processes.by_main(lambda: self._best.save(best))
@@ -363,4 +370,5 @@ def _tuning(settings: TrainParams) -> TuningOptions:
         lora_targets=() if lora is None else lora.targets,
         gradient_checkpointing=settings.gradient_checkpointing,
         autocast=None,
+        compiles=settings.compile,
     )

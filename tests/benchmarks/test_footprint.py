@@ -11,6 +11,7 @@ from dvc.utils.hydra import compose_and_dump
 
 from benchmarks.footprint import Footprint
 from chunk_grpo.config import TrainParams, load_params
+from chunk_grpo.planning.models import read_model
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -54,13 +55,19 @@ def test_weights_travel_in_bfloat16_and_gradients_in_float32(small: Footprint) -
     assert small.reduced_update == pytest.approx(4 * small.weights, rel=1e-3)
 
 
+def test_decoding_is_as_planned(small: Footprint) -> None:
+    """Two images."""
+    planned = read_model("black-forest-labs/FLUX.1-dev").vae.decode_bytes(2, 720, 720, 2)
+    assert small.decode == pytest.approx(planned, rel=0.05)
+
+
 @pytest.mark.slow
 def test_full_tuning_of_flux_dev_on_8_gpus(train: TrainParams) -> None:
     found = footprint(
         "--micro-batch", str(train.micro_batch_size), "--rollout-batch", str(train.rollout_batch_size)
     )
     assert found.weights == 11_901_408_320
-    peak = max(found.rollout, found.update, found.step)
+    peak = max(found.rollout + found.decode, found.update, found.step)
     assert peak + OTHERS <= 34 * GIB
     assert peak + OTHERS + HPSV3 <= 50 * GIB
     images = train.prompts_per_iteration * train.group_size // 8
@@ -74,7 +81,7 @@ def test_lora_of_flux_dev_on_one_gpu(train: TrainParams) -> None:
     """On a card of 48 GB with the scorer at a server, of 80 GB with HPSv3 on it; 2.5 GiB are CUDA's context."""
     options = ("--gpus", "1", "--lora-rank", "32", "--rollout-batch", str(train.rollout_batch_size))
     found = footprint(*options, "--micro-batch", str(train.micro_batch_size))
-    peak = max(found.rollout, found.update, found.step) + OTHERS + 2.5 * GIB
+    peak = max(found.rollout + found.decode, found.update, found.step) + OTHERS + 2.5 * GIB
     assert peak <= 48e9
     assert peak + HPSV3 <= 80e9
 

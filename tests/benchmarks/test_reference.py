@@ -83,7 +83,7 @@ def ours(data: TrainingData, same_noise: bool, rewards: Tensor) -> Side:
         method,
         Iteration(ITERATION, data.prompts.rows(picked), range(2 * 3)),
         data.reward,
-        RolloutSettings(3, 4, same_noise, background=False, seed=SEED),
+        RolloutSettings(3, 4, same_noise, background=False, seed=SEED, decode_batch_size=4),
     )
     given = replace(experience, scores={"shapes-vivid": rewards.numpy()})
     batch = TrainingBatch(ITERATION, given, advantages_of(given, data.reward.weights, method))

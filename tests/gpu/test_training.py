@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from tests.conftest import ORDER, new_workspace
+from tests.gpu.conftest import DEVICE
 from tests.training.conftest import CHUNK_WS, OPTIONS
 from tests.training.worker import Job, Seen, do
 
@@ -24,10 +25,21 @@ LORA = {"lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")}}
 SETTINGS: dict[str, dict[str, Any]] = {
     "full": {},
     "full, checkpointing": {"gradient_checkpointing": True},
+    "full, compiled": {"compile": True, "gradient_checkpointing": True},
     "LoRA": LORA,
+    "LoRA, compiled": {**LORA, "compile": True},
+    "full, fused AdamW": {"optimizer": "adamw-fused"},
+    "full, 8-bit AdamW": {"optimizer": "adamw-8bit"},
     "LoRA, KL, EMA": {**LORA, "kl_coef": 0.1, "ema_decay": 0.5, "old_log_probs": "training"},
 }
-"""Changes of `train`. A row for train.compile and for each model.attention_backend belongs here when they exist."""
+"""Changes of `train`."""
+
+BACKENDS = {
+    "cuda": ("native", "_native_flash", "_native_efficient", "_native_cudnn"),
+    "cpu": ("native", "_native_flash"),
+    "pretend": ("native", "_native_math"),
+}[DEVICE]
+"""Attention backends of torch that the device has."""
 
 RUN: dict[str, Any] = {"iterations": 1, "prompts_per_iteration": 4, "group_size": 4, "kl_coef": 0.0}
 
@@ -38,11 +50,15 @@ def cosine(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
     return float(torch.dot(a, b) / (a.norm() * b.norm()))
 
 
-def both(name: str, dtype: str, device: str, prompts: PromptSet, folder: Path) -> tuple[Seen, Seen]:
-    """One iteration in float32 on the CPU, and in `dtype` on the device."""
+def both(
+    name: str, dtype: str, device: str, prompts: PromptSet, folder: Path, backend: str | None = None
+) -> tuple[Seen, Seen]:
+    """One iteration in float32 on the CPU, and in `dtype` on the device with an attention backend."""
     train = {**RUN, **SETTINGS[name]}
-    exact = do(Job(CHUNK_WS, train, folder="cpu"), prompts, folder)
-    seen = do(Job(CHUNK_WS, train, folder="device", dtype=dtype, device=device), prompts, folder)
+    plain = {**train, "compile": False, "optimizer": "adamw"}
+    exact = do(Job(CHUNK_WS, plain, folder="cpu"), prompts, folder)
+    job = Job(CHUNK_WS, train, folder="device", dtype=dtype, device=device, attention_backend=backend)
+    seen = do(job, prompts, folder)
     assert exact.error == seen.error == ""
     return exact, seen
 
@@ -59,7 +75,19 @@ def test_float32_trains_as_the_cpu(name: str, device: str, prompts: PromptSet, t
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_bfloat16_follows_float32(name: str, device: str, prompts: PromptSet, tmp_path: Path) -> None:
-    exact, seen = both(name, "bfloat16", device, prompts, tmp_path)
+    assert_bfloat16_follows(*both(name, "bfloat16", device, prompts, tmp_path))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["full", "LoRA"])
+def test_attention_backends_follow_float32(
+    name: str, backend: str, device: str, prompts: PromptSet, tmp_path: Path
+) -> None:
+    assert_bfloat16_follows(*both(name, "bfloat16", device, prompts, tmp_path, backend))
+
+
+def assert_bfloat16_follows(exact: Seen, seen: Seen) -> None:
+    """Bounds of a training in bfloat16."""
     assert cosine(seen.gradient, exact.gradient) > 0.95
     assert seen.metric("grad_norm") == pytest.approx(exact.metric("grad_norm"), rel=0.1)
     assert seen.metric("reward_mean") == pytest.approx(exact.metric("reward_mean"), abs=0.02)

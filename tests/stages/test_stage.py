@@ -1,5 +1,6 @@
 """The shared entry of a stage, as a process of its own and by its parts."""
 
+import os
 import re
 import signal
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import pytest
 
 from chunk_grpo.artifacts import read_manifest
 from chunk_grpo.config import Params
-from stages._stage import argument, run_stage
+from stages._stage import argument, let_memory_grow, run_stage
 from tests.conftest import ROOT
 from tests.stages.started import Started
 from tests.waiting import wait_for
@@ -97,3 +98,17 @@ def test_an_argument_of_another_type_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"Arguments\.ratio: must be str, int or tuple\[str, \.\.\.\]"):
         run_stage(main, Arguments, [])
+
+
+@pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
+def test_memory_of_a_gpu_grows_in_place_unless_the_environment_says_otherwise(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.setenv(name, "max_split_size_mb:64")
+        if name != own:
+            monkeypatch.delenv(name)
+    let_memory_grow()
+    expected = {own: "max_split_size_mb:64"} if own else {names[0]: "expandable_segments:True"}
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected

@@ -82,7 +82,12 @@ def experience(
     params = small_params(variant, **changes)
     train = params.train
     settings = RolloutSettings(
-        train.group_size, train.rollout_batch_size, train.same_noise_in_group, True, seed=0
+        train.group_size,
+        train.rollout_batch_size,
+        train.same_noise_in_group,
+        True,
+        seed=0,
+        decode_batch_size=train.micro_batch_size,
     )
     starts = 2 * starts_per_prompt(train.group_size, method_of(params).branching)
     where = Iteration(2, data.prompts.rows([1, 3]), range(starts))
@@ -115,7 +120,7 @@ def test_a_branch_that_is_evaluated_alone_has_the_same_children(policy, data):
     """The second prompt's run alone, as in another process: its noise is named by its number."""
     both = experience(policy, data, BRANCHING, group_size=3)
     params = small_params(BRANCHING, group_size=3)
-    settings = RolloutSettings(3, 100, False, False, seed=0)
+    settings = RolloutSettings(3, 100, False, False, seed=0, decode_batch_size=100)
     alone = collect_experience(
         policy(), method_of(params), Iteration(2, data.prompts.rows([1, 3]), [1]), data.reward, settings
     )

@@ -34,7 +34,7 @@ def experience(
     iteration: int = 1,
     seed: int = 0,
 ) -> Experience:
-    settings = RolloutSettings(G, batch_size, same_noise, True, seed)
+    settings = RolloutSettings(G, batch_size, same_noise, True, seed, decode_batch_size=batch_size)
     where = Iteration(iteration, data.prompts.rows([1, 3]), range(2 * G))
     return collect_experience(
         family, method_of(small_params(CHUNK_WS, group_size=G)), where, data.reward, settings
@@ -87,7 +87,7 @@ def test_a_group_may_share_its_first_noise_and_nothing_else(family, data):
 
 def heldout(family: FluxFamily, data: TrainingData, batch_size: int = 4, seed: int = 9) -> np.ndarray:
     times = time_grid(6, 3.0)
-    images = heldout_images(family, times, data.heldout, HeldoutSettings(2, seed, batch_size))
+    images = heldout_images(family, times, data.heldout, HeldoutSettings(2, seed, batch_size, batch_size))
     return heldout_scores(images, data.heldout.repeated(2), data.reward)["shapes-vivid"]
 
 

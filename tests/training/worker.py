@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from chunk_grpo.errors import ChunkGrpoError
+from chunk_grpo.families import compiling
 from chunk_grpo.families.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training.metrics import MetricRow
@@ -51,6 +52,8 @@ class Job:
         sgd: Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding
             error in a gradient near 0 moves a weight as far as any other.
         device: Device of the policy and the prompts; cuda is each process's own GPU.
+        attention_backend: Of diffusers; None: the library's default.
+        compiler: What torch.compile does with the graphs of `train.compile`.
     """
 
     variant: dict[str, Any] = field(default_factory=lambda: dict(CHUNK_WS))
@@ -61,6 +64,8 @@ class Job:
     dtype: str = "float32"
     sgd: bool = False
     device: str = "cpu"
+    attention_backend: str | None = None
+    compiler: str = "inductor"
 
 
 @dataclass
@@ -99,7 +104,12 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     params = small_params(job.variant, **job.train)
     if job.device == "cuda":
         Processes()  # selects the process's GPU, as stage train does before it loads anything
-    options = replace(OPTIONS, dtype=getattr(torch, job.dtype), device=job.device)
+    options = replace(
+        OPTIONS,
+        dtype=getattr(torch, job.dtype),
+        device=job.device,
+        attention_backend=job.attention_backend,
+    )
     family = FluxFamily.load(options, ("transformer", "vae"))
     prompts = replace(prompts, conditioning=prompts.conditioning.to(job.device))
     start = flat(family.transformer.state_dict())
@@ -118,7 +128,7 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
         seen.looks += 1
         return seen.looks == job.stop_at and rank == 1
 
-    with watched(seen, job.sgd):
+    with watched(seen, job):
         try:
             trainer = Trainer(family, data, method_of(params), params.train, 0, paths)
             seen.rows = trainer.run(should_stop)
@@ -154,7 +164,7 @@ def flat(weights: dict[str, Tensor]) -> Tensor:
 
 
 @contextmanager
-def watched(seen: Seen, sgd: bool) -> Iterator[None]:
+def watched(seen: Seen, job: Job) -> Iterator[None]:
     """Inside, the first gradient and the number of items of each update are kept."""
     clip, accumulate = Processes.clip_gradient, Update.accumulate_gradient
 
@@ -170,7 +180,8 @@ def watched(seen: Seen, sgd: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Processes, "clip_gradient", clip_gradient)
         patch.setattr(Update, "accumulate_gradient", accumulate_gradient)
-        if sgd:
+        patch.setattr(compiling, "_BACKEND", job.compiler)
+        if job.sgd:
             patch.setattr(torch.optim, "AdamW", plain_sgd)
         yield
 

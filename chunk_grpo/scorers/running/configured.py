@@ -164,6 +164,7 @@ class SharedModels:
     def __init__(self) -> None:
         self._models: dict[Hashable, Any] = {}
         self._users: dict[Hashable, int] = {}
+        self._away: dict[Hashable, list[tuple[Any, Any]]] = {}
 
     def take(self, key: Hashable, load: Callable[[], Model]) -> Model:
         """Model identified by `key`, loaded if it is not held yet."""
@@ -178,11 +179,37 @@ class SharedModels:
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key], self._models[key]
+            self._away.pop(key, None)
             gc.collect()
+
+    def put_away(self) -> None:
+        """Move the networks of all models to the CPU. No scorer may run, until `bring_back`."""
+        for key, model in self._models.items():
+            if key not in self._away:
+                networks = _networks(model)
+                self._away[key] = [(network, next(network.parameters()).device) for network in networks]
+                for network in networks:
+                    network.to("cpu")
+
+    def bring_back(self) -> None:
+        """Move the networks to the devices where `put_away` found them."""
+        for moved in self._away.values():
+            for network, device in moved:
+                network.to(device)
+        self._away.clear()
 
     def users(self) -> Mapping[Hashable, int]:
         """Number of uses of each model."""
         return dict(self._users)
+
+
+def _networks(model: Any) -> list[Any]:
+    """A model that is a network of torch, or the networks among its attributes."""
+    torch = sys.modules.get("torch")  # not imported, which takes seconds: without it there are no networks
+    if torch is None:
+        return []
+    parts = [model] if isinstance(model, torch.nn.Module) else list(vars(model).values())
+    return [part for part in parts if isinstance(part, torch.nn.Module)]
 
 
 MODELS = SharedModels()

@@ -1,0 +1,59 @@
+"""Compilation of a transformer's repeated blocks (torch.compile)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch._dynamo.config as dynamo
+from torch import nn
+
+from chunk_grpo.errors import ConfigError
+
+_BACKEND = "inductor"
+_GRAPHS = 64
+"""Most graphs of a kind of block: with and without gradient, one image and more, layouts of inputs, adapter on and off.
+
+Torch's limit of 8 is reached, and what comes then would run uncompiled without a word.
+"""
+
+
+def compile_blocks(network: Any) -> None:
+    """Compile the blocks in place; names of weights do not change. Call it after sharding.
+
+    A graph serves all numbers of images above one: with a graph a size, those that a training has would depend on where
+    it was resumed, and so would its rounding.
+
+    Args:
+        network: Diffusers transformer; its `_repeated_blocks` names the blocks.
+    """
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _GRAPHS)
+    dynamo.fail_on_recompile_limit_hit = True
+    names = set(network._repeated_blocks)
+    for module in network.modules():
+        # Sharding has put a class of its own before that of a block. diffusers' compile_repeated_blocks misses it.
+        if names & {kind.__name__ for kind in type(module).__mro__}:
+            module.compile(dynamic=True, backend=_BACKEND)
+
+
+def try_compiler(device: torch.device) -> None:
+    """Compile and run a small function.
+
+    Raises:
+        ConfigError: It does not work, such as without a C++ compiler on the CPU or without triton on a GPU.
+    """
+
+    class Small(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin() + 1
+
+    small = Small()
+    small.compile(dynamic=True, backend=_BACKEND)
+    try:
+        small(torch.ones(4, 4, device=device)).cpu()
+    except Exception as error:  # compilers have errors of their own
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(
+            f"train.compile: torch cannot compile for {device.type} here ({reason}); install a C++ compiler, on a GPU "
+            "triton too, or set train.compile to false"
+        ) from error

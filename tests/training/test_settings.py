@@ -1,0 +1,178 @@
+"""Settings of speed and memory: the training of the default within a bound, and ratios of 1 on policy."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch._dynamo.utils import counters
+
+from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.prompts import PromptSet
+from tests.training.conftest import CHUNK_WS
+from tests.training.worker import Job, Seen, do, result, run_pair
+
+LORA = {"lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")}}
+TUNING: dict[str, dict[str, Any]] = {
+    "full": {},
+    "LoRA, checkpointing": {**LORA, "gradient_checkpointing": True},
+}
+RUN: dict[str, Any] = {"iterations": 2, "kl_coef": 0.0, "old_log_probs": "training"}
+
+
+@pytest.fixture(scope="module", params=TUNING)
+def tuning(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What is trained."""
+    return {**RUN, **TUNING[request.param]}
+
+
+@pytest.fixture(scope="module")
+def default(tuning: dict[str, Any], prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Two iterations with the settings of the preset tiny."""
+    return trained(Job(CHUNK_WS, tuning), prompts, tmp_path_factory.mktemp("default"))
+
+
+def trained(job: Job, prompts: PromptSet, folder: Path) -> Seen:
+    seen = do(job, prompts, folder)
+    assert seen.error == ""
+    assert max(seen.metric("fidelity_p99")) < 1e-4
+    return seen
+
+
+def is_close(seen: Seen, default: Seen, gradient: float, weights: float) -> bool:
+    """Whether the first gradient (relative norm) and the last weights (largest difference) stay within bounds."""
+    assert seen.gradient is not None
+    assert default.gradient is not None
+    first = float((seen.gradient - default.gradient).norm() / default.gradient.norm())
+    last = max(float((seen.weights[name] - value).abs().max()) for name, value in default.weights.items())
+    return first <= gradient and last <= weights
+
+
+def is_same(seen: Seen, default: Seen) -> bool:
+    """Whether all metrics but those of a clock, and all weights, are the same bits."""
+    rows = [[row for row in s.rows if not row[1].startswith(("seconds_", "rate_"))] for s in (seen, default)]
+    return rows[0] == rows[1] and all(torch.equal(seen.weights[n], w) for n, w in default.weights.items())
+
+
+RATE = 1.5e-4
+"""Learning rate: AdamW moves a weight by about as much an update, whatever the size of its gradient."""
+
+
+@pytest.mark.parametrize("backend", ["native", "_native_math", "_native_flash"])
+def test_attention_backends(
+    backend: str, tuning: dict[str, Any], default: Seen, prompts: PromptSet, tmp_path: Path
+) -> None:
+    seen = trained(Job(CHUNK_WS, tuning, attention_backend=backend), prompts, tmp_path)
+    assert is_close(seen, default, 1e-4, 2 * RATE)
+    assert backend != "native" or is_same(seen, default)
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Torch compiles nothing: the 8-bit step would take seconds for each shape of a weight."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", ["adamw-fused", "adamw-8bit"])
+def test_optimizers(
+    name: str, tuning: dict[str, Any], default: Seen, prompts: PromptSet, tmp_path: Path
+) -> None:
+    """The gradient is the same. Weights with 8-bit moments differ by the steps of 4 updates at most."""
+    seen = trained(Job(CHUNK_WS, {**tuning, "optimizer": name}), prompts, tmp_path)
+    assert is_close(seen, default, 0.0, 1e-6 if name == "adamw-fused" else 4 * RATE)
+
+
+ALIKE = {"rollout_batch_size": 6, "micro_batch_size": 64, "iterations": 1}
+"""Batches of few numbers of images, for few graphs: each takes seconds."""
+
+
+@pytest.fixture
+def graphs() -> Iterator[None]:
+    """No graphs but the test's own are kept."""
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+        yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize(
+    ("compiler", "changes"),
+    [
+        ("eager", {}),
+        pytest.param(
+            "aot_eager", LORA | {"gradient_checkpointing": True, "kl_coef": 0.05}, marks=pytest.mark.slow
+        ),
+        pytest.param("inductor", {"kl_coef": 0.05}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_compiled_blocks(compiler: str, changes: dict[str, Any], prompts: PromptSet, tmp_path: Path) -> None:
+    """`eager` runs the traced operations, `aot_eager` differentiates their graph, `inductor` generates code.
+
+    With a KL term the reference is a compiled copy. Weights and files have the same names.
+    """
+    job = Job(CHUNK_WS, {**RUN, **ALIKE, **changes}, compiler=compiler)
+    plain = trained(job, prompts, tmp_path / "plain")
+    counters.clear()
+    seen = trained(replace(job, train={**job.train, "compile": True}), prompts, tmp_path / "compiled")
+    assert counters["stats"]["unique_graphs"] >= 4
+    assert is_close(seen, plain, 1e-4, 2 * RATE)
+    assert seen.weights.keys() == plain.weights.keys()
+    files = [sorted((tmp_path / way).rglob("*.safetensors")) for way in ("plain", "compiled")]
+    assert [file.name for file in files[0]] == [file.name for file in files[1]] != []
+    for a, b in zip(*files, strict=True):
+        assert load_file(a).keys() == load_file(b).keys()
+
+
+@pytest.mark.slow
+def test_compiled_blocks_of_shards(prompts: PromptSet, tmp_path: Path) -> None:
+    """Two processes; the reference is a sharded copy."""
+    train = {**RUN, **ALIKE, "group_size": 4, "shard_weights": True, "kl_coef": 0.05}
+    plain = Job(CHUNK_WS, train, "plain")
+    compiled = replace(plain, folder="compiled", train={**train, "compile": True}, compiler="eager")
+    run_pair({"plain": plain, "compiled": compiled}, prompts, tmp_path)
+    for rank in range(2):
+        first, seen = result(tmp_path, "plain", rank), result(tmp_path, "compiled", rank)
+        assert first.error == seen.error == ""
+        assert is_close(seen, first, 1e-4, 2 * RATE)
+        assert max(seen.metric("fidelity_p99")) < 1e-4
+
+
+def test_a_machine_without_a_compiler_is_refused(
+    prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    torch.compiler.reset()
+    seen = do(Job(CHUNK_WS, {**RUN, "compile": True}), prompts, tmp_path)
+    assert "ConfigError: train.compile: torch cannot compile for cpu here" in seen.error
+    assert seen.looks == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_no_more_images_are_decoded_together_than_the_update_has_items(
+    size: int, prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixels of another group size differ by 1e-5 at most, and rewards after their rounding to 256 values by 0.01."""
+    decode, seen = FluxFamily.decode, []
+
+    def counted(self: FluxFamily, latents: torch.Tensor) -> torch.Tensor:
+        seen.append(len(latents))
+        found = decode(self, latents)
+        whole = decode(self, latents.repeat(2, 1, 1))[: len(latents)]
+        assert (found - whole).abs().max() < 1e-5
+        return found
+
+    base = Job(CHUNK_WS, {**RUN, "iterations": 1, "rollout_batch_size": 6, "micro_batch_size": 64})
+    default = trained(base, prompts, tmp_path / "default")
+    monkeypatch.setattr(FluxFamily, "decode", counted)
+    few = trained(replace(base, train={**base.train, "micro_batch_size": size}), prompts, tmp_path)
+    assert max(seen) == size
+    assert sum(seen) == 6 + 2 * 4  # the rollout, and two held-out evaluations
+    for name in ("reward_mean", "heldout_reward"):
+        assert few.metric(name)[0] == pytest.approx(default.metric(name)[0], abs=0.01)
