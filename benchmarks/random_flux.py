@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
@@ -39,7 +39,7 @@ def write_random_flux(folder: Path, device: torch.device, network: Mapping[str, 
     """
     clip_tokens = CLIPTokenizer.from_pretrained(TINY / "tokenizer", model_max_length=77)
     t5_tokens = T5TokenizerFast.from_pretrained(TINY / "tokenizer_2", model_max_length=512)
-    makers = _makers(clip_tokens, network)
+    makers = makers_of_parts(clip_tokens, network)
     with torch.device("meta"):  # without weights, for model_index.json
         parts = {name: make() for name, make in makers.items()}
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
@@ -48,7 +48,7 @@ def write_random_flux(folder: Path, device: torch.device, network: Mapping[str, 
     for name in ("scheduler", "tokenizer", "tokenizer_2"):
         getattr(pipeline, name).save_pretrained(folder / name)
     for name, make in makers.items():
-        part = random_module(make, device)
+        part: Any = random_module(make, device)
         part.save_pretrained(folder / name, max_shard_size=SHARD)
         del part
         gc.collect()
@@ -66,7 +66,9 @@ def random_module(make: Callable[[], Module], device: torch.device) -> Module:
         torch.set_default_dtype(before)
 
 
-def _makers(tokens: CLIPTokenizer, network: Mapping[str, object]) -> dict[str, Callable[[], nn.Module]]:
+def makers_of_parts(
+    tokens: CLIPTokenizer, network: Mapping[str, object]
+) -> dict[str, Callable[[], nn.Module]]:
     """Calls that make the networks, by name of the part."""
     clip = CLIPTextConfig(
         hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
