@@ -93,6 +93,7 @@ def test_memory_of_processes_belongs_to_their_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_small_run_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--small", "--folder", str(tmp_path), "--json", str(tmp_path / "result.json")]) == 0
     assert (tmp_path / "clone" / "artifacts" / "report" / "report.md").exists()
