@@ -73,6 +73,8 @@ SMALL = (
 """Changes for the toy checkpoint."""
 
 POLL_SECONDS = 0.1
+STDERR = 2
+"""Place of DVC's output, so that standard output has the table alone."""
 
 
 @dataclass
@@ -116,7 +118,7 @@ def run(folder: Path, heads: int, small: bool, result: Path) -> int:
     environment |= {"DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1"}
     peaks: dict[str, Peak] = {}
     with subprocess.Popen(
-        [sys.executable, "-m", "dvc", "repro"], cwd=clone, env=environment, stdout=sys.stderr
+        [sys.executable, "-m", "dvc", "repro"], cwd=clone, env=environment, stdout=STDERR
     ) as repro:
         try:
             watch(repro, peaks)
