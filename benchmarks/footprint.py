@@ -29,6 +29,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from benchmarks.random_flux import VAE
 from benchmarks.workloads import random_inputs
 from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions
 from chunk_grpo.families.flux import FluxFamily
@@ -36,19 +37,6 @@ from chunk_grpo.families.sharding import shard_weights
 
 SIDE, TEXT_TOKENS = 720, 512
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
-
-VAE: Mapping[str, Any] = {
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": [128, 256, 512, 512],
-    "layers_per_block": 2,
-    "latent_channels": 16,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-    "scaling_factor": 0.3611,
-    "shift_factor": 0.1159,
-}
-"""FLUX.1's."""
 
 
 @dataclass(frozen=True)

@@ -32,22 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline
 from rich.console import Console
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTokenizer,
-    Qwen2VLConfig,
-    T5Config,
-    T5EncoderModel,
-    T5TokenizerFast,
-)
+from transformers import Qwen2VLConfig
 
 from benchmarks.flux_gpu import FLUX_DEV, FORWARD, NO_DEVICE, SMALL, WORKS, make_family, measure, one_pass
-from benchmarks.footprint import VAE
 from benchmarks.gpu_report_text import markdown
+from benchmarks.random_flux import random_module, write_random_flux
 from benchmarks.tables import machine
 from benchmarks.throughput import flop_count, timed
 from benchmarks.workloads import TINY
@@ -164,7 +155,7 @@ class Bench:
             vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
         rotary = {"rope_type": "default", "mrope_section": [2, 3, 3] if self.small else [16, 24, 24]}
         config = Qwen2VLConfig(text_config={**text, "rope_parameters": rotary}, vision_config=vision)
-        network = self._built(lambda: HPSv3Network(config)).eval().requires_grad_(False)
+        network = random_module(lambda: HPSv3Network(config), self.device).eval().requires_grad_(False)
         network.rm_head.float()
         rows, side = self._batch, 4 if self.small else 32  # patches of 14 pixels along a side
         image = torch.full((rows, side * side // 4), config.image_token_id)
@@ -191,7 +182,7 @@ class Bench:
         if self.small:
             shutil.copytree(TINY, folder)
         else:
-            self._flux_dev().save_pretrained(folder)
+            write_random_flux(folder, self.device, FLUX_DEV.network)
             self._release()
         seconds = time.perf_counter() - started
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -267,36 +258,6 @@ class Bench:
         rows = read_table(str(path), "train_metrics").to_pylist()
         last = {row["metric"]: row["value"] for row in rows}  # in order of iterations
         return {"metrics": last, "seconds_per_image": 1 / last["rate_images_per_second"]}
-
-    def _built(self, make: Callable[[], Any]) -> Any:
-        """A random module made on the device in bfloat16."""
-        torch.manual_seed(0)
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            with self.device:
-                return make()
-        finally:
-            torch.set_default_dtype(before)
-
-    def _flux_dev(self) -> FluxPipeline:
-        clip = CLIPTextConfig(
-            hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
-            projection_dim=768, vocab_size=49408,
-        )  # fmt: skip
-        t5 = T5Config(
-            d_model=4096, d_ff=10240, d_kv=64, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu",
-            vocab_size=32128,
-        )  # fmt: skip
-        return FluxPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=self._built(lambda: AutoencoderKL(**VAE)),
-            text_encoder=self._built(lambda: CLIPTextModel(clip)),
-            text_encoder_2=self._built(lambda: T5EncoderModel(t5)),
-            tokenizer=CLIPTokenizer.from_pretrained(TINY / "tokenizer"),
-            tokenizer_2=T5TokenizerFast.from_pretrained(TINY / "tokenizer_2"),
-            transformer=make_family(FLUX_DEV, FORWARD, torch.bfloat16, self.device).transformer,
-        )
 
     def _release(self) -> None:
         gc.collect()

@@ -100,7 +100,7 @@ def generate(
         tuned: Context of the trained policy; None: images of the base model alone.
         prompts: P prompts.
         settings: Sizes and seed.
-        drawn: Called with the number of images after each batch of a mode.
+        drawn: Called with the number of images of each batch of a mode once they are made.
         share: (k, N): every N-th batch from number k, for one of N processes.
 
     Yields:
@@ -114,8 +114,9 @@ def generate(
     if tuned is None:
         for batch in batches:
             finals = batch.drawn_by(base, batch.noise(base), settings)[:, -1]
-            yield _images(base, "base", batch, finals)
+            images = _images(base, "base", batch, finals)
             drawn(len(batch))
+            yield images
         return
     switch = sum(
         not uses_base(step, settings.num_steps, settings.base_steps) for step in range(settings.num_steps)
@@ -133,8 +134,9 @@ def generate(
             at_switch, finals = kept.get(batch.span).to(base.device).unbind(dim=1)
             images = _images(base, "tuned", batch, finals)
             hybrid = batch.drawn_by(base, at_switch, settings, first_step=switch)[:, -1]
-            yield images + _images(base, "hybrid", batch, hybrid)
+            images += _images(base, "hybrid", batch, hybrid)
             drawn(len(batch))
+            yield images
 
 
 @dataclass(frozen=True)

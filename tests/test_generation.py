@@ -195,6 +195,21 @@ def test_the_base_model_waits_until_the_trained_policy_is_gone(
     )
 
 
+@pytest.mark.parametrize("policy", ["base", "tuned"])
+def test_a_batch_is_counted_before_its_images_are_handed_out(
+    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, policy: str
+) -> None:
+    """`stages.generate` takes as many batches as there are, and no further one: what came later was never counted."""
+    counted: list[int] = []
+    context = (lambda: nullcontext(tuned)) if policy == "tuned" else None
+    batches = generate(base, context, prompts, SETTINGS, counted.append)
+    modes = 1 if context is None else 2
+    next(batches)
+    assert sum(counted) == (modes - 1) * 6 + 4
+    next(batches)
+    assert sum(counted) == modes * 6
+
+
 def test_a_picture_survives_png() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     again = decode_image(encode_png(picture), "a.png")

@@ -31,7 +31,7 @@ class RunManifest:
         stage: DVC stage, e.g. `train@chunk`.
         started_at: Start time, UTC, ISO 8601.
         seconds: Wall time.
-        peak_memory_mib: Peak resident memory of the process in MiB.
+        peak_memory_mib: Peak resident memory of the process in MiB, with the files that it maps.
         python: Python version.
         packages: Installed versions of the numerical packages, such as torch.
         system: Operating system and architecture.
@@ -128,6 +128,11 @@ def _installed() -> dict[str, str]:
 
 
 def _peak_memory_mib() -> float:
+    status = Path("/proc/self/status")
+    # On Linux ru_maxrss starts at the memory of the program that started this one. gVisor has no VmHWM.
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 2**10  # of KiB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)  # bytes on macOS, KiB on Linux
 

@@ -1,6 +1,8 @@
 """Run manifests."""
 
 import json
+import subprocess
+import sys
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -26,6 +28,18 @@ def test_a_run_is_measured(tmp_path: Path) -> None:
     assert manifest.packages["torch"].startswith("2.")
     assert manifest.cpu
     assert manifest.commit is None or len(manifest.commit) == 40
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of one program on Linux only")
+def test_the_peak_is_without_the_memory_of_the_program_that_started_the_stage(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    stage = f"from chunk_grpo.artifacts import measured_run\nwith measured_run('train', {str(path)!r}):\n    pass\n"
+    starter = (
+        "import subprocess, sys\nx = bytes([1]) * 2**30\n"
+        f"subprocess.run([sys.executable, '-c', {stage!r}], check=True)\n"
+    )
+    subprocess.run([sys.executable, "-c", starter], check=True)
+    assert 10 < read_manifest(path).peak_memory_mib < 800
 
 
 def test_the_commit_is_the_checkouts_and_null_outside_one(
