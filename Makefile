@@ -3,8 +3,9 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := pipeline,training,scoring,serving,dev
+EXTRAS := pipeline,training,scoring,serving
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
 PRESET ?= tiny
 POOL ?= gpu
 # The first of these that works is used; 3.11 first, because constraints.txt was made and tested with it.
@@ -18,7 +19,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan serve worker smoke lint types test test-slow docs bench bench-train gpu gpu-report clean
+.PHONY: help run params plan serve worker smoke tools lint types test test-slow docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -43,33 +44,35 @@ worker: $(STAMP) ## start a worker for the server of PREFECT_API_URL; stop with 
 smoke: $(STAMP) ## run the smallest preset end to end through a temporary Prefect server
 	$(BIN)/python -m infra.smoke
 
-lint: $(STAMP) ## check format, lint and import directions
+tools: $(TOOLS) ## install what the targets below need
+
+lint: $(TOOLS) ## check format, lint and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-types: $(STAMP) ## run mypy --strict
+types: $(TOOLS) ## run mypy --strict
 	$(BIN)/mypy
 
-test: $(STAMP) ## run the tests, except slow ones and those that need a GPU or the internet
+test: $(TOOLS) ## run the tests, except slow ones and those that need a GPU or the internet
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-test-slow: $(STAMP) ## run the slow tests
+test-slow: $(TOOLS) ## run the slow tests
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not network'
 
-docs: $(STAMP) ## check the documents against the code, and run their code blocks
+docs: $(TOOLS) ## check the documents against the code, and run their code blocks
 	$(BIN)/python -m pytest -q tests/architecture tests/docs
 
-bench: $(STAMP) ## time a call of the policy on this machine
+bench: $(TOOLS) ## time a call of the policy on this machine
 	$(BIN)/python -m infra.bench
 
-bench-train: $(STAMP) ## time a training iteration against a plain trainer (half an hour)
+bench-train: $(TOOLS) ## time a training iteration against a plain trainer (half an hour)
 	$(BIN)/python -m benchmarks.train
 
-gpu: $(STAMP) ## run the tests that need a CUDA device
+gpu: $(TOOLS) ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-gpu-report: $(STAMP) ## measure FLUX.1-dev's size on a GPU with random weights (25 minutes, 40 GB of disk; MINUTES=60)
+gpu-report: $(TOOLS) ## measure FLUX.1-dev's size on a GPU with random weights (25 minutes, 40 GB of disk; MINUTES=60)
 	$(BIN)/python -m benchmarks.gpu_report --minutes $(or $(MINUTES),60)
 
 clean: ## remove caches of the tools; keeps artifacts, the DVC cache and .venv
@@ -95,3 +98,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' -c constraints.txt
 	@touch $(STAMP)
+
+$(TOOLS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),dev]' -c constraints.txt
+	@touch $(TOOLS)

@@ -206,12 +206,12 @@ def judges_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator
                 )
 
 
-def trackers_are_told_once(trackers: tuple[str, ...]) -> Iterator[Problem]:
+def trackers_are_distinct(trackers: tuple[str, ...]) -> Iterator[Problem]:
     """Each tracker is listed once; a repeated one would log every value twice."""
     yield from _unique(("trackers",), trackers)
 
 
-def offloaded_parts_are_told_once(train: TrainParams) -> Iterator[Problem]:
+def offloaded_parts_are_distinct(train: TrainParams) -> Iterator[Problem]:
     """Each offloaded part is listed once."""
     yield from _unique(("train", "offload"), train.offload)
 
@@ -286,8 +286,8 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (scorers_have_images, ("scorers", "prompts", "rewards")),
     (scorers_fit_the_prompts, ("scorers", "prompts", "train")),
     (judges_fit_the_prompts, ("scorers", "prompts")),
-    (trackers_are_told_once, ("trackers",)),
-    (offloaded_parts_are_told_once, ("train",)),
+    (trackers_are_distinct, ("trackers",)),
+    (offloaded_parts_are_distinct, ("train",)),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
     (profile_prompts_exist, ("profile", "prompts")),

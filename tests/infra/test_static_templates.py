@@ -25,7 +25,7 @@ def test_every_variable_is_used_explained_and_its_default_allowed(kind: str, poo
     configuration = rendered(base, name="curious-owl", command="prefect flow-run execute")
     assert [each for each in strings(configuration) if "{{" in each] == []
     assert [each for each in strings(configuration) if each.isupper() and SECRET.search(each)] == []
-    assert variables(base).keys() - variables(template(kind, "cpu")).keys() <= {"gpu_count"}
+    assert variables(base).keys() - variables(template(kind, "cpu")).keys() <= {"gpu_count", "machines"}
 
 
 @pytest.mark.parametrize(("kind", "type_"), [("kubernetes", "kubernetes"), ("aws", "ecs")])
