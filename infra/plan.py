@@ -32,9 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.gpu,
                 options.gpus,
                 stop_seconds=stop_seconds(),
+                machines=options.machines,
                 memory_gb=options.memory,
                 tflops=options.tflops,
                 gbs=options.gbs,
+                network_gbs=options.network_gbs,
                 disk_gbs=options.disk_gbs,
                 price=options.price,
             ),
@@ -79,10 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="parameters to plan")
     source.add_argument("--preset", help="preset of conf/ to plan instead")
     parser.add_argument("--gpus", type=_count, default=1, help="GPUs at hand")
+    parser.add_argument("--machines", type=_count, default=1, help="machines that they are in")
     parser.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="kind of GPU")
     parser.add_argument("--memory", type=_positive, help="GB of a GPU, as sold; default: by --gpu")
     parser.add_argument("--tflops", type=_positive, help="TFLOP/s that a GPU reaches; default: by --gpu")
     parser.add_argument("--gbs", type=_positive, help="GB/s of collectives; default: by --gpu")
+    parser.add_argument("--network-gbs", type=_positive, help="GB/s a GPU between machines; default: 33")
     parser.add_argument("--disk-gbs", type=_positive, default=1.0, help="GB/s of the disk of checkpoints")
     parser.add_argument("--price", type=_positive, help="price of a GPU for an hour")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")

@@ -27,9 +27,9 @@ class Seconds:
     most: float
 
     @classmethod
-    def of(cls, flop: float, received: float, machine: Machine, fixed: float = 0.0) -> Seconds:
-        """Max and sum of flop / TFLOP/s and bytes / GB/s, and seconds that overlap with nothing."""
-        computing, receiving = flop / (machine.tflops * TERA), received / (machine.gbs * GIGA)
+    def of(cls, flop: float, receiving: float, machine: Machine, fixed: float = 0.0) -> Seconds:
+        """Max and sum of flop / TFLOP/s and of the seconds of collectives, and seconds that overlap with nothing."""
+        computing = flop / (machine.tflops * TERA)
         return cls(max(computing, receiving) + fixed, computing + receiving + fixed)
 
 
@@ -84,7 +84,7 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
     }
     traffic = traffic_of(settings, counts, heldout)
     used = {name: value for name, value in flop.items() if value}
-    seconds = Seconds.of(sum(used.values()), traffic.bytes, machine)
+    seconds = Seconds.of(sum(used.values()), traffic.seconds(machine), machine)
     return IterationCost(variant, counts, heldout, used, traffic, seconds)
 
 
@@ -142,8 +142,8 @@ def _training(settings: Settings, variant: str, machine: Machine) -> StageCost:
     saving = len(train.seeds) * saves * save_seconds(checkpoint_bytes(settings), machine)
     number = train.iterations * len(train.seeds)
     flop = number * settings.processes * one.total_flop
-    received = number * one.traffic.bytes
-    seconds = Seconds.of(flop / settings.processes, received, machine, saving)
+    receiving = number * one.traffic.seconds(machine)
+    seconds = Seconds.of(flop / settings.processes, receiving, machine, saving)
     return StageCost(f"train {variant}", settings.processes, flop, seconds)
 
 

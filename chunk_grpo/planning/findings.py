@@ -57,7 +57,7 @@ def findings_of(
         *_attention(settings),
         *_gpus(settings),
         *_reference(settings),
-        *_traffic(machine, costs),
+        *_traffic(settings, machine, costs),
         *_ratios(settings, costs),
         *_prompts(prompts),
         *_unknown(settings, costs),
@@ -127,11 +127,17 @@ def _reference(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _traffic(machine: Machine, costs: Sequence[IterationCost]) -> Iterator[Finding]:
+def _traffic(settings: Settings, machine: Machine, costs: Sequence[IterationCost]) -> Iterator[Finding]:
     for cost in costs:
-        receiving = cost.traffic.bytes / (machine.gbs * 1e9)
+        receiving = cost.traffic.seconds(machine)
         computing = cost.total_flop / (machine.tflops * 1e12)
-        if receiving > computing:
+        if receiving > computing and settings.machines > 1 and settings.shards and not settings.is_hybrid:
+            yield Finding(
+                "costs",
+                f"{cost.variant}: collectives take {receiving:.0f} s an iteration and computing {computing:.0f} s; "
+                "train.hybrid_sharding gathers the weights inside each machine",
+            )
+        elif receiving > computing:
             yield Finding(
                 "costs",
                 f"{cost.variant}: collectives take {receiving:.0f} s an iteration and computing {computing:.0f} s; "

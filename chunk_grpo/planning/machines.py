@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chunk_grpo.errors import ConfigError
+
 REACHED_TFLOPS = 0.4
 """Share of the peak that training reaches, assumed; `benchmarks.flux_gpu` measures it for a card."""
 
 REACHED_LINK = 2 / 3
 """Share of the link's rate that collectives reach, assumed."""
+
+NETWORK_GBS = 50
+"""GB/s that a GPU receives from other machines: a network card of 400 Gb/s for each GPU, assumed."""
 
 USABLE_MEMORY = 0.985
 """Share of the memory, as it is sold in GB, that a process sees in GiB: 80 GB are 79 GiB on an H100."""
@@ -56,14 +61,16 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan assumes of the machine.
+    """What a plan assumes of the machines.
 
     Attributes:
         gpu: Name in `GPUS`.
         gpus: GPUs at hand.
+        machines: Machines with as many GPUs each.
         memory_gb: Memory of a GPU as sold.
         tflops: TFLOP/s reached by a GPU.
         gbs: GB/s that a GPU receives in collectives.
+        network_gbs: GB/s of them that it receives from other machines, if all GPUs of a machine receive.
         disk_gbs: GB/s of the disk of checkpoints.
         stop_seconds: Seconds from a stop request to SIGKILL.
         price: Price of a GPU for an hour; None: no money is shown.
@@ -71,9 +78,11 @@ class Machine:
 
     gpu: str
     gpus: int
+    machines: int
     memory_gb: float
     tflops: float
     gbs: float
+    network_gbs: float
     disk_gbs: float
     stop_seconds: float
     price: float | None
@@ -89,9 +98,11 @@ def machine(
     gpus: int,
     *,
     stop_seconds: float,
+    machines: int = 1,
     memory_gb: float | None = None,
     tflops: float | None = None,
     gbs: float | None = None,
+    network_gbs: float | None = None,
     disk_gbs: float = 1.0,
     price: float | None = None,
 ) -> Machine:
@@ -101,19 +112,28 @@ def machine(
         gpu: Name in `GPUS`.
         gpus: Number of GPUs.
         stop_seconds: Seconds from a stop request to SIGKILL.
+        machines: Number of machines.
         memory_gb: Memory of a GPU; None: the data sheet's.
         tflops: TFLOP/s; None: REACHED_TFLOPS of the peak.
         gbs: GB/s of collectives; None: REACHED_LINK of the link.
+        network_gbs: GB/s of them between machines; None: REACHED_LINK of NETWORK_GBS.
         disk_gbs: GB/s of the disk.
         price: Price of a GPU for an hour.
+
+    Raises:
+        ConfigError: The GPUs cannot be divided among the machines.
     """
+    if gpus % machines:
+        raise ConfigError(f"--gpus: must be a multiple of --machines, {machines}, got {gpus}")
     sheet = GPUS[gpu]
     return Machine(
         gpu,
         gpus,
+        machines,
         sheet.memory_gb if memory_gb is None else memory_gb,
         sheet.tflops if tflops is None else tflops,
         sheet.gbs if gbs is None else gbs,
+        REACHED_LINK * NETWORK_GBS if network_gbs is None else network_gbs,
         disk_gbs,
         stop_seconds,
         price,

@@ -54,7 +54,7 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
     }
     peak, gathered = update_bytes(settings)
     update = {"activations": peak, "gathered blocks": gathered}
-    step = {"optimiser's step": settings.foreach_bytes * settings.tuning.trained_weights / _spread(settings)}
+    step = {"optimiser's step": settings.foreach_bytes * settings.tuning.trained_weights / settings.spread}
     update_kept = kept | _left(settings)
     return [
         Phase("loading", _used(_loading(settings, variant))),
@@ -142,7 +142,7 @@ def _ends(settings: Settings) -> float:
 
 def _kept(settings: Settings, variant: str) -> dict[str, float]:
     """What lives through all of training."""
-    tuning, spread = settings.tuning, _spread(settings)
+    tuning, spread = settings.tuning, settings.spread
     trained = tuning.trained_weights / spread
     average = settings.params.train.ema_decay is not None
     return {
@@ -156,7 +156,7 @@ def _kept(settings: Settings, variant: str) -> dict[str, float]:
 
 def _gradients(settings: Settings) -> dict[str, float]:
     """Gradients, float32; DDP has a second copy in its buckets."""
-    trained = FLOAT32 * settings.tuning.trained_weights / _spread(settings)
+    trained = FLOAT32 * settings.tuning.trained_weights / settings.spread
     replicas = settings.processes > 1 and not settings.shards
     return {"gradients": trained, "gradients in DDP's buckets": trained if replicas else 0.0}
 
@@ -209,13 +209,13 @@ def _loading(settings: Settings, variant: str) -> dict[str, float]:
     """
     whole = float(settings.element * settings.tuning.network.weights)
     held = held_weights(settings)
-    network = {"whole network": whole, "weights": whole / _spread(settings)}
+    network = {"whole network": whole, "weights": whole / settings.spread}
     if not settings.shards:
         network = {"weights": max(whole, held)}
     beside = _beside(settings)
     if len(settings.params.train.seeds) == 1:
         beside["scorers"] = 0.0
-    return {**network, "KL reference": _reference(settings, variant) / _spread(settings), **beside}
+    return {**network, "KL reference": _reference(settings, variant) / settings.spread, **beside}
 
 
 def _batch(settings: Settings, variant: str) -> dict[str, float]:
@@ -239,10 +239,6 @@ def _batch(settings: Settings, variant: str) -> dict[str, float]:
 def _cast_weight(settings: Settings) -> float:
     """The weight that autocast has cast for its product."""
     return 2.0 * settings.model.transformer.largest_weight if settings.casts_weights else 0.0
-
-
-def _spread(settings: Settings) -> int:
-    return settings.processes if settings.shards else 1
 
 
 def _used(parts: dict[str, float]) -> dict[str, float]:

@@ -119,11 +119,11 @@ def make_plan(params: Params, machine: Machine) -> Plan:
         machine: Assumptions on GPUs, links, disk and stop time.
 
     Raises:
-        ConfigError: The checkpoint is a hub id without a known configuration.
+        ConfigError: The checkpoint is a hub id without a known configuration, or the machines cannot share an update.
         DataError: A config.json of the checkpoint cannot be read.
     """
     model = read_model(params.model.checkpoint)
-    settings = settings_of(params, model, machine.gpus)
+    settings = settings_of(params, model, machine.gpus, machine.machines)
     costs = [iteration_cost(settings, variant, machine) for variant in params.variants]
     stages = stage_costs(settings, machine)
     training = [training_phases(settings, variant) for variant in params.variants]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from chunk_grpo.config import Params
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.planning.models import Model
 from chunk_grpo.planning.transformer import Adapter, Sequence2D, Tuning
 
@@ -24,6 +25,7 @@ class Settings:
         params: The parameters, for what is a plain number there.
         model: Sizes of the checkpoint.
         gpus: GPUs at hand.
+        machines: Machines that these are in.
         processes: GPUs that train together.
         tuning: Trained transformer.
         train_tokens: Tokens of an image of the rollouts.
@@ -32,6 +34,7 @@ class Settings:
         rollout_batch: Trajectories in a pass of the rollout and of the held-out evaluation.
         micro_batch: Items in a pass of the update.
         shards: Whether weights are spread over the processes.
+        is_hybrid: Whether they are spread over the processes of each machine.
         autocasts: Whether passes of training run under autocast: all weights of a bfloat16 checkpoint are trained.
         optimizer_bytes: Bytes of the optimiser's state for each trained weight, a mean; AdamW keeps two float32.
         foreach_bytes: Bytes a trained weight that the optimiser's step takes for a moment: torch's foreach AdamW makes
@@ -41,6 +44,7 @@ class Settings:
     params: Params
     model: Model
     gpus: int
+    machines: int
     processes: int
     tuning: Tuning
     train_tokens: Sequence2D
@@ -49,6 +53,7 @@ class Settings:
     rollout_batch: int
     micro_batch: int
     shards: bool
+    is_hybrid: bool
     autocasts: bool
     optimizer_bytes: float = 8.0
     foreach_bytes: int = 4
@@ -59,15 +64,31 @@ class Settings:
         return self.autocasts and not self.shards
 
     @property
+    def processes_each(self) -> int:
+        """GPUs of a machine that train."""
+        return self.processes // self.machines
+
+    @property
+    def spread(self) -> int:
+        """Processes that hold the weights together: all, those of a machine, or one."""
+        if not self.shards:
+            return 1
+        return self.processes_each if self.is_hybrid else self.processes
+
+    @property
     def row_bytes(self) -> int:
         """Embeddings of a prompt: elements * bytes of the checkpoint's type."""
         return self.model.embedding_elements(self.params.model.max_sequence_length) * self.element
 
 
-def settings_of(params: Params, model: Model, gpus: int) -> Settings:
-    """Resolve params.yaml for a number of GPUs."""
+def settings_of(params: Params, model: Model, gpus: int, machines: int = 1) -> Settings:
+    """Resolve params.yaml for a number of GPUs in a number of machines.
+
+    Raises:
+        ConfigError: The machines cannot share the images of an update.
+    """
     train, text = params.train, params.model.max_sequence_length
-    processes = processes_of(params, gpus)
+    processes = processes_of(params, gpus, machines)
     adapter = (
         None if train.lora is None else Adapter.on(model.transformer, train.lora.rank, train.lora.targets)
     )
@@ -76,6 +97,7 @@ def settings_of(params: Params, model: Model, gpus: int) -> Settings:
         params=params,
         model=model,
         gpus=gpus,
+        machines=machines,
         processes=processes,
         tuning=tuning,
         train_tokens=Sequence2D(model.vae.tokens(params.model.height, params.model.width), text),
@@ -84,6 +106,7 @@ def settings_of(params: Params, model: Model, gpus: int) -> Settings:
         rollout_batch=train.rollout_batch_size,
         micro_batch=train.micro_batch_size,
         shards=train.shard_weights and processes > 1,
+        is_hybrid=train.shard_weights and train.hybrid_sharding and machines > 1,
         autocasts=adapter is None and params.model.dtype != "float32",
         optimizer_bytes=moment_bytes(tuning) if train.optimizer == "adamw-8bit" else 8.0,
         foreach_bytes=4 if train.optimizer == "adamw" else 0,
@@ -100,13 +123,22 @@ def moment_bytes(tuning: Tuning) -> float:
     return 8.0 - quantised / max(1, tuning.trained_weights) * 2 * (4 - 1 - 4 / BLOCK)
 
 
-def processes_of(params: Params, gpus: int) -> int:
-    """GPUs that training uses: the largest number that divides the starts of an update (stages/_launch).
+def processes_of(params: Params, gpus: int, machines: int = 1) -> int:
+    """GPUs that training uses: the largest number, equal in all machines, that divides the starts of an update.
 
-    Variants with branches have fewer starts; the number here divides those of all variants.
+    Variants with branches have fewer starts; the number here divides those of all variants. The launcher's rule is the
+    same (stages/_launch).
+
+    Raises:
+        ConfigError: The machines cannot share the starts.
     """
     share = shared_starts(params)
-    return max(count for count in range(1, gpus + 1) if share % count == 0)
+    if share % machines:
+        raise ConfigError(
+            f"--machines: must divide the {share} images of an update (with branches, divided by their children), got "
+            f"{machines}; change train.prompts_per_iteration or train.group_size, or use fewer machines"
+        )
+    return max(count for count in range(machines, gpus + 1, machines) if share % count == 0)
 
 
 def shared_starts(params: Params) -> int:

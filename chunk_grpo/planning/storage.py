@@ -155,7 +155,7 @@ def storage_of(settings: Settings) -> Storage:
         images=images_of(params),
         image_bytes=images_of(params) * pixels * PNG_BYTES,
         objects=objects_of(settings),
-        host=(PROCESS_BYTES + offloaded_bytes(settings)) * settings.processes
+        host=(PROCESS_BYTES + offloaded_bytes(settings)) * settings.processes_each
         + (policy if settings.shards else checkpoint),
     )
 

@@ -22,9 +22,11 @@ def show(plan: Plan, console: Console) -> None:
 
 def _parts(plan: Plan) -> Iterator[RenderableType]:
     machine = plan.machine
+    places = f" in {machine.machines} machines" if machine.machines > 1 else ""
+    between = f" ({machine.network_gbs:.0f} from other machines)" if machine.machines > 1 else ""
     yield Text(
-        f"{machine.gpus} x {machine.gpu}, {machine.memory_gb:g} GB, at {machine.tflops:.0f} TFLOP/s and "
-        f"{machine.gbs:.0f} GB/s a GPU, disk {machine.disk_gbs:g} GB/s"
+        f"{machine.gpus} x {machine.gpu}{places}, {machine.memory_gb:g} GB, at {machine.tflops:.0f} TFLOP/s and "
+        f"{machine.gbs:.0f} GB/s{between} a GPU, disk {machine.disk_gbs:g} GB/s"
     )
     yield _passes(plan)
     for names, cost in _alike(plan.iterations):
@@ -70,6 +72,8 @@ def _iteration(names: Sequence[str], cost: IterationCost) -> Table:
     ]
     rows.append(("in all", "", "", _number(cost.total_flop / PETA)))
     rows.append(("GB received", "", "", _number(cost.traffic.bytes / GIGA)))
+    if cost.traffic.between:
+        rows.append(("of them from other machines", "", "", _number(cost.traffic.between / GIGA)))
     rows.append(("seconds", "", "", _range(cost.seconds.least, cost.seconds.most)))
     title = f"An iteration on each GPU: {', '.join(names)}"
     return _table(title, ("", "states", "passes", "PFLOP"), rows)
@@ -128,7 +132,7 @@ def _storage(plan: Plan) -> Table:
         ("policies", _gigabytes(stored.policies)),
         (f"{stored.images:,} images", _gigabytes(stored.image_bytes)),
         ("disk in all, one training at a time", _gigabytes(stored.disk)),
-        ("host memory of training", _gigabytes(stored.host)),
+        ("memory of a machine, training", _gigabytes(stored.host)),
         ("objects in S3", f"{stored.objects:,}"),
         (f"stop, of {plan.machine.stop_seconds:.0f} s allowed", f"{_number(plan.stop_seconds)} s"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.passes import Iteration
 from chunk_grpo.planning.settings import Settings
 
@@ -17,17 +18,23 @@ class Traffic:
     Attributes:
         gathered: All-gathers of sharded weights.
         reduced: Reduce-scatters of gradients, float32.
-        averaged: All-reduces of replicas' gradients, float32.
+        averaged: All-reduces of gradients, float32: of replicas, or of the shards of machines.
+        between: Part of the sum that comes from other machines, each byte once a machine, divided by its GPUs.
     """
 
     gathered: float
     reduced: float
     averaged: float
+    between: float = 0.0
 
     @property
     def bytes(self) -> float:
         """Sum."""
         return self.gathered + self.reduced + self.averaged
+
+    def seconds(self, machine: Machine) -> float:
+        """Seconds inside a machine and between machines, one after the other."""
+        return self.bytes / (machine.gbs * 1e9) + self.between / (machine.network_gbs * 1e9)
 
 
 def sweep_bytes(settings: Settings) -> float:
@@ -40,27 +47,30 @@ def sweep_bytes(settings: Settings) -> float:
 def traffic_of(settings: Settings, iteration: Iteration, heldout: float) -> Traffic:
     """Traffic of an iteration.
 
-    Sharded over n GPUs: a pass without gradients gathers all weights once, a forward and backward pass twice, and
-    reduces the trained weights' gradients once; a GPU receives (n - 1) / n of each. Replicas: each update's gradients
-    are averaged once, 2 (n - 1) / n of them by a ring. One GPU: none.
+    Sharded over s GPUs: a pass without gradients gathers all weights once, a forward and backward pass twice, and
+    reduces the trained weights' gradients once; a GPU receives (s - 1) / s of each. n replicas: each update's gradients
+    are averaged once, 2 (n - 1) / n of them by a ring. With hybrid sharding m machines average their shards so, 1 / s
+    of the gradients a GPU. Of what is shared by all GPUs, (m - 1) / m come from other machines.
 
     Args:
         settings: Sizes.
         iteration: Passes of the iteration.
         heldout: Held-out evaluations an iteration, on average.
     """
-    n = settings.processes
-    if n == 1:
-        return Traffic(0.0, 0.0, 0.0)
-    received, trained = (n - 1) / n, settings.tuning.trained_weights
+    n, m, s = settings.processes, settings.machines, settings.spread
+    gradients = float(FLOAT32 * settings.tuning.trained_weights)
+    updates, abroad = settings.params.train.updates_per_iteration, (m - 1) / m
     if not settings.shards:
-        updates = settings.params.train.updates_per_iteration
-        return Traffic(0.0, 0.0, 2 * received * updates * FLOAT32 * trained)
+        averaged = 2 * updates * gradients
+        return Traffic(0.0, 0.0, (n - 1) / n * averaged, abroad * averaged / settings.processes_each)
     counts = (iteration.rollout, iteration.old_log_probs, iteration.ratio, iteration.reference)
     without = sum(count.passes for count in counts) + heldout * iteration.heldout.passes
     sweeps = without + 2 * iteration.update.passes
+    gathered, reduced = sweeps * sweep_bytes(settings), iteration.update.passes * gradients
+    inside = (s - 1) / s
+    if settings.is_hybrid:
+        averaged = 2 * abroad * updates * gradients / s
+        return Traffic(inside * gathered, inside * reduced, averaged, averaged)
     return Traffic(
-        gathered=received * sweeps * sweep_bytes(settings),
-        reduced=received * iteration.update.passes * FLOAT32 * trained,
-        averaged=0.0,
+        inside * gathered, inside * reduced, 0.0, abroad * (gathered + reduced) / settings.processes_each
     )

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin, gather_object
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from chunk_grpo.environment import PROCESSES, SAVING
@@ -55,6 +56,7 @@ class Processes:
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         )
         self._replica: nn.Module | None = None
+        self._sharded: FSDPModule | None = None
         if self.count != (started := int(os.environ.get("WORLD_SIZE", "1"))):
             # Otherwise each process would train alone, and all would write the same files.
             raise ConfigError(
@@ -99,6 +101,7 @@ class Processes:
         """
         if self._mesh is not None:
             shard_weights(network, self._mesh, gathered)
+            self._sharded = cast(FSDPModule, network)
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return the network with gradients averaged over the processes.
@@ -116,13 +119,16 @@ class Processes:
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:
-        """Context of a forward and backward pass. Replicas average their gradients in the last pass only.
+        """Context of a forward and backward pass.
 
-        Sharded weights average them in every pass: deferring it would take the memory of unsharded gradients.
+        Replicas, and machines with hybrid sharding, average their gradients in the last pass only. Processes that share
+        weights average them in every pass: deferring it would take the memory of unsharded gradients.
 
         Args:
             last: Whether this is the last pass of the update.
         """
+        if self._sharded is not None:
+            self._sharded.set_requires_all_reduce(last)
         with nullcontext() if last or self._replica is None else self._accelerator.no_sync(self._replica):
             yield
 

@@ -37,8 +37,8 @@ def with_variant(params: Params, **variant: Any) -> Params:
     return parse_params(raw)
 
 
-def settings(params: Params, gpus: int = 1) -> Settings:
-    return settings_of(params, read_model(params.model.checkpoint), gpus)
+def settings(params: Params, gpus: int = 1, machines: int = 1) -> Settings:
+    return settings_of(params, read_model(params.model.checkpoint), gpus, machines)
 
 
 def plan(params: Params, gpus: int = 1, stop_seconds: float = 600, **options: Any) -> Plan:

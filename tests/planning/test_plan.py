@@ -11,7 +11,7 @@ from chunk_grpo.planning.machines import machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
 from chunk_grpo.planning.models import read_model
 from chunk_grpo.planning.passes import iteration
-from chunk_grpo.planning.traffic import traffic_of
+from chunk_grpo.planning.traffic import Traffic, traffic_of
 from tests.planning.fake_network import FLUX_1_DEV
 from tests.planning.planned import TINY, edited, plan, preset, settings
 
@@ -27,7 +27,7 @@ def levels(found: object, level: str) -> list[str]:
 def test_seconds_are_between_overlap_and_none() -> None:
     """400 TFLOP at 100 TFLOP/s and 300 GB at 100 GB/s."""
     one = machine("H100", 8, stop_seconds=600, tflops=100, gbs=100)
-    assert Seconds.of(400e12, 300e9, one) == Seconds(4, 7)
+    assert Seconds.of(400e12, Traffic(100e9, 200e9, 0).seconds(one), one) == Seconds(4, 7)
 
 
 def test_traffic_of_shards() -> None:
@@ -48,6 +48,46 @@ def test_traffic_of_replicas_and_of_one_gpu() -> None:
     assert found.bytes == found.averaged == 2 * 2 * 3 / 4 * 4 * lora.tuning.trained_weights
     alone = settings(FLUX, 1)
     assert traffic_of(alone, iteration(alone, "dance"), heldout=1).bytes == 0
+
+
+def test_traffic_between_machines() -> None:
+    """32 GPUs in 4 machines: hybrid sharding averages an eighth of the gradients, 47.6 GB, once in each of two updates.
+
+    Without it a machine receives 3/4 of what is gathered and reduced from others, and each of its 8 GPUs 1/8 of that.
+    """
+    hybrid = settings(preset("flux-dev"), 32, 4)
+    counts, gradients = iteration(hybrid, "dance"), 4 * FLUX_1_DEV.weights
+    found = traffic_of(hybrid, counts, heldout=0)
+    assert found.between == found.averaged == 2 * 3 / 4 * 2 * gradients / 8
+    assert found.reduced == 7 / 8 * gradients * counts.update.passes
+    spread = settings(edited(preset("flux-dev"), train={"hybrid_sharding": False}), 32, 4)
+    whole = traffic_of(spread, counts, heldout=0)
+    assert whole.reduced == 31 / 32 * gradients * counts.update.passes
+    assert whole.between == pytest.approx(3 / 4 * (whole.gathered + whole.reduced) * 32 / 31 / 8)
+    lora = settings(edited(FLUX, train={"lora": LORA, "shard_weights": False}), 32, 4)
+    assert traffic_of(lora, iteration(lora, "dance"), heldout=0).between == 2 * 2 * 3 / 4 * 4 * (
+        lora.tuning.trained_weights / 8
+    )
+
+
+def test_machines() -> None:
+    """Hybrid sharding holds as much on a GPU of four machines as on one of eight GPUs; the network counts apart."""
+    hybrid, one = settings(preset("flux-dev"), 32, 4), settings(preset("flux-dev"), 8)
+    weights = [training_phases(each, "dance")[2].parts["weights"] for each in (hybrid, one)]
+    assert weights[0] == weights[1] == 4 * FLUX_1_DEV.weights / 8
+    slow = machine("H100", 8, stop_seconds=600, machines=2, gbs=100, network_gbs=10)
+    assert Traffic(0, 0, 300e9, 50e9).seconds(slow) == 8
+    assert any(
+        "hybrid_sharding" in text
+        for text in levels(
+            plan(edited(preset("flux-dev"), train={"hybrid_sharding": False}), 32, machines=4, network_gbs=1),
+            "costs",
+        )
+    )
+    with pytest.raises(ConfigError, match="--gpus: must be a multiple of --machines, 3, got 8"):
+        machine("H100", 8, stop_seconds=600, machines=3)
+    with pytest.raises(ConfigError, match=r"--machines: must divide the 96 images of an update .* got 5"):
+        settings(preset("flux-dev"), 40, 5)
 
 
 def test_memory_of_shards() -> None:
