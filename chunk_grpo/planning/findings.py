@@ -8,15 +8,18 @@ from typing import Literal
 
 from chunk_grpo import environment
 from chunk_grpo.config import AdaptivePlan, GuidedPlan
-from chunk_grpo.planning.cost import IterationCost
+from chunk_grpo.planning.cost import IterationCost, save_seconds
 from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.memory import Phase
 from chunk_grpo.planning.passes import has_reference
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings, shared_starts
-from chunk_grpo.planning.storage import Prompts, counts_all
+from chunk_grpo.planning.storage import Prompts, checkpoint_bytes, counts_all
 
 GIB = 2**30
+
+NOTICEABLE = 0.1
+"""Share of the time that checkpoints may take without a finding."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def findings_of(
     found = [
         *_memory(machine, phases),
         *_stop(machine, stop),
+        *_checkpoints(settings, machine, costs),
         *_adapter(settings),
         *_attention(settings),
         *_gpus(settings),
@@ -86,6 +90,18 @@ def _stop(machine: Machine, stop: float) -> Iterator[Finding]:
             f"a stopped training needs about {stop:.0f} s for its pass and checkpoint, and is killed after "
             f"{machine.stop_seconds:.0f} s: set {environment.STOP_SECONDS} and the platform's grace period to more, "
             "or use a faster disk (--disk-gbs); otherwise a stop loses what came after the last checkpoint",
+        )
+
+
+def _checkpoints(settings: Settings, machine: Machine, costs: Sequence[IterationCost]) -> Iterator[Finding]:
+    saving, every = save_seconds(checkpoint_bytes(settings), machine), settings.params.train.checkpoint_every
+    iterating = every * min(cost.seconds.least for cost in costs)
+    share = saving / (saving + iterating)
+    if share > NOTICEABLE:
+        yield Finding(
+            "costs",
+            f"a checkpoint takes {saving:.0f} s, the {every} iterations before it {iterating:.0f} s: {share:.0%} of "
+            "the training saves; use a faster disk (--disk-gbs) or a larger train.checkpoint_every",
         )
 
 

@@ -1,10 +1,13 @@
-"""docs/deploy.md names settings that exist, and the versions of constraints.txt."""
+"""docs/deploy.md names settings that exist, the versions of constraints.txt, and the numbers of the plan."""
 
 import re
 
 import prefect.settings
 import pytest
 
+from chunk_grpo.config import parse_params
+from chunk_grpo.orchestration.presets import composed
+from chunk_grpo.planning import machine, make_plan
 from tests.infra.deployment_files import INTEGRATION, ROOT
 
 TEXT = (ROOT / "docs" / "deploy.md").read_text("utf-8")
@@ -27,3 +30,29 @@ def test_a_package_has_the_version_that_is_said(said: str) -> None:
     pins = [line.split(";")[0] for file in files for line in file.read_text("utf-8").splitlines()]
     number = re.findall(rf"\b{said} (\d+\.\d+\.\d+)", TEXT)[0]
     assert f"{CHECKERS[said]}=={number}" in pins
+
+
+PLACES = (("flux-dev-lora", 1, 1), ("flux-dev", 8, 1), ("flux-dev", 32, 4))
+
+
+def numbers(preset: str, gpus: int, machines: int) -> dict[str, str]:
+    """Cells of a column of the table, by row."""
+    params = parse_params(composed(ROOT, preset))
+    plan = make_plan(params, machine("H100", gpus, machines=machines, stop_seconds=600))
+    longest = max(cost.seconds.most for cost in plan.iterations)
+    most = max(phase.bytes for phase in plan.memory)
+    return {
+        "preset": f"`{preset}`",
+        "memory of a GPU, at most": f"{most / 2**30:.0f} of {plan.machine.memory_bytes / 2**30:.0f} GiB",
+        "disk": f"{plan.storage.disk / 1e9:.0f} GB",
+        "a checkpoint": f"{plan.storage.checkpoint / 1e9:.1f} GB",
+        "a stop, of 600 s": f"{plan.stop_seconds:.0f} s",
+        "an iteration, at most": f"{longest:.0f} s",
+        "the preset, 3 trainings": f"{plan.total.hours[0]:.0f} to {plan.total.hours[1]:.0f} h",
+    }
+
+
+def test_the_plans_numbers_are_those_of_the_plan() -> None:
+    columns = [numbers(*place) for place in PLACES]
+    for row in columns[0]:
+        assert f"| {row} | {' | '.join(column[row] for column in columns)} |" in TEXT

@@ -153,6 +153,16 @@ def test_a_stop_that_is_too_short() -> None:
     assert "killed after 60 s" in text and "CHUNK_GRPO_STOP_SECONDS" in text
 
 
+def test_checkpoints_that_take_long() -> None:
+    """286 s of saving after ten iterations of 120 s."""
+    flux = preset("flux-dev")
+    (text,) = (text for text in levels(plan(flux, 8), "costs") if "saves" in text)
+    assert text.startswith(
+        "a checkpoint takes 286 s, the 10 iterations before it 1200 s: 19% of the training saves"
+    )
+    assert not any("saves" in text for text in levels(plan(flux, 8, disk_gbs=5.0), "costs"))
+
+
 def test_gpus_that_do_not_divide() -> None:
     """96 images an update: 7 GPUs train with 6."""
     assert any("training uses 6 of 7 GPUs" in text for text in levels(plan(FLUX, 7), "costs"))

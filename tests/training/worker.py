@@ -54,6 +54,7 @@ class Job:
         device: Device of the policy and the prompts; cuda is each process's own GPU.
         attention_backend: Of diffusers; None: the library's default.
         compiler: What torch.compile does with the graphs of `train.compile`.
+        apart: Whether each process counts as a machine of its own.
     """
 
     variant: dict[str, Any] = field(default_factory=lambda: dict(CHUNK_WS))
@@ -66,6 +67,7 @@ class Job:
     device: str = "cpu"
     attention_backend: str | None = None
     compiler: str = "inductor"
+    apart: bool = False
 
 
 @dataclass
@@ -181,6 +183,8 @@ def watched(seen: Seen, job: Job) -> Iterator[None]:
         patch.setattr(Processes, "clip_gradient", clip_gradient)
         patch.setattr(Update, "accumulate_gradient", accumulate_gradient)
         patch.setattr(compiling, "_BACKEND", job.compiler)
+        if job.apart and "LOCAL_WORLD_SIZE" in os.environ:
+            patch.setenv("LOCAL_WORLD_SIZE", "1")
         if job.sgd:
             patch.setattr(torch.optim, "AdamW", plain_sgd)
         yield
