@@ -43,6 +43,9 @@ from benchmarks.tables import machine
 from benchmarks.throughput import flop_count, timed
 from benchmarks.workloads import TINY
 from chunk_grpo.artifacts import read_table
+from chunk_grpo.config import load_params
+from chunk_grpo.planning import machine as machine_of
+from chunk_grpo.planning import make_plan
 from chunk_grpo.scorers.hpsv3_model import HPSv3Network
 from tests.conftest import ORDER, Workspace
 
@@ -55,6 +58,14 @@ BACKENDS = (NATIVE, "_native_cudnn", "_native_flash", "_native_efficient", "flas
 COMPILED = "compiled blocks"
 WAYS = (*BACKENDS, COMPILED)
 """Attention backends of diffusers, and regional torch.compile; a way that is not installed is a row that says so."""
+
+PHASES = {
+    "encode_prompts": ("encode",),
+    "train": ("loading", "rollout", "update", "optimiser's step"),
+    "generate_base": ("generate",),
+    "generate": ("generate",),
+}
+"""Phases of the plan's memory by stage."""
 
 Piece = Callable[[], dict[str, Any]]
 
@@ -207,6 +218,7 @@ class Bench:
         found: dict[str, Any] = {"seconds": seconds}
         if peak.exists():
             found["peak_bytes"] = int(peak.read_text())
+        found |= self._planned(stage)
         return found | (self._phases(workspace) if stage == "train" else {})
 
     @staticmethod
@@ -250,6 +262,13 @@ class Bench:
                 raw["generate"] |= {"height": 720, "width": 720, "batch_size": 12}
 
         workspace.edit(change)
+
+    def _planned(self, stage: str) -> dict[str, Any]:
+        """Peak of a stage's tensors by `make plan`."""
+        plan = make_plan(load_params(self.folder / "params.yaml"), machine_of("H100", 1, stop_seconds=600))
+        phases = PHASES.get(stage.partition("@")[0], ())
+        sizes = [phase.bytes - phase.parts["context"] for phase in plan.memory if phase.name in phases]
+        return {"planned_bytes": max(sizes)} if sizes else {}
 
     @staticmethod
     def _phases(workspace: Workspace) -> dict[str, Any]:

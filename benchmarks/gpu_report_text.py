@@ -50,6 +50,8 @@ def _rows(name: str, result: Mapping[str, Any], rate: float | None) -> Iterator[
         yield "s", f"{result['seconds']:.4g}"
         if "peak_bytes" in result:
             yield "peak, GiB", f"{result['peak_bytes'] / 2**30:.1f}"
+        if "planned_bytes" in result:
+            yield "peak by make plan, GiB", f"{result['planned_bytes'] / 2**30:.1f}"
         for metric, value in result.get("metrics", {}).items():
             yield f"{metric}, last iteration", f"{value:.4g}"
         if result.get("seconds_per_image"):

@@ -78,5 +78,12 @@ def test_the_whole_flow(tmp_path: Path) -> None:
     found = {stage: small.flow(stage) for stage in small.stages()}
     assert (tmp_path / "artifacts" / "report" / "report.md").exists()
     assert found["train"]["metrics"]["seconds_checkpoint"] > 0
+    planned = {stage for stage, result in found.items() if result.get("planned_bytes", 0) > 0}
+    assert {stage.partition("@")[0] for stage in planned} == {
+        "train",
+        "encode_prompts",
+        "generate",
+        "generate_base",
+    }
     assert found["train"]["seconds_per_image"] > 0
     assert all(one["seconds"] > 0 for one in found.values())
