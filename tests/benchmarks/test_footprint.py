@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from dvc.utils.hydra import compose_and_dump
 
-from benchmarks.footprint import Footprint
-from chunk_grpo.config import TrainParams, load_params
+from benchmarks.footprint import LORA_TARGETS, Footprint
 from chunk_grpo.planning.models import read_model
+from tests.planning.planned import preset
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -62,7 +61,8 @@ def test_decoding_is_as_planned(small: Footprint) -> None:
 
 
 @pytest.mark.slow
-def test_full_tuning_of_flux_dev_on_8_gpus(train: TrainParams) -> None:
+def test_full_tuning_of_flux_dev_on_8_gpus() -> None:
+    train = preset("flux-dev").train
     found = footprint(
         "--micro-batch", str(train.micro_batch_size), "--rollout-batch", str(train.rollout_batch_size)
     )
@@ -77,21 +77,16 @@ def test_full_tuning_of_flux_dev_on_8_gpus(train: TrainParams) -> None:
 
 
 @pytest.mark.slow
-def test_lora_of_flux_dev_on_one_gpu(train: TrainParams) -> None:
+def test_lora_of_flux_dev_on_one_gpu() -> None:
     """On a card of 48 GB with the scorer at a server, of 80 GB with HPSv3 on it; 2.5 GiB are CUDA's context."""
-    options = ("--gpus", "1", "--lora-rank", "32", "--rollout-batch", str(train.rollout_batch_size))
+    train = preset("flux-dev-lora").train
+    assert train.lora is not None and train.lora.targets == LORA_TARGETS
+    rank, batch = str(train.lora.rank), str(train.rollout_batch_size)
+    options = ("--gpus", "1", "--lora-rank", rank, "--rollout-batch", batch)
     found = footprint(*options, "--micro-batch", str(train.micro_batch_size))
     peak = max(found.rollout + found.decode, found.update, found.step) + OTHERS + 2.5 * GIB
     assert peak <= 48e9
     assert peak + HPSV3 <= 80e9
-
-
-@pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> TrainParams:
-    """Settings of the preset flux-dev."""
-    output = tmp_path_factory.mktemp("preset") / "params.yaml"
-    compose_and_dump(output, str(ROOT / "conf"), None, "config", str(ROOT), ["preset=flux-dev"])
-    return load_params(output).train
 
 
 def passes(images: int, rollout_batch: int, micro_batch: int) -> tuple[int, int]:
