@@ -29,7 +29,7 @@ from benchmarks.tables import machine, print_machine, print_table
 from benchmarks.throughput import flop_count, timed
 from benchmarks.workloads import random_inputs
 from chunk_grpo.families.base import LoadOptions, TuningOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.progress import Meter
 
 

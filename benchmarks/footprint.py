@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from benchmarks.random_flux import VAE
 from benchmarks.workloads import random_inputs
 from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.sharding import shard_weights
 
 SIDE, TEXT_TOKENS = 720, 512

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.tables import print_machine, print_table, spread
 from benchmarks.workloads import TEXT_TOKENS, Workload, quiet, random_inputs, workloads
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 
 COLUMNS = ("work", "states at once", "ms a state (least to largest)", "GFLOP a state", "GFLOP/s")
 WORKLOAD = "compute-bound"

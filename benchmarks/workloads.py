@@ -20,7 +20,7 @@ from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.core.chunking import listed_plan
 from chunk_grpo.families.base import Conditioning, LoadOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.registry import make_scorer
@@ -154,7 +154,8 @@ def random_inputs(
     x = torch.randn(count, *family.latent_shape, generator=stream).to(device)
     text = torch.randn(count, text_tokens, config.joint_attention_dim, generator=stream)
     pooled = torch.randn(count, config.pooled_projection_dim, generator=stream)
-    return x, torch.full((count,), 0.5, device=device), Conditioning(text, pooled).to(device)
+    conditioning = Conditioning({"prompt_embeds": text, "pooled": pooled})
+    return x, torch.full((count,), 0.5, device=device), conditioning.to(device)
 
 
 def quiet() -> None:

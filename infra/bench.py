@@ -15,7 +15,7 @@ from torch.utils.benchmark import Compare, Measurement, Timer
 
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.families.base import LoadOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 
 PROMPT = "a red circle"
 

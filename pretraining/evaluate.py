@@ -11,7 +11,7 @@ import torch
 
 from chunk_grpo.core.flow import ode_step, time_grid
 from chunk_grpo.families.base import LoadOptions, velocity_function
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.judge import exact_score, graded_score, vividness
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowledge_prompts

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.core.flow import flow_matching_loss, interpolate
 from chunk_grpo.families.base import LoadOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.seeding import derive_seed
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.shapes.scene import SIZE

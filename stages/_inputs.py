@@ -10,7 +10,7 @@ from chunk_grpo.artifacts import read_json, read_table
 from chunk_grpo.artifacts.embeddings import Embeddings, open_embeddings
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import CONDITIONING_TENSORS, Family, LoadOptions, Part, default_device
+from chunk_grpo.families.base import Family, LoadOptions, Part, default_device
 from chunk_grpo.families.prompts import PromptSet, StoredConditioning
 from chunk_grpo.families.recorded import require_recorded
 from chunk_grpo.families.registry import load_family
@@ -95,7 +95,7 @@ def encoded_prompts(prompts: str, embeddings: str) -> Iterator[EncodedPrompts]:
     Raises:
         DataError: A file is missing or damaged.
     """
-    with open_embeddings(embeddings, CONDITIONING_TENSORS) as opened:
+    with open_embeddings(embeddings) as opened:
         yield EncodedPrompts(prompts, opened, embeddings)
 
 

@@ -33,7 +33,7 @@ def encoded(
     """Encode texts; yield the tensors of each batch, on the CPU, in the main process."""
     batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
     with Meter("encoding prompts", len(texts)) as meter:
-        found = workers.in_order(batches, lambda batch: family.encode(batch).to("cpu").named())
+        found = workers.in_order(batches, lambda batch: family.encode(batch).to("cpu").tensors)
         for number, tensors in enumerate(found):
             yield tensors
             meter.advance(len(batches[number]))

@@ -14,6 +14,7 @@ from typing import Any
 from chunk_grpo.artifacts import write_json
 from chunk_grpo.artifacts.storage import filesystem, is_remote, storage_errors
 from chunk_grpo.config import Params
+from chunk_grpo.config.families import is_own
 from chunk_grpo.config.prompts import AnyBenchmark, CocoPrompts, FilePrompts, GenEvalPrompts, PromptFile
 from chunk_grpo.config.scorers import (
     AnyExecutor,
@@ -42,6 +43,15 @@ class Arguments:
     names: str = field(
         metadata=argument("JSON: names in the order of params.yaml; DVC ignores that order", writes=True)
     )
+
+
+def model_record(params: Params, digests: Digests) -> dict[str, str | None]:
+    """Content of the base model's files, and of the code of a family that is not in this package."""
+    model = params.model
+    record = checkpoint_record(model.checkpoint, model.revision, digests)
+    if is_own(model.family):
+        record["family"] = source_digest(model.family, (), digests.of)
+    return record
 
 
 def prompt_records(params: Params, digests: Digests) -> dict[str, Any]:
@@ -143,7 +153,7 @@ def name_records(params: Params) -> dict[str, list[str]]:
 def main(params: Params, arguments: Arguments) -> None:
     """Write one record per kind of file."""
     digests = Digests()
-    write_json(checkpoint_record(params.model.checkpoint, params.model.revision, digests), arguments.model)
+    write_json(model_record(params, digests), arguments.model)
     write_json(prompt_records(params, digests), arguments.prompts)
     write_json(scorer_records(params, digests), arguments.scorers)
     write_json(name_records(params), arguments.names)

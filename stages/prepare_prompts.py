@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from chunk_grpo.artifacts import table_from_rows, write_json, write_table
 from chunk_grpo.config import Params
-from chunk_grpo.families.tokens import flux_token_limits
+from chunk_grpo.families.tokens import token_limits
 from chunk_grpo.prompts import check_lengths
 from chunk_grpo.training.schedule import scheduled_prompts
 from stages._prompts import Split, splits_of
@@ -71,7 +71,7 @@ def main(params: Params, arguments: Arguments) -> None:
         splits_of(params.prompts)
     )  # first: report errors in prompt files before looking for the model
     model = params.model
-    limits = flux_token_limits(model.checkpoint, model.revision, model.max_sequence_length)
+    limits = token_limits(model.family, model.checkpoint, model.revision, model.max_sequence_length)
     reports = {}
     for split in splits:
         report = check_lengths(split.rows, split.report, params.prompts.checks, limits)

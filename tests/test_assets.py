@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from chunk_grpo.families.base import LoadOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.shapes.prompts import all_prompts, knowledge_prompts
 
 ASSETS = Path(__file__).parents[1] / "assets"

@@ -81,7 +81,11 @@ def test_every_kind_of_scorer_is_in_the_registry() -> None:
             "sdpa",
             "model.attention_backend: must be one of 'native', '_native_cudnn', '_na",
         ),
-        ("model.family", "sd3", "model.family: must be one of 'flux', got 'sd3'"),
+        (
+            "model.family",
+            "flix",
+            "model.family: must be one of flux, or a module of yours, such as package.module, got 'flix'",
+        ),
         ("model.height", 50, "model.height: must be a multiple of 8, got 50"),
         ("model.revision", 12, "model.revision: must be text, got 12"),
         ("sampling.num_steps", 1, "sampling.num_steps: must be >= 2, got 1"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import LoadOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.generation import GeneratedImage, GenerationSettings, generate, image_seed
 from chunk_grpo.image_files import decode_image, encode_png, image_grid

@@ -28,11 +28,14 @@ class Dummy(ConfiguredScorer):
         return Scores(np.ones(len(batch.prompts)))
 """
 FAMILY = '''
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 
 
 class DummyFamily(FluxFamily):
     """Another name for the same model."""
+
+
+FAMILY = DummyFamily
 '''
 STAGE = """
 import sys
@@ -96,14 +99,7 @@ EDITS: dict[str, dict[str, list[tuple[str, str]] | str]] = {
             ("BUILT_IN: dict[str, str] = {\n", '    "dummy": "chunk_grpo.scorers.dummy:Dummy",\n')
         ],
     },
-    "a model family": {
-        "chunk_grpo/config/models.py": [("    family: Literal[", '"dummy", ')],
-        "chunk_grpo/families/NAME.py": FAMILY,
-        "chunk_grpo/families/registry.py": [
-            ("FAMILIES = {", '"dummy": DummyFamily, '),
-            ("import FluxFamily\n", "from chunk_grpo.families.dummy import DummyFamily\n"),
-        ],
-    },
+    "a model family": {"chunk_grpo/families/models/NAME.py": FAMILY},
     "a stage": {"stages/NAME.py": STAGE, "dvc.yaml": [("\nstages:\n", DVC_STAGE)]},
 }
 """Edits of each recipe and file: lines with the text to insert after them, or a new file's text; NAME is `dummy`."""

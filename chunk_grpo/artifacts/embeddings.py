@@ -133,27 +133,26 @@ def shard_name(number: int) -> str:
 
 
 @contextmanager
-def open_embeddings(location: Location, names: Iterable[str]) -> Iterator[Embeddings]:
+def open_embeddings(location: Location) -> Iterator[Embeddings]:
     """Open a folder that `write_embeddings` wrote. Reads the table and the shards' headers only.
 
     Args:
         location: Folder; a remote one is copied for the time of the context.
-        names: Names of the required tensors.
 
     Raises:
         DataError: A file is missing or damaged, or the shards differ from the table or from each other.
         TransientError: The object store does not answer.
     """
     with input_dir(location) as folder:
-        yield Embeddings(folder, location, tuple(names))
+        yield Embeddings(folder, location)
 
 
 class Embeddings:
     """Stored rows of tensors. Only the rows asked for are read, from mapped files."""
 
-    def __init__(self, folder: Path, location: Location, names: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, location: Location) -> None:
         """Check the files; arguments as `open_embeddings`, `folder` is the local copy of `location`."""
-        self._folder, self._location, self._names = folder, location, names
+        self._folder, self._location = folder, location
         records = read_table(folder / INDEX, "embeddings").to_pylist()
         places = dict.fromkeys((int(r["shard"]), int(r["row"])) for r in records)
         self._places = list(places)
@@ -162,7 +161,7 @@ class Embeddings:
             (r["prompt_id"], r["prompt"]): number[int(r["shard"]), int(r["row"])] for r in records
         }
         """Number of each prompt's row, as `read` takes it."""
-        self._check()
+        self._names = self._check()
 
     def read(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """The tensors [n, ...] of n rows by name, on the CPU.
@@ -203,8 +202,8 @@ class Embeddings:
                 f"{path}: corrupt, cut off, or no safetensors file ({error}). {_AGAIN}"
             ) from error
 
-    def _check(self) -> None:
-        """Compare the headers of all shards with the table and with each other."""
+    def _check(self) -> tuple[str, ...]:
+        """Compare the headers of all shards with the table and with each other; return the names of the tensors."""
         rows: dict[int, int] = {}
         for shard, row in self._places:
             rows[shard] = max(rows.get(shard, 0), row + 1)
@@ -214,10 +213,12 @@ class Embeddings:
             with self._opened(shard) as file:
                 slices = {name: file.get_slice(name) for name in sorted(file.keys())}
                 held = {name: (stored.get_shape(), stored.get_dtype()) for name, stored in slices.items()}
-            for name in self._names:
-                if name not in held:
-                    raise DataError(f"{path}: must hold the tensor {name!r}, got {', '.join(held)}. {_AGAIN}")
-                shape, kind = held[name]
+            if first and first.keys() != held.keys():
+                raise DataError(
+                    f"{path}: must hold the tensors {', '.join(first)} as the first shard does, got {', '.join(held)}. "
+                    f"{_AGAIN}"
+                )
+            for name, (shape, kind) in held.items():
                 if shape[:1] != [needed]:
                     raise DataError(
                         f"{path}: {name} must have the {needed} rows that {INDEX} names, got the shape {shape}. "
@@ -228,6 +229,7 @@ class Embeddings:
                         f"{path}: a row of {name} must be {first[name][1]} {first[name][0]} as in the first shard, got "
                         f"{kind} {shape[1:]}. {_AGAIN}"
                     )
+        return tuple(first)
 
 
 _AGAIN = REWRITE_IT.replace("Delete it", "Delete the folder")

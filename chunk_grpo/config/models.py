@@ -6,8 +6,9 @@ params.yaml. Units and sources are in the comments of conf/preset/.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
+from chunk_grpo.config.families import known_family
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import (
@@ -57,7 +58,7 @@ class ModelParams(Section):
         attention_backend: attention kernel of the transformer, by diffusers' name; null: the library's default.
     """
 
-    family: Literal["flux"]
+    family: Annotated[str, AfterValidator(known_family)]
     checkpoint: Annotated[str, Field(min_length=1)]
     revision: str | None
     dtype: Literal["float32", "bfloat16"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -23,32 +23,28 @@ class Conditioning:
     """Text-encoder outputs of B prompts.
 
     Attributes:
-        prompt_embeds: One vector per text token, [B, T, E].
-        pooled: One vector per prompt, [B, F].
+        tensors: Tensors [B, ...] by name, as the family's `encode` returns and its network takes them. Texts of unequal
+            length are padded, and a tensor of the family's tells where.
     """
 
-    prompt_embeds: Tensor
-    pooled: Tensor
+    tensors: Mapping[str, Tensor]
 
     def __len__(self) -> int:
-        return self.prompt_embeds.shape[0]
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor [B, ...] of a name."""
+        return self.tensors[name]
 
     def rows(self, index: Tensor | Sequence[int]) -> Conditioning:
         """The prompts at `index`, repetitions allowed."""
-        where = torch.as_tensor(index, device=self.prompt_embeds.device)
-        return Conditioning(self.prompt_embeds[where], self.pooled[where])
+        device = next(iter(self.tensors.values())).device
+        where = torch.as_tensor(index, device=device)
+        return Conditioning({name: tensor[where] for name, tensor in self.tensors.items()})
 
     def to(self, device: torch.device | str) -> Conditioning:
         """The same conditioning on another device."""
-        return Conditioning(self.prompt_embeds.to(device), self.pooled.to(device))
-
-    def named(self) -> dict[str, Tensor]:
-        """The tensors by name, as they are stored."""
-        return {name: getattr(self, name) for name in CONDITIONING_TENSORS}
-
-
-CONDITIONING_TENSORS = tuple(field.name for field in fields(Conditioning))
-"""Names of the stored tensors, each with a row per prompt."""
+        return Conditioning({name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
 class ConditioningRows(Protocol):

@@ -17,7 +17,7 @@ class RowReader(Protocol):
     """Files with the conditioning of many prompts, one row each."""
 
     def read(self, rows: Sequence[int]) -> Mapping[str, Tensor]:
-        """The tensors [n, ...] of n rows, named as the attributes of `Conditioning`, on the CPU."""
+        """The tensors [n, ...] of n rows by name, on the CPU."""
         ...
 
 
@@ -55,7 +55,7 @@ class StoredConditioning:
                     "a prompt has no stored conditioning: check before work which prompts need it"
                 )
             places.setdefault(row, len(places))
-        read = Conditioning(**self.reader.read(list(places))).to(device)
+        read = Conditioning(self.reader.read(list(places))).to(device)
         if len(places) == len(self.stored):
             return read
         return read.rows([places[row] for row in self.stored if row is not None])

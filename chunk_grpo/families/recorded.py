@@ -57,7 +57,7 @@ def require_recorded(checkpoint: str, revision: str | None, record: Mapping[str,
     Raises:
         DataError: The files differ from the record.
     """
-    if checkpoint_record(checkpoint, revision, Digests()) != record:
+    if not checkpoint_record(checkpoint, revision, Digests()).items() <= record.items():
         raise DataError(
             f"model.checkpoint: the files of {checkpoint} differ from those recorded in {source}. They have changed "
             "since, or this machine has other files. Run `dvc repro` to start from the current files."

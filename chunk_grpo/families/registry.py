@@ -1,28 +1,46 @@
-"""Registry of model families by name."""
+"""The family of a name: a module of `chunk_grpo.families.models`, or a module of your own."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from chunk_grpo.config.families import module_of
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.base import Family, LoadOptions, Part
-from chunk_grpo.families.flux import FluxFamily
 
-FAMILIES = {"flux": FluxFamily}
+if TYPE_CHECKING:
+    from chunk_grpo.families.base import Family, LoadOptions, Part
+    from chunk_grpo.families.diffusers_family import DiffusersFamily
+
+
+def family_class(name: str) -> type[DiffusersFamily]:
+    """The class of a family.
+
+    Args:
+        name: `model.family`.
+
+    Raises:
+        ConfigError: The module cannot be imported, or has no `FAMILY`.
+    """
+    module = module_of(name)
+    try:
+        found: type[DiffusersFamily] = importlib.import_module(module).FAMILY
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model.family: {module} must be a module with a class FAMILY ({error})") from error
+    return found
 
 
 def load_family(name: str, options: LoadOptions, parts: Sequence[Part]) -> Family:
     """Load parts of a checkpoint.
 
     Args:
-        name: Name of the family, a key of `FAMILIES`.
+        name: `model.family`.
         options: Checkpoint and settings.
         parts: Parts to load.
 
     Raises:
-        ConfigError: Unknown family.
+        ConfigError: There is no such family.
         DataError: The checkpoint is missing, broken or of another family.
     """
-    if name not in FAMILIES:
-        raise ConfigError(f"model.family: must be one of {', '.join(FAMILIES)}, got {name!r}")
-    return FAMILIES[name].load(options, parts)
+    return family_class(name).load(options, parts)

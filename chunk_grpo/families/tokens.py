@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.checkpoint import check_checkpoint
+from chunk_grpo.families.registry import family_class
 
 TokenLimits: TypeAlias = Mapping[str, tuple[Callable[[str], int], int]]
 """By name of the text encoder: (function that counts the tokens of a prompt, limit). Special tokens count. A prompt
@@ -17,29 +18,32 @@ _ADDED = 2
 """Added tokens: CLIP's start and end, or T5's end and the space before the prompt."""
 
 
-def flux_token_limits(checkpoint: str, revision: str | None, max_sequence_length: int) -> TokenLimits:
-    """Token limits of the CLIP and T5 encoders of a FluxPipeline. Loads only the tokenizers.
+def token_limits(family: str, checkpoint: str, revision: str | None, max_sequence_length: int) -> TokenLimits:
+    """Token limits of a checkpoint's text encoders. Loads only the tokenizers.
 
     Args:
+        family: `model.family`.
         checkpoint: Folder in the diffusers layout, or hub id.
         revision: Hub commit; None for a folder.
-        max_sequence_length: Number of T5 tokens that the model receives.
+        max_sequence_length: Number of tokens that the model receives of the encoder with the longer texts.
 
     Raises:
+        ConfigError: There is no such family.
         DataError: The checkpoint is missing, incomplete, or cannot be downloaded.
     """
     from transformers import AutoTokenizer  # takes seconds; prompt errors are reported before
 
-    check_checkpoint(checkpoint, "FluxPipeline", ("tokenizer", "tokenizer_2"))
+    of = family_class(family)
+    check_checkpoint(checkpoint, of.pipeline_class.__name__, [folder for folder, _ in of.tokenizers.values()])
     limits: dict[str, tuple[Callable[[str], int], int]] = {}
-    for name, folder, limit in (("CLIP", "tokenizer", None), ("T5", "tokenizer_2", max_sequence_length)):
+    for name, (folder, is_limited) in of.tokenizers.items():
         try:
             tokenizer = AutoTokenizer.from_pretrained(checkpoint, subfolder=folder, revision=revision)
         except (OSError, ValueError) as error:
             raise DataError(
                 f"model.checkpoint: cannot load {folder} of {checkpoint} (revision {revision}): {error}"
             ) from error
-        most = limit or int(tokenizer.model_max_length)
+        most = max_sequence_length if is_limited else int(tokenizer.model_max_length)
         limits[name] = (_counter(tokenizer, most), most)
     return limits
 

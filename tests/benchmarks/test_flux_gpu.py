@@ -19,7 +19,7 @@ from benchmarks.flux_gpu import (
     one_pass,
 )
 from benchmarks.throughput import flop_count
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.reference import ReferenceTrainer, Sample
 from benchmarks.workloads import TINY, Workload
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.training.advantages import advantages_of, rewards_of
 from chunk_grpo.training.learner import Learner, TrainingBatch
 from chunk_grpo.training.processes import Processes

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
 from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions, VelocityModel
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 
@@ -80,7 +80,8 @@ def bf16(bf16_checkpoint: Path) -> Callable[[], FluxFamily]:
 def velocity(model: VelocityModel, like: FluxFamily | None = None) -> Tensor:
     """At three states that are the same in every test; `like` tells the shape."""
     stream = torch.Generator().manual_seed(5)
-    conditioning = Conditioning(torch.randn(3, 8, 64, generator=stream), torch.randn(3, 64, generator=stream))
+    text, pooled = torch.randn(3, 8, 64, generator=stream), torch.randn(3, 64, generator=stream)
+    conditioning = Conditioning({"prompt_embeds": text, "pooled": pooled})
     shape = (like or model).latent_shape
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(6))
     return model.velocity(x, torch.tensor([0.97, 0.5, 0.1]), conditioning)

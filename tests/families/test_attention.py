@@ -9,7 +9,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 from chunk_grpo.config.models import AttentionBackend
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from tests.families.conftest import options, velocity
 from tests.training.conftest import OPTIONS
 

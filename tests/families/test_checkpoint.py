@@ -9,7 +9,7 @@ import pytest
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.checkpoint import check_checkpoint
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 FILES = sorted(path.relative_to(TINY).as_posix() for path in TINY.rglob("*") if path.is_file())

@@ -11,7 +11,7 @@ from chunk_grpo.core.flow import ode_step, time_grid
 from chunk_grpo.core.rollout import rollout_ode
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import LoadOptions, velocity_function
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 PROMPTS = ["a red circle", "two squares", "a cross above a circle", "a blue square and a red cross"]

@@ -13,7 +13,7 @@ from torch import nn
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from tests.families.conftest import disturb, options, velocity
 
 FILE = "pytorch_lora_weights.safetensors"

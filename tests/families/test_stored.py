@@ -9,7 +9,9 @@ from torch import Tensor
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.prompts import PromptSet, StoredConditioning
 
-WHOLE = Conditioning(torch.arange(24.0).reshape(4, 3, 2), torch.arange(20.0).reshape(4, 5))
+WHOLE = Conditioning(
+    {"prompt_embeds": torch.arange(24.0).reshape(4, 3, 2), "pooled": torch.arange(20.0).reshape(4, 5)}
+)
 
 
 class Files:
@@ -20,11 +22,11 @@ class Files:
 
     def read(self, rows: Sequence[int]) -> Mapping[str, Tensor]:
         self.reads.append(list(rows))
-        return WHOLE.rows(rows).named()
+        return WHOLE.rows(rows).tensors
 
 
 def equal(a: Conditioning, b: Conditioning) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.named().values(), b.named().values(), strict=True))
+    return all(torch.equal(x, y) for x, y in zip(a.tensors.values(), b.tensors.values(), strict=True))
 
 
 def test_a_batch_reads_each_distinct_row_once() -> None:

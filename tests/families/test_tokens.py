@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.tokens import flux_token_limits
+from chunk_grpo.families.tokens import token_limits
 
 TINY = Path(__file__).resolve().parents[2] / "assets" / "tiny-flux"
 LONG = "a red circle left of a blue square " * 9
@@ -18,7 +18,7 @@ FORMS: Final = ("NFC", "NFD", "NFKC")
 
 
 def test_limits_are_those_of_the_encoders():
-    limits = flux_token_limits(str(TINY), None, 8)
+    limits = token_limits("flux", str(TINY), None, 8)
     assert {name: limit for name, (_, limit) in limits.items()} == {
         "CLIP": AutoTokenizer.from_pretrained(TINY / "tokenizer").model_max_length,
         "T5": 8,
@@ -31,7 +31,7 @@ def test_a_prompt_that_is_too_long_is_counted_and_no_other_passes_for_one(text):
     letter of full width.
     """
     for name, folder in (("CLIP", "tokenizer"), ("T5", "tokenizer_2")):
-        count, limit = flux_token_limits(str(TINY), None, 8)[name]
+        count, limit = token_limits("flux", str(TINY), None, 8)[name]
         tokens = len(AutoTokenizer.from_pretrained(TINY / folder)(text)["input_ids"])
         assert (count(text) > limit) == (tokens > limit)
         if tokens > limit:
@@ -45,7 +45,7 @@ def test_no_character_has_more_tokens_than_a_prompt_is_taken_to_have_at_most(tmp
     shutil.copy(TINY / "model_index.json", tmp_path)
     settings = tmp_path / "tokenizer" / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 1000}))
-    limits = flux_token_limits(str(tmp_path), None, 1000)
+    limits = token_limits("flux", str(tmp_path), None, 1000)
     odd = [chr(code) for code in range(0x20, 0x110000) if not 0xD800 <= code <= 0xDFFF]
     odd = [one for one in odd if one.lower() != one or any(normalize(form, one) != one for form in FORMS)]
     texts = [f"{one * 3} {one}" for one in odd]
@@ -57,4 +57,4 @@ def test_no_character_has_more_tokens_than_a_prompt_is_taken_to_have_at_most(tmp
 
 def test_a_checkpoint_without_tokenizers_is_named(tmp_path):
     with pytest.raises(DataError, match=r"model\.checkpoint: the folder .* does not exist"):
-        flux_token_limits(str(tmp_path / "nothing"), None, 8)
+        token_limits("flux", str(tmp_path / "nothing"), None, 8)

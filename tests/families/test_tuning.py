@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.memory import peak_bytes
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from tests.families.conftest import disturb, options, velocity
 
 

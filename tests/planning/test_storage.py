@@ -8,7 +8,7 @@ from safetensors import safe_open
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.planning.models import read_model
 from chunk_grpo.planning.passes import iteration
 from chunk_grpo.planning.settings import Settings, settings_of

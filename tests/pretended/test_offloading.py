@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.scorers.running.configured import MODELS
 from chunk_grpo.scorers.shapes import ShapesGraded

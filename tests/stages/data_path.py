@@ -14,7 +14,6 @@ from torch import Tensor
 
 from chunk_grpo.artifacts import write_rows
 from chunk_grpo.artifacts.embeddings import open_embeddings, write_embeddings
-from chunk_grpo.families.base import CONDITIONING_TENSORS
 from chunk_grpo.families.prompts import StoredConditioning
 from chunk_grpo.reporting.gallery import first_images
 from stages.score import Images
@@ -43,13 +42,13 @@ def images(count: int) -> Iterator[dict[str, Any]]:
 def main(count: int, folder: Path) -> None:
     prompts = [(f"p{number}", f"text {number}") for number in range(count)]
     write_embeddings(prompts, batches(count), folder / "embeddings", shard_bytes=2**25)
-    with open_embeddings(folder / "embeddings", CONDITIONING_TENSORS) as opened:
+    with open_embeddings(folder / "embeddings") as opened:
         stored = StoredConditioning(opened, [opened.row_of[prompt] for prompt in prompts])
         everything = stored.rows([n for n in range(count) for _ in range(2)])
         for first in range(0, len(everything), 2 * BATCH):
             batch = everything.rows(range(first, first + 2 * BATCH)).to("cpu")
             expected = (torch.arange(first, first + 2 * BATCH) // 2).bfloat16()
-            assert torch.equal(batch.prompt_embeds[:, 7, 7], expected)
+            assert torch.equal(batch["prompt_embeds"][:, 7, 7], expected)
     path = str(folder / "images.parquet")
     write_rows(images(count), path, "images", row_group_bytes=2**24)
     assert first_images(path, ["p3", "p1"]).table["seed"].to_pylist() == [1, 3]

@@ -9,7 +9,7 @@ import pytest
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.tokens import flux_token_limits
+from chunk_grpo.families.tokens import token_limits
 from chunk_grpo.prompts import read_prompt_file
 from chunk_grpo.shapes.prompts import all_prompts, knowledge_prompts
 from stages._prompts import Split, splits_of
@@ -191,7 +191,7 @@ def test_our_own_prompts_that_are_too_long_are_told_or_refused(
     assert made.run("prepare_prompts") == 0
     told = checks_of(made)
     assert set(told) == {"train", "eval", "things"}
-    count, limit = flux_token_limits(str(CHECKPOINT), None, 8)["T5"]
+    count, limit = token_limits("flux", str(CHECKPOINT), None, 8)["T5"]
     table = read_table(str(made.artifacts / "prompts" / "evaluation.parquet"), "prompts").to_pylist()
     things = [row["prompt"] for row in table if row["split"] == "things"]
     long = [number for number, text in enumerate(things, start=1) if count(text) > limit]
@@ -208,7 +208,7 @@ def test_captions_of_the_toy_world_fit(tmp_path: Path, caplog: pytest.LogCapture
     assert made.run("prepare_prompts") == 0
     assert checks_of(made) == {}
     assert [said for said in caplog.messages if "prompts are used" not in said] == []
-    for count, limit in flux_token_limits(str(CHECKPOINT), None, 8).values():
+    for count, limit in token_limits("flux", str(CHECKPOINT), None, 8).values():
         assert max(count(spec.prompt) for spec in (*all_prompts(), *knowledge_prompts())) <= limit
 
 

@@ -12,7 +12,7 @@ import torch
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.families.base import LoadOptions
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.training.method import Method, method_from

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chunk_grpo.errors import TransientError
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.starts import Iteration, starts_per_prompt

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.scorers.running.configured import MODELS, SharedModels
 from chunk_grpo.training.offloading import Offloading
 from tests.training.conftest import OPTIONS

@@ -9,7 +9,7 @@ import torch
 
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.training.advantages import rewards_of
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
 from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience

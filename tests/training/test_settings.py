@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from tests.training.conftest import CHUNK_WS
 from tests.training.worker import Job, Seen, do, result, run_pair

@@ -50,7 +50,7 @@ class Toy(nn.Module):
         self.state, self.time, self.prompt = (nn.Parameter(0.5 * value.to(dtype)) for value in draw)
 
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        prompt = conditioning.pooled.to(x) @ self.prompt
+        prompt = conditioning["pooled"].to(x) @ self.prompt
         return torch.tanh(x @ self.state + t[:, None, None] * self.time + prompt[:, None])
 
     def moved(self, by: float) -> "Toy":
@@ -85,7 +85,7 @@ def make_case(
     old = Toy(dtype)
     stream = torch.Generator().manual_seed(5)
     pooled = torch.randn(B, F, generator=stream, dtype=torch.float64).to(dtype)
-    conditioning = Conditioning(torch.zeros(B, 1, 1, dtype=dtype), pooled)
+    conditioning = Conditioning({"prompt_embeds": torch.zeros(B, 1, 1, dtype=dtype), "pooled": pooled})
     start = sample_noise((B, L, D), stream).to(dtype)
     made = rollout_sde(
         lambda x, t: old(x, t, conditioning),

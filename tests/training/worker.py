@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.families import compiling
-from chunk_grpo.families.flux import FluxFamily
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes

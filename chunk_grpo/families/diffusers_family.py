@@ -1,14 +1,15 @@
-"""FLUX.1: folders and hub ids with a diffusers FluxPipeline, from the toy checkpoint to FLUX.1-dev."""
+"""What all families share whose checkpoints are pipelines of diffusers."""
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
@@ -37,19 +38,32 @@ from chunk_grpo.families.lora import (
 )
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
 
-PIPELINE_CLASS = "FluxPipeline"
-
-_PART_COMPONENTS: dict[Part, tuple[str, ...]] = {
-    "text": ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
-    "transformer": ("transformer",),
-    "vae": ("vae",),
-}
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-class FluxFamily:
-    """Wraps the parts of a FluxPipeline. Its sampler is not used; see `chunk_grpo.core.rollout`."""
+class DiffusersFamily(ABC):
+    """A family whose checkpoints are diffusers pipelines. Their samplers are not used; see `chunk_grpo.core.rollout`.
 
-    def __init__(self, pipeline: FluxPipeline, options: LoadOptions) -> None:
+    A family states its classes and parts, and how text, states and latents pass through them. Latents are packed
+    tokens [B, L, D], each of `latent_pixels_per_token` x as many latent pixels.
+
+    Attributes:
+        pipeline_class: Pipeline of diffusers that reads a checkpoint.
+        network_class: Velocity network of diffusers.
+        components: Components of the pipeline by part.
+        tokenizers: By name of a text encoder: folder of its tokenizer, and whether `model.max_sequence_length` is its
+            limit; else it is the tokenizer's own.
+        latent_pixels_per_token: Latent pixels that a token covers, along each side.
+    """
+
+    pipeline_class: ClassVar[Any]
+    network_class: ClassVar[Any]
+    components: ClassVar[Mapping[Part, tuple[str, ...]]]
+    tokenizers: ClassVar[Mapping[str, tuple[str, bool]]]
+    latent_pixels_per_token: ClassVar[int] = 2
+
+    def __init__(self, pipeline: Any, options: LoadOptions) -> None:
         """Wrap a pipeline; `load` creates one from a checkpoint.
 
         Raises:
@@ -61,9 +75,8 @@ class FluxFamily:
         self._network: nn.Module | None = None
         self._autocast: torch.dtype | None = None
         self._compiles = False
-        self._ids: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-        # One latent token covers 2 x 2 latent pixels. Without a VAE the scale factor is unknown and unused.
-        side = 2 * pipeline.vae_scale_factor
+        # Without a VAE the scale factor is unknown and unused.
+        side = self.latent_pixels_per_token * pipeline.vae_scale_factor
         if pipeline.vae is not None and (options.height % side or options.width % side):
             raise ConfigError(
                 f"model.height and model.width, generate.height and generate.width: must be multiples of {side} for "
@@ -73,8 +86,27 @@ class FluxFamily:
         if options.attention_backend is not None and pipeline.transformer is not None:
             set_backend(pipeline.transformer, options.attention_backend)
 
+    @abstractmethod
+    def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
+        """The text encoders' outputs [B, ...] of B prompts, by the names that `network_output` takes."""
+
+    @abstractmethod
+    def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
+        """Velocity [B, L, D] by one pass of the network.
+
+        Args:
+            network: The velocity network, or a module around it.
+            x: States [B, L, D] in the checkpoint's type.
+            t: Noise levels [B] in [0, 1], in the checkpoint's type.
+            text: Result of `text_tensors` on the same device, in the checkpoint's type.
+        """
+
+    @abstractmethod
+    def vae_latents(self, latents: Tensor) -> Tensor:
+        """Latents as the VAE decodes them, of packed latents [B, L, D] in the checkpoint's type."""
+
     @classmethod
-    def load(cls, options: LoadOptions, parts: Sequence[Part] = ("text", "transformer", "vae")) -> FluxFamily:
+    def load(cls, options: LoadOptions, parts: Sequence[Part] = ("text", "transformer", "vae")) -> Self:
         """Load parts of a checkpoint.
 
         Args:
@@ -92,26 +124,25 @@ class FluxFamily:
                 f"id has revisions, got {options.revision!r}"
             )
         left_out: dict[str, None] = {
-            name: None for part, names in _PART_COMPONENTS.items() if part not in parts for name in names
+            name: None for part, names in cls.components.items() if part not in parts for name in names
         }
         # The VAE's configuration determines the token grid, so the (small) VAE is loaded with the transformer.
         if "transformer" in parts:
             left_out.pop("vae", None)
-        wanted = [name for names in _PART_COMPONENTS.values() for name in names if name not in left_out]
-        check_checkpoint(options.checkpoint, PIPELINE_CLASS, wanted)
+        wanted = [name for names in cls.components.values() for name in names if name not in left_out]
+        check_checkpoint(options.checkpoint, cls.pipeline_class.__name__, wanted)
         try:
-            pipeline = FluxPipeline.from_pretrained(
+            pipeline = cls.pipeline_class.from_pretrained(
                 options.checkpoint, revision=options.revision, dtype=options.dtype, **left_out
             )
         except (OSError, ValueError) as error:
             raise DataError(
                 f"model.checkpoint: cannot load {options.checkpoint} (revision {options.revision}): {error}. "
-                "A hub id needs the network and, for FLUX.1-dev, an accepted licence and `hf auth login`."
+                "A hub id needs the network, and often an accepted licence and `hf auth login`."
             ) from error
         pipeline.set_progress_bar_config(disable=True)
-        for name in ("text_encoder", "text_encoder_2", "transformer", "vae"):
-            module = getattr(pipeline, name, None)
-            if module is not None:
+        for module in pipeline.components.values():
+            if isinstance(module, nn.Module):
                 module.requires_grad_(False).eval().to(options.device)
         if pipeline.vae is not None:
             # On a CPU, convolutions are several times faster with channels last; on a GPU it does no harm.
@@ -132,7 +163,7 @@ class FluxFamily:
         return torch.device(self._options.device)
 
     @property
-    def transformer(self) -> FluxTransformer2DModel:
+    def transformer(self) -> Any:
         """Velocity network."""
         network = self._pipeline.transformer
         if network is None:
@@ -141,23 +172,17 @@ class FluxFamily:
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> Conditioning:
-        """Both text encoders' outputs: T5 tokens and the CLIP pooled vector."""
+        """The text encoders' outputs."""
         if self._pipeline.text_encoder is None:
             raise ValueError('the part "text" was not loaded: name it in parts=')
-        prompt_embeds, pooled, _ = self._pipeline.encode_prompt(
-            prompt=list(prompts),
-            prompt_2=None,
-            device=torch.device(self._options.device),
-            max_sequence_length=self._options.max_sequence_length,
-        )
-        return Conditioning(prompt_embeds, pooled)
+        return Conditioning(self.text_tensors(prompts))
 
     def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity at packed latents.
 
         Args:
             x: States [B, L, D].
-            t: Noise levels [B] in [0, 1], passed to the network unscaled (docs/deviations.md, timestep).
+            t: Noise levels [B] in [0, 1].
             conditioning: B prompts.
 
         Returns:
@@ -165,22 +190,12 @@ class FluxFamily:
         """
         network = self.transformer if self._network is None else self._network
         dtype = self._options.dtype
-        guidance = None
-        if self.transformer.config.guidance_embeds:
-            guidance = torch.full((len(x),), self._options.guidance_scale, device=x.device, dtype=dtype)
-        prompt_embeds = conditioning.prompt_embeds.to(x.device, dtype)
-        text_ids = torch.zeros(prompt_embeds.shape[1], 3, device=x.device, dtype=dtype)
+        text = {
+            name: tensor.to(x.device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in conditioning.tensors.items()
+        }
         with self._precision(x.device):
-            output: Tensor = network(
-                hidden_states=x.to(dtype),
-                timestep=t.to(dtype),
-                guidance=guidance,
-                pooled_projections=conditioning.pooled.to(x.device, dtype),
-                encoder_hidden_states=prompt_embeds,
-                txt_ids=text_ids,
-                img_ids=self._image_ids(x.device, dtype),
-                return_dict=False,
-            )[0]
+            output = self.network_output(network, x.to(dtype), t.to(dtype), text)
         return output.to(x.dtype)
 
     def _try_attention(self, *, trains: bool) -> None:
@@ -195,26 +210,11 @@ class FluxFamily:
         # The cache would keep the casts of all weights until the end of the pass. A pass uses each weight once.
         return torch.autocast(device.type, self._autocast, cache_enabled=False)
 
-    def _image_ids(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        # diffusers makes them on the CPU: sent with every pass, they would make each pass wait for the device.
-        if (device, dtype) not in self._ids:
-            self._ids[device, dtype] = FluxPipeline._prepare_latent_image_ids(
-                1, self._rows, self._columns, device, dtype
-            )
-        return self._ids[device, dtype]
-
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [0, 1] of packed latents [B, L, D]."""
-        vae = self._pipeline.vae
-        unpacked = FluxPipeline._unpack_latents(
-            latents.to(self._options.dtype),
-            self._options.height,
-            self._options.width,
-            self._pipeline.vae_scale_factor,
-        )
-        images: Tensor = vae.decode(
-            unpacked / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False
+        images: Tensor = self._pipeline.vae.decode(
+            self.vae_latents(latents.to(self._options.dtype)), return_dict=False
         )[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
@@ -283,7 +283,7 @@ class FluxFamily:
         """The reference policy: the adapter off, or a frozen copy of the current weights."""
         return _WithoutLora(self) if has_lora(self.transformer) else self.frozen_copy()
 
-    def frozen_copy(self) -> FluxFamily:
+    def frozen_copy(self) -> Self:
         """A second model with a copy of the velocity network, sharded as it is. The other parts are shared."""
         network = self.transformer
         twin = sharded_copy(network, self._autocast) if is_sharded(network) else copy.deepcopy(network)
@@ -293,23 +293,23 @@ class FluxFamily:
             compile_blocks(twin)
         return copied
 
-    def with_transformer(self, folder: Path) -> FluxFamily:
+    def with_transformer(self, folder: Path) -> Self:
         """A second, frozen model with a saved transformer or adapter; see `Family.with_transformer`."""
         if (folder / WEIGHTS).exists():
             if not has_lora(self.transformer) and any(w.requires_grad for w in self.transformer.parameters()):
                 raise ValueError(f"{folder}: an adapter needs the base model, but these weights are trained")
-            return self.using(with_lora(self.transformer, folder, FluxPipeline))
+            return self.using(with_lora(self.transformer, folder, self.pipeline_class))
         if not (folder / "config.json").exists():
             raise DataError(
                 f"{folder}: must hold config.json of a transformer or {WEIGHTS} of an adapter, got neither; "
                 f"{TRAIN_AGAIN}"
             )
         check_trained(folder, self.transformer.config)
-        network = _load_transformer(folder, self._options.dtype)
+        network = _load_transformer(self.network_class, folder, self._options.dtype)
         return self.using(network.requires_grad_(False).eval().to(self._options.device))
 
     @contextmanager
-    def replaced_by(self, folder: Path) -> Iterator[FluxFamily]:
+    def replaced_by(self, folder: Path) -> Iterator[Self]:
         """Context of a trained model in this one's place; see `Family.replaced_by`."""
         if (folder / WEIGHTS).exists():
             yield self.with_transformer(folder)
@@ -323,10 +323,10 @@ class FluxFamily:
             release_memory()
             network.to(place)
 
-    def using(self, network: FluxTransformer2DModel) -> FluxFamily:
+    def using(self, network: nn.Module) -> Self:
         """A second model around `network`, which is not copied. The other parts are shared."""
         parts = {**self._pipeline.components, "transformer": network}
-        return FluxFamily(FluxPipeline(**parts), self._options)
+        return type(self)(self.pipeline_class(**parts), self._options)
 
     def save_transformer(self, state: Mapping[str, Tensor], folder: Path) -> None:
         """Save the adapter if there is one, otherwise the transformer in the checkpoint's type."""
@@ -335,14 +335,14 @@ class FluxFamily:
             return
         # A new network, because the trained one may have wider or sharded weights.
         with torch.device("meta"):
-            saved = FluxTransformer2DModel.from_config(self.transformer.config)
+            saved = self.network_class.from_config(self.transformer.config)
         saved.load_state_dict(
             {name: value.to(self._options.dtype) for name, value in state.items()}, assign=True
         )
         saved.save_pretrained(folder)
 
 
-def _load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DModel:
+def _load_transformer(network_class: Any, folder: Path, dtype: torch.dtype) -> Any:
     """Load a saved transformer; require exactly the weights of its configuration.
 
     diffusers alone leaves missing weights uninitialised and ignores surplus ones.
@@ -351,7 +351,7 @@ def _load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DMode
         DataError: The files cannot be loaded, or weights are missing or unexpected.
     """
     try:
-        network, found = FluxTransformer2DModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        network, found = network_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}: cannot be loaded ({error}); {TRAIN_AGAIN}") from error
     for which in ("missing", "unexpected"):
@@ -366,7 +366,7 @@ def _load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DMode
 class _WithoutLora:
     """Policy of a family with its adapter off. Shares the family's weights."""
 
-    def __init__(self, family: FluxFamily) -> None:
+    def __init__(self, family: DiffusersFamily) -> None:
         self._family = family
 
     # Without no_grad, DistributedDataParallel would prepare a backward pass for this forward pass, and gradient
