@@ -9,6 +9,7 @@ import torch
 from chunk_grpo.artifacts import read_json, read_table
 from chunk_grpo.artifacts.embeddings import Embeddings, open_embeddings
 from chunk_grpo.config import Params
+from chunk_grpo.config.models import GenerateParams, SamplingParams
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, LoadOptions, Part, default_device
 from chunk_grpo.families.prompts import PromptSet, StoredConditioning
@@ -18,22 +19,27 @@ from chunk_grpo.families.registry import load_family
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_model(params: Params, recorded: str, parts: tuple[Part, ...], size: tuple[int, int]) -> Family:
-    """Load parts of the base model for images of `size` (height, width).
+def load_model(
+    params: Params, recorded: str, parts: tuple[Part, ...], sampler: SamplingParams | GenerateParams | None
+) -> Family:
+    """Load parts of the base model for the images of a sampler; None: nothing is sampled.
 
     Raises:
         DataError: The model differs from the one that the stage inputs recorded in the JSON file `recorded`.
         ConfigError: The attention backend does not work here.
     """
     model = params.model
+    size = sampler if isinstance(sampler, GenerateParams) else model
     require_recorded(model.checkpoint, model.revision, read_json(recorded), recorded)
     options = LoadOptions(
         checkpoint=model.checkpoint,
         revision=model.revision,
         dtype=DTYPES[model.dtype],
-        height=size[0],
-        width=size[1],
+        height=size.height,
+        width=size.width,
         guidance_scale=model.guidance_scale,
+        cfg_scale=1.0 if sampler is None else sampler.cfg_scale,
+        cfg_passes=model.cfg_passes,
         max_sequence_length=model.max_sequence_length,
         device=default_device(),
         attention_backend=model.attention_backend,

@@ -44,10 +44,11 @@ def main(params: Params, arguments: Arguments) -> None:
     workers = Workers()
     send_files(inputs_of(arguments))
     prompts = [(r["prompt_id"], r["prompt"]) for r in read_table(arguments.prompts, "prompts").to_pylist()]
-    family = load_model(params, arguments.model, ("text",), (params.model.height, params.model.width))
+    family = load_model(params, arguments.model, ("text",), None)
     batches = encoded(family, distinct_texts(prompts), params.encode.batch_size, workers)
     if workers.is_main:
-        write_embeddings(prompts, batches, arguments.out)
+        negative = family.encode([params.model.negative_prompt]).to("cpu").tensors
+        write_embeddings(prompts, batches, arguments.out, negative=negative)
     else:
         exhaust(batches)
 

@@ -110,8 +110,7 @@ def main(params: Params, arguments: Arguments) -> None:
 
     with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
         prompts = stored.require(stored.of())
-        size = (params.generate.height, params.generate.width)
-        base = load_model(params, arguments.model, ("transformer", "vae"), size)
+        base = load_model(params, arguments.model, ("transformer", "vae"), params.generate)
         drawn = draw(base, prompts, params, arguments, workers)
         if workers.is_main:
             write_rows(rows(drawn), join(arguments.out, "images.parquet"), "images")

@@ -110,8 +110,7 @@ def main(params: Params, arguments: Arguments) -> None:
     send_files(inputs_of(arguments))
     with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
         prompts = stored.require(first(stored.of("train"), params.profile.num_prompts))
-        size = (params.model.height, params.model.width)
-        family = load_model(params, arguments.model, ("transformer",), size)
+        family = load_model(params, arguments.model, ("transformer",), params.sampling)
         table = table_from_rows(profile_rows(family, prompts, params, workers), "l1_profile")
     if not workers.is_main:
         return

@@ -203,7 +203,7 @@ def train_seed(
     out: Path,
 ) -> list[MetricRow]:
     """Train one seed and write its policies to `out`. The model and the optimiser are freed at the end."""
-    family = load_model(params, model, ("transformer",), (params.model.height, params.model.width))
+    family = load_model(params, model, ("transformer",), params.sampling)
     trainer = Trainer(family, data, method, params.train, seed, paths)
     metrics = trainer.run(lambda: STOP.requested)
     trainer.save_policies(out)

@@ -22,6 +22,9 @@ from chunk_grpo.errors import DataError
 INDEX = "index.parquet"
 """Name of the table embeddings/2 in the folder."""
 
+NEGATIVE = "negative.safetensors"
+"""Name of the file with the tensors [1, ...] of the negative prompt."""
+
 SHARD_BYTES = 2**28
 """Largest size of a shard's tensors in bytes, unless a single row is larger: 63 prompts of FLUX.1-dev."""
 
@@ -39,6 +42,7 @@ def write_embeddings(
     batches: Iterable[Mapping[str, Tensor]],
     location: Location,
     *,
+    negative: Mapping[str, Tensor] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write the embeddings of prompts as a folder; equal texts share a row. At most one shard is in memory.
@@ -49,6 +53,7 @@ def write_embeddings(
         prompts: Prompts in any order.
         batches: Tensors [n, ...] by name on the CPU, a row for each of `distinct_texts(prompts)` in that order.
         location: Folder, local or URL.
+        negative: Tensors [1, ...] of the negative prompt by the same names; None: there is none.
         shard_bytes: Largest size of a shard's tensors, unless a single row is larger.
 
     Raises:
@@ -64,6 +69,8 @@ def write_embeddings(
             {"prompt_id": name, "prompt": text, "shard": place_of[text][0], "row": place_of[text][1]}
             for name, text in prompts
         ]
+        if negative is not None:
+            save_file({name: tensor.contiguous() for name, tensor in negative.items()}, folder / NEGATIVE)
         write_table(table_from_rows(rows, "embeddings"), folder / INDEX, "embeddings")
 
 
@@ -179,7 +186,7 @@ class Embeddings:
             wanted.setdefault(shard, []).append((at, row))
         for shard, pairs in wanted.items():
             # Opened for this call only: pages of a mapped file count as memory of the process until it is closed.
-            with self._opened(shard) as file:
+            with self._opened(shard_name(shard)) as file:
                 for name in self._names:
                     stored = file.get_slice(name)
                     for at, row in pairs:
@@ -189,11 +196,28 @@ class Embeddings:
                         found[name][at] = value
         return found
 
+    def negative(self) -> dict[str, Tensor] | None:
+        """The tensors [1, ...] of the negative prompt by name; None without one.
+
+        Raises:
+            DataError: The file cannot be read, or its tensors have other names.
+        """
+        if not (self._folder / NEGATIVE).exists():
+            return None
+        with self._opened(NEGATIVE) as file:
+            found = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        if found.keys() != set(self._names):
+            raise DataError(
+                f"{join(self._location, NEGATIVE)}: must hold the tensors {', '.join(self._names)}, got "
+                f"{', '.join(found)}. {_AGAIN}"
+            )
+        return found
+
     @contextmanager
-    def _opened(self, shard: int) -> Iterator[safe_open]:
-        path = join(self._location, shard_name(shard))
+    def _opened(self, name: str) -> Iterator[safe_open]:
+        path = join(self._location, name)
         try:
-            with safe_open(self._folder / shard_name(shard), framework="pt") as file:
+            with safe_open(self._folder / name, framework="pt") as file:
                 yield file
         except FileNotFoundError as error:
             raise DataError(f"{path}: no such file, but {INDEX} names it. {_AGAIN}") from error
@@ -210,7 +234,7 @@ class Embeddings:
         first: dict[str, tuple[list[int], str]] = {}
         for shard, needed in sorted(rows.items()):
             path = join(self._location, shard_name(shard))
-            with self._opened(shard) as file:
+            with self._opened(shard_name(shard)) as file:
                 slices = {name: file.get_slice(name) for name in sorted(file.keys())}
                 held = {name: (stored.get_shape(), stored.get_dtype()) for name, stored in slices.items()}
             if first and first.keys() != held.keys():

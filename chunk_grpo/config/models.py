@@ -13,6 +13,7 @@ from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import (
     BatchSize,
+    CfgScale,
     Eta,
     ImageCount,
     Mix,
@@ -51,7 +52,9 @@ class ModelParams(Section):
         checkpoint: local folder or hub id.
         revision: hub commit; null for a local folder.
         dtype: precision of the weights.
-        guidance_scale: embedded guidance value.
+        guidance_scale: guidance strength that is an input of the network (FLUX.1-dev); unused by other networks.
+        negative_prompt: prompt that classifier-free guidance moves away from.
+        cfg_passes: passes of the network for a guided velocity: 1, of twice as many images, or 2.
         max_sequence_length: token limit of the long text encoder (T5).
         height: height of training images, in pixels.
         width: width of training images, in pixels.
@@ -63,6 +66,8 @@ class ModelParams(Section):
     revision: str | None
     dtype: Literal["float32", "bfloat16"]
     guidance_scale: Annotated[float, Field(ge=0, le=1000)]
+    negative_prompt: str
+    cfg_passes: Literal[1, 2]
     max_sequence_length: Annotated[int, Field(ge=1, le=4096)]
     height: Side
     width: Side
@@ -101,12 +106,14 @@ class SamplingParams(Section):
     Attributes:
         num_steps: number of sampling steps, T. The last step is deterministic and untrained, so T - 1 steps are noisy.
         shift: shift of the time grid, shift * t / (1 + (shift - 1) * t); 1: no shift.
+        cfg_scale: scale of classifier-free guidance; 1: none. The trained policy is the guided one.
         sde: kind of noise of a step.
         eta: scale of the noise.
     """
 
     num_steps: NumSteps
     shift: Shift
+    cfg_scale: CfgScale
     sde: Sde
     eta: Eta
 
@@ -205,6 +212,7 @@ class GenerateParams(Section):
     Attributes:
         num_steps: number of ODE steps.
         shift: shift of the time grid.
+        cfg_scale: scale of classifier-free guidance; 1: none.
         base_steps: number of last steps that the base policy takes in the mode `hybrid` (App. B.3).
         images_per_prompt: images per eval prompt; every policy uses the same noise.
         batch_size: images per forward pass.
@@ -215,6 +223,7 @@ class GenerateParams(Section):
 
     num_steps: NumSteps
     shift: Shift
+    cfg_scale: CfgScale
     base_steps: NonNegativeInt
     images_per_prompt: ImageCount
     batch_size: BatchSize

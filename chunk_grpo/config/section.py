@@ -26,6 +26,7 @@ ImageCount = Annotated[int, Field(ge=1, le=10_000)]
 
 # Outside these ranges the time grid collapses or the noise overflows float32.
 Shift = Annotated[float, Field(ge=0.001, le=1000)]
+CfgScale = Annotated[float, Field(ge=1, le=100)]
 Eta = Annotated[float, Field(ge=0.001, le=10)]
 
 

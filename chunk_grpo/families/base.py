@@ -24,10 +24,13 @@ class Conditioning:
 
     Attributes:
         tensors: Tensors [B, ...] by name, as the family's `encode` returns and its network takes them. Texts of unequal
-            length are padded, and a tensor of the family's tells where.
+            length are padded, with a mask among the tensors.
+        negative: Tensors [1, ...] by the same names of the prompt that classifier-free guidance moves away from; None:
+            there is none.
     """
 
     tensors: Mapping[str, Tensor]
+    negative: Mapping[str, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -40,11 +43,12 @@ class Conditioning:
         """The prompts at `index`, repetitions allowed."""
         device = next(iter(self.tensors.values())).device
         where = torch.as_tensor(index, device=device)
-        return Conditioning({name: tensor[where] for name, tensor in self.tensors.items()})
+        return Conditioning({name: tensor[where] for name, tensor in self.tensors.items()}, self.negative)
 
     def to(self, device: torch.device | str) -> Conditioning:
         """The same conditioning on another device."""
-        return Conditioning({name: tensor.to(device) for name, tensor in self.tensors.items()})
+        negative = self.negative and {name: tensor.to(device) for name, tensor in self.negative.items()}
+        return Conditioning({name: tensor.to(device) for name, tensor in self.tensors.items()}, negative)
 
 
 class ConditioningRows(Protocol):
@@ -74,6 +78,8 @@ class LoadOptions:
         height: Image height in pixels.
         width: Image width in pixels.
         guidance_scale: Embedded guidance strength (FLUX.1-dev: 3.5).
+        cfg_scale: Scale of classifier-free guidance; 1: none.
+        cfg_passes: Passes of the network for a guided velocity: one of twice as many rows, or two.
         max_sequence_length: Number of text tokens of the longer text encoder.
         device: Device of the parts.
         attention_backend: Name of diffusers' attention backend in the velocity network; None: the library's default.
@@ -85,6 +91,8 @@ class LoadOptions:
     height: int = 1024
     width: int = 1024
     guidance_scale: float = 3.5
+    cfg_scale: float = 1.0
+    cfg_passes: Literal[1, 2] = 1
     max_sequence_length: int = 512
     device: torch.device | str = "cpu"
     attention_backend: str | None = None

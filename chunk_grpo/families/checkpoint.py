@@ -1,14 +1,18 @@
-"""Checks of a checkpoint before loading: existence, completeness, family."""
+"""Checks of a checkpoint before loading: existence, completeness, family; and loading of a saved network."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from chunk_grpo.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
 
 _TOKENIZERS = ("tokenizer", "tokenizer_2")
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
@@ -71,6 +75,27 @@ def check_trained(folder: Path, config: Mapping[str, object]) -> None:
             raise DataError(
                 f"{path}: {name} must be {wanted[name]!r} as in model.checkpoint, got {found[name]!r}; {TRAIN_AGAIN}"
             )
+
+
+def load_network(network_class: Any, folder: Path, dtype: torch.dtype) -> Any:
+    """Load a saved transformer; require exactly the weights of its configuration.
+
+    diffusers alone leaves missing weights uninitialised and ignores surplus ones.
+
+    Raises:
+        DataError: The files cannot be loaded, or weights are missing or unexpected.
+    """
+    try:
+        network, found = network_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: cannot be loaded ({error}); {TRAIN_AGAIN}") from error
+    for which in ("missing", "unexpected"):
+        if names := sorted(found[f"{which}_keys"]):
+            raise DataError(
+                f"{folder}: must hold each weight of its config.json and no other, got {len(names)} {which}, such as "
+                f"{names[0]}; {TRAIN_AGAIN}"
+            )
+    return network
 
 
 def _class_name(folder: Path) -> str:

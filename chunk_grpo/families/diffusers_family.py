@@ -23,7 +23,7 @@ from chunk_grpo.families.base import (
     VelocityModel,
     release_memory,
 )
-from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained
+from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained, load_network
 from chunk_grpo.families.compiling import compile_blocks, try_compiler
 from chunk_grpo.families.lora import (
     WEIGHTS,
@@ -178,7 +178,10 @@ class DiffusersFamily(ABC):
         return Conditioning(self.text_tensors(prompts))
 
     def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity at packed latents.
+        """Velocity at packed latents: v(c), or with classifier-free guidance v(n) + scale * (v(c) - v(n)).
+
+        c is the prompt and n the negative one. Source: Ho and Salimans 2022, arXiv:2207.12598, Eq. (6), whose w is
+        scale - 1.
 
         Args:
             x: States [B, L, D].
@@ -187,16 +190,41 @@ class DiffusersFamily(ABC):
 
         Returns:
             Velocity [B, L, D] in the dtype of `x`.
+
+        Raises:
+            ValueError: There is guidance, but no negative prompt.
         """
-        network = self.transformer if self._network is None else self._network
         dtype = self._options.dtype
-        text = {
-            name: tensor.to(x.device, dtype if tensor.is_floating_point() else None)
-            for name, tensor in conditioning.tensors.items()
-        }
+        states, times, text = x.to(dtype), t.to(dtype), self._inputs(conditioning.tensors, x.device)
         with self._precision(x.device):
-            output = self.network_output(network, x.to(dtype), t.to(dtype), text)
-        return output.to(x.dtype)
+            if self._options.cfg_scale == 1:
+                return self._pass(states, times, text).to(x.dtype)
+            if conditioning.negative is None:
+                raise ValueError("classifier-free guidance needs a negative prompt's tensors, got none")
+            negative = {
+                name: tensor.expand(len(x), *tensor.shape[1:])
+                for name, tensor in self._inputs(conditioning.negative, x.device).items()
+            }
+            if self._options.cfg_passes == 1:
+                both = {name: torch.cat([negative[name], text[name]]) for name in text}
+                away, towards = self._pass(states.repeat(2, 1, 1), times.repeat(2), both).chunk(2)
+            else:
+                away, towards = self._pass(states, times, negative), self._pass(states, times, text)
+            return self.guided(towards, away, self._options.cfg_scale).to(x.dtype)
+
+    def guided(self, towards: Tensor, away: Tensor, scale: float) -> Tensor:
+        """Velocity [B, L, D] of the prompts' and the negative prompt's; families with another rule replace it."""
+        return away + scale * (towards - away)
+
+    def _inputs(self, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        dtype = self._options.dtype
+        return {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in tensors.items()
+        }
+
+    def _pass(self, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
+        return self.network_output(self.transformer if self._network is None else self._network, x, t, text)
 
     def _try_attention(self, *, trains: bool) -> None:
         """Raise ConfigError if the attention backend does not work here. The weights must not be sharded yet."""
@@ -305,7 +333,7 @@ class DiffusersFamily(ABC):
                 f"{TRAIN_AGAIN}"
             )
         check_trained(folder, self.transformer.config)
-        network = _load_transformer(self.network_class, folder, self._options.dtype)
+        network = load_network(self.network_class, folder, self._options.dtype)
         return self.using(network.requires_grad_(False).eval().to(self._options.device))
 
     @contextmanager
@@ -340,27 +368,6 @@ class DiffusersFamily(ABC):
             {name: value.to(self._options.dtype) for name, value in state.items()}, assign=True
         )
         saved.save_pretrained(folder)
-
-
-def _load_transformer(network_class: Any, folder: Path, dtype: torch.dtype) -> Any:
-    """Load a saved transformer; require exactly the weights of its configuration.
-
-    diffusers alone leaves missing weights uninitialised and ignores surplus ones.
-
-    Raises:
-        DataError: The files cannot be loaded, or weights are missing or unexpected.
-    """
-    try:
-        network, found = network_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder}: cannot be loaded ({error}); {TRAIN_AGAIN}") from error
-    for which in ("missing", "unexpected"):
-        if names := sorted(found[f"{which}_keys"]):
-            raise DataError(
-                f"{folder}: must hold each weight of its config.json and no other, got {len(names)} {which}, such as "
-                f"{names[0]}; {TRAIN_AGAIN}"
-            )
-    return network
 
 
 class _WithoutLora:

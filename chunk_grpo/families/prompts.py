@@ -20,6 +20,10 @@ class RowReader(Protocol):
         """The tensors [n, ...] of n rows by name, on the CPU."""
         ...
 
+    def negative(self) -> Mapping[str, Tensor] | None:
+        """The tensors [1, ...] of the negative prompt by name, on the CPU; None without one."""
+        ...
+
 
 @dataclass(frozen=True)
 class StoredConditioning:
@@ -55,7 +59,7 @@ class StoredConditioning:
                     "a prompt has no stored conditioning: check before work which prompts need it"
                 )
             places.setdefault(row, len(places))
-        read = Conditioning(self.reader.read(list(places))).to(device)
+        read = Conditioning(self.reader.read(list(places)), self.reader.negative()).to(device)
         if len(places) == len(self.stored):
             return read
         return read.rows([places[row] for row in self.stored if row is not None])

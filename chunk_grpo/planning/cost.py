@@ -64,8 +64,8 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
     params, tuning, tokens = settings.params, settings.tuning, settings.train_tokens
     counts = iteration(settings, variant)
     heldout = heldout_evaluations(settings) / params.train.iterations
-    forward = tuning.forward_flop(tokens)
-    frozen = tuning.network.forward_flop(tokens)
+    forward = settings.guided * tuning.forward_flop(tokens)
+    frozen = settings.guided * tuning.network.forward_flop(tokens)
     images = counts.rows + heldout * counts.heldout.states / params.sampling.num_steps
     watched = tuple(dict.fromkeys((*params.rewards, *params.train.heldout.scorers)))
     scored = counts.rows * scoring(params, tuple(params.rewards)).flop
@@ -75,8 +75,8 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
         "old log-probabilities": counts.old_log_probs.states * forward,
         "ratios of large chunks": counts.ratio.states * forward,
         "update, forward": counts.update.states * forward,
-        "update, backward": counts.update.states * tuning.backward_flop(tokens),
-        "update, recomputed": counts.update.states * tuning.recomputed_flop(tokens),
+        "update, backward": counts.update.states * settings.guided * tuning.backward_flop(tokens),
+        "update, recomputed": counts.update.states * settings.guided * tuning.recomputed_flop(tokens),
         "KL reference": counts.reference.states * frozen,
         "held-out": heldout * counts.heldout.states * forward,
         "decoding": images * settings.model.vae.decode_flop(params.model.height, params.model.width),
@@ -110,8 +110,8 @@ def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
     params, train, model = settings.params, settings.params.train, settings.model
     prompts, generated = prompts_of(params), params.generate
     text = model.clip.flop + model.t5.flop(params.model.max_sequence_length)
-    forward = model.transformer.forward_flop(settings.train_tokens)
-    drawn = model.transformer.forward_flop(settings.eval_tokens)
+    forward = settings.guided * model.transformer.forward_flop(settings.train_tokens)
+    drawn = settings.guided_drawing * model.transformer.forward_flop(settings.eval_tokens)
     decode = model.vae.decode_flop(generated.height, generated.width)
     profile = params.profile.num_seeds * min(params.profile.num_prompts, prompts.listed)
     runs, rows = (

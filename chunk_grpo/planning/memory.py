@@ -67,6 +67,7 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
 def stage_phases(settings: Settings) -> list[Phase]:
     """Memory of the stages on one GPU: encoding prompts, and drawing evaluation images, one policy at a time."""
     model, element, images = settings.model, settings.element, settings.params.generate.batch_size
+    rows = images * (1 if settings.params.model.cfg_passes == 2 else settings.guided_drawing)
     height, width = settings.params.generate.height, settings.params.generate.width
     text = {"text encoders": float((model.clip.weights + model.t5.weights) * element)}
     weights = model.transformer.weights * element
@@ -74,7 +75,7 @@ def stage_phases(settings: Settings) -> list[Phase]:
     drawing = {
         "weights": float(weights + adapter),
         "VAE": float(model.vae.weights * element),
-        "activations": evaluation_peak(model.transformer, Pass(images, settings.eval_tokens, element)).bytes,
+        "activations": evaluation_peak(model.transformer, Pass(rows, settings.eval_tokens, element)).bytes,
         "decoding": model.vae.decode_bytes(images, height, width, element),
         "context": CONTEXT_BYTES,
     }
@@ -89,7 +90,8 @@ def rollout_bytes(settings: Settings) -> tuple[float, float]:
     blocks stay all the time.
     """
     network = settings.tuning.network
-    one = Pass(settings.rollout_batch, settings.train_tokens, settings.element)
+    rows = settings.rollout_batch * settings.guided // settings.passes
+    one = Pass(rows, settings.train_tokens, settings.element)
     peak = evaluation_peak(network, one, units_of(settings.tuning, autocasts=settings.autocasts))
     if not settings.shards:
         return peak.bytes, 0.0
@@ -113,7 +115,7 @@ def update_bytes(settings: Settings) -> tuple[float, float]:
     the two numbers; on a CPU without `autocasts`, since a CPU's autocast leaves norms in bfloat16.
     """
     network = settings.tuning.network
-    one = Pass(settings.micro_batch, settings.train_tokens, settings.element)
+    one = Pass(settings.micro_batch * settings.guided, settings.train_tokens, settings.element)
     peak = training_peak(settings.tuning, one, autocasts=settings.autocasts)
     if settings.casts_weights:
         cast = 2.0 * network.weights

@@ -162,7 +162,9 @@ def stop_time(settings: Settings, costs: list[IterationCost], machine: Machine) 
     tuning, tokens = settings.tuning, settings.train_tokens
     each = tuning.forward_flop(tokens) + tuning.backward_flop(tokens) + tuning.recomputed_flop(tokens)
     flop = max(settings.micro_batch * each, settings.rollout_batch * tuning.network.forward_flop(tokens))
-    gathers = 3 * settings.element * tuning.network.weights / (machine.gbs * GIGA) if settings.shards else 0.0
+    flop *= settings.guided
+    sweeps = 3 * settings.passes if settings.shards else 0
+    gathers = sweeps * settings.element * tuning.network.weights / (machine.gbs * GIGA)
     unfinished = max(unfinished_bytes(settings, cost.counts) for cost in costs)
     size = checkpoint_bytes(settings) + unfinished
     return flop / (machine.tflops * 1e12) + gathers + save_seconds(size, machine)

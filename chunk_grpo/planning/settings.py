@@ -33,6 +33,8 @@ class Settings:
         element: Bytes of an element of the checkpoint and of the activations.
         rollout_batch: Trajectories in a pass of the rollout and of the held-out evaluation.
         micro_batch: Items in a pass of the update.
+        guided: Evaluations of the network for a velocity of training: 2 with classifier-free guidance.
+        guided_drawing: The same of an evaluation image.
         shards: Whether weights are spread over the processes.
         is_hybrid: Whether they are spread over the processes of each machine.
         autocasts: Whether passes of training run under autocast: all weights of a bfloat16 checkpoint are trained.
@@ -52,6 +54,8 @@ class Settings:
     element: int
     rollout_batch: int
     micro_batch: int
+    guided: int
+    guided_drawing: int
     shards: bool
     is_hybrid: bool
     autocasts: bool
@@ -62,6 +66,11 @@ class Settings:
     def casts_weights(self) -> bool:
         """Whether autocast casts float32 weights for each product; shards are cast before they are gathered."""
         return self.autocasts and not self.shards
+
+    @property
+    def passes(self) -> int:
+        """Passes of the network for a velocity of training."""
+        return self.guided if self.params.model.cfg_passes == 2 else 1
 
     @property
     def processes_each(self) -> int:
@@ -105,6 +114,8 @@ def settings_of(params: Params, model: Model, gpus: int, machines: int = 1) -> S
         element=ELEMENT[params.model.dtype],
         rollout_batch=train.rollout_batch_size,
         micro_batch=train.micro_batch_size,
+        guided=1 if params.sampling.cfg_scale == 1 else 2,
+        guided_drawing=1 if params.generate.cfg_scale == 1 else 2,
         shards=train.shard_weights and processes > 1,
         is_hybrid=train.shard_weights and train.hybrid_sharding and machines > 1,
         autocasts=adapter is None and params.model.dtype != "float32",

@@ -65,8 +65,8 @@ def traffic_of(settings: Settings, iteration: Iteration, heldout: float) -> Traf
         return Traffic(0.0, 0.0, (n - 1) / n * averaged, abroad * averaged / settings.processes_each)
     counts = (iteration.rollout, iteration.old_log_probs, iteration.ratio, iteration.reference)
     without = sum(count.passes for count in counts) + heldout * iteration.heldout.passes
-    sweeps = without + 2 * iteration.update.passes
-    gathered, reduced = sweeps * sweep_bytes(settings), iteration.update.passes * gradients
+    sweeps = settings.passes * (without + 2 * iteration.update.passes)
+    gathered, reduced = sweeps * sweep_bytes(settings), settings.passes * iteration.update.passes * gradients
     inside = (s - 1) / s
     if settings.is_hybrid:
         averaged = 2 * abroad * updates * gradients / s

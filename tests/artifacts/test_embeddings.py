@@ -69,6 +69,21 @@ def test_rows_are_read_back_from_shards_of_bounded_size(
         assert_holds_all(opened)
 
 
+def test_a_negative_prompt_is_kept_beside_the_others(tmp_path: Path) -> None:
+    negative = {"prompt_embeds": torch.ones(1, 4, 2), "pooled": torch.ones(1, 3)}
+    folder = tmp_path / "training"
+    write_embeddings(PROMPTS, batches(5), folder, negative=negative)
+    with open_embeddings(folder) as opened:
+        found = opened.negative()
+        assert found is not None and all(torch.equal(found[name], negative[name]) for name in negative)
+        save_file({"pooled": torch.ones(1, 3)}, folder / "negative.safetensors")
+        with pytest.raises(DataError, match=r"must hold the tensors pooled, prompt_embeds, got pooled\."):
+            opened.negative()
+    write_embeddings(PROMPTS, batches(5), folder)
+    with open_embeddings(folder) as opened:
+        assert opened.negative() is None
+
+
 def test_batches_do_not_affect_the_bytes(tmp_path: Path) -> None:
     one, other = write(tmp_path / "a", 2, 5), write(tmp_path / "b", 2, 1, 3, 1)
     for path in one.iterdir():

@@ -1,5 +1,6 @@
 """Our adapter and sampler against diffusers' own FluxPipeline call on the same checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from chunk_grpo.core.flow import ode_step, time_grid
 from chunk_grpo.core.rollout import rollout_ode
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.base import LoadOptions, velocity_function
+from chunk_grpo.families.base import Conditioning, LoadOptions, velocity_function
 from chunk_grpo.families.models.flux import FluxFamily
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
@@ -89,6 +90,37 @@ def test_every_step_equals_that_of_diffusers_from_the_same_state(height, width, 
         for x, expected, t, t_next in zip(states, states[1:], times, times[1:], strict=False):
             ours = ode_step(x, velocity(x, torch.full((4,), t)), t, t_next)
             assert (ours - expected).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_guided_latents_equal_those_of_diffusers_pipeline(passes):
+    """Classifier-free guidance away from another prompt, by one doubled pass and by two."""
+    options = LoadOptions(
+        str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=2.5, cfg_passes=passes
+    )
+    family, away = FluxFamily.load(options), "a green cross"
+    noise = torch.randn(4, *family.latent_shape, generator=torch.Generator().manual_seed(NOISE_SEED))
+    text = Conditioning(family.encode(PROMPTS).tensors, family.encode([away]).tensors)
+    with torch.no_grad():
+        velocity = velocity_function(family, text)
+        ours = rollout_ode(lambda step: velocity, noise, time_grid(17, 3.0))[:, -1]
+    pipeline = FluxPipeline.from_pretrained(TINY, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    theirs = pipeline(
+        PROMPTS, negative_prompt=[away] * 4, true_cfg_scale=2.5, latents=noise, output_type="latent", height=32,
+        width=32, num_inference_steps=17, max_sequence_length=8, guidance_scale=3.5,
+    ).images  # fmt: skip
+    assert (ours - theirs).abs().max() < 1e-4
+    without = FluxFamily.load(replace(options, cfg_scale=1.0)).velocity(noise, torch.full((4,), 0.9), text)
+    assert (without - velocity(noise, torch.full((4,), 0.9))).abs().max() > 0.1
+
+
+def test_guidance_without_a_negative_prompt_is_an_error():
+    family = FluxFamily.load(
+        LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=2.0)
+    )
+    with pytest.raises(ValueError, match="needs a negative prompt's tensors"):
+        family.velocity(torch.zeros(1, *family.latent_shape), torch.ones(1), family.encode(["a circle"]))
 
 
 def test_parts_that_are_not_named_stay_out_of_memory():

@@ -10,7 +10,8 @@ from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.prompts import PromptSet, StoredConditioning
 
 WHOLE = Conditioning(
-    {"prompt_embeds": torch.arange(24.0).reshape(4, 3, 2), "pooled": torch.arange(20.0).reshape(4, 5)}
+    {"prompt_embeds": torch.arange(24.0).reshape(4, 3, 2), "pooled": torch.arange(20.0).reshape(4, 5)},
+    {"prompt_embeds": torch.ones(1, 3, 2), "pooled": torch.ones(1, 5)},
 )
 
 
@@ -24,9 +25,15 @@ class Files:
         self.reads.append(list(rows))
         return WHOLE.rows(rows).tensors
 
+    def negative(self) -> Mapping[str, Tensor] | None:
+        return WHOLE.negative
+
 
 def equal(a: Conditioning, b: Conditioning) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.tensors.values(), b.tensors.values(), strict=True))
+    pairs = [*zip(a.tensors.values(), b.tensors.values(), strict=True)]
+    assert a.negative is not None and b.negative is not None
+    pairs += zip(a.negative.values(), b.negative.values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
 def test_a_batch_reads_each_distinct_row_once() -> None:

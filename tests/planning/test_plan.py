@@ -90,6 +90,27 @@ def test_machines() -> None:
         settings(preset("flux-dev"), 40, 5)
 
 
+def test_guidance_evaluates_twice() -> None:
+    """Twice the operations; gathers are twice as many with two passes, and images a pass with one."""
+    plain = preset("flux-dev")
+    one = edited(plain, sampling={"cfg_scale": 2.0}, generate={"cfg_scale": 2.0})
+    two = edited(one, model={"cfg_passes": 2})
+    found = {name: plan(params, 8) for name, params in (("plain", plain), ("one", one), ("two", two))}
+    costs = {name: each.iterations[0] for name, each in found.items()}
+    for name in ("rollout", "update, backward", "held-out"):
+        assert costs["one"].flop[name] == costs["two"].flop[name] == 2 * costs["plain"].flop[name]
+    assert costs["one"].traffic == costs["plain"].traffic
+    assert costs["two"].traffic.bytes == pytest.approx(2 * costs["plain"].traffic.bytes)
+    rollout = {name: each.memory[1].parts["activations"] for name, each in found.items()}
+    update = {name: each.memory[2].parts["activations"] for name, each in found.items()}
+    assert rollout["two"] == rollout["plain"] < rollout["one"]
+    assert update["two"] == update["one"] > 1.5 * update["plain"]
+    generate = {
+        name: next(s.flop for s in each.stages if s.name == "generate") for name, each in found.items()
+    }
+    assert generate["one"] > 1.9 * generate["plain"]
+
+
 def test_memory_of_shards() -> None:
     """16 bytes a weight over 8 GPUs: 5.54 GiB of weights and of gradients, 11.08 of AdamW's state."""
     update = training_phases(settings(FLUX, 8), "dance")[2].parts

@@ -37,7 +37,9 @@ def test_embeddings(finished: Workspace, smoke: Settings) -> None:
     """Bytes of a row; the evaluation prompts of smoke are all distinct, so they have a row each."""
     folder = finished.artifacts / "embeddings"
     for split in ("training", "evaluation"):
-        files = [p for p in folder.rglob("*.safetensors") if p.relative_to(folder).parts[0].startswith(split)]
+        files = [
+            p for p in folder.rglob("shard-*.safetensors") if p.relative_to(folder).parts[0].startswith(split)
+        ]
         rows = 0
         for file in files:
             with safe_open(file, "np") as stored:

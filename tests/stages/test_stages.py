@@ -261,6 +261,26 @@ def test_an_adapter_is_trained_drawn_and_scored(workspace: Workspace) -> None:
     assert all(a != b for a, b in zip(pictures["hybrid"], pictures["tuned"], strict=True))
 
 
+def test_a_guided_policy_is_trained_and_drawn(workspace: Workspace) -> None:
+    """Guidance away from another prompt changes images, and is trained through."""
+    before = workspace.files()
+
+    def guide(raw: dict[str, Any]) -> None:
+        raw["model"].update(negative_prompt="a green cross", cfg_passes=2)
+        raw["sampling"]["cfg_scale"] = raw["generate"]["cfg_scale"] = 2.0
+
+    workspace.edit(guide)
+    for stage in ORDER[3:10]:
+        assert workspace.run(stage) == 0, stage
+    after = workspace.files()
+    for name in (f"images/{VARIANT}/images.parquet", "images/base/images.parquet"):
+        assert after[name] != before[name]
+    assert sorted(name for name in after if name.endswith("negative.safetensors")) == [
+        "embeddings/evaluation/negative.safetensors",
+        "embeddings/training/negative.safetensors",
+    ]
+
+
 def test_the_best_policy_outlives_the_checkpoints_that_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,8 @@ OTHER_BATCHES = {
     ),
     "sharded-uneven": Job({"objective": "chunk", "plan": "adaptive"}, {**SHARDED, **THREES}),
     "sharded-sgd": Job(CHUNK_WS, ONE_UPDATE, sgd=True),
+    "guided": Job(CHUNK_WS, SMALL, cfg_scale=2.0),
+    "guided-sharded": Job(CHUNK_WS, SHARDED, cfg_scale=2.0, cfg_passes=2),
     "hybrid-sgd": Job(CHUNK_WS, {**ONE_UPDATE, "hybrid_sharding": True}, sgd=True, apart=True),
 }
 """The same items in other batches, whose rounding differs."""
@@ -174,6 +176,13 @@ def test_two_processes_move_the_weights_as_one(name, pair, alone):
     AdamW divides a gradient by its own size. Where it is near 0, its rounding moves a weight by the learning rate.
     """
     assert distance(pair(name).moved, alone(name).moved) < 1e-5
+
+
+def test_guidance_in_two_passes_has_the_gradient_of_one(alone, prompts, tmp_path):
+    one = alone("guided")
+    two = do(replace(PAIR["guided"], cfg_passes=2), prompts, tmp_path)
+    assert distance(two.gradient, one.gradient) < 1e-5
+    assert distance(alone("weighted").gradient, one.gradient) > 0.1  # guidance matters
 
 
 def test_some_updates_leave_one_process_with_fewer_passes(pair):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -55,6 +55,8 @@ class Job:
         attention_backend: Of diffusers; None: the library's default.
         compiler: What torch.compile does with the graphs of `train.compile`.
         apart: Whether each process counts as a machine of its own.
+        cfg_scale: Scale of classifier-free guidance away from the first prompt.
+        cfg_passes: Passes of the network for a guided velocity.
     """
 
     variant: dict[str, Any] = field(default_factory=lambda: dict(CHUNK_WS))
@@ -68,6 +70,8 @@ class Job:
     attention_backend: str | None = None
     compiler: str = "inductor"
     apart: bool = False
+    cfg_scale: float = 1.0
+    cfg_passes: Literal[1, 2] = 1
 
 
 @dataclass
@@ -111,9 +115,13 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
         dtype=getattr(torch, job.dtype),
         device=job.device,
         attention_backend=job.attention_backend,
+        cfg_scale=job.cfg_scale,
+        cfg_passes=job.cfg_passes,
     )
     family = FluxFamily.load(options, ("transformer", "vae"))
-    prompts = replace(prompts, conditioning=prompts.conditioning.to(job.device))
+    conditioning = prompts.conditioning.to(job.device)
+    guided = replace(conditioning, negative=conditioning.rows([0]).tensors)
+    prompts = replace(prompts, conditioning=guided)
     start = flat(family.transformer.state_dict())
     data = TrainingData(
         prompts.rows(range(5)),
