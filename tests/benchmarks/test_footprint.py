@@ -61,7 +61,7 @@ def test_decoding_is_as_planned(small: Footprint) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_full_tuning_of_flux_dev_on_8_gpus() -> None:
     train = preset("flux-dev").train
     found = footprint(
@@ -78,7 +78,7 @@ def test_full_tuning_of_flux_dev_on_8_gpus() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_lora_of_flux_dev_on_one_gpu() -> None:
     """On a card of 48 GB with the scorer at a server, of 80 GB with HPSv3 on it; 2.5 GiB are CUDA's context."""
     train = preset("flux-dev-lora").train
