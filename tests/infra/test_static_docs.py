@@ -41,6 +41,7 @@ def numbers(preset: str, gpus: int, machines: int) -> dict[str, str]:
     plan = make_plan(params, machine("H100", gpus, machines=machines, stop_seconds=600))
     longest = max(cost.seconds.most for cost in plan.iterations)
     most = max(phase.bytes for phase in plan.memory)
+    hours = dict.fromkeys(f"{limit:.0f}" for limit in plan.total.hours)
     return {
         "preset": f"`{preset}`",
         "memory of a GPU, at most": f"{most / 2**30:.0f} of {plan.machine.memory_bytes / 2**30:.0f} GiB",
@@ -48,7 +49,7 @@ def numbers(preset: str, gpus: int, machines: int) -> dict[str, str]:
         "a checkpoint": f"{plan.storage.checkpoint / 1e9:.1f} GB",
         "a stop, of 600 s": f"{plan.stop_seconds:.0f} s",
         "an iteration, at most": f"{longest:.0f} s",
-        "the preset, 3 trainings": f"{plan.total.hours[0]:.0f} to {plan.total.hours[1]:.0f} h",
+        "the preset, 3 trainings": f"{' to '.join(hours)} h",
     }
 
 
