@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.core.chunking import listed_plan
+from chunk_grpo.core.flow import time_grid
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
@@ -31,6 +32,7 @@ from chunk_grpo.training.run import TrainingData
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "assets" / "tiny-flux"
 TEXT_TOKENS = 8
+SHIFT = 3.0
 VARIANT = "chunk-ws"
 # fmt: off
 PROFILE = (
@@ -89,7 +91,7 @@ class Workload:
     def params(self) -> Params:
         """params.yaml with this workload's sizes and "Chunk-GRPO w/ ws" as the only variant."""
         raw: dict[str, Any] = load_params(ROOT / "params.yaml").model_dump()
-        raw["sampling"] |= {"num_steps": self.num_sde_steps + 1, "shift": 3.0, "sde": "flow", "eta": 0.7}
+        raw["sampling"] |= {"num_steps": self.num_sde_steps + 1, "shift": SHIFT, "sde": "flow", "eta": 0.7}
         raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
         raw["chunks"] = {"plans": {"listed": {"kind": "listed", "sizes": self.sizes}}}
         raw["variants"] = {VARIANT: {"objective": "chunk", "plan": "listed", "selection": "weighted"}}
@@ -120,7 +122,9 @@ class Workload:
         """The method, with the listed plan and its Eq. (16) weights."""
         plan = listed_plan(self.sizes, self.num_sde_steps)
         weights = chunk_weights(PROFILE[: self.num_sde_steps], plan)
-        return method_from(self.params(), VARIANT, plan, weights)
+        params = self.params()
+        times = time_grid(params.sampling.num_steps, SHIFT)
+        return method_from(params, VARIANT, plan, weights, times)
 
     def data(self) -> TrainingData:
         """The prompts of one iteration, spread over the categories, and the toy reward."""

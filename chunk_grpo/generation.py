@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.hybrid import uses_base
 from chunk_grpo.core.rollout import rollout_ode, sample_noise
 from chunk_grpo.families.base import Family, velocity_function
@@ -36,20 +35,23 @@ class GenerationSettings:
     """Settings of the evaluation images.
 
     Attributes:
-        num_steps: Number of ODE steps.
-        shift: Shift of the time grid.
+        times: Noise levels [S + 1] of the S ODE steps.
         base_steps: Number of last steps that the base model takes in the mode hybrid (App. B.3).
         images_per_prompt: Images per prompt, each with its own noise.
         batch_size: Images in one forward pass.
         seed: Seed of the image noise. With prompt id and sample number it determines the noise of an image.
     """
 
-    num_steps: int
-    shift: float
+    times: Tensor
     base_steps: int
     images_per_prompt: int
     batch_size: int
     seed: int
+
+    @property
+    def num_steps(self) -> int:
+        """Number of ODE steps, S."""
+        return len(self.times) - 1
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,7 @@ class _Batch:
     ) -> Tensor:
         """States of the ODE from `start` [B, L, D] to the image, [B, steps + 1, L, D]."""
         velocity = velocity_function(family, self.prompts.conditioning.to(family.device))
-        times = time_grid(settings.num_steps, settings.shift)
-        return rollout_ode(lambda step: velocity, start, times, first_step=first_step)
+        return rollout_ode(lambda step: velocity, start, settings.times, first_step=first_step)
 
 
 def batch_spans(prompts: PromptSet, settings: GenerationSettings) -> list[range]:

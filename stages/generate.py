@@ -19,7 +19,7 @@ from chunk_grpo.image_files import encode_png, image_grid
 from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.progress import Meter
-from stages._inputs import encoded_prompts, load_model
+from stages._inputs import encoded_prompts, load_model, times_of
 from stages._launch.processes import run_processes
 from stages._stage import argument, inputs_of
 
@@ -76,7 +76,7 @@ def draw(
     """Draw all images of all training seeds; yield them in the main process."""
     s = params.generate
     settings = GenerationSettings(
-        s.num_steps, s.shift, s.base_steps, s.images_per_prompt, s.batch_size, s.seed
+        times_of(s, lambda: base), s.base_steps, s.images_per_prompt, s.batch_size, s.seed
     )
     seeds = params.train.seeds if arguments.trained else (BASE_SEED,)
     modes = 2 if arguments.trained else 1

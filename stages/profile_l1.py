@@ -11,7 +11,6 @@ from torch import Tensor
 from chunk_grpo.artifacts import table_from_rows, write_csv, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.core.dynamics import relative_l1
-from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
 from chunk_grpo.core.sde import step_noise
 from chunk_grpo.errors import DataError
@@ -21,7 +20,7 @@ from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
-from stages._inputs import encoded_prompts, first, load_model
+from stages._inputs import encoded_prompts, first, load_model, times_of
 from stages._launch.processes import run_processes
 from stages._stage import argument, inputs_of
 
@@ -46,7 +45,7 @@ Row = dict[str, str | int | float]
 def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Workers) -> Iterator[Row]:
     """Rows of l1_profile/1, one per sampler, prompt, seed and step, in the main process."""
     sampling, settings = params.sampling, params.profile
-    times = time_grid(sampling.num_steps, sampling.shift)
+    times = times_of(sampling, lambda: family)
     strengths, sampler = step_noise(sampling.sde, times, sampling.eta)
     jobs = [
         (row, settings.seed + number) for row in range(len(prompts)) for number in range(settings.num_seeds)

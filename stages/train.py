@@ -38,7 +38,7 @@ from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import scheduled_prompts
 from chunk_grpo.training.starts import starts_of_update
 from chunk_grpo.training.trainer import Trainer
-from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model
+from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model, times_of
 from stages._kept import KEPT, add_files
 from stages._launch.code import add_code
 from stages._launch.processes import run_processes
@@ -113,7 +113,9 @@ def read_method(params: Params, arguments: Arguments) -> Method:
             f"got {plan.num_steps}; run `dvc repro`"
         )
     weights = torch.tensor([row["weight"] for row in rows], dtype=torch.float64)
-    return method_from(params, arguments.variant, plan, weights)
+    sampling = params.sampling
+    times = times_of(sampling, lambda: load_model(params, arguments.model, ("vae",), sampling))
+    return method_from(params, arguments.variant, plan, weights, times)
 
 
 def read_training_data(params: Params, arguments: Arguments, stored: EncodedPrompts) -> TrainingData:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from chunk_grpo.core.flow import time_grid
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
@@ -19,9 +20,7 @@ from chunk_grpo.generation import GeneratedImage, GenerationSettings, generate, 
 from chunk_grpo.image_files import decode_image, encode_png, image_grid
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny-flux"
-SETTINGS = GenerationSettings(
-    num_steps=6, shift=3.0, base_steps=2, images_per_prompt=2, batch_size=4, seed=2000
-)
+SETTINGS = GenerationSettings(time_grid(6, 3.0), base_steps=2, images_per_prompt=2, batch_size=4, seed=2000)
 PROMPTS = ["a red circle", "two squares", "a cross above a circle"]
 Key = tuple[str, str, int]
 

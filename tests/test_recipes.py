@@ -115,6 +115,7 @@ import yaml
 from chunk_grpo.config import parse_params
 from chunk_grpo.core.advantages import SCALES, group_advantages
 from chunk_grpo.core.chunking import equal_plan
+from chunk_grpo.core.flow import time_grid
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.registry import load_family
 from chunk_grpo.orchestration.presets import composed
@@ -129,8 +130,9 @@ raw["model"]["family"] = "dummy"
 raw["variants"]["other"] = {"objective": "chunk", "plan": "equal-2", "sde": "half", "advantage_std": "none"}
 raw["scorers"]["dummy"] = {"kind": "dummy", "splits": ["eval"], "batch_size": 4}
 params = parse_params(raw)
-mine, other = (method_from(params, name, equal_plan(2, 16), torch.ones(8)) for name in ("mine", "other"))
-flow = method_from(params, "chunk", equal_plan(2, 16), torch.ones(8))
+times = time_grid(17, 3.0)
+mine, other = (method_from(params, name, equal_plan(2, 16), torch.ones(8), times) for name in ("mine", "other"))
+flow = method_from(params, "chunk", equal_plan(2, 16), torch.ones(8), times)
 batch = ScoreBatch(np.zeros((2, 8, 8, 3), dtype=np.uint8), ("a", "b"), ({}, {}), ("a", "b"))
 rewards = torch.tensor([[1.0, 3.0]])
 json.dump(

@@ -105,14 +105,15 @@ class SamplingParams(Section):
 
     Attributes:
         num_steps: number of sampling steps, T. The last step is deterministic and untrained, so T - 1 steps are noisy.
-        shift: shift of the time grid, shift * t / (1 + (shift - 1) * t); 1: no shift.
+        shift: shift of the time grid, shift * t / (1 + (shift - 1) * t); 1: no shift; null: the grid of diffusers'
+            pipeline, by the checkpoint's scheduler.
         cfg_scale: scale of classifier-free guidance; 1: none. The trained policy is the guided one.
         sde: kind of noise of a step.
         eta: scale of the noise.
     """
 
     num_steps: NumSteps
-    shift: Shift
+    shift: Shift | None
     cfg_scale: CfgScale
     sde: Sde
     eta: Eta
@@ -211,7 +212,7 @@ class GenerateParams(Section):
 
     Attributes:
         num_steps: number of ODE steps.
-        shift: shift of the time grid.
+        shift: shift of the time grid, as in `sampling`.
         cfg_scale: scale of classifier-free guidance; 1: none.
         base_steps: number of last steps that the base policy takes in the mode `hybrid` (App. B.3).
         images_per_prompt: images per eval prompt; every policy uses the same noise.
@@ -222,7 +223,7 @@ class GenerateParams(Section):
     """
 
     num_steps: NumSteps
-    shift: Shift
+    shift: Shift | None
     cfg_scale: CfgScale
     base_steps: NonNegativeInt
     images_per_prompt: ImageCount

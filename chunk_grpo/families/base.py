@@ -153,6 +153,10 @@ class Family(VelocityModel, Protocol):
         """Velocity network, which training changes."""
         ...
 
+    def pipeline_times(self, num_steps: int) -> Tensor:
+        """Noise levels [S + 1] of the pipeline's own grid for images of this size, float64; needs the part "vae"."""
+        ...
+
     def encode(self, prompts: Sequence[str]) -> Conditioning:
         """Text-encoder outputs; needs the part "text"."""
         ...

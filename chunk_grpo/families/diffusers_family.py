@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
@@ -55,6 +56,8 @@ class DiffusersFamily(ABC):
         tokenizers: By name of a text encoder: folder of its tokenizer, and whether `model.max_sequence_length` is its
             limit; else it is the tokenizer's own.
         latent_pixels_per_token: Latent pixels that a token covers, along each side.
+        grid_is_even: Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before they are shifted; else they
+            are the scheduler's own, which ends near 0 and which a static shift warps twice.
     """
 
     pipeline_class: ClassVar[Any]
@@ -62,6 +65,7 @@ class DiffusersFamily(ABC):
     components: ClassVar[Mapping[Part, tuple[str, ...]]]
     tokenizers: ClassVar[Mapping[str, tuple[str, bool]]]
     latent_pixels_per_token: ClassVar[int] = 2
+    grid_is_even: ClassVar[bool] = True
 
     def __init__(self, pipeline: Any, options: LoadOptions) -> None:
         """Wrap a pipeline; `load` creates one from a checkpoint.
@@ -169,6 +173,23 @@ class DiffusersFamily(ABC):
         if network is None:
             raise ValueError('the part "transformer" was not loaded: name it in parts=')
         return network
+
+    def pipeline_times(self, num_steps: int) -> Tensor:
+        """Noise levels [S + 1] by the checkpoint's scheduler; see `Family.pipeline_times`."""
+        scheduler = type(self._pipeline.scheduler).from_config(self._pipeline.scheduler.config)
+        even = torch.linspace(1, 1 / num_steps, num_steps, dtype=torch.float64).tolist()
+        levels = {"sigmas": even} if self.grid_is_even else {"num_inference_steps": num_steps}
+        mu = self.dynamic_shift(num_steps) if scheduler.config.use_dynamic_shifting else None
+        scheduler.set_timesteps(mu=mu, **levels)
+        times: Tensor = scheduler.sigmas.double()
+        return times
+
+    def dynamic_shift(self, num_steps: int) -> float:
+        """Logarithm of the shift, mu, for images of this size; linear in the number of tokens."""
+        del num_steps  # other families depend on it
+        config = self._pipeline.scheduler.config
+        names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
+        return float(calculate_shift(self._rows * self._columns, *(config[name] for name in names)))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> Conditioning:

@@ -11,7 +11,6 @@ from torch import Tensor
 from chunk_grpo.config import AdaptivePlan, BranchingParams, GuidedPlan, Params, WindowParams
 from chunk_grpo.core.choices import AdvantageStd, Combine, Objective, RatioNorm, Selection, StepWeights
 from chunk_grpo.core.chunking import ChunkPlan
-from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.objective import ClipRange
 from chunk_grpo.core.sde import SDE, Sampler, step_noise
 
@@ -89,7 +88,9 @@ class Method:
     chunk_rewards: tuple[Mapping[str, float], ...] | None
 
 
-def method_from(params: Params, variant: str, plan: ChunkPlan, chunk_weights: Tensor) -> Method:
+def method_from(
+    params: Params, variant: str, plan: ChunkPlan, chunk_weights: Tensor, times: Tensor
+) -> Method:
     """Resolve the settings of a variant.
 
     Args:
@@ -97,11 +98,11 @@ def method_from(params: Params, variant: str, plan: ChunkPlan, chunk_weights: Te
         variant: Name of the variant.
         plan: Chunk plan of the variant, from the stage `chunk_boundaries`.
         chunk_weights: Eq. (16) weights [K] of the plan's chunks.
+        times: Noise levels [S + 1] of `sampling`.
     """
     own = params.variants[variant]
     planned = params.chunks.plans[own.plan]
     sde, eta = params.variant_noise(variant)
-    times = time_grid(params.sampling.num_steps, params.sampling.shift)  # [S + 1]
     single = params.train.clip_range if own.clip_range is None else own.clip_range
     return Method(
         grid=StepGrid(times, *step_noise(sde, times, eta)),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import FluxPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 from torch import Tensor
 
 from chunk_grpo.core.flow import ode_step, time_grid
@@ -90,6 +90,42 @@ def test_every_step_equals_that_of_diffusers_from_the_same_state(height, width, 
         for x, expected, t, t_next in zip(states, states[1:], times, times[1:], strict=False):
             ours = ode_step(x, velocity(x, torch.full((4,), t)), t, t_next)
             assert (ours - expected).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("size", [(32, 32), (40, 64)])
+@pytest.mark.parametrize(
+    "settings", [{"shift": 2.0}, {"use_dynamic_shifting": True, "base_image_seq_len": 8}]
+)
+def test_the_pipelines_own_grid_is_that_of_its_call(settings, size, tmp_path):
+    """A static shift, and one that depends on the size."""
+    pipeline = FluxPipeline.from_pretrained(TINY, dtype=torch.float32)
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(**settings)
+    pipeline.save_pretrained(tmp_path)
+    pipeline.set_progress_bar_config(disable=True)
+    height, width = size
+    pipeline(["a circle"], height=height, width=width, num_inference_steps=9, max_sequence_length=8)
+    options = LoadOptions(str(tmp_path), height=height, width=width, max_sequence_length=8)
+    times = FluxFamily.load(options, ("vae",)).pipeline_times(9)
+    assert times.dtype == torch.float64
+    assert torch.equal(times.float(), pipeline.scheduler.sigmas)
+    if "shift" in settings:
+        assert (times - time_grid(9, 2.0)).abs().max() < 1e-7
+    else:
+        plain = time_grid(9, float(times[4] * (1 - 5 / 9) / (5 / 9 * (1 - times[4]))))
+        assert (times - plain).abs().max() < 1e-6  # a plain grid, too: exp(mu) is its shift
+
+
+def test_a_scheduler_of_its_own_levels_shifts_twice(tmp_path):
+    """Of SD3: levels from 1 to shift(1 / 1000), shifted again. shift(t) = 3 t / (1 + 2 t)."""
+
+    class Twice(FluxFamily):
+        grid_is_even = False
+
+    times = Twice.load(LoadOptions(str(TINY), height=32, width=32), ("vae",)).pipeline_times(10)
+    first = torch.linspace(1, 3e-3 / 1.002, 10, dtype=torch.float64)
+    expected = torch.cat([3 * first / (1 + 2 * first), torch.zeros(1, dtype=torch.float64)])
+    assert (times - expected).abs().max() < 1e-6
+    assert times[-2] == pytest.approx(0.0089, abs=1e-4)
 
 
 @pytest.mark.parametrize("passes", [1, 2])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from chunk_grpo.core.chunking import ChunkPlan
+from chunk_grpo.core.flow import time_grid
 from chunk_grpo.planning.passes import Count, Iteration, heldout_evaluations, iteration
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.method import method_from
@@ -81,7 +82,7 @@ def test_items_and_micro_batches_are_the_trainer_s(variant: str, size: int) -> N
         preset("tiny"), train={"micro_batch_size": size, "group_size": 12, "prompts_per_iteration": 16}
     )
     sizes = (1,) * 16 if variant == "dance" else (2, 3, 4, 7)
-    method = method_from(params, variant, ChunkPlan(sizes), torch.ones(len(sizes)))
+    method = method_from(params, variant, ChunkPlan(sizes), torch.ones(len(sizes)), time_grid(17))
     rows = 96
     drawn = [
         ChunkSelector(method).select(_trajectories(rows), DrawContext(0, n, 40, 1, range(rows), rows))

@@ -11,6 +11,7 @@ import torch
 
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
+from chunk_grpo.core.flow import time_grid
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
@@ -101,7 +102,8 @@ def small_params(variant: dict[str, Any], **changes: Any) -> Params:
 def method_of(params: Params) -> Method:
     """The method of the only variant, with its plan made from the profile above."""
     plan = build_plan(params.chunks.plans[params.variants["it"].plan], PROFILE)
-    return method_from(params, "it", plan, chunk_weights(PROFILE, plan))
+    times = time_grid(params.sampling.num_steps, params.sampling.shift or 1.0)
+    return method_from(params, "it", plan, chunk_weights(PROFILE, plan), times)
 
 
 @pytest.fixture(scope="session")
