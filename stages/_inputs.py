@@ -1,7 +1,7 @@
 """Inputs shared by several stages: the model of params.yaml, and prompts with their embeddings."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,7 +10,6 @@ from chunk_grpo.artifacts import read_json, read_table
 from chunk_grpo.artifacts.embeddings import Embeddings, open_embeddings
 from chunk_grpo.config import Params
 from chunk_grpo.config.models import GenerateParams, SamplingParams
-from chunk_grpo.core.flow import time_grid
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, LoadOptions, Part, default_device
 from chunk_grpo.families.prompts import PromptSet, StoredConditioning
@@ -46,18 +45,6 @@ def load_model(
         attention_backend=model.attention_backend,
     )
     return load_family(model.family, options, parts)
-
-
-def times_of(sampler: SamplingParams | GenerateParams, family: Callable[[], Family]) -> torch.Tensor:
-    """Noise levels [S + 1] of a sampler.
-
-    Args:
-        sampler: Its settings.
-        family: Returns the model with the part "vae"; called only for the pipeline's own grid.
-    """
-    if sampler.shift is None:
-        return family().pipeline_times(sampler.num_steps)
-    return time_grid(sampler.num_steps, sampler.shift)
 
 
 class EncodedPrompts:

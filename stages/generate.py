@@ -19,9 +19,10 @@ from chunk_grpo.image_files import encode_png, image_grid
 from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.progress import Meter
-from stages._inputs import encoded_prompts, load_model, times_of
+from stages._inputs import encoded_prompts, load_model
 from stages._launch.processes import run_processes
 from stages._stage import argument, inputs_of
+from stages._times import times_of
 
 BASE_SEED = -1
 GRID_IMAGES, GRID_COLUMNS = 64, 8

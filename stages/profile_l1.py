@@ -20,9 +20,10 @@ from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
-from stages._inputs import encoded_prompts, first, load_model, times_of
+from stages._inputs import encoded_prompts, first, load_model
 from stages._launch.processes import run_processes
 from stages._stage import argument, inputs_of
+from stages._times import times_of
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,12 @@ from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import scheduled_prompts
 from chunk_grpo.training.starts import starts_of_update
 from chunk_grpo.training.trainer import Trainer
-from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model, times_of
+from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model
 from stages._kept import KEPT, add_files
 from stages._launch.code import add_code
 from stages._launch.processes import run_processes
 from stages._stage import argument, inputs_of
+from stages._times import times_of
 
 TIMED = ("seconds_", "rate_")
 """Prefixes of wall-clock metrics, which differ between runs and are written to a file of their own."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
@@ -26,6 +25,7 @@ from chunk_grpo.families.base import (
 )
 from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained, load_network
 from chunk_grpo.families.compiling import compile_blocks, try_compiler
+from chunk_grpo.families.grids import linear_shift, scheduler_times
 from chunk_grpo.families.lora import (
     WEIGHTS,
     add_lora,
@@ -176,20 +176,13 @@ class DiffusersFamily(ABC):
 
     def pipeline_times(self, num_steps: int) -> Tensor:
         """Noise levels [S + 1] by the checkpoint's scheduler; see `Family.pipeline_times`."""
-        scheduler = type(self._pipeline.scheduler).from_config(self._pipeline.scheduler.config)
-        even = torch.linspace(1, 1 / num_steps, num_steps, dtype=torch.float64).tolist()
-        levels = {"sigmas": even} if self.grid_is_even else {"num_inference_steps": num_steps}
-        mu = self.dynamic_shift(num_steps) if scheduler.config.use_dynamic_shifting else None
-        scheduler.set_timesteps(mu=mu, **levels)
-        times: Tensor = scheduler.sigmas.double()
-        return times
+        scheduler = self._pipeline.scheduler
+        return scheduler_times(scheduler, num_steps, self.dynamic_shift(num_steps), is_even=self.grid_is_even)
 
     def dynamic_shift(self, num_steps: int) -> float:
-        """Logarithm of the shift, mu, for images of this size; linear in the number of tokens."""
+        """Logarithm of the shift by image size, of a scheduler that takes one."""
         del num_steps  # other families depend on it
-        config = self._pipeline.scheduler.config
-        names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
-        return float(calculate_shift(self._rows * self._columns, *(config[name] for name in names)))
+        return linear_shift(self._pipeline.scheduler, self._rows * self._columns)
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> Conditioning:
