@@ -84,7 +84,7 @@ def test_every_kind_of_scorer_is_in_the_registry() -> None:
         (
             "model.family",
             "flix",
-            "model.family: must be one of flux, or a module of yours, such as package.module, got 'flix'",
+            "model.family: must be one of flux, sd3, or a module of yours, such as package.module, got 'flix'",
         ),
         ("model.height", 50, "model.height: must be a multiple of 8, got 50"),
         ("model.revision", 12, "model.revision: must be text, got 12"),

@@ -14,7 +14,6 @@ from chunk_grpo.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-_TOKENIZERS = ("tokenizer", "tokenizer_2")
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 """Alternative vocabulary files of a tokenizer. Without any, transformers silently builds an empty tokenizer."""
 
@@ -112,7 +111,7 @@ def _check_component(folder: Path, again: str) -> None:
         raise DataError(f"{folder}: this part of the checkpoint is missing; {again}")
     for path in sorted(folder.glob("*.json")):
         _read_object(path, again)
-    if folder.name in _TOKENIZERS:
+    if folder.name.startswith("tokenizer"):
         _require(folder / "tokenizer_config.json", again)
         if not any(all((folder / name).exists() for name in names) for names in _VOCABULARIES):
             wanted = ", or ".join(" with ".join(names) for names in _VOCABULARIES)

@@ -340,7 +340,7 @@ class DiffusersFamily(ABC):
         if (folder / WEIGHTS).exists():
             if not has_lora(self.transformer) and any(w.requires_grad for w in self.transformer.parameters()):
                 raise ValueError(f"{folder}: an adapter needs the base model, but these weights are trained")
-            return self.using(with_lora(self.transformer, folder, self.pipeline_class))
+            return self.using(with_lora(self.transformer, folder))
         if not (folder / "config.json").exists():
             raise DataError(
                 f"{folder}: must hold config.json of a transformer or {WEIGHTS} of an adapter, got neither; "

@@ -15,7 +15,7 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
@@ -153,13 +153,12 @@ def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
     )
 
 
-def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
+def with_lora(network: Any, folder: Path) -> Any:
     """A frozen network with the adapter from a folder. Its base weights are shared with `network`.
 
     Args:
         network: Diffusers transformer. It is not changed, and its own adapter is not copied.
         folder: Folder written by `save_lora` or diffusers.
-        pipeline_class: Pipeline class that defines the format of the folder.
 
     Raises:
         DataError: The file is damaged, or the adapter belongs to another model.
@@ -169,12 +168,14 @@ def with_lora(network: Any, folder: Path, pipeline_class: Any) -> Any:
     if has_lora(adapted):
         adapted.unload_lora()
     try:
-        state, alphas, metadata = pipeline_class.lora_state_dict(
-            folder, weight_name=WEIGHTS, use_safetensors=True, return_alphas=True, return_lora_metadata=True
-        )
+        state = load_file(path)
         # low_cpu_mem_usage creates the adapter on the meta device, so no random values are drawn.
-        pipeline_class.load_lora_into_transformer(
-            state, alphas, adapted, adapter_name=_ADAPTER, metadata=metadata, low_cpu_mem_usage=True
+        adapted.load_lora_adapter(
+            str(folder),
+            weight_name=WEIGHTS,
+            use_safetensors=True,
+            adapter_name=_ADAPTER,
+            low_cpu_mem_usage=True,
         )
         _widen(adapted)
         # Load again in float32: on a half-precision network the loader has rounded the values.

@@ -1,0 +1,75 @@
+"""Stable Diffusion 3 and 3.5: folders and hub ids with a diffusers StableDiffusion3Pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
+from torch import Tensor, nn
+
+from chunk_grpo.families.diffusers_family import DiffusersFamily
+
+
+class SD3Family(DiffusersFamily):
+    """SD3. Text: tokens of two CLIP encoders and T5 in one sequence, and the pooled vectors of both CLIP encoders."""
+
+    pipeline_class = StableDiffusion3Pipeline
+    network_class = SD3Transformer2DModel
+    components: ClassVar = {
+        "text": (
+            *("text_encoder", "text_encoder_2", "text_encoder_3"),
+            *("tokenizer", "tokenizer_2", "tokenizer_3"),
+        ),
+        "transformer": ("transformer",),
+        "vae": ("vae",),
+    }
+    tokenizers: ClassVar = {
+        "CLIP-L": ("tokenizer", False),
+        "CLIP-G": ("tokenizer_2", False),
+        "T5": ("tokenizer_3", True),
+    }
+    grid_is_even = False
+
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        """(L, D): a token has the channels of 2 x 2 latent pixels."""
+        return self._rows * self._columns, 4 * int(self.transformer.config.in_channels)
+
+    def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
+        """`prompt_embeds` [B, T, E] and `pooled` [B, F]."""
+        prompt_embeds, _, pooled, _ = self._pipeline.encode_prompt(
+            prompt=list(prompts),
+            prompt_2=None,
+            prompt_3=None,
+            device=self.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self._options.max_sequence_length,
+        )
+        return {"prompt_embeds": prompt_embeds, "pooled": pooled}
+
+    def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
+        """Velocity [B, L, D]. The network takes images of latent pixels, and noise levels in thousandths."""
+        output: Tensor = network(
+            hidden_states=self._pixels(x),
+            timestep=1000 * t,
+            encoder_hidden_states=text["prompt_embeds"],
+            pooled_projections=text["pooled"],
+            return_dict=False,
+        )[0]
+        parts = output.reshape(*output.shape[:2], self._rows, 2, self._columns, 2)
+        return parts.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+    def _pixels(self, tokens: Tensor) -> Tensor:
+        """Latent pixels [B, C, 2 R, 2 K] of tokens [B, R K, 4 C]."""
+        grid = tokens.reshape(len(tokens), self._rows, self._columns, -1, 2, 2)
+        return grid.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
+    def vae_latents(self, latents: Tensor) -> Tensor:
+        """Latent pixels on the VAE's scale."""
+        config = self._pipeline.vae.config
+        scaled: Tensor = self._pixels(latents) / config.scaling_factor + config.shift_factor
+        return scaled
+
+
+FAMILY = SD3Family

@@ -1,0 +1,57 @@
+"""A small random StableDiffusion3Pipeline in the real layout."""
+
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5EncoderModel,
+    T5TokenizerFast,
+)
+
+TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
+
+
+def random_pipeline() -> StableDiffusion3Pipeline:
+    """SD3.5's kind: normalised queries and keys, dual attention in the first block. Its T5 is the toy's."""
+    torch.manual_seed(0)
+    tokenizer = CLIPTokenizer.from_pretrained(TINY / "tokenizer")
+
+    def clip() -> CLIPTextModelWithProjection:
+        config = CLIPTextConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, projection_dim=32,
+            vocab_size=len(tokenizer), max_position_embeddings=tokenizer.model_max_length,
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        return CLIPTextModelWithProjection(config)
+
+    transformer = SD3Transformer2DModel(
+        sample_size=32, in_channels=4, out_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=64, caption_projection_dim=32, pooled_projection_dim=64, pos_embed_max_size=24,
+        dual_attention_layers=(0,), qk_norm="rms_norm",
+    )  # fmt: skip
+    vae = AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * 3, up_block_types=["UpDecoderBlock2D"] * 3,
+        block_out_channels=[8, 8, 16], layers_per_block=1, latent_channels=4, norm_num_groups=4,
+        use_quant_conv=False, use_post_quant_conv=False, scaling_factor=1.5305, shift_factor=0.0609,
+    )  # fmt: skip
+    return StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=vae,
+        text_encoder=clip(),
+        tokenizer=tokenizer,
+        text_encoder_2=clip(),
+        tokenizer_2=tokenizer,
+        text_encoder_3=T5EncoderModel.from_pretrained(TINY / "text_encoder_2", dtype=torch.float32),
+        tokenizer_3=T5TokenizerFast.from_pretrained(TINY / "tokenizer_2"),
+    )
