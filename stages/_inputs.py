@@ -12,7 +12,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.config.models import GenerateParams, SamplingParams
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, LoadOptions, Part, default_device
-from chunk_grpo.families.prompts import PromptSet, StoredConditioning
+from chunk_grpo.families.prompts import NegativePrompt, PromptSet, StoredConditioning
 from chunk_grpo.families.recorded import require_recorded
 from chunk_grpo.families.registry import load_family
 
@@ -50,14 +50,16 @@ def load_model(
 class EncodedPrompts:
     """The table of prompts beside the embeddings of some or all of them, which stay in their files."""
 
-    def __init__(self, prompts: str, embeddings: Embeddings, place: str) -> None:
+    def __init__(self, prompts: str, embeddings: Embeddings, place: str, cfg_scale: float) -> None:
         """Read the table.
 
         Args:
             prompts: prompts/1, Parquet.
             embeddings: Embeddings of prompts of the table.
             place: Folder of the embeddings, for messages.
+            cfg_scale: Scale of classifier-free guidance; unless it is 1, the negative prompt is read too.
         """
+        self._negative = None if cfg_scale == 1 else NegativePrompt(embeddings.negative())
         self._prompts, self._embeddings, self._place = prompts, embeddings, place
         self._records = read_table(prompts, "prompts").to_pylist()
 
@@ -76,7 +78,7 @@ class EncodedPrompts:
             ids=[r["prompt_id"] for r in records],
             texts=[r["prompt"] for r in records],
             metadata=[json.loads(r["metadata"]) for r in records],
-            conditioning=StoredConditioning(self._embeddings, stored),
+            conditioning=StoredConditioning(self._embeddings, stored, self._negative),
         )
 
     def require(self, prompts: PromptSet, needed: Iterable[int] | None = None) -> PromptSet:
@@ -95,14 +97,16 @@ class EncodedPrompts:
 
 
 @contextmanager
-def encoded_prompts(prompts: str, embeddings: str) -> Iterator[EncodedPrompts]:
-    """Open the prompts of the table `prompts` with the folder `embeddings`.
+def encoded_prompts(
+    prompts: str, embeddings: str, sampler: SamplingParams | GenerateParams
+) -> Iterator[EncodedPrompts]:
+    """Open the prompts of the table `prompts` with the folder `embeddings`, for a sampler.
 
     Raises:
         DataError: A file is missing or damaged.
     """
     with open_embeddings(embeddings) as opened:
-        yield EncodedPrompts(prompts, opened, embeddings)
+        yield EncodedPrompts(prompts, opened, embeddings, sampler.cfg_scale)
 
 
 def first(prompts: PromptSet, count: int) -> PromptSet:

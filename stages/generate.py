@@ -109,7 +109,7 @@ def main(params: Params, arguments: Arguments) -> None:
                 shown.append(picture)
             yield row
 
-    with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
+    with encoded_prompts(arguments.prompts, arguments.embeddings, params.generate) as stored:
         prompts = stored.require(stored.of())
         base = load_model(params, arguments.model, ("transformer", "vae"), params.generate)
         drawn = draw(base, prompts, params, arguments, workers)

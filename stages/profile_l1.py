@@ -108,7 +108,7 @@ def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
     workers = Workers()
     send_files(inputs_of(arguments))
-    with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
+    with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
         prompts = stored.require(first(stored.of("train"), params.profile.num_prompts))
         family = load_model(params, arguments.model, ("transformer",), params.sampling)
         table = table_from_rows(profile_rows(family, prompts, params, workers), "l1_profile")

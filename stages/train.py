@@ -179,7 +179,7 @@ def main(params: Params, arguments: Arguments) -> None:
         "train": params.train.model_dump(mode="json"),
     }
     rows: list[dict[str, str | int | float]] = []
-    with encoded_prompts(arguments.prompts, arguments.embeddings) as stored:
+    with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
         data = read_training_data(params, arguments, stored)
         with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
             for seed in params.train.seeds:

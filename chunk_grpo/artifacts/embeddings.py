@@ -196,14 +196,12 @@ class Embeddings:
                         found[name][at] = value
         return found
 
-    def negative(self) -> dict[str, Tensor] | None:
-        """The tensors [1, ...] of the negative prompt by name; None without one.
+    def negative(self) -> dict[str, Tensor]:
+        """The tensors [1, ...] of the negative prompt by name.
 
         Raises:
-            DataError: The file cannot be read, or its tensors have other names.
+            DataError: The file is missing or cannot be read, or its tensors have other names.
         """
-        if not (self._folder / NEGATIVE).exists():
-            return None
         with self._opened(NEGATIVE) as file:
             found = {name: file.get_tensor(name) for name in sorted(file.keys())}
         if found.keys() != set(self._names):
@@ -220,7 +218,7 @@ class Embeddings:
             with safe_open(self._folder / name, framework="pt") as file:
                 yield file
         except FileNotFoundError as error:
-            raise DataError(f"{path}: no such file, but {INDEX} names it. {_AGAIN}") from error
+            raise DataError(f"{path}: no such file. {_AGAIN}") from error
         except (SafetensorError, OSError) as error:
             raise DataError(
                 f"{path}: corrupt, cut off, or no safetensors file ({error}). {_AGAIN}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -20,9 +20,20 @@ class RowReader(Protocol):
         """The tensors [n, ...] of n rows by name, on the CPU."""
         ...
 
-    def negative(self) -> Mapping[str, Tensor] | None:
-        """The tensors [1, ...] of the negative prompt by name, on the CPU; None without one."""
-        ...
+
+class NegativePrompt:
+    """Tensors [1, ...] of the negative prompt by name, sent to a device once and not with every batch."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._sent: dict[torch.device, Mapping[str, Tensor]] = {}
+
+    def on(self, device: torch.device | str) -> Mapping[str, Tensor]:
+        """The tensors on a device."""
+        place = torch.device(device)
+        if place not in self._sent:
+            self._sent[place] = {name: tensor.to(place) for name, tensor in self._tensors.items()}
+        return self._sent[place]
 
 
 @dataclass(frozen=True)
@@ -32,10 +43,12 @@ class StoredConditioning:
     Attributes:
         reader: The files.
         stored: Row of each prompt in them, B numbers; None: the prompt has none, and `to` must not be asked for it.
+        negative: The negative prompt; None without classifier-free guidance.
     """
 
     reader: RowReader
     stored: Sequence[int | None]
+    negative: NegativePrompt | None = None
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -43,7 +56,7 @@ class StoredConditioning:
     def rows(self, index: Tensor | Sequence[int]) -> StoredConditioning:
         """The prompts at `index`, repetitions allowed."""
         chosen = index.tolist() if isinstance(index, Tensor) else index
-        return StoredConditioning(self.reader, [self.stored[i] for i in chosen])
+        return StoredConditioning(self.reader, [self.stored[i] for i in chosen], self.negative)
 
     def to(self, device: torch.device | str) -> Conditioning:
         """The tensors of all B prompts on a device. Each distinct row is read and sent once, and repeated there.
@@ -59,10 +72,10 @@ class StoredConditioning:
                     "a prompt has no stored conditioning: check before work which prompts need it"
                 )
             places.setdefault(row, len(places))
-        read = Conditioning(self.reader.read(list(places)), self.reader.negative()).to(device)
-        if len(places) == len(self.stored):
-            return read
-        return read.rows([places[row] for row in self.stored if row is not None])
+        read = Conditioning(self.reader.read(list(places))).to(device)
+        if len(places) < len(self.stored):
+            read = read.rows([places[row] for row in self.stored if row is not None])
+        return read if self.negative is None else replace(read, negative=self.negative.on(device))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from chunk_grpo.training.trainer import Trainer
 from tests.pretended.device import DEVICE, WAITS, PretendedTensor
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def waits() -> Iterator[dict[str, Counter[str]]]:
     """Stages take the pretended accelerator; `read` and `sent` are the waits of the last training iteration."""
     iterate, found = Trainer._iterate, {}
