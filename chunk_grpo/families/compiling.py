@@ -25,11 +25,11 @@ def compile_blocks(network: Any) -> None:
     it was resumed, and so would its rounding.
 
     Args:
-        network: Diffusers transformer; its `_repeated_blocks` names the blocks.
+        network: Diffusers transformer; its `_repeated_blocks`, or else its `_no_split_modules`, name the blocks.
     """
     dynamo.recompile_limit = max(dynamo.recompile_limit, _GRAPHS)
     dynamo.fail_on_recompile_limit_hit = True
-    names = set(network._repeated_blocks)
+    names = set(network._repeated_blocks or network._no_split_modules)
     for module in network.modules():
         # Sharding has put a class of its own before that of a block. diffusers' compile_repeated_blocks misses it.
         if names & {kind.__name__ for kind in type(module).__mro__}:

@@ -65,6 +65,15 @@ def test_tokens_are_the_pixels_of_two_by_two(checkpoints: dict[str, Path]) -> No
     assert pixels[0, 1, 0, :2].tolist() == [4, 5] and pixels[0, 1, 1, :2].tolist() == [6, 7]
 
 
+def test_its_blocks_are_compiled(checkpoints: dict[str, Path]) -> None:
+    """Its class names no repeated blocks."""
+    options = LoadOptions(str(checkpoints["sharded"]), height=32, width=32)
+    family = SD3Family.load(options, ("transformer",))
+    family.prepare_training(TuningOptions(None, 1.0, (), False, None, compiles=True), 0)
+    compiled = [module for module in family.transformer.modules() if module._compiled_call_impl is not None]
+    assert compiled == list(family.transformer.transformer_blocks)
+
+
 @pytest.mark.parametrize("rank", [None, 4])
 def test_a_trained_policy_is_saved_and_loads_in_diffusers(
     rank: int | None, checkpoints: dict[str, Path], tmp_path: Path
