@@ -108,8 +108,10 @@ def test_a_lost_machine_ends_the_other_and_the_next_run_goes_on_to_the_same_byte
             else:
                 other.says("machine 0 of 2 is lost")
             assert time.monotonic() - begun < LOST_SECONDS + FAIL_SECONDS + 15
-            assert newest(shared.root) > before
             ends += 1
+            if (shared.artifacts / "train" / VARIANT).exists():
+                break  # lost after the outputs were in place, from when on checkpoints are forgotten
+            assert newest(shared.root) > before
     assert ends > 0
     assert outputs(shared) == expected
 
