@@ -91,6 +91,6 @@ def peak_bytes(work: Callable[[], None]) -> int:
     if not changes:
         return 0
     first = changes[0]
-    # The sum goes on from one profile to the next: it includes what lives of earlier ones.
+    # Torch does not reset its sum between profiles: tensors of an earlier one that are still alive are in it.
     before = int(first["Total Allocated"]) - int(first["Bytes"])
     return max(int(args["Total Allocated"]) for args in changes) - before

@@ -8,7 +8,7 @@ all changes are printed. Scorers are the preset's, on small random models.
 
 It prints seconds and peak resident memory of each stage and writes them to the JSON file. Memory is the VmHWM of the
 stage's processes, read while they run; "anonymous" is the part that is no mapped file, such as weights read from disk.
-With `--folder` the weights, the clone and finished stages stay, and the next call goes on. `--small` runs the toy
+`--folder` keeps weights, clone and finished stages, and the next call with it resumes. `--small` runs the toy
 checkpoint at its sizes, to check the script.
 """
 
@@ -207,7 +207,7 @@ def watch(repro: subprocess.Popen[Any], peaks: dict[str, Peak]) -> None:
 
 
 def _with_earlier(kept: Path, peaks: Mapping[str, Peak]) -> dict[str, Any]:
-    """The peaks, after those of stages that an earlier call finished; both are kept for the next call."""
+    """Peaks of all calls in this folder, in the order of the stages; the file `kept` has them for the next call."""
     stages: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     stages |= {name: asdict(peak) for name, peak in peaks.items()}
     kept.write_text(json.dumps(stages))

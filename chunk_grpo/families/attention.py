@@ -29,7 +29,7 @@ def set_backend(network: Any, backend: str) -> None:
         # set_attention_backend also makes it the default of all other networks; leaving the context restores that.
         with active_backend("native"):
             network.set_attention_backend(backend)
-    except Exception as error:  # ValueError, RuntimeError, ImportError, and those of the hub
+    except Exception as error:  # ValueError, RuntimeError, ImportError; the hub has classes of its own
         raise ConfigError(_refusal(backend, error)) from error
 
 

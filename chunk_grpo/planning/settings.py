@@ -79,7 +79,7 @@ class Settings:
 
     @property
     def spread(self) -> int:
-        """Processes that hold the weights together: all, those of a machine, or one."""
+        """Number of processes that share one copy of the weights."""
         if not self.shards:
             return 1
         return self.processes_each if self.is_hybrid else self.processes
@@ -137,8 +137,8 @@ def moment_bytes(tuning: Tuning) -> float:
 def processes_of(params: Params, gpus: int, machines: int = 1) -> int:
     """GPUs that training uses: the largest number, equal in all machines, that divides the starts of an update.
 
-    Variants with branches have fewer starts; the number here divides those of all variants. The launcher's rule is the
-    same (stages/_launch).
+    Variants with branches have fewer starts; the number here divides those of all variants. The launcher applies the
+    same rule to each variant (stages/_launch/processes.py).
 
     Raises:
         ConfigError: The machines cannot share the starts.

@@ -64,7 +64,7 @@ def _eight_bit() -> Callable[..., torch.optim.Optimizer]:
     class RowwiseAdamW8bit(AdamW8bit):  # type: ignore[misc]  # torchao ships no types
         """AdamW8bit whose blocks lie within rows, so that any number of processes can read its state.
 
-        torchao's own blocks are those of a shard, and its tensors cannot be read without its classes. Here a moment is
+        torchao divides each process's shard into blocks, and only its own classes read its tensors. Here a moment is
         saved as codes, of the weight's shape, and scales, of one row a row of the weight; both are sharded as it is.
         """
 

@@ -176,7 +176,7 @@ class Processes:
     def sharing(self) -> distributed.ProcessGroup | None:
         """The processes that hold all shards together; None with one process.
 
-        These are all processes, or with hybrid sharding those of this machine. Collectives wait up to `_PATIENCE`.
+        Hybrid sharding: those of this machine; otherwise all processes. Collectives wait up to `_PATIENCE`.
         """
         return self._inside
 
