@@ -23,20 +23,21 @@ from chunk_grpo.families.base import (
     VelocityModel,
     release_memory,
 )
-from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_checkpoint, check_trained, load_network
+from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_trained, load_network
 from chunk_grpo.families.compiling import compile_blocks, try_compiler
 from chunk_grpo.families.grids import linear_shift, scheduler_times
+from chunk_grpo.families.loading import load_pipeline
 from chunk_grpo.families.lora import (
     WEIGHTS,
     add_lora,
     has_lora,
     load_exactly,
-    lora_off,
     lora_parameters,
     lora_state,
     save_lora,
     with_lora,
 )
+from chunk_grpo.families.reference import WithoutLora
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ class DiffusersFamily(ABC):
     def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """The text encoders' outputs [B, ...] of B prompts, by the names that `network_output` takes."""
 
+    @classmethod
+    def token_count(cls, tokenizer: Any, prompt: str) -> int:
+        """Tokens of a prompt, with the template around it, that count for the text encoder's limit."""
+        return len(tokenizer(prompt, verbose=False)["input_ids"])
+
     @abstractmethod
     def text_example(self, tokens: int) -> Mapping[str, Tensor]:
         """Tensors [1, ...] of the shapes and types of `text_tensors` for a prompt of `tokens` tokens, without encoders.
@@ -108,7 +114,7 @@ class DiffusersFamily(ABC):
         Args:
             network: The velocity network, or a module around it.
             x: States [B, L, D] in the checkpoint's type.
-            t: Noise levels [B] in [0, 1], in the checkpoint's type.
+            t: Noise levels [B] in [0, 1], float32: pipelines differ in where they round them.
             text: Result of `text_tensors` on the same device, in the checkpoint's type.
         """
 
@@ -129,11 +135,6 @@ class DiffusersFamily(ABC):
             ConfigError: The image size is not a multiple of the token size, a folder has a revision, or the attention
                 backend does not work here.
         """
-        if options.revision is not None and Path(options.checkpoint).is_dir():
-            raise ConfigError(
-                f"model.revision: must be null, since model.checkpoint {options.checkpoint} is a folder and only a hub "
-                f"id has revisions, got {options.revision!r}"
-            )
         left_out: dict[str, None] = {
             name: None for part, names in cls.components.items() if part not in parts for name in names
         }
@@ -141,23 +142,7 @@ class DiffusersFamily(ABC):
         if "transformer" in parts:
             left_out.pop("vae", None)
         wanted = [name for names in cls.components.values() for name in names if name not in left_out]
-        check_checkpoint(options.checkpoint, cls.pipeline_class.__name__, wanted)
-        try:
-            pipeline = cls.pipeline_class.from_pretrained(
-                options.checkpoint, revision=options.revision, dtype=options.dtype, **left_out
-            )
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"model.checkpoint: cannot load {options.checkpoint} (revision {options.revision}): {error}. "
-                "A hub id needs the network, and often an accepted licence and `hf auth login`."
-            ) from error
-        pipeline.set_progress_bar_config(disable=True)
-        for module in pipeline.components.values():
-            if isinstance(module, nn.Module):
-                module.requires_grad_(False).eval().to(options.device)
-        if pipeline.vae is not None:
-            # On a CPU, convolutions are several times faster with channels last; on a GPU it does no harm.
-            pipeline.vae.to(memory_format=torch.channels_last)
+        pipeline = load_pipeline(cls.pipeline_class, options, wanted, left_out)
         family = cls(pipeline, options)
         if "transformer" in parts:
             family._try_attention(trains=False)
@@ -206,7 +191,7 @@ class DiffusersFamily(ABC):
 
         Args:
             x: States [B, L, D].
-            t: Noise levels [B] in [0, 1].
+            t: Noise levels [B] in [0, 1], float32.
             conditioning: B prompts.
 
         Returns:
@@ -216,10 +201,10 @@ class DiffusersFamily(ABC):
             ValueError: There is guidance, but no negative prompt.
         """
         dtype = self._options.dtype
-        states, times, text = x.to(dtype), t.to(dtype), self._inputs(conditioning.tensors, x.device)
+        states, text = x.to(dtype), self._inputs(conditioning.tensors, x.device)
         with self._precision(x.device):
             if self._options.cfg_scale == 1:
-                return self._pass(states, times, text).to(x.dtype)
+                return self._pass(states, t, text).to(x.dtype)
             if conditioning.negative is None:
                 raise ValueError("classifier-free guidance needs a negative prompt's tensors, got none")
             negative = {
@@ -228,10 +213,14 @@ class DiffusersFamily(ABC):
             }
             if self._options.cfg_passes == 1:
                 both = {name: torch.cat([negative[name], text[name]]) for name in text}
-                away, towards = self._pass(states.repeat(2, 1, 1), times.repeat(2), both).chunk(2)
+                away, towards = self._pass(states.repeat(2, 1, 1), t.repeat(2), both).chunk(2)
             else:
-                away, towards = self._pass(states, times, negative), self._pass(states, times, text)
+                away, towards = self._pass(states, t, negative), self._pass(states, t, text)
             return self.guided(towards, away, self._options.cfg_scale).to(x.dtype)
+
+    def unused_modules(self) -> Sequence[nn.Module]:
+        """Modules of the transformer whose output it drops. They stay as they are: replicas wait for each gradient."""
+        return ()
 
     def guided(self, towards: Tensor, away: Tensor, scale: float) -> Tensor:
         """Velocity [B, L, D] of the prompts' and the negative prompt's; families with another rule replace it."""
@@ -265,6 +254,8 @@ class DiffusersFamily(ABC):
         images: Tensor = self._pipeline.vae.decode(
             self.vae_latents(latents.to(self._options.dtype)), return_dict=False
         )[0]
+        if images.ndim == 5:  # of a VAE for videos: one frame
+            images = images.squeeze(2)
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
     def move_decoder(self, device: torch.device | str) -> None:
@@ -296,6 +287,8 @@ class DiffusersFamily(ABC):
                 # An update of 1e-6 is far below the resolution of bfloat16 and would be lost; float32 keeps it.
                 network.float()
             network.requires_grad_(True)
+        for module in self.unused_modules():
+            module.requires_grad_(False)
         if options.gradient_checkpointing:
             network.enable_gradient_checkpointing()
         if options.compiles:
@@ -330,7 +323,7 @@ class DiffusersFamily(ABC):
 
     def reference(self) -> VelocityModel:
         """The reference policy: the adapter off, or a frozen copy of the current weights."""
-        return _WithoutLora(self) if has_lora(self.transformer) else self.frozen_copy()
+        return WithoutLora(self) if has_lora(self.transformer) else self.frozen_copy()
 
     def frozen_copy(self) -> Self:
         """A second model with a copy of the velocity network, sharded as it is. The other parts are shared."""
@@ -389,18 +382,3 @@ class DiffusersFamily(ABC):
             {name: value.to(self._options.dtype) for name, value in state.items()}, assign=True
         )
         saved.save_pretrained(folder)
-
-
-class _WithoutLora:
-    """Policy of a family with its adapter off. Shares the family's weights."""
-
-    def __init__(self, family: DiffusersFamily) -> None:
-        self._family = family
-
-    # Without no_grad, DistributedDataParallel would prepare a backward pass for this forward pass, and gradient
-    # checkpointing would recompute it with the adapter on.
-    @torch.no_grad()
-    def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity [B, L, D] of the untrained policy, through the network set by `use_network`."""
-        with lora_off(self._family.transformer):
-            return self._family.velocity(x, t, conditioning)

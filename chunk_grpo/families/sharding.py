@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol, cast
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -44,11 +45,13 @@ def sharded_copy(network: Any, gathered: torch.dtype | None) -> Any:
         network: Diffusers transformer after `shard_weights`.
         gathered: As in `shard_weights`.
     """
-    weights = cast(dict[str, DTensor], network.state_dict())
-    with torch.device("meta"):
+    mesh = cast(DTensor, next(network.parameters())).device_mesh
+    # Without data, but for tensors that are no weights: some networks keep tables of rotary embeddings.
+    with init_empty_weights(include_buffers=False):
         copied = type(network).from_config(network.config)
-    shard_weights(copied, next(iter(weights.values())).device_mesh, gathered)
-    copied.load_state_dict({name: value.detach().clone() for name, value in weights.items()}, assign=True)
+    shard_weights(copied, mesh, gathered)
+    state = {name: value.detach().clone() for name, value in network.state_dict().items()}
+    copied.load_state_dict(state, assign=True)
     return copied
 
 

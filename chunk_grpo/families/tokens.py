@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.checkpoint import check_checkpoint
 from chunk_grpo.families.registry import family_class
+
+if TYPE_CHECKING:
+    from chunk_grpo.families.diffusers_family import DiffusersFamily
 
 TokenLimits: TypeAlias = Mapping[str, tuple[Callable[[str], int], int]]
 """By name of the text encoder: (function that counts the tokens of a prompt, limit). Special tokens count. A prompt
 with few enough bytes for the limit is not tokenised: the count is then an upper bound from its bytes."""
 
 _ADDED = 2
-"""Added tokens: CLIP's start and end, or T5's end and the space before the prompt."""
+"""Least number of added tokens: CLIP's start and end, or T5's end and the space before the prompt."""
 
 
 def token_limits(family: str, checkpoint: str, revision: str | None, max_sequence_length: int) -> TokenLimits:
@@ -44,26 +47,26 @@ def token_limits(family: str, checkpoint: str, revision: str | None, max_sequenc
                 f"model.checkpoint: cannot load {folder} of {checkpoint} (revision {revision}): {error}"
             ) from error
         most = max_sequence_length if is_limited else int(tokenizer.model_max_length)
-        limits[name] = (_counter(tokenizer, most), most)
+        limits[name] = (_counter(of, tokenizer, most), most)
     return limits
 
 
-def _counter(tokenizer: object, limit: int) -> Callable[[str], int]:
+def _counter(of: type[DiffusersFamily], tokenizer: object, limit: int) -> Callable[[str], int]:
+    added = max(_ADDED, of.token_count(tokenizer, ""))
+
     def count(text: str) -> int:
-        at_most = _at_most(text)
-        if at_most <= limit:
-            return at_most
-        return len(tokenizer(text, verbose=False)["input_ids"])  # type: ignore[operator]  # transformers' base class
+        at_most = _at_most(text) + added
+        return at_most if at_most <= limit else of.token_count(tokenizer, text)
 
     return count
 
 
 def _at_most(text: str) -> int:
-    """Upper bound of the token count: each token covers at least one byte of the normalised text.
+    """Upper bound of the tokens of the text alone: each covers at least one byte of the normalised text.
 
     CLIP's tokenizer composes (NFC) and lowercases the text, T5's replaces compatible characters (NFKC), others leave it
     unchanged. Any of the three may be the longest: a full-width letter has 3 bytes in NFC and 1 in NFKC, an Arabic
     ligature 3 and 33.
     """
     forms = (text, unicodedata.normalize("NFC", text).lower(), unicodedata.normalize("NFKC", text))
-    return max(len(form.encode()) for form in forms) + _ADDED
+    return max(len(form.encode()) for form in forms)

@@ -11,7 +11,7 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.registry import family_class
 from tests.conftest import ORDER, VARIANT, Workspace
-from tests.families.sd3_checkpoint import random_pipeline
+from tests.families.checkpoint_sd3 import random_pipeline
 
 NAME = "tests.families.dummy"
 

@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.families import compiling
+from chunk_grpo.families.base import Conditioning
+from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training.metrics import MetricRow
@@ -31,6 +33,7 @@ from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import Update
+from tests.families import parity
 from tests.shapes_scorers import shapes_reward
 from tests.training.conftest import CHUNK_WS, OPTIONS, method_of, small_params
 
@@ -57,6 +60,8 @@ class Job:
         apart: Whether each process counts as a machine of its own.
         cfg_scale: Scale of classifier-free guidance away from the first prompt.
         cfg_passes: Passes of the network for a guided velocity.
+        family: Name of the family, which encodes the texts of the prompts itself unless it is the toy FLUX.
+        checkpoint: Random checkpoint of the family; None: the toy FLUX.
     """
 
     variant: dict[str, Any] = field(default_factory=lambda: dict(CHUNK_WS))
@@ -72,6 +77,8 @@ class Job:
     apart: bool = False
     cfg_scale: float = 1.0
     cfg_passes: Literal[1, 2] = 1
+    family: str = "flux"
+    checkpoint: str | None = None
 
 
 @dataclass
@@ -110,16 +117,7 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     params = small_params(job.variant, **job.train)
     if job.device == "cuda":
         Processes()  # selects the process's GPU, as stage train does before it loads anything
-    options = replace(
-        OPTIONS,
-        dtype=getattr(torch, job.dtype),
-        device=job.device,
-        attention_backend=job.attention_backend,
-        cfg_scale=job.cfg_scale,
-        cfg_passes=job.cfg_passes,
-    )
-    family = FluxFamily.load(options, ("transformer", "vae"))
-    conditioning = prompts.conditioning.to(job.device)
+    family, conditioning = loaded(job, prompts)
     guided = replace(conditioning, negative=conditioning.rows([0]).tensors)
     prompts = replace(prompts, conditioning=guided)
     start = flat(family.transformer.state_dict())
@@ -154,11 +152,27 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     return seen
 
 
+def loaded(job: Job, prompts: PromptSet) -> tuple[DiffusersFamily, Conditioning]:
+    """The family and its conditioning of the prompts."""
+    options = {
+        "dtype": getattr(torch, job.dtype),
+        "device": job.device,
+        "attention_backend": job.attention_backend,
+        "cfg_scale": job.cfg_scale,
+        "cfg_passes": job.cfg_passes,
+    }
+    if job.checkpoint is not None:
+        other = parity.load(job.family, Path(job.checkpoint), **options)
+        return other, other.encode(prompts.texts)
+    toy = FluxFamily.load(replace(OPTIONS, **options), ("transformer", "vae"))
+    return toy, prompts.conditioning.to(job.device)
+
+
 def held(trainer: Trainer) -> float:
     """See `Seen`."""
     reference = getattr(trainer._learner._policies.reference, "__self__", None)
     weights = list(trainer._family.trainable_parameters())
-    weights += reference.transformer.parameters() if isinstance(reference, FluxFamily) else []
+    weights += reference.transformer.parameters() if isinstance(reference, DiffusersFamily) else []
     parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
     return sum(part.numel() for part in parts) / sum(weight.numel() for weight in weights)
 
@@ -180,7 +194,8 @@ def watched(seen: Seen, job: Job) -> Iterator[None]:
 
     def clip_gradient(self: Processes, parameters: Any, max_norm: float) -> float:
         if seen.gradient is None:
-            seen.gradient = torch.cat([whole(each.grad).cpu().double().flatten() for each in parameters])
+            trained = [each for each in parameters if each.requires_grad]
+            seen.gradient = torch.cat([whole(each.grad).cpu().double().flatten() for each in trained])
         return clip(self, parameters, max_norm)
 
     def accumulate_gradient(self: Update, *arguments: Any, **options: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.packing import to_pixels
 
 
 class FluxFamily(DiffusersFamily):
@@ -56,7 +57,7 @@ class FluxFamily(DiffusersFamily):
         prompt_embeds = text["prompt_embeds"]
         output: Tensor = network(
             hidden_states=x,
-            timestep=t,
+            timestep=t.to(x.dtype),
             guidance=guidance,
             pooled_projections=text["pooled"],
             encoder_hidden_states=prompt_embeds,
@@ -75,12 +76,9 @@ class FluxFamily(DiffusersFamily):
         return self._ids[device, dtype]
 
     def vae_latents(self, latents: Tensor) -> Tensor:
-        """Unpacked latents, on the VAE's scale."""
-        unpacked: Tensor = FluxPipeline._unpack_latents(
-            latents, self._options.height, self._options.width, self._pipeline.vae_scale_factor
-        )
+        """Latent pixels on the VAE's scale."""
         config = self._pipeline.vae.config
-        scaled: Tensor = unpacked / config.scaling_factor + config.shift_factor
+        scaled: Tensor = to_pixels(latents, self._rows) / config.scaling_factor + config.shift_factor
         return scaled
 
 

@@ -12,6 +12,7 @@ from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from torch import Tensor, nn
 
 from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.packing import to_pixels, to_tokens
 
 
 class SD3Family(DiffusersFamily):
@@ -63,24 +64,18 @@ class SD3Family(DiffusersFamily):
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """Velocity [B, L, D]. The network takes images of latent pixels, and noise levels in thousandths."""
         output: Tensor = network(
-            hidden_states=self._pixels(x),
+            hidden_states=to_pixels(x, self._rows),
             timestep=1000 * t,
             encoder_hidden_states=text["prompt_embeds"],
             pooled_projections=text["pooled"],
             return_dict=False,
         )[0]
-        parts = output.reshape(*output.shape[:2], self._rows, 2, self._columns, 2)
-        return parts.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-
-    def _pixels(self, tokens: Tensor) -> Tensor:
-        """Latent pixels [B, C, 2 R, 2 K] of tokens [B, R K, 4 C]."""
-        grid = tokens.reshape(len(tokens), self._rows, self._columns, -1, 2, 2)
-        return grid.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+        return to_tokens(output)
 
     def vae_latents(self, latents: Tensor) -> Tensor:
         """Latent pixels on the VAE's scale."""
         config = self._pipeline.vae.config
-        scaled: Tensor = self._pixels(latents) / config.scaling_factor + config.shift_factor
+        scaled: Tensor = to_pixels(latents, self._rows) / config.scaling_factor + config.shift_factor
         return scaled
 
 

@@ -17,6 +17,16 @@ from transformers import (
     T5TokenizerFast,
 )
 
+from tests.families.case import Case, as_pixels
+
+CASE = Case(
+    (1.0, 4.5),
+    lambda s, n: {"guidance_scale": s, "negative_prompt": n},
+    tokens=8,
+    given=as_pixels,
+    found=as_pixels,
+)
+
 TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 
 

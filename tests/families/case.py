@@ -1,0 +1,54 @@
+"""How a family's pipeline is called, to compare with the family; each tests/families/checkpoint_NAME.py has a case."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from chunk_grpo.families.packing import to_pixels
+
+
+def as_tokens(family: Any, latents: Tensor) -> Tensor:
+    """Packed latents."""
+    return latents
+
+
+def as_pixels(family: Any, latents: Tensor) -> Tensor:
+    """Latent pixels."""
+    return to_pixels(latents, family._rows)
+
+
+def as_channels(family: Any, latents: Tensor) -> Tensor:
+    """An image whose pixels are the tokens."""
+    return latents.unflatten(1, (family._rows, family._columns)).permute(0, 3, 1, 2)
+
+
+def as_decoded(family: Any, latents: Tensor) -> Tensor:
+    """What the VAE decodes."""
+    return family.vae_latents(latents)
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a family's pipeline is called.
+
+    Attributes:
+        scales: Scales of classifier-free guidance.
+        keywords: Keywords of the call with a scale away from B negative prompts.
+        tokens: Text tokens.
+        sizes: Height and width of images.
+        given: Noise as the call takes it.
+        found: Latents as the call returns them.
+        embedded: Embedded guidance strength.
+        away: Negative prompt.
+    """
+
+    scales: tuple[float, ...]
+    keywords: Callable[[float, list[str]], Mapping[str, object]]
+    tokens: int
+    sizes: tuple[tuple[int, int], ...] = ((32, 32), (40, 64))
+    given: Callable[[Any, Tensor], Tensor] = as_tokens
+    found: Callable[[Any, Tensor], Tensor] = as_tokens
+    embedded: float = 3.5
+    away: str = "a green cross"

@@ -1,0 +1,73 @@
+"""Families against their pipelines of diffusers on small random checkpoints.
+
+Each module of chunk_grpo/families/models has a module tests/families/checkpoint_NAME.py, whose `random_pipeline` makes
+the checkpoint and whose `CASE` says how the pipeline is called.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chunk_grpo.core.rollout import rollout_ode
+from chunk_grpo.families.base import Conditioning, LoadOptions, velocity_function
+from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.registry import family_class
+
+PROMPTS = ["a red circle", "two squares", "a cross above a circle", "a blue square and a red cross"]
+STEPS = 10
+
+
+def module_of(name: str) -> Any:
+    """The module with `CASE` and `random_pipeline` of a family."""
+    return importlib.import_module(f"tests.families.checkpoint_{name}")
+
+
+def save_checkpoints(name: str, folder: Path) -> dict[str, Path]:
+    """The random checkpoint of a family with its network in several files, and stored in bfloat16."""
+    make = module_of(name).random_pipeline
+    make().save_pretrained(folder / "sharded", max_shard_size="60KB")
+    make().to(torch.bfloat16).save_pretrained(folder / "bf16")
+    return {kind: folder / kind for kind in ("sharded", "bf16")}
+
+
+def load(name: str, checkpoint: Path, **options: Any) -> DiffusersFamily:
+    """A family by its case's settings."""
+    case = module_of(name).CASE
+    height, width = case.sizes[0]
+    settings = {"height": height, "width": width, "max_sequence_length": case.tokens} | options
+    return family_class(name).load(LoadOptions(str(checkpoint), guidance_scale=case.embedded, **settings))
+
+
+def text_of(family: DiffusersFamily, prompts: list[str], away: str) -> Conditioning:
+    """Prompts and a negative prompt."""
+    return Conditioning(family.encode(prompts).tensors, family.encode([away]).tensors)
+
+
+def differences(
+    name: str, checkpoint: Path, size: tuple[int, int], batch: int, scale: float, passes: int = 1
+) -> tuple[float, float]:
+    """Largest absolute difference of the final latents over their largest value (or 1), and of pictures in [0, 1]."""
+    case, (height, width) = module_of(name).CASE, size
+    family = load(name, checkpoint, height=height, width=width, cfg_scale=scale, cfg_passes=passes)
+    noise = torch.randn(batch, *family.latent_shape, generator=torch.Generator().manual_seed(8))
+    with torch.no_grad():
+        velocity = velocity_function(family, text_of(family, PROMPTS[:batch], case.away))
+        latents = rollout_ode(lambda step: velocity, noise, family.pipeline_times(STEPS))[:, -1]
+    pipeline = family.pipeline_class.from_pretrained(checkpoint, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def call(output_type: str) -> Tensor:
+        images: Tensor = pipeline(
+            prompt=PROMPTS[:batch], latents=case.given(family, noise), output_type=output_type, height=height,
+            width=width, num_inference_steps=STEPS, max_sequence_length=case.tokens,
+            **case.keywords(scale, [case.away] * batch),
+        ).images  # fmt: skip
+        return images
+
+    theirs = call("latent")
+    ours = case.found(family, latents)
+    apart = (ours - theirs).abs().max() / max(1.0, float(theirs.abs().max()))
+    return float(apart), float((family.decode(latents) - call("pt")).abs().max())
