@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from chunk_grpo.config import load_params
+from chunk_grpo.config.families import family_names
 from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.running.registry import BUILT_IN
@@ -84,7 +85,8 @@ def test_every_kind_of_scorer_is_in_the_registry() -> None:
         (
             "model.family",
             "flix",
-            "model.family: must be one of flux, sd3, or a module of yours, such as package.module, got 'flix'",
+            f"model.family: must be one of {', '.join(family_names())}, or a module of yours, such as "
+            "package.module, got 'flix'",
         ),
         ("model.height", 50, "model.height: must be a multiple of 8, got 50"),
         ("model.revision", 12, "model.revision: must be text, got 12"),

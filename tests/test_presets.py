@@ -46,3 +46,18 @@ def test_flux_dev_holds_the_values_of_table_6(tmp_path: Path) -> None:
     assert isinstance(listed, ListedPlan)
     assert listed.sizes == (2, 3, 4, 7)  # App. B.1
     assert (params.generate.num_steps, params.generate.base_steps) == (50, 20)  # App. B.3
+
+
+def test_sd35_medium_holds_the_values_of_tempflow_grpo_and_flow_grpo(tmp_path: Path) -> None:
+    """TempFlow-GRPO, Sec. 5; flow_grpo, config/grpo.py."""
+    tempflow, flow = load("sd35-medium", tmp_path), load("sd35-medium-flow-grpo", tmp_path)
+    for params in (tempflow, flow):
+        train, sampling = params.train, params.sampling
+        assert (params.model.height, params.model.width) == (512, 512)
+        assert (train.prompts_per_iteration, train.group_size, train.updates_per_iteration) == (48, 24, 2)
+        assert (train.learning_rate, train.clip_range, train.max_grad_norm) == (3e-4, 1e-4, 1.0)
+        assert (sampling.num_steps, sampling.shift, sampling.eta, sampling.cfg_scale) == (10, None, 0.7, 4.5)
+        assert params.rewards == {"pickscore": 1.0}
+        assert train.lora is not None and (train.lora.rank, train.lora.alpha) == (32, 64.0)
+    assert (tempflow.train.kl_coef, flow.train.kl_coef) == (0.001, 0.01)
+    assert flow.variants["flow-grpo"].advantage_std == "global"

@@ -1,0 +1,82 @@
+"""FLUX.2-dev: folders and hub ids with a diffusers Flux2Pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers import Flux2Pipeline, Flux2Transformer2DModel
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu, format_input
+from torch import Tensor, nn
+
+from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.packing import to_pixels
+
+
+class Flux2Family(DiffusersFamily):
+    """FLUX.2. Text: tokens of three layers of a language model, padding too. The guidance strength is an input."""
+
+    pipeline_class: ClassVar[Any] = Flux2Pipeline
+    network_class = Flux2Transformer2DModel
+    components: ClassVar = {
+        "text": ("text_encoder", "tokenizer"),
+        "transformer": ("transformer",),
+        "vae": ("vae",),
+    }
+    tokenizers: ClassVar = {"Mistral": ("tokenizer", True)}
+
+    @classmethod
+    def token_count(cls, tokenizer: Any, prompt: str) -> int:
+        """Tokens of a prompt in the chat template, with the pipeline's system message."""
+        (message,) = format_input([prompt])
+        return len(tokenizer.apply_chat_template(message, add_generation_prompt=False, return_dict=False))
+
+    def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
+        """`prompt_embeds` [B, T, E]."""
+        prompt_embeds, _ = self._pipeline.encode_prompt(
+            prompt=list(prompts),
+            device=self.device,
+            max_sequence_length=self._options.max_sequence_length,
+        )
+        return {"prompt_embeds": prompt_embeds}
+
+    def text_example(self, tokens: int) -> Mapping[str, Tensor]:
+        """`prompt_embeds` [1, T, E]."""
+        width = int(self.transformer.config.joint_attention_dim)
+        return {"prompt_embeds": torch.zeros(1, tokens, width, dtype=self._options.dtype)}
+
+    def dynamic_shift(self, num_steps: int) -> float:
+        """Logarithm of the shift, by image size and number of steps."""
+        return float(compute_empirical_mu(self._rows * self._columns, num_steps))
+
+    def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
+        """Velocity [B, L, D]. Positions are (frame, row, column, number of the word)."""
+        prompt_embeds = text["prompt_embeds"]
+        guidance = None
+        if self.transformer.config.guidance_embeds:
+            guidance = torch.full((len(x),), self._options.guidance_scale, device=x.device)
+        output: Tensor = network(
+            hidden_states=x,
+            timestep=t.to(x.dtype),
+            guidance=guidance,
+            encoder_hidden_states=prompt_embeds,
+            txt_ids=_positions(1, 1, prompt_embeds.shape[1], x.device),
+            img_ids=_positions(self._rows, self._columns, 1, x.device),
+            return_dict=False,
+        )[0]
+        return output
+
+    def vae_latents(self, latents: Tensor) -> Tensor:
+        """Latent pixels on the VAE's scale, which normalises the channels of tokens."""
+        vae = self._pipeline.vae
+        spread = torch.sqrt(vae.bn.running_var + vae.config.batch_norm_eps)
+        return to_pixels(latents * spread.to(latents) + vae.bn.running_mean.to(latents), self._rows)
+
+
+def _positions(rows: int, columns: int, words: int, device: torch.device) -> Tensor:
+    """Position [n, 4] of each token, made on the device so that no pass waits for it."""
+    return torch.cartesian_prod(*(torch.arange(n, device=device) for n in (1, rows, columns, words)))
+
+
+FAMILY = Flux2Family
