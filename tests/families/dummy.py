@@ -16,6 +16,11 @@ class DummyFamily(FluxFamily):
         mask = torch.ones(text["prompt_embeds"].shape[:2], dtype=torch.bool)
         return {"words": text["prompt_embeds"], "summary": text["pooled"], "mask": mask}
 
+    def text_example(self, tokens: int) -> Mapping[str, Tensor]:
+        text = super().text_example(tokens)
+        mask = torch.ones(1, tokens, dtype=torch.bool)
+        return {"words": text["prompt_embeds"], "summary": text["pooled"], "mask": mask}
+
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         assert text["mask"].dtype == torch.bool and bool(text["mask"].all())
         return super().network_output(

@@ -159,6 +159,14 @@ def test_guidance_without_a_negative_prompt_is_an_error():
         family.velocity(torch.zeros(1, *family.latent_shape), torch.ones(1), family.encode(["a circle"]))
 
 
+def test_the_example_of_its_text_is_like_its_text() -> None:
+    family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8))
+    text, example = family.encode(PROMPTS[:1]).tensors, family.text_example(8)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in text.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in example.items()
+    }
+
+
 def test_parts_that_are_not_named_stay_out_of_memory():
     family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32), parts=("transformer",))
     with pytest.raises(ValueError, match='"text" was not loaded'):

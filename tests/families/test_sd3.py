@@ -74,6 +74,18 @@ def test_its_blocks_are_compiled(checkpoints: dict[str, Path]) -> None:
     assert compiled == list(family.transformer.transformer_blocks)
 
 
+def test_the_example_of_its_text_is_like_its_text(checkpoints: dict[str, Path]) -> None:
+    """The toy's CLIP pads prompts to 16 tokens."""
+    family = SD3Family.load(
+        LoadOptions(str(checkpoints["sharded"]), height=32, width=32, max_sequence_length=TOKENS)
+    )
+    shapes = [
+        {name: (tensor.shape, tensor.dtype) for name, tensor in text.items()}
+        for text in (family.encode(PROMPTS[:1]).tensors, family.text_example(TOKENS))
+    ]
+    assert shapes[0] == shapes[1] and shapes[0]["prompt_embeds"][0][1] == 16 + TOKENS
+
+
 @pytest.mark.parametrize("rank", [None, 4])
 def test_a_trained_policy_is_saved_and_loads_in_diffusers(
     rank: int | None, checkpoints: dict[str, Path], tmp_path: Path

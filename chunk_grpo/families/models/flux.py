@@ -40,6 +40,14 @@ class FluxFamily(DiffusersFamily):
         )
         return {"prompt_embeds": prompt_embeds, "pooled": pooled}
 
+    def text_example(self, tokens: int) -> Mapping[str, Tensor]:
+        """`prompt_embeds` [1, T, E] and `pooled` [1, F]."""
+        config, dtype = self.transformer.config, self._options.dtype
+        return {
+            "prompt_embeds": torch.zeros(1, tokens, config.joint_attention_dim, dtype=dtype),
+            "pooled": torch.zeros(1, config.pooled_projection_dim, dtype=dtype),
+        }
+
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """Velocity [B, L, D]. The noise level goes to the network unscaled (docs/deviations.md, timestep)."""
         guidance = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
+import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from torch import Tensor, nn
 
@@ -48,6 +51,15 @@ class SD3Family(DiffusersFamily):
         )
         return {"prompt_embeds": prompt_embeds, "pooled": pooled}
 
+    def text_example(self, tokens: int) -> Mapping[str, Tensor]:
+        """`prompt_embeds` [1, T, E] of CLIP's tokens and T5's `tokens`, and `pooled` [1, F]."""
+        config, dtype = self.transformer.config, self._options.dtype
+        length = _clip_tokens(Path(self._options.checkpoint)) + tokens
+        return {
+            "prompt_embeds": torch.zeros(1, length, config.joint_attention_dim, dtype=dtype),
+            "pooled": torch.zeros(1, config.pooled_projection_dim, dtype=dtype),
+        }
+
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """Velocity [B, L, D]. The network takes images of latent pixels, and noise levels in thousandths."""
         output: Tensor = network(
@@ -70,6 +82,12 @@ class SD3Family(DiffusersFamily):
         config = self._pipeline.vae.config
         scaled: Tensor = self._pixels(latents) / config.scaling_factor + config.shift_factor
         return scaled
+
+
+def _clip_tokens(folder: Path) -> int:
+    """Tokens to which the pipeline pads CLIP's prompts: its tokenizer's limit, 77 without a folder that says it."""
+    path = folder / "tokenizer" / "tokenizer_config.json"
+    return int(json.loads(path.read_text("utf-8"))["model_max_length"]) if path.is_file() else 77
 
 
 FAMILY = SD3Family
