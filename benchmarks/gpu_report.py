@@ -44,8 +44,8 @@ from benchmarks.throughput import flop_count, timed
 from benchmarks.workloads import TINY
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
-from chunk_grpo.planning import machine as machine_of
-from chunk_grpo.planning import make_plan
+from chunk_grpo.planning.machines import machine as machine_of
+from chunk_grpo.planning.plan import make_plan
 from chunk_grpo.scorers.hpsv3_model import HPSv3Network
 from tests.conftest import ORDER, Workspace
 

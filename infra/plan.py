@@ -15,8 +15,7 @@ from rich.console import Console
 
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
-from chunk_grpo.planning import GPUS, machine, make_plan
-from chunk_grpo.planning.tables import show
+from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.stopping import stop_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,8 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plan and print; return the exit code: 2 for invalid input, or with --strict for a run that cannot work."""
     options = _parser().parse_args(argv)
     try:
+        params = _params(options)
+        sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes about ten seconds\n")
+        from chunk_grpo.planning.plan import make_plan  # here: importing torch and diffusers takes seconds
+        from chunk_grpo.planning.tables import show
+
         plan = make_plan(
-            _params(options),
+            params,
             machine(
                 options.gpu,
                 options.gpus,

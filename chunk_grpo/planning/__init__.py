@@ -1,10 +1,5 @@
 """What a run will take, from its configuration files alone: operations, hours, traffic, memory, disk, money.
 
-Pure functions of params.yaml and the checkpoint's config.json. No weights, no network, no torch. docs/planning.md has
-the formulas.
+`plan.make_plan` has all of it. Functions of params.yaml, the checkpoint's config.json files, and sizes that
+`chunk_grpo.families.tracing` reads off the real classes. No weights, no network. docs/planning.md has the formulas.
 """
-
-from chunk_grpo.planning.machines import GPUS, Machine, machine
-from chunk_grpo.planning.plan import Plan, make_plan
-
-__all__ = ["GPUS", "Machine", "Plan", "machine", "make_plan"]

@@ -61,11 +61,10 @@ class IterationCost:
 
 def iteration_cost(settings: Settings, variant: str, machine: Machine) -> IterationCost:
     """Cost of an iteration: states of each purpose times the operations of a state."""
-    params, tuning, tokens = settings.params, settings.tuning, settings.train_tokens
+    params, update = settings.params, settings.update
     counts = iteration(settings, variant)
     heldout = heldout_evaluations(settings) / params.train.iterations
-    forward = settings.guided * tuning.forward_flop(tokens)
-    frozen = settings.guided * tuning.network.forward_flop(tokens)
+    forward, items = settings.forward_flop, counts.update.states / settings.micro_batch
     images = counts.rows + heldout * counts.heldout.states / params.sampling.num_steps
     watched = tuple(dict.fromkeys((*params.rewards, *params.train.heldout.scorers)))
     scored = counts.rows * scoring(params, tuple(params.rewards)).flop
@@ -75,11 +74,11 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
         "old log-probabilities": counts.old_log_probs.states * forward,
         "ratios of large chunks": counts.ratio.states * forward,
         "update, forward": counts.update.states * forward,
-        "update, backward": counts.update.states * settings.guided * tuning.backward_flop(tokens),
-        "update, recomputed": counts.update.states * settings.guided * tuning.recomputed_flop(tokens),
-        "KL reference": counts.reference.states * frozen,
+        "update, backward": items * update.backward,
+        "update, recomputed": items * update.recomputed,
+        "KL reference": counts.reference.states * settings.frozen_flop,
         "held-out": heldout * counts.heldout.states * forward,
-        "decoding": images * settings.model.vae.decode_flop(params.model.height, params.model.width),
+        "decoding": images * settings.decoded.flop / settings.decoded_images,
         "scoring": scored,
     }
     traffic = traffic_of(settings, counts, heldout)
@@ -107,12 +106,10 @@ class StageCost:
 
 def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
     """All stages that use a GPU. Loading, reading and writing are not in it, except checkpoints."""
-    params, train, model = settings.params, settings.params.train, settings.model
+    params, train = settings.params, settings.params.train
     prompts, generated = prompts_of(params), params.generate
-    text = model.clip.flop + model.t5.flop(params.model.max_sequence_length)
-    forward = settings.guided * model.transformer.forward_flop(settings.train_tokens)
-    drawn = settings.guided_drawing * model.transformer.forward_flop(settings.eval_tokens)
-    decode = model.vae.decode_flop(generated.height, generated.width)
+    text, forward, drawn = text_flop(settings), settings.frozen_flop, settings.drawn_flop
+    decode = settings.drawn_decoded.flop / generated.batch_size
     profile = params.profile.num_seeds * min(params.profile.num_prompts, prompts.listed)
     runs, rows = (
         len(params.variants) * len(train.seeds),
@@ -128,6 +125,16 @@ def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
         _shared("generate", base + runs * tuned, machine),
         _shared("score", scores, machine),
     ]
+
+
+def text_flop(settings: Settings) -> float:
+    """Operations of encoding a prompt: 2 for each weight outside the tables of embeddings, and token.
+
+    An approximation: attention is not in it, and each encoder counts as many tokens. Encoding is a small share.
+    """
+    return (
+        2.0 * (settings.text.weights - settings.text.embeddings) * settings.params.model.max_sequence_length
+    )
 
 
 def _shared(name: str, flop: float, machine: Machine) -> StageCost:

@@ -57,7 +57,6 @@ def findings_of(
         *_memory(machine, phases),
         *_stop(machine, stop),
         *_checkpoints(settings, machine, costs),
-        *_adapter(settings),
         *_attention(settings),
         *_gpus(settings),
         *_reference(settings),
@@ -105,16 +104,9 @@ def _checkpoints(settings: Settings, machine: Machine, costs: Sequence[Iteration
         )
 
 
-def _adapter(settings: Settings) -> Iterator[Finding]:
-    lora, adapter = settings.params.train.lora, settings.tuning.adapter
-    if lora is not None and adapter is not None and not adapter.layers:
-        yield Finding("cannot", f"train.lora.targets: no layer is named {', '.join(lora.targets)}")
-
-
 def _attention(settings: Settings) -> Iterator[Finding]:
     if settings.params.model.attention_backend == "_native_math":
-        network, tokens = settings.model.transformer, settings.train_tokens.both
-        scores = settings.rollout_batch * network.heads * tokens**2 * settings.element
+        scores = settings.rollout.scores * settings.element
         yield Finding(
             "costs",
             f"model.attention_backend: _native_math keeps the scores of all token pairs, {scores / GIB:.1f} GiB a "
@@ -136,7 +128,7 @@ def _gpus(settings: Settings) -> Iterator[Finding]:
 
 def _reference(settings: Settings) -> Iterator[Finding]:
     names = [name for name in settings.params.variants if has_reference(settings, name)]
-    if names and settings.tuning.adapter is None:
+    if names and not settings.adapts:
         yield Finding(
             "costs",
             f"kl_coef above 0 ({', '.join(names)}) keeps a second copy of all weights; with train.lora it needs none",

@@ -17,7 +17,7 @@ from chunk_grpo.planning.cost import (
 from chunk_grpo.planning.findings import Finding, findings_of
 from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.memory import Phase, stage_phases, training_phases
-from chunk_grpo.planning.models import read_model
+from chunk_grpo.planning.models import read_checkpoint
 from chunk_grpo.planning.settings import Settings, settings_of
 from chunk_grpo.planning.storage import (
     Prompts,
@@ -36,9 +36,9 @@ class PassCost:
     Attributes:
         train_tokens: Tokens of a training image and its prompt.
         eval_tokens: Tokens of an evaluation image and its prompt.
-        train_flop: A forward pass at the training size.
-        eval_flop: A forward pass at the evaluation size.
-        update_flop: Forward and backward pass of an item, with recomputation.
+        train_flop: A velocity at the training size; with classifier-free guidance two evaluations of the network.
+        eval_flop: A velocity at the evaluation size.
+        update_flop: Velocity and backward pass of an item, with recomputation.
     """
 
     train_tokens: int
@@ -119,29 +119,28 @@ def make_plan(params: Params, machine: Machine) -> Plan:
         machine: Assumptions on GPUs, links, disk and stop time.
 
     Raises:
-        ConfigError: The checkpoint is a hub id without a known configuration, or the machines cannot share an update.
-        DataError: A config.json of the checkpoint cannot be read.
+        ConfigError: The checkpoint is a hub id without a known configuration, the machines cannot share an update, or
+            the image size or an adapter's targets are wrong.
+        DataError: A config.json of the checkpoint cannot be read, is of another family, or does not make a network.
     """
-    model = read_model(params.model.checkpoint)
+    model = read_checkpoint(params.model.family, params.model.checkpoint)
     settings = settings_of(params, model, machine.gpus, machine.machines)
     costs = [iteration_cost(settings, variant, machine) for variant in params.variants]
     stages = stage_costs(settings, machine)
     training = [training_phases(settings, variant) for variant in params.variants]
     phases = max(training, key=lambda each: max(phase.bytes for phase in each)) + stage_phases(settings)
     prompts, stop = prompts_of(params), stop_time(settings, costs, machine)
-    tuning, tokens = settings.tuning, settings.train_tokens
+    network = settings.network
     return Plan(
         machine=machine,
-        weights=model.transformer.weights,
-        trained_weights=tuning.trained_weights,
+        weights=network.weights,
+        trained_weights=network.trained_weights,
         passes=PassCost(
-            train_tokens=tokens.both,
-            eval_tokens=settings.eval_tokens.both,
-            train_flop=tuning.forward_flop(tokens),
-            eval_flop=model.transformer.forward_flop(settings.eval_tokens),
-            update_flop=tuning.forward_flop(tokens)
-            + tuning.backward_flop(tokens)
-            + tuning.recomputed_flop(tokens),
+            train_tokens=network.latent_shape[0] + network.text_tokens,
+            eval_tokens=settings.drawn_tokens,
+            train_flop=settings.forward_flop,
+            eval_flop=settings.drawn_flop,
+            update_flop=update_flop(settings) / settings.micro_batch,
         ),
         iterations=costs,
         stages=stages,
@@ -154,17 +153,20 @@ def make_plan(params: Params, machine: Machine) -> Plan:
     )
 
 
+def update_flop(settings: Settings) -> float:
+    """Operations of a micro-batch: forward and backward pass, with recomputation."""
+    one = settings.update
+    return one.forward + one.backward + one.recomputed
+
+
 def stop_time(settings: Settings, costs: list[IterationCost], machine: Machine) -> float:
     """Seconds from a stop request to a saved checkpoint.
 
     The longest pass, then the checkpoint with the unfinished iteration's trajectories.
     """
-    tuning, tokens = settings.tuning, settings.train_tokens
-    each = tuning.forward_flop(tokens) + tuning.backward_flop(tokens) + tuning.recomputed_flop(tokens)
-    flop = max(settings.micro_batch * each, settings.rollout_batch * tuning.network.forward_flop(tokens))
-    flop *= settings.guided
+    flop = max(update_flop(settings), settings.rollout.forward)
     sweeps = 3 * settings.passes if settings.shards else 0
-    gathers = sweeps * settings.element * tuning.network.weights / (machine.gbs * GIGA)
+    gathers = sweeps * settings.element * settings.network.weights / (machine.gbs * GIGA)
     unfinished = max(unfinished_bytes(settings, cost.counts) for cost in costs)
     size = checkpoint_bytes(settings) + unfinished
     return flop / (machine.tflops * 1e12) + gathers + save_seconds(size, machine)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chunk_grpo.config import Params
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.planning.models import Model
-from chunk_grpo.planning.transformer import Adapter, Sequence2D, Tuning
+from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.families.tracing import (
+    Checkpoint,
+    Decoding,
+    NetworkSizes,
+    PassSizes,
+    TextSizes,
+    Traced,
+    decoding,
+    network_sizes,
+    pass_sizes,
+    text_sizes,
+    vae_weights,
+)
 
 ELEMENT = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""
@@ -23,49 +35,38 @@ class Settings:
 
     Attributes:
         params: The parameters, for what is a plain number there.
-        model: Sizes of the checkpoint.
+        model: Checkpoint.
         gpus: GPUs at hand.
         machines: Machines that these are in.
         processes: GPUs that train together.
-        tuning: Trained transformer.
-        train_tokens: Tokens of an image of the rollouts.
-        eval_tokens: Tokens of an evaluation image.
+        network: Sizes of the trained network, at the size of the rollouts' images.
+        traced: A velocity of training, as it is traced.
         element: Bytes of an element of the checkpoint and of the activations.
         rollout_batch: Trajectories in a pass of the rollout and of the held-out evaluation.
         micro_batch: Items in a pass of the update.
         guided: Evaluations of the network for a velocity of training: 2 with classifier-free guidance.
-        guided_drawing: The same of an evaluation image.
         shards: Whether weights are spread over the processes.
         is_hybrid: Whether they are spread over the processes of each machine.
-        autocasts: Whether passes of training run under autocast: all weights of a bfloat16 checkpoint are trained.
         optimizer_bytes: Bytes of the optimiser's state for each trained weight, a mean; AdamW keeps two float32.
         foreach_bytes: Bytes a trained weight that the optimiser's step takes for a moment: torch's foreach AdamW makes
             one float32 copy. Copies of one weight at a time are not counted.
     """
 
     params: Params
-    model: Model
+    model: Checkpoint
     gpus: int
     machines: int
     processes: int
-    tuning: Tuning
-    train_tokens: Sequence2D
-    eval_tokens: Sequence2D
+    network: NetworkSizes
+    traced: Traced
     element: int
     rollout_batch: int
     micro_batch: int
     guided: int
-    guided_drawing: int
     shards: bool
     is_hybrid: bool
-    autocasts: bool
     optimizer_bytes: float = 8.0
     foreach_bytes: int = 4
-
-    @property
-    def casts_weights(self) -> bool:
-        """Whether autocast casts float32 weights for each product; shards are cast before they are gathered."""
-        return self.autocasts and not self.shards
 
     @property
     def passes(self) -> int:
@@ -85,53 +86,157 @@ class Settings:
         return self.processes_each if self.is_hybrid else self.processes
 
     @property
+    def adapts(self) -> bool:
+        """Whether an adapter is trained instead of all weights."""
+        return self.params.train.lora is not None
+
+    @property
+    def rollout(self) -> PassSizes:
+        """Velocities of `rollout_batch` images, without gradients."""
+        return pass_sizes(replace(self.traced, images=self.rollout_batch), backward=False)
+
+    @property
+    def update(self) -> PassSizes:
+        """Velocities of `micro_batch` items, and their backward pass."""
+        return pass_sizes(replace(self.traced, images=self.micro_batch), backward=True)
+
+    @property
+    def forward_flop(self) -> float:
+        """Operations of a velocity of training."""
+        return self.rollout.forward / self.rollout_batch
+
+    @property
+    def frozen_flop(self) -> float:
+        """The same without an adapter."""
+        return self._frozen.forward if self.adapts else self.forward_flop
+
+    @property
+    def drawing(self) -> PassSizes:
+        """Velocities of a batch of evaluation images, without an adapter."""
+        return pass_sizes(self._drawn, backward=False)
+
+    @property
+    def drawn_flop(self) -> float:
+        """Operations of a velocity of an evaluation image."""
+        return self.drawing.forward / self._drawn.images
+
+    @property
+    def drawn_tokens(self) -> int:
+        """Tokens of an evaluation image and its prompt."""
+        sizes = network_sizes(self._drawn)
+        return sizes.latent_shape[0] + sizes.text_tokens
+
+    @property
+    def decoded(self) -> Decoding:
+        """Decoding of a group of images in training."""
+        return decoding(replace(self._plain, images=self.decoded_images))
+
+    @property
+    def decoded_images(self) -> int:
+        """Images of the rollout that are decoded at once."""
+        return min(self.rollout_batch, self.micro_batch)
+
+    @property
+    def drawn_decoded(self) -> Decoding:
+        """Decoding of a batch of evaluation images."""
+        return decoding(replace(self._drawn, cfg_scale=1.0))
+
+    @property
+    def vae_weights(self) -> int:
+        """Weights of the VAE."""
+        return vae_weights(self.model)
+
+    @property
+    def text(self) -> TextSizes:
+        """Weights of the text encoders."""
+        return text_sizes(self.model)
+
+    @property
     def row_bytes(self) -> int:
-        """Embeddings of a prompt: elements * bytes of the checkpoint's type."""
-        return self.model.embedding_elements(self.params.model.max_sequence_length) * self.element
+        """Embeddings of a prompt."""
+        return self.network.text_bytes
+
+    @property
+    def latent_bytes(self) -> int:
+        """Latents of an image, float32."""
+        return 4 * math.prod(self.network.latent_shape)
+
+    @property
+    def _frozen(self) -> PassSizes:
+        return pass_sizes(replace(self.traced, images=1, tuning=None), backward=False)
+
+    @property
+    def _plain(self) -> Traced:
+        return replace(self.traced, tuning=None, gathers=False, cfg_scale=1.0)
+
+    @property
+    def _drawn(self) -> Traced:
+        drawn = self.params.generate
+        return replace(
+            self._plain,
+            height=drawn.height,
+            width=drawn.width,
+            images=drawn.batch_size,
+            cfg_scale=drawn.cfg_scale,
+        )
 
 
-def settings_of(params: Params, model: Model, gpus: int, machines: int = 1) -> Settings:
+def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1) -> Settings:
     """Resolve params.yaml for a number of GPUs in a number of machines.
 
     Raises:
-        ConfigError: The machines cannot share the images of an update.
+        ConfigError: The machines cannot share the images of an update, the image size does not fit the checkpoint, or
+            `train.lora.targets` names no layer.
+        DataError: A network cannot be built from its configuration.
     """
-    train, text = params.train, params.model.max_sequence_length
+    train = params.train
     processes = processes_of(params, gpus, machines)
-    adapter = (
-        None if train.lora is None else Adapter.on(model.transformer, train.lora.rank, train.lora.targets)
+    shards = train.shard_weights and processes > 1
+    lora = train.lora
+    traced = Traced(
+        checkpoint=model,
+        element=params.model.dtype,
+        height=params.model.height,
+        width=params.model.width,
+        tokens=params.model.max_sequence_length,
+        cfg_scale=params.sampling.cfg_scale,
+        cfg_passes=params.model.cfg_passes,
+        tuning=TuningOptions(
+            None if lora is None else lora.rank,
+            1.0 if lora is None else lora.alpha,
+            () if lora is None else tuple(lora.targets),
+            train.gradient_checkpointing,
+            None,
+        ),
+        gathers=shards,
     )
-    tuning = Tuning(model.transformer, adapter, train.gradient_checkpointing)
+    network = network_sizes(traced)
     return Settings(
         params=params,
         model=model,
         gpus=gpus,
         machines=machines,
         processes=processes,
-        tuning=tuning,
-        train_tokens=Sequence2D(model.vae.tokens(params.model.height, params.model.width), text),
-        eval_tokens=Sequence2D(model.vae.tokens(params.generate.height, params.generate.width), text),
+        network=network,
+        traced=traced,
         element=ELEMENT[params.model.dtype],
         rollout_batch=train.rollout_batch_size,
         micro_batch=train.micro_batch_size,
         guided=1 if params.sampling.cfg_scale == 1 else 2,
-        guided_drawing=1 if params.generate.cfg_scale == 1 else 2,
-        shards=train.shard_weights and processes > 1,
+        shards=shards,
         is_hybrid=train.shard_weights and train.hybrid_sharding and machines > 1,
-        autocasts=adapter is None and params.model.dtype != "float32",
-        optimizer_bytes=moment_bytes(tuning) if train.optimizer == "adamw-8bit" else 8.0,
+        optimizer_bytes=moment_bytes(network) if train.optimizer == "adamw-8bit" else 8.0,
         foreach_bytes=4 if train.optimizer == "adamw" else 0,
     )
 
 
-def moment_bytes(tuning: Tuning) -> float:
+def moment_bytes(network: NetworkSizes) -> float:
     """Bytes of `adamw-8bit`'s two moments for each trained weight, a mean.
 
-    A byte, and 4 for each block of 256, where the rows of a matrix are whole blocks; else float32. Weights below 4096
-    values, which are float32 too, count as the others.
+    A byte, and 4 for each block of 256, where the rows of a matrix are whole blocks; else float32.
     """
-    quantised = sum(count * row for count, row in tuning.trained_rows() if row % BLOCK == 0)
-    return 8.0 - quantised / max(1, tuning.trained_weights) * 2 * (4 - 1 - 4 / BLOCK)
+    quantised = sum(values for row, values in network.trained_rows.items() if row % BLOCK == 0)
+    return 8.0 - quantised / max(1, network.trained_weights) * 2 * (4 - 1 - 4 / BLOCK)
 
 
 def processes_of(params: Params, gpus: int, machines: int = 1) -> int:

@@ -116,20 +116,19 @@ class Storage:
 def checkpoint_bytes(settings: Settings) -> float:
     """A checkpoint between iterations: trained weights (float32), the optimiser's state, and the weight average."""
     average = 0 if settings.params.train.ema_decay is None else FLOAT32
-    return float((FLOAT32 + settings.optimizer_bytes + average) * settings.tuning.trained_weights)
+    return float((FLOAT32 + settings.optimizer_bytes + average) * settings.network.trained_weights)
 
 
 def unfinished_bytes(settings: Settings, iteration: Iteration) -> float:
     """What a stop within an iteration adds: the states of all trajectories, float32."""
-    latent = settings.train_tokens.image * settings.model.transformer.in_channels * FLOAT32
     states = settings.params.sampling.num_steps + 2
-    return float(iteration.rows * settings.processes * states * latent)
+    return float(iteration.rows * settings.processes * states * settings.latent_bytes)
 
 
 def policy_bytes(settings: Settings) -> float:
     """A saved policy: all weights in the checkpoint's type, or the adapter in float32."""
-    element = settings.element if settings.tuning.adapter is None else FLOAT32
-    return float(element * settings.tuning.trained_weights)
+    element = FLOAT32 if settings.adapts else settings.element
+    return float(element * settings.network.trained_weights)
 
 
 def images_of(params: Params) -> int:
@@ -168,7 +167,7 @@ def objects_of(settings: Settings) -> int:
     params = settings.params
     variants, seeds = len(params.variants), len(params.train.seeds)
     best = 2 if params.train.heldout.keep_best else 1
-    files = 1 if settings.tuning.adapter is not None else 1 + weight_files(policy_bytes(settings))
+    files = 1 if settings.adapts else 1 + weight_files(policy_bytes(settings))
     fixed = 4 + 2 + prompt_objects(settings)  # inputs, profile
     specs = len(params.scorers) + 2
     plans = len(params.chunks.plans) + 2

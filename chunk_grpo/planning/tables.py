@@ -44,8 +44,8 @@ def _passes(plan: Plan) -> Table:
         ("trained weights", f"{plan.trained_weights:,}"),
         ("tokens, training image and prompt", f"{one.train_tokens:,}"),
         ("tokens, evaluation image and prompt", f"{one.eval_tokens:,}"),
-        ("TFLOP, forward pass of a training image", _number(one.train_flop / TERA)),
-        ("TFLOP, forward pass of an evaluation image", _number(one.eval_flop / TERA)),
+        ("TFLOP, velocity of a training image", _number(one.train_flop / TERA)),
+        ("TFLOP, velocity of an evaluation image", _number(one.eval_flop / TERA)),
         ("TFLOP, an item of the update", _number(one.update_flop / TERA)),
     ]
     return _table("One image", ("", ""), rows)

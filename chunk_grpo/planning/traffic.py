@@ -39,9 +39,8 @@ class Traffic:
 
 def sweep_bytes(settings: Settings) -> float:
     """Weights that a pass of the network gathers: the network in the checkpoint's type, an adapter in float32."""
-    adapter = settings.tuning.adapter
-    extra = 0 if adapter is None else FLOAT32 * adapter.weights
-    return float(settings.tuning.network.weights * settings.element + extra)
+    extra = FLOAT32 * settings.network.trained_weights if settings.adapts else 0
+    return float(settings.network.weights * settings.element + extra)
 
 
 def traffic_of(settings: Settings, iteration: Iteration, heldout: float) -> Traffic:
@@ -58,7 +57,7 @@ def traffic_of(settings: Settings, iteration: Iteration, heldout: float) -> Traf
         heldout: Held-out evaluations an iteration, on average.
     """
     n, m, s = settings.processes, settings.machines, settings.spread
-    gradients = float(FLOAT32 * settings.tuning.trained_weights)
+    gradients = float(FLOAT32 * settings.network.trained_weights)
     updates, abroad = settings.params.train.updates_per_iteration, (m - 1) / m
     if not settings.shards:
         averaged = 2 * updates * gradients

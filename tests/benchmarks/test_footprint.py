@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.footprint import LORA_TARGETS, Footprint
-from chunk_grpo.planning.models import read_model
+from chunk_grpo.families.tracing import Traced, decoding
+from chunk_grpo.planning.models import read_checkpoint
 from tests.planning.planned import preset
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,8 @@ def test_weights_travel_in_bfloat16_and_gradients_in_float32(small: Footprint) -
 
 def test_decoding_is_as_planned(small: Footprint) -> None:
     """Two images."""
-    planned = read_model("black-forest-labs/FLUX.1-dev").vae.decode_bytes(2, 720, 720, 2)
+    checkpoint = read_checkpoint("flux", "black-forest-labs/FLUX.1-dev")
+    planned = decoding(Traced(checkpoint, "bfloat16", 720, 720, 512, images=2)).bytes
     assert small.decode == pytest.approx(planned, rel=0.05)
 
 

@@ -15,15 +15,17 @@ from benchmarks.random_flux import makers_of_parts
 from benchmarks.real_size import LISTED, REDUCED, Peak, configure, main, watch, write_inputs
 from benchmarks.workloads import ROOT, TINY
 from chunk_grpo.config import load_params
-from chunk_grpo.planning.models import KNOWN
+from chunk_grpo.planning.models import known_file
 
 
 def test_the_parts_have_the_configurations_and_weights_of_the_real_ones() -> None:
     makers = makers_of_parts(CLIPTokenizer.from_pretrained(TINY / "tokenizer"), {})
     with torch.device("meta"):
         parts: dict[str, Any] = {name: make() for name, make in makers.items()}
-    for name, known in KNOWN["black-forest-labs/FLUX.1-dev"].items():
-        config = parts[name].config
+    file = json.loads(known_file("black-forest-labs/FLUX.1-dev").read_text("utf-8"))
+    for name, part in parts.items():
+        config = part.config
+        known = {key: value for key, value in file[name].items() if key not in ("_class_name", "architectures")}
         found = {
             key: config[key] if isinstance(config, dict) else getattr(config, key, config.to_dict().get(key))
             for key in known

@@ -7,7 +7,8 @@ import pytest
 
 from chunk_grpo.config import parse_params
 from chunk_grpo.orchestration.presets import composed
-from chunk_grpo.planning import machine, make_plan
+from chunk_grpo.planning.machines import machine
+from chunk_grpo.planning.plan import make_plan
 from tests.infra.deployment_files import INTEGRATION, ROOT
 
 TEXT = (ROOT / "docs" / "deploy.md").read_text("utf-8")

@@ -6,8 +6,9 @@ from typing import Any
 
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.orchestration.presets import composed
-from chunk_grpo.planning import Plan, machine, make_plan
-from chunk_grpo.planning.models import read_model
+from chunk_grpo.planning.machines import machine
+from chunk_grpo.planning.models import read_checkpoint
+from chunk_grpo.planning.plan import Plan, make_plan
 from chunk_grpo.planning.settings import Settings, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ def with_variant(params: Params, **variant: Any) -> Params:
 
 
 def settings(params: Params, gpus: int = 1, machines: int = 1) -> Settings:
-    return settings_of(params, read_model(params.model.checkpoint), gpus, machines)
+    return settings_of(params, read_checkpoint(params.model.family, params.model.checkpoint), gpus, machines)
 
 
 def plan(params: Params, gpus: int = 1, stop_seconds: float = 600, **options: Any) -> Plan:

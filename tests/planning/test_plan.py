@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.planning import GPUS
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.planning.cost import Seconds, iteration_cost
-from chunk_grpo.planning.machines import machine
+from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
-from chunk_grpo.planning.models import read_model
 from chunk_grpo.planning.passes import iteration
 from chunk_grpo.planning.traffic import Traffic, traffic_of
-from tests.planning.fake_network import FLUX_1_DEV
-from tests.planning.planned import TINY, edited, plan, preset, settings
+from tests.planning.planned import edited, plan, preset, settings
 
 GIB = 2**30
+WEIGHTS = 11_901_408_320
+"""Of FLUX.1-dev's transformer."""
 FLUX = edited(preset("flux-dev"), train={"micro_batch_size": 1})
 LORA = {"rank": 32, "alpha": 32.0, "targets": ("to_q", "to_k", "to_v", "to_out.0")}
 
@@ -34,9 +33,8 @@ def test_traffic_of_shards() -> None:
     """Per pass: 23.8 GB gathered, twice in an update's pass, and 47.6 GB of float32 gradients; 7/8 of it received."""
     flux = settings(edited(FLUX, train={"micro_batch_size": 1, "rollout_batch_size": 1}), 8)
     found = traffic_of(flux, iteration(flux, "dance"), heldout=0)
-    weights = 11_901_408_320
-    assert found.gathered == 7 / 8 * 2 * weights * (408 + 96 + 2 * 192)
-    assert found.reduced == 7 / 8 * 4 * weights * 192
+    assert found.gathered == 7 / 8 * 2 * WEIGHTS * (408 + 96 + 2 * 192)
+    assert found.reduced == 7 / 8 * 4 * WEIGHTS * 192
     larger = settings(edited(FLUX, train={"micro_batch_size": 12}), 8)
     assert traffic_of(larger, iteration(larger, "chunk"), heldout=7 / 150).bytes < 4e12
 
@@ -45,7 +43,7 @@ def test_traffic_of_replicas_and_of_one_gpu() -> None:
     """LoRA without shards: each of two updates averages its gradients once, 2 * 3/4 of 4 bytes a weight."""
     lora = settings(edited(FLUX, train={"lora": LORA, "shard_weights": False}), 4)
     found = traffic_of(lora, iteration(lora, "dance"), heldout=0)
-    assert found.bytes == found.averaged == 2 * 2 * 3 / 4 * 4 * lora.tuning.trained_weights
+    assert found.bytes == found.averaged == 2 * 2 * 3 / 4 * 4 * lora.network.trained_weights
     alone = settings(FLUX, 1)
     assert traffic_of(alone, iteration(alone, "dance"), heldout=1).bytes == 0
 
@@ -56,7 +54,7 @@ def test_traffic_between_machines() -> None:
     Without it a machine receives 3/4 of what is gathered and reduced from others, and each of its 8 GPUs 1/8 of that.
     """
     hybrid = settings(preset("flux-dev"), 32, 4)
-    counts, gradients = iteration(hybrid, "dance"), 4 * FLUX_1_DEV.weights
+    counts, gradients = iteration(hybrid, "dance"), 4 * WEIGHTS
     found = traffic_of(hybrid, counts, heldout=0)
     assert found.between == found.averaged == 2 * 3 / 4 * 2 * gradients / 8
     assert found.reduced == 7 / 8 * gradients * counts.update.passes
@@ -66,7 +64,7 @@ def test_traffic_between_machines() -> None:
     assert whole.between == pytest.approx(3 / 4 * (whole.gathered + whole.reduced) * 32 / 31 / 8)
     lora = settings(edited(FLUX, train={"lora": LORA, "shard_weights": False}), 32, 4)
     assert traffic_of(lora, iteration(lora, "dance"), heldout=0).between == 2 * 2 * 3 / 4 * 4 * (
-        lora.tuning.trained_weights / 8
+        lora.network.trained_weights / 8
     )
 
 
@@ -74,7 +72,7 @@ def test_machines() -> None:
     """Hybrid sharding holds as much on a GPU of four machines as on one of eight GPUs; the network counts apart."""
     hybrid, one = settings(preset("flux-dev"), 32, 4), settings(preset("flux-dev"), 8)
     weights = [training_phases(each, "dance")[2].parts["weights"] for each in (hybrid, one)]
-    assert weights[0] == weights[1] == 4 * FLUX_1_DEV.weights / 8
+    assert weights[0] == weights[1] == 4 * WEIGHTS / 8
     slow = machine("H100", 8, stop_seconds=600, machines=2, gbs=100, network_gbs=10)
     assert Traffic(0, 0, 300e9, 50e9).seconds(slow) == 8
     assert any(
@@ -103,8 +101,11 @@ def test_guidance_evaluates_twice() -> None:
     assert costs["two"].traffic.bytes == pytest.approx(2 * costs["plain"].traffic.bytes)
     rollout = {name: each.memory[1].parts["activations"] for name, each in found.items()}
     update = {name: each.memory[2].parts["activations"] for name, each in found.items()}
-    assert rollout["two"] == rollout["plain"] < rollout["one"]
-    assert update["two"] == update["one"] > 1.5 * update["plain"]
+    assert rollout["two"] == pytest.approx(rollout["plain"], rel=0.01)
+    assert 1.9 * rollout["plain"] < rollout["one"]
+    # The second pass goes backward first, and its gradients of all weights, bfloat16, wait for those of the first.
+    assert update["two"] - update["plain"] == pytest.approx(2 * WEIGHTS, rel=0.1)
+    assert update["one"] == pytest.approx(2 * update["plain"], rel=0.02)
     generate = {
         name: next(s.flop for s in each.stages if s.name == "generate") for name, each in found.items()
     }
@@ -114,7 +115,7 @@ def test_guidance_evaluates_twice() -> None:
 def test_memory_of_shards() -> None:
     """16 bytes a weight over 8 GPUs: 5.54 GiB of weights and of gradients, 11.08 of AdamW's state."""
     update = training_phases(settings(FLUX, 8), "dance")[2].parts
-    shard = 4 * FLUX_1_DEV.weights / 8
+    shard = 4 * WEIGHTS / 8
     assert (update["weights"], update["gradients"], update["AdamW"]) == (shard, shard, 2 * shard)
     assert update["scorers"] / GIB == pytest.approx(
         14.4 + 1.7, abs=0.1
@@ -131,11 +132,9 @@ def test_memory_of_a_sharded_pass(images: int, rollout: float, update: float) ->
     The tracker ran without autocast. Within 5 % of all that is on the card then: 5.54 GiB of shards, and in the update
     5.54 of gradients.
     """
-    flux = replace(
-        settings(edited(FLUX, train={"micro_batch_size": images, "rollout_batch_size": images}), 8),
-        autocasts=False,
-    )
-    shard = 4 * FLUX_1_DEV.weights / 8 / GIB
+    flux = settings(edited(FLUX, train={"micro_batch_size": images, "rollout_batch_size": images}), 8)
+    flux = replace(flux, traced=replace(flux.traced, wide_norms=False))
+    shard = 4 * WEIGHTS / 8 / GIB
     assert shard + sum(rollout_bytes(flux)) / GIB == pytest.approx(shard + rollout, rel=0.05)
     assert 2 * shard + sum(update_bytes(flux)) / GIB == pytest.approx(2 * shard + update, rel=0.05)
 
@@ -193,7 +192,7 @@ def test_gpus_that_do_not_divide() -> None:
 def test_a_second_copy_for_the_kl_divergence() -> None:
     whole = plan(edited(FLUX, train={"kl_coef": 0.04}), 8)
     assert any("second copy" in text for text in levels(whole, "costs"))
-    assert whole.memory[2].parts["KL reference"] == 4 * FLUX_1_DEV.weights / 8
+    assert whole.memory[2].parts["KL reference"] == 4 * WEIGHTS / 8
     adapter = plan(edited(FLUX, train={"kl_coef": 0.04, "lora": LORA}), 8)
     assert not any("second copy" in text for text in levels(adapter, "costs"))
 
@@ -207,9 +206,11 @@ def test_slow_links() -> None:
 
 
 def test_targets_that_name_no_layer() -> None:
-    """The message names them; nothing divides by zero."""
     nothing = edited(FLUX, train={"lora": {**LORA, "targets": ("nowhere",)}})
-    assert "train.lora.targets: no layer is named nowhere" in levels(plan(nothing, 1), "cannot")
+    with pytest.raises(
+        ConfigError, match=r"train\.lora\.targets: must name linear layers .* Available: .*to_q"
+    ):
+        plan(nothing, 1)
 
 
 def test_money_is_for_all_gpus_all_the_time() -> None:
@@ -222,23 +223,6 @@ def test_shares_of_an_iteration() -> None:
     cost = iteration_cost(settings(FLUX, 8), "chunk", machine("H100", 8, stop_seconds=600))
     network = cost.total_flop - cost.flop["scoring"] - cost.flop["decoding"] - cost.flop["held-out"]
     assert network == pytest.approx(51.0e15, rel=0.01)
-
-
-def test_an_unknown_hub_id_names_the_next_step() -> None:
-    with pytest.raises(ConfigError, match="hf download someone/model"):
-        read_model("someone/model")
-
-
-def test_a_folder_without_a_key(tmp_path: object) -> None:
-    import json
-    import shutil
-    from pathlib import Path
-
-    folder = Path(str(tmp_path), "model")
-    shutil.copytree(TINY, folder)
-    (folder / "vae" / "config.json").write_text(json.dumps({"layers_per_block": 1}))
-    with pytest.raises(DataError, match=r"vae/config\.json: must hold 'block_out_channels'"):
-        read_model(str(folder))
 
 
 def test_gpus_of_the_table() -> None:
@@ -258,7 +242,7 @@ def test_optimizers() -> None:
 
     Rows of all matrices of FLUX.1-dev are whole blocks but those of x_embedder, 64 long; biases and norms keep float32.
     """
-    shard = FLUX_1_DEV.weights / 8
+    shard = WEIGHTS / 8
     steps = {
         name: training_phases(settings(edited(FLUX, train={"optimizer": name}), 8), "dance")[3].parts
         for name in ("adamw", "adamw-fused", "adamw-8bit")

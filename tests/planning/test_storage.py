@@ -9,7 +9,7 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
-from chunk_grpo.planning.models import read_model
+from chunk_grpo.planning.models import read_checkpoint
 from chunk_grpo.planning.passes import iteration
 from chunk_grpo.planning.settings import Settings, settings_of
 from chunk_grpo.planning.storage import (
@@ -30,7 +30,7 @@ from tests.planning.planned import edited, preset, settings
 @pytest.fixture(scope="module")
 def smoke(finished: Workspace) -> Settings:
     params = load_params(finished.root / "params.yaml")
-    return settings_of(params, read_model(params.model.checkpoint), 1)
+    return settings_of(params, read_checkpoint(params.model.family, params.model.checkpoint), 1)
 
 
 def test_embeddings(finished: Workspace, smoke: Settings) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.counters import counting
-from chunk_grpo.planning.models import read_model
+from chunk_grpo.planning.models import read_checkpoint
 from chunk_grpo.planning.passes import heldout_evaluations, iteration
 from chunk_grpo.planning.settings import settings_of
 from tests.training.conftest import OPTIONS, small_params
@@ -40,7 +40,7 @@ def test_the_plan_counts_what_training_evaluates(
     with counting() as counted:
         train(tmp_path, variant=variant, **changes)
     params = small_params(variant, **{**changes, "heldout": dict(changes.get("heldout", {}))})
-    settings = settings_of(params, read_model(OPTIONS.checkpoint), 1)
+    settings = settings_of(params, read_checkpoint(params.model.family, OPTIONS.checkpoint), 1)
     planned, iterations = iteration(settings, "it"), params.train.iterations
     watched = heldout_evaluations(settings)
     purposes = (planned.rollout, planned.old_log_probs, planned.ratio, planned.update, planned.reference)

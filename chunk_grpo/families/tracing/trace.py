@@ -1,0 +1,202 @@
+"""Sizes of networks and of passes, each computed once in a process."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chunk_grpo.families.base import Conditioning
+from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.tracing.build import (
+    fake_tensors,
+    faked,
+    family_around,
+    network_of,
+    retyped,
+    text_encoders_of,
+    vae_of,
+)
+from chunk_grpo.families.tracing.recorder import Recorder, wide_norms
+from chunk_grpo.families.tracing.sizes import (
+    Checkpoint,
+    Decoding,
+    NetworkSizes,
+    PassSizes,
+    TextSizes,
+    Traced,
+    UnitSizes,
+)
+from chunk_grpo.families.tracing.units import Run, kinds, shorten, watched, whole
+from chunk_grpo.families.tracing.values import Values
+
+_SMALLEST = 4096
+"""Values of the smallest matrix whose moments `adamw-8bit` quantises."""
+
+
+@cache
+def network_sizes(what: Traced) -> NetworkSizes:
+    """Sizes of the network, as it is trained.
+
+    Raises:
+        ConfigError: The image size or the adapter's targets are wrong.
+        DataError: A network cannot be built from its configuration.
+    """
+    with faked():
+        family, runs = _prepared(what)
+        network = family.transformer
+        trained, rows = _trained(network, runs)
+        text = family.text_example(what.tokens)
+    return NetworkSizes(
+        latent_shape=family.latent_shape,
+        text_tokens=max((tensor.shape[1] for tensor in text.values() if tensor.ndim > 2), default=0),
+        text_bytes=sum(tensor.nbytes for tensor in text.values()),
+        weights=_weights(network_of(what.checkpoint)),
+        trained_weights=trained,
+        trained_rows=rows,
+        buffer_bytes=sum(value.nbytes for value in network.buffers()),
+        units={
+            kind: UnitSizes(group[0].weights, sum(run.count for run in group))
+            for kind, group in kinds(runs).items()
+        },
+    )
+
+
+@cache
+def pass_sizes(what: Traced, *, backward: bool) -> PassSizes:
+    """Operations and activations of a velocity, and of its backward pass.
+
+    Args:
+        what: What is traced.
+        backward: Whether there is a backward pass; else the forward pass runs without gradients.
+
+    Raises:
+        ConfigError: The image size or the adapter's targets are wrong.
+        DataError: A network cannot be built from its configuration.
+    """
+    with faked():
+        family, runs = _prepared(what)
+        network = family.transformer
+        if what.gathers and what.tuning is not None and what.tuning.lora_rank is None:
+            retyped(network, getattr(torch, what.element))
+        held = [*network.parameters(), *network.buffers()]
+        for weight in network.parameters():
+            if weight.requires_grad and backward:
+                weight.grad = torch.zeros_like(weight)
+                held.append(weight.grad)
+        with ExitStack() as stack:
+            stack.enter_context(Values(fake_tensors()))
+            if what.wide_norms:
+                stack.enter_context(wide_norms())
+            x, t, text = _inputs(family, what)
+            recorder = Recorder([*held, x, t, *text.tensors.values(), *(text.negative or {}).values()])
+            visits = stack.enter_context(watched(runs, recorder))
+            stack.enter_context(recorder)
+            stack.enter_context(torch.set_grad_enabled(backward))
+            output = family.velocity(x, t, text)
+            if backward:
+                recorder.begin_backward()
+                output.float().square().mean().backward()
+    names = {run.name: kind for kind, group in kinds(runs).items() for run in group}
+    return whole(recorder, visits, names)
+
+
+@cache
+def decoding(what: Traced) -> Decoding:
+    """Decoding of `what.images` images.
+
+    Raises:
+        ConfigError: The image size is wrong.
+        DataError: The VAE cannot be built from its configuration.
+    """
+    with faked():
+        vae, _ = _copied(vae_of(what.checkpoint))
+        retyped(vae, getattr(torch, what.element))
+        family = family_around(what, network_of(what.checkpoint), vae)
+        latents = torch.zeros(what.images, *family.latent_shape)
+        with Recorder([*vae.parameters(), *vae.buffers(), latents]) as recorder:
+            family.decode(latents)
+    costs = recorder.places[-1, False]
+    return Decoding(costs.forward, costs.peak)
+
+
+@cache
+def vae_weights(checkpoint: Checkpoint) -> int:
+    """Weights of the VAE; DataError if it cannot be built."""
+    return _weights(vae_of(checkpoint))
+
+
+@cache
+def text_sizes(checkpoint: Checkpoint) -> TextSizes:
+    """Weights of the text encoders; DataError if one cannot be built."""
+    encoders = text_encoders_of(checkpoint)
+    tables = {
+        module.weight
+        for encoder in encoders
+        for module in encoder.modules()
+        if isinstance(module, nn.Embedding)
+    }
+    return TextSizes(sum(map(_weights, encoders)), sum(table.numel() for table in tables))
+
+
+def _trained(network: nn.Module, runs: Sequence[Run]) -> tuple[int, dict[int, int]]:
+    """Trained weights, and those in matrices by length of a row; a run's first block counts for those left out."""
+    number = {id(weight): 1 + run.more for run in runs for weight in run.kept[0].parameters()}
+    total, rows = 0, Counter[int]()
+    for weight in network.parameters():
+        if weight.requires_grad:
+            values = number.get(id(weight), 1) * weight.numel()
+            total += values
+            if weight.ndim > 1 and weight.numel() >= _SMALLEST:
+                rows[math.prod(weight.shape[1:])] += values
+    return total, dict(rows)
+
+
+def _weights(network: nn.Module) -> int:
+    return sum(weight.numel() for weight in network.parameters())
+
+
+@cache
+def _shortened(checkpoint: Checkpoint, targets: tuple[str, ...]) -> tuple[nn.Module, list[Run]]:
+    with faked():
+        network, _ = _copied(network_of(checkpoint))
+    return network, shorten(network, targets)
+
+
+def _prepared(what: Traced) -> tuple[DiffusersFamily, list[Run]]:
+    """The family with a shortened network, as it is trained."""
+    targets = () if what.tuning is None else what.tuning.lora_targets
+    network, runs = _copied(*_shortened(what.checkpoint, targets))
+    retyped(network, getattr(torch, what.element))
+    family = family_around(what, network, vae_of(what.checkpoint))
+    if what.tuning is not None:
+        family.prepare_training(what.tuning, 0)
+    return family, runs
+
+
+def _copied(network: nn.Module, runs: Sequence[Run] = ()) -> tuple[nn.Module, list[Run]]:
+    """A copy with its runs; it shares weights with the original, until `retyped` replaces them."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    with warnings.catch_warnings():
+        # Copying a tensor looks at its address, which is 0 for a fake one.
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        return copy.deepcopy((network, list(runs)), memo)
+
+
+def _inputs(family: DiffusersFamily, what: Traced) -> tuple[Tensor, Tensor, Conditioning]:
+    one = family.text_example(what.tokens)
+    tensors = {name: tensor.repeat(what.images, *(1,) * (tensor.ndim - 1)) for name, tensor in one.items()}
+    negative = None if what.cfg_scale == 1 else dict(one)
+    return (
+        torch.zeros(what.images, *family.latent_shape),
+        torch.zeros(what.images),
+        Conditioning(tensors, negative),
+    )
