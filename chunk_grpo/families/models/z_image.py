@@ -1,0 +1,79 @@
+"""Z-Image: folders and hub ids with a diffusers ZImagePipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers import ZImagePipeline, ZImageTransformer2DModel
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.packing import to_pixels, to_tokens
+
+
+class ZImageFamily(DiffusersFamily):
+    """Z-Image. Text: tokens of Qwen3. Positions of the image depend on the text's length, so padding is cut off."""
+
+    pipeline_class = ZImagePipeline
+    network_class = ZImageTransformer2DModel
+    components: ClassVar = {
+        "text": ("text_encoder", "tokenizer"),
+        "transformer": ("transformer",),
+        "vae": ("vae",),
+    }
+    tokenizers: ClassVar = {"Qwen3": ("tokenizer", True)}
+
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        """(L, D): a token has the channels of 2 x 2 latent pixels."""
+        return self._rows * self._columns, 4 * int(self.transformer.config.in_channels)
+
+    @classmethod
+    def token_count(cls, tokenizer: Any, prompt: str) -> int:
+        """Tokens of a prompt in the chat template."""
+        messages = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=True
+        )
+        return super().token_count(tokenizer, text)
+
+    def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
+        """`prompt_embeds` [B, T, E], padded with zeros, and `length` [B], int64."""
+        limit = self._options.max_sequence_length
+        found, _ = self._pipeline.encode_prompt(
+            list(prompts), device=self.device, do_classifier_free_guidance=False, max_sequence_length=limit
+        )
+        longest = found[0].new_zeros(limit, found[0].shape[1])
+        return {
+            "prompt_embeds": pad_sequence([*found, longest], batch_first=True)[:-1],
+            "length": torch.tensor([len(rows) for rows in found], device=self.device),
+        }
+
+    def text_example(self, tokens: int) -> Mapping[str, Tensor]:
+        """`prompt_embeds` [1, T, E] and `length` [1]."""
+        width = int(self.transformer.config.cap_feat_dim)
+        return {
+            "prompt_embeds": torch.zeros(1, tokens, width, dtype=self._options.dtype),
+            "length": torch.tensor([tokens]),
+        }
+
+    def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
+        """Velocity [B, L, D]. The network's time is 1 - t, and its output points from noise to data."""
+        words = [
+            rows[:length] for rows, length in zip(text["prompt_embeds"], text["length"].tolist(), strict=True)
+        ]
+        images = list(to_pixels(x, self._rows).unsqueeze(2).unbind())
+        output: list[Tensor] = network(images, 1 - t, words, return_dict=False)[0]
+        return -to_tokens(torch.stack(output).squeeze(2))
+
+    def vae_latents(self, latents: Tensor) -> Tensor:
+        """Latent pixels on the VAE's scale."""
+        config = self._pipeline.vae.config
+        scaled: Tensor = to_pixels(latents, self._rows) / config.scaling_factor + config.shift_factor
+        return scaled
+
+
+FAMILY = ZImageFamily
