@@ -1,17 +1,17 @@
-"""Families other than FLUX.1 run through all stages."""
+"""Each family runs through all stages."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from diffusers import SD3Transformer2DModel
 
 from chunk_grpo.artifacts import read_table
+from chunk_grpo.config.families import family_names
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.registry import family_class
 from tests.conftest import ORDER, VARIANT, Workspace
-from tests.families.checkpoint_sd3 import random_pipeline
+from tests.families.parity import load, module_of
 
 NAME = "tests.families.dummy"
 
@@ -30,24 +30,30 @@ def test_a_family_from_elsewhere_is_encoded_profiled_trained_and_drawn(workspace
     assert set(record) == {"files", "commit", "family"}
 
 
-def test_sd3_is_encoded_profiled_trained_and_drawn_with_guidance(
-    workspace: Workspace, tmp_path: Path
+@pytest.mark.parametrize("name", family_names())
+def test_a_family_is_encoded_profiled_trained_and_drawn(
+    name: str, workspace: Workspace, tmp_path: Path
 ) -> None:
-    """By the pipeline's own grid. Its weights are random, so the images mean nothing."""
-    random_pipeline().save_pretrained(tmp_path / "sd3")
+    """By the pipeline's own grid, guided where it is. The weights are random, so the images mean nothing."""
+    case = module_of(name).CASE
+    module_of(name).random_pipeline().save_pretrained(tmp_path / "checkpoint")
 
     def change(raw: dict[str, Any]) -> None:
-        raw["model"].update(family="sd3", checkpoint=str(tmp_path / "sd3"))
-        raw["sampling"].update(shift=None, cfg_scale=2.0)
-        raw["generate"].update(shift=None, cfg_scale=4.5)
+        raw["model"].update(
+            family=name, checkpoint=str(tmp_path / "checkpoint"), max_sequence_length=case.tokens
+        )
+        raw["sampling"].update(shift=None, cfg_scale=case.scales[-1])
+        raw["generate"].update(shift=None, cfg_scale=case.scales[-1])
 
     workspace.edit(change)
     for stage in ORDER:
         assert workspace.run(stage) == 0, stage
     profile = read_table(str(workspace.artifacts / "profile" / "l1_profile.parquet"), "l1_profile")
-    assert min(profile["t"].to_pylist()) == pytest.approx(0.0089, abs=1e-4)
+    family = load(name, tmp_path / "checkpoint")
+    times = family.pipeline_times(17)[:-1].tolist()
+    assert sorted(set(profile["t"].to_pylist()), reverse=True) == pytest.approx(times)
     policy = workspace.artifacts / "train" / VARIANT / "seed-0" / "transformer"
-    assert SD3Transformer2DModel.from_pretrained(policy).config.qk_norm == "rms_norm"
+    assert family.network_class.from_pretrained(policy).config.keys() == family.transformer.config.keys()
 
 
 def test_a_module_without_a_family_is_named() -> None:
