@@ -25,7 +25,9 @@ def test_the_parts_have_the_configurations_and_weights_of_the_real_ones() -> Non
     file = json.loads(known_file("black-forest-labs/FLUX.1-dev").read_text("utf-8"))
     for name, part in parts.items():
         config = part.config
-        known = {key: value for key, value in file[name].items() if key not in ("_class_name", "architectures")}
+        known = {
+            key: value for key, value in file[name].items() if key not in ("_class_name", "architectures")
+        }
         found = {
             key: config[key] if isinstance(config, dict) else getattr(config, key, config.to_dict().get(key))
             for key in known
