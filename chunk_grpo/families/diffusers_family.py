@@ -108,13 +108,6 @@ class DiffusersFamily(ABC):
         """
 
     @abstractmethod
-    def text_example(self, tokens: int) -> Mapping[str, Tensor]:
-        """Tensors [1, ...] of the shapes and types of `text_tensors` for a prompt of `tokens` tokens, without encoders.
-
-        `make plan` reads sizes off them. A mask says that all tokens are there; other values do not matter.
-        """
-
-    @abstractmethod
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """Velocity [B, L, D] by one pass of the network.
 

@@ -33,7 +33,7 @@ from chunk_grpo.families.tracing.build import fake_tensors, faked
 from chunk_grpo.families.tracing.values import Values
 from chunk_grpo.planning.models import read_checkpoint
 from tests.conftest import CHECKPOINT
-from tests.families.sd3_checkpoint import random_pipeline
+from tests.families.checkpoint_sd3 import random_pipeline
 
 D, L, T = 3072, 2025, 512
 """FLUX.1-dev's width, and the tokens of an image of 720 x 720 and of its prompt."""

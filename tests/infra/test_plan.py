@@ -1,4 +1,4 @@
-"""`python -m infra.plan`: tables, JSON, exit codes, and no torch."""
+"""`python -m infra.plan`: tables, JSON, exit codes, and no torch before options are read."""
 
 import json
 import subprocess
@@ -60,7 +60,12 @@ def test_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "preset: must be one of" in capsys.readouterr().err
 
 
-def test_params_yaml_needs_no_torch() -> None:
+def test_options_need_no_torch() -> None:
+    """Help, and what is wrong with options and params.yaml, is said at once; DVC is not imported for params.yaml."""
     heavy = "{'torch', 'diffusers', 'dvc'}"
-    code = f"import sys; from infra.plan import main; main([]); assert not {heavy} & set(sys.modules)"
+    code = (
+        "import sys; from infra.plan import main\n"
+        "assert main(['--params', 'nowhere.yaml']) == 2\n"
+        f"assert not {heavy} & set(sys.modules); main([]); assert 'dvc' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
