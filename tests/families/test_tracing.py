@@ -323,3 +323,20 @@ def test_values_of_masks_and_lengths() -> None:
         assert mask.nonzero().shape == (8, 2)
         with pytest.raises(DataDependentOutputException):
             float(x.sum())
+
+
+def test_a_copied_network_shares_its_tables():
+    """Copying a fake tensor outside parameters and buffers corrupted memory: plans of several families ended in SIGABRT."""
+
+    class Rotating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.tables = nn.Linear(2, 2), [torch.zeros(4)]
+
+    with faked():
+        network = Rotating()
+        copied, _ = trace._copied(network)
+    assert copied.tables is not network.tables
+    assert copied.tables[0] is network.tables[0]
+    assert copied.linear is not network.linear
+    assert copied.linear.weight is network.linear.weight
