@@ -326,7 +326,7 @@ def test_values_of_masks_and_lengths() -> None:
 
 
 def test_a_copied_network_shares_its_tables():
-    """Copying a fake tensor outside parameters and buffers corrupted memory: plans of several families ended in SIGABRT."""
+    """Copying a fake tensor that is no parameter corrupted memory: plans of several families ended in SIGABRT."""
 
     class Rotating(nn.Module):
         def __init__(self) -> None:
