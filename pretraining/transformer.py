@@ -66,7 +66,8 @@ class Run:
             weight_decay=settings["weight_decay"],
             fused=True,
         )
-        self.schedule = cosine_with_warmup(self.optimizer, settings["warmup_steps"], self.phase["steps"])
+        planned = self.phase.get("cosine_steps", self.phase["steps"])
+        self.schedule = cosine_with_warmup(self.optimizer, settings["warmup_steps"], planned)
         self.step, self.loss = 0, 0.0
         if self._path.exists():
             self._restore(torch.load(self._path, map_location=toy.device, weights_only=True))
