@@ -1,6 +1,6 @@
 """Step 5: exact scores of the checkpoint per category and on the WISE-like set, by ODE sampling.
 
-`python -m pretraining.evaluate [--toy tiny-sd3]`.
+`python -m pretraining.evaluate TOY`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Step 3: an untrained velocity network, and the two remaining files of the pipeline's folder.
 
-`python -m pretraining.initial [--toy tiny-sd3]`.
+`python -m pretraining.initial TOY`.
 """
 
 from __future__ import annotations

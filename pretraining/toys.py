@@ -87,7 +87,7 @@ def load_toy(name: str) -> Toy:
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
-    """Parser of a step's command line, `python -m pretraining.STEP [--toy tiny-sd3]`."""
+    """Parser of a step's command line, `python -m pretraining.STEP TOY`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--toy", choices=(FLUX, SD3), default=FLUX, help="checkpoint to make")
+    parser.add_argument("toy", choices=(FLUX, SD3), help="checkpoint to make")
     return parser

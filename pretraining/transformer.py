@@ -1,7 +1,7 @@
 """Step 4: the velocity network, by flow matching on the frozen encoders' outputs.
 
 Training has phases, each with its own learning-rate schedule and mix of categories. A phase starts with the averaged
-weights of the phase named in `after`. `python -m pretraining.transformer [--toy tiny-sd3] PHASE` runs a phase, or
+weights of the phase named in `after`. `python -m pretraining.transformer TOY PHASE` runs a phase, or
 resumes it after a kill.
 """
 

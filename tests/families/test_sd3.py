@@ -1,4 +1,4 @@
-"""SD3 on a small random checkpoint in the real layout, against diffusers' own StableDiffusion3Pipeline call."""
+"""SD3 on a small random checkpoint and on the toy, against diffusers' own StableDiffusion3Pipeline call."""
 
 from pathlib import Path
 
@@ -13,16 +13,17 @@ from tests.families.sd3_checkpoint import random_pipeline
 
 PROMPTS = ["a red circle", "two squares", "a cross above a circle", "a blue square and a red cross"]
 TOKENS, AWAY = 8, "a green cross"
+TOY = Path(__file__).parents[2] / "assets" / "tiny-sd3"
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The random pipeline with its network in several files, and stored in bfloat16."""
+    """The random pipeline with its network in several files, and stored in bfloat16; and the shipped toy."""
     folder = tmp_path_factory.mktemp("sd3")
     random_pipeline().save_pretrained(folder / "sharded", max_shard_size="60KB")
     assert len(list((folder / "sharded" / "transformer").glob("*.safetensors"))) > 1
     random_pipeline().to(torch.bfloat16).save_pretrained(folder / "bf16")
-    return {name: folder / name for name in ("sharded", "bf16")}
+    return {name: folder / name for name in ("sharded", "bf16")} | {"toy": TOY}
 
 
 def text_of(family: SD3Family, prompts: list[str]) -> Conditioning:
@@ -31,7 +32,9 @@ def text_of(family: SD3Family, prompts: list[str]) -> Conditioning:
 
 @pytest.mark.parametrize("guidance", [1.0, 4.5])
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize(("name", "height", "width"), [("sharded", 32, 32), ("bf16", 40, 64)])
+@pytest.mark.parametrize(
+    ("name", "height", "width"), [("sharded", 32, 32), ("bf16", 40, 64), ("toy", 32, 32)]
+)
 def test_latents_and_pictures_equal_those_of_diffusers_pipeline(
     name: str, height: int, width: int, batch: int, guidance: float, checkpoints: dict[str, Path]
 ) -> None:
