@@ -3,7 +3,7 @@
 For each family, a clone of this commit runs the toy preset to its relative L1 profile and its guided plan. Then it
 trains two variants that differ in their boundaries alone: by the family's own plan, and by the other family's. Both
 are compared on the training reward of held-out prompts, with the report's intervals, paired by training seed and
-prompt. Number of steps and shift of the grid are the same for both families.
+prompt. Number of steps and shift of the grid are the same for both families; the rest is each preset's.
 
 It prints the profiles, the plans and a table of the comparison in Markdown, and writes them to the JSON file.
 `--folder` keeps the clones, and the next call with it resumes; finished trainings are not repeated. Equal plans are not
@@ -162,10 +162,11 @@ def configure(
     params["variants"] = {name: {"objective": "chunk", "plan": name} for name in (plans or [GUIDED])}
     overrides = [
         f"train.seeds={list(range(arguments.seeds))}",
-        f"train.iterations={arguments.iterations}",
         f"sampling.shift={SHIFT}",
         f"generate.shift={SHIFT}",
     ]
+    if arguments.iterations is not None:
+        overrides.append(f"train.iterations={arguments.iterations}")
     changed = overridden(params, overrides, None, f"preset {preset}, changed")
     dump_yaml(str(clone / "params.yaml"), changed)
 
@@ -266,8 +267,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5, help="training seeds of each plan (default: 5)")
-    parser.add_argument("--iterations", type=int, default=30, help="iterations of a training (default: 30)")
+    parser.add_argument("--seeds", type=int, default=8, help="training seeds of each plan (default: 8)")
+    parser.add_argument("--iterations", type=int, help="iterations of a training (default: the preset's)")
     parser.add_argument("--chunks", type=int, default=4, help="chunks of a guided plan (default: 4)")
     parser.add_argument("--small", action="store_true", help="run the smoke presets, to check the script")
     parser.add_argument("--folder", type=Path, help="for the clones, kept (default: temporary)")
