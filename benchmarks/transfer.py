@@ -239,7 +239,7 @@ def print_profiles(found: Mapping[str, Found], apart: Difference) -> None:
     pairs = zip(found[first].profile, found[second].profile, strict=True)
     rows = [[str(step), f"{a:.3f}", f"{b:.3f}", f"{b / a:.2f}"] for step, (a, b) in enumerate(pairs)]
     columns = ("step", first, second, f"{second} / {first}")
-    print_table("Mean relative L1 distance of the noisy steps", columns, rows)
+    print_table("Mean relative L1 distance", columns, rows)
     say(
         f"The profile of {second} is {apart.level:.2f} times that of {first}; apart from this factor they differ most "
         f"at step {apart.step}, by {apart.shape:.0%}."
