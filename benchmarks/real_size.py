@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -35,13 +34,13 @@ import torch
 from dvc.utils.serialize import dump_yaml, load_yaml
 from rich.console import Console
 
+from benchmarks.clones import environment, make_clone
 from benchmarks.random_flux import write_random_flux
 from benchmarks.tables import machine, print_table
 from benchmarks.workloads import TINY
 from chunk_grpo.orchestration.presets import composed, edits, overridden
 from tests.scorers.random_models import make_models
 
-ROOT = Path(__file__).resolve().parents[1]
 PRESET, VARIANT = "flux-dev", "chunk-ws"
 LISTED, WORDS = 50_400, 20
 """Prompts in the file, and words of each."""
@@ -113,12 +112,9 @@ def run(folder: Path, heads: int, small: bool, result: Path) -> int:
         changes.append(f"transformer: 1 double and 1 single block of 19 and 38, {heads} heads of 24")
     for change in changes:
         say(f"changed: {change}", markup=False)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(clone)}
-    environment |= {"DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1"}
     peaks: dict[str, Peak] = {}
     with subprocess.Popen(
-        [sys.executable, "-m", "dvc", "repro"], cwd=clone, env=environment, stdout=STDERR
+        [sys.executable, "-m", "dvc", "repro"], cwd=clone, env=environment(clone), stdout=STDERR
     ) as repro:
         try:
             watch(repro, peaks)
@@ -157,18 +153,6 @@ def write_inputs(folder: Path, heads: int, small: bool) -> None:
     texts = (" ".join(draw.choices(words, k=WORDS)) for _ in range(100 if small else LISTED))
     (folder / "prompts.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     done.touch()
-
-
-def make_clone(folder: Path) -> Path:
-    """A clone of this repository at its commit, new or brought to it."""
-    if not folder.exists():
-        subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(folder)], check=True)
-    for command in (
-        ["fetch", "--quiet", str(ROOT), "HEAD"],
-        ["checkout", "--quiet", "--force", "FETCH_HEAD"],
-    ):
-        subprocess.run(["git", *command], cwd=folder, check=True)
-    return folder
 
 
 def configure(clone: Path, folder: Path, small: bool) -> list[str]:

@@ -1,1 +1,1 @@
-"""Recipe of assets/tiny-flux in four steps, each `python -m pretraining.STEP`, run by `dvc repro`."""
+"""Recipe of assets/tiny-flux and assets/tiny-sd3, in steps `python -m pretraining.STEP` that `dvc repro` runs."""

@@ -17,11 +17,10 @@ from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts
 from chunk_grpo.shapes.render import render
 
 FOLDER = Path(__file__).parent
-CHECKPOINT = FOLDER / "work" / "tiny-flux"
 
 
-def load_params() -> dict[str, Any]:
-    """Read the recipe's parameters."""
+def read_params() -> dict[str, Any]:
+    """Read the recipe's parameters, of both checkpoints."""
     params: dict[str, Any] = yaml.safe_load((FOLDER / "params.yaml").read_text(encoding="utf-8"))
     return params
 

@@ -1,4 +1,7 @@
-"""Step 5: exact scores of the checkpoint per category and on the WISE-like set, by ODE sampling."""
+"""Step 5: exact scores of the checkpoint per category and on the WISE-like set, by ODE sampling.
+
+`python -m pretraining.evaluate TOY`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,12 @@ from typing import Any
 import torch
 
 from chunk_grpo.core.flow import ode_step, time_grid
-from chunk_grpo.families.base import LoadOptions, velocity_function
-from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.base import Conditioning, velocity_function
+from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.judge import exact_score, graded_score, vividness
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowledge_prompts
-from chunk_grpo.shapes.scene import SIZE
-from pretraining.common import CHECKPOINT, FOLDER, load_params, pick_device
+from pretraining.toys import Toy, command_line, load_toy
 
 
 def evaluation_prompts(per_category: int, seed: int) -> list[PromptSpec]:
@@ -29,18 +31,20 @@ def evaluation_prompts(per_category: int, seed: int) -> list[PromptSpec]:
 
 
 @torch.no_grad()
-def evaluate(params: dict[str, Any], family: FluxFamily, per_category: int) -> dict[str, float]:
+def evaluate(params: dict[str, Any], family: DiffusersFamily, per_category: int) -> dict[str, float]:
     """Mean exact score per category and over all six, mean grade and mean vividness."""
     settings = params["evaluate"]
     device = next(family.trainable_parameters()).device
     specs = evaluation_prompts(per_category, settings["seed"])
     times = time_grid(settings["num_steps"], settings["shift"])
+    nothing = family.encode([""]).tensors
     rows: list[tuple[str, bool, float, float]] = []
     for start in range(0, len(specs), settings["batch_size"]):
         batch = specs[start : start + settings["batch_size"]]
         generators = [torch.Generator().manual_seed(settings["seed"] + start + i) for i in range(len(batch))]
         x = torch.stack([torch.randn(family.latent_shape, generator=g) for g in generators]).to(device)
-        velocity = velocity_function(family, family.encode([spec.prompt for spec in batch]))
+        text = Conditioning(family.encode([spec.prompt for spec in batch]).tensors, nothing)
+        velocity = velocity_function(family, text)
         for t, t_next in pairwise(times.tolist()):
             x = ode_step(x, velocity(x, torch.full((len(x),), t, device=device)), t, t_next)
         for spec, picture in zip(batch, family.decode(x).cpu().numpy(), strict=True):
@@ -58,16 +62,13 @@ def evaluate(params: dict[str, Any], family: FluxFamily, per_category: int) -> d
     return scores
 
 
-if __name__ == "__main__":
-    recipe = load_params()
-    options = LoadOptions(
-        str(CHECKPOINT),
-        height=SIZE,
-        width=SIZE,
-        max_sequence_length=recipe["text"]["max_length"],
-        guidance_scale=recipe["transformer"]["guidance_scale"],
-        device=pick_device(recipe["device"]),
-    )
-    result = evaluate(recipe, FluxFamily.load(options), recipe["evaluate"]["prompts_per_category"])
+def score(toy: Toy) -> None:
+    """Print and write the scores of a finished checkpoint."""
+    family = toy.load(guided=True)
+    result = evaluate(toy.params, family, toy.params["evaluate"]["prompts_per_category"])
     print(json.dumps(result, indent=2))
-    (FOLDER / "work" / "scores.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (toy.folder / "scores.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    score(load_toy(command_line(__doc__).parse_args().toy))

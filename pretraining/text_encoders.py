@@ -2,6 +2,8 @@
 
 The attributes (shapes, colours, numbers, relation) are predicted from the pooled outputs of both encoders. Only this
 step trains on knowledge phrases ("coloured like a ripe banana").
+
+`python -m pretraining.text_encoders`; `pretraining.clip_encoders` is the step of the toy SD3.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config,
 
 from chunk_grpo.shapes.prompts import CATEGORIES, RELATIONS, PromptSpec, all_prompts, knowledge_prompts
 from chunk_grpo.shapes.scene import COLOURS, SHAPES
-from pretraining.common import CHECKPOINT, FOLDER, Curve, cosine_with_warmup, load_params, pick_device
+from pretraining.common import Curve, cosine_with_warmup
+from pretraining.toys import FLUX, Toy, load_toy
 
 CLIP_MARKS = {"<|startoftext|>": 0, "<|endoftext|>": 1}
 HEADS = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "count": 5, "relation": len(RELATIONS) + 1}
@@ -129,35 +134,65 @@ def build_encoders(
     return clip, t5
 
 
-def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
-    """Train both encoders at once and save them, with their tokenizers, into the checkpoint folder."""
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    clip_tokens, t5_tokens = build_tokenizers(settings)
-    clip, t5 = (model.to(device) for model in build_encoders(settings, clip_tokens, t5_tokens))
-    readers = nn.ModuleList(AttributeReader(settings["hidden_size"]) for _ in range(2)).to(device)
-    parameters = [*clip.parameters(), *t5.parameters(), *readers.parameters()]
+@dataclass(frozen=True)
+class Learner:
+    """A text encoder that learns.
+
+    Attributes:
+        name: Its name in the curve.
+        model: The encoder.
+        tokens: Its tokenizer.
+        pooled: Its vectors [B, W] from the encoder's output.
+        width: W.
+    """
+
+    name: str
+    model: nn.Module
+    tokens: CLIPTokenizer | T5Tokenizer
+    pooled: Callable[[Any], Tensor]
+    width: int
+
+
+def learn_attributes(learners: Sequence[Learner], toy: Toy, curve: Curve) -> None:
+    """Train all encoders at once."""
+    settings, device = toy.params["text"], toy.device
+    rng = random.Random(toy.params["seed"])
+    readers = nn.ModuleList(AttributeReader(learner.width) for learner in learners).to(device)
+    parameters = [p for module in (*(one.model for one in learners), readers) for p in module.parameters()]
     optimizer = torch.optim.AdamW(parameters, settings["learning_rate"], weight_decay=1e-4)
     schedule = cosine_with_warmup(optimizer, 100, settings["steps"])
     pools = [[p for p in all_prompts() if p.category == c] for c in CATEGORIES] + [knowledge_prompts()]
-    curve = Curve(FOLDER / "work" / "curves" / "text_encoders.jsonl")
     for step in range(1, settings["steps"] + 1):
         specs = [rng.choice(rng.choice(pools)) for _ in range(settings["batch_size"])]
-        texts = [spec.prompt for spec in specs]
-        clip_ids = clip_tokens(texts, padding="max_length", return_tensors="pt").input_ids.to(device)
-        t5_ids = t5_tokens(texts, padding="max_length", return_tensors="pt").input_ids.to(device)
         targets = {name: values.to(device) for name, values in attribute_targets(specs).items()}
-        clip_loss, clip_right = readers[0](clip(clip_ids).pooler_output, targets)
-        t5_loss, t5_right = readers[1](t5(t5_ids).last_hidden_state.mean(dim=1), targets)
+        loss, row = torch.zeros((), device=device), dict[str, float]()
+        for one, reader in zip(learners, readers, strict=True):
+            texts = one.tokens([spec.prompt for spec in specs], padding="max_length", return_tensors="pt")
+            own, right = reader(one.pooled(one.model(texts.input_ids.to(device))), targets)
+            loss = loss + own
+            row |= {f"{one.name}_loss": own.item(), f"{one.name}_right": right.float().mean().item()}
         optimizer.zero_grad()
-        (clip_loss + t5_loss).backward()
+        loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
         if step % 250 == 0 or step == settings["steps"]:
-            curve.add(step, clip_loss=clip_loss, t5_loss=t5_loss, clip_right=clip_right.float().mean(),
-                      t5_right=t5_right.float().mean(), learning_rate=float(schedule.get_last_lr()[0]))  # fmt: skip
-    save(clip.half(), t5.half(), clip_tokens, t5_tokens, CHECKPOINT)
+            curve.add(step, **row, learning_rate=float(schedule.get_last_lr()[0]))
+
+
+def train(toy: Toy) -> None:
+    """Train both encoders and save them, with their tokenizers, into the checkpoint folder."""
+    torch.manual_seed(toy.params["seed"])
+    settings = toy.params["text"]
+    clip_tokens, t5_tokens = build_tokenizers(settings)
+    clip, t5 = (model.to(toy.device) for model in build_encoders(settings, clip_tokens, t5_tokens))
+    width = settings["hidden_size"]
+    learners = (
+        Learner("clip", clip, clip_tokens, lambda output: output.pooler_output, width),
+        Learner("t5", t5, t5_tokens, lambda output: output.last_hidden_state.mean(dim=1), width),
+    )
+    learn_attributes(learners, toy, Curve(toy.curve("text_encoders")))
+    save(clip.half(), t5.half(), clip_tokens, t5_tokens, toy.checkpoint)
 
 
 def save(
@@ -171,5 +206,4 @@ def save(
 
 
 if __name__ == "__main__":
-    params = load_params()
-    train(params["text"], params["seed"], pick_device(params["device"]))
+    train(load_toy(FLUX))

@@ -1,37 +1,26 @@
-"""Step 4: the velocity network (FluxTransformer2DModel), by flow matching on the frozen encoders' outputs.
+"""Step 4: the velocity network, by flow matching on the frozen encoders' outputs.
 
 Training has phases, each with its own learning-rate schedule and mix of categories. A phase starts with the averaged
-weights of the phase named in `after`. `python -m pretraining.transformer PHASE` runs a phase, or resumes it after a
-kill.
+weights of the phase named in `after`. `python -m pretraining.transformer TOY PHASE` runs a phase, or
+resumes it after a kill.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL, FluxPipeline
 from torch import Tensor, nn
 
 from chunk_grpo.core.flow import flow_matching_loss, interpolate
-from chunk_grpo.families.base import LoadOptions
-from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.seeding import derive_seed
 from chunk_grpo.shapes.prompts import all_prompts
-from chunk_grpo.shapes.scene import SIZE
-from pretraining.common import (
-    CHECKPOINT,
-    FOLDER,
-    Curve,
-    SceneStream,
-    cosine_with_warmup,
-    load_params,
-    pick_device,
-)
+from pretraining.common import Curve, SceneStream, cosine_with_warmup
 from pretraining.evaluate import evaluate
-from pretraining.initial import phase_folder, save_network
+from pretraining.initial import save_network
+from pretraining.toys import Toy, command_line, load_toy
 
 DATASET_BATCH = 500
 
@@ -58,28 +47,17 @@ def sample_noise_levels(count: int, shift: float, device: torch.device) -> Tenso
     return torch.where(torch.rand(count, device=device) < 0.5, uniform, shifted)
 
 
-def load_frozen_parts(params: dict[str, Any], device: torch.device) -> FluxFamily:
-    """Load text encoders and VAE."""
-    options = LoadOptions(
-        str(CHECKPOINT),
-        height=SIZE,
-        width=SIZE,
-        max_sequence_length=params["text"]["max_length"],
-        device=device,
-    )
-    return FluxFamily.load(options, parts=("text", "vae"))
-
-
 class Run:
     """One phase: network, average of its weights, optimiser and schedule, with a checkpoint to resume from."""
 
-    def __init__(self, params: dict[str, Any], phase: str, device: torch.device) -> None:
+    def __init__(self, toy: Toy, phase: str) -> None:
         """Start the phase, or resume from its checkpoint."""
-        settings, self.phase = params["transformer"], params["transformer"]["phases"][phase]
-        self._path = FOLDER / "work" / f"{phase}.ckpt"
-        start = phase_folder(self.phase["after"])
-        network = FluxTransformer2DModel.from_pretrained(start, dtype=torch.float32)
-        self.network = network.to(device).train()
+        settings = toy.params["transformer"]
+        self.phase = settings["phases"][phase]
+        self._path = toy.folder / f"{phase}.ckpt"
+        start = toy.phase_folder(self.phase["after"])
+        network = toy.family.network_class.from_pretrained(start, dtype=torch.float32)
+        self.network = network.to(toy.device).train()
         self.average = copy.deepcopy(self.network).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(),
@@ -88,10 +66,11 @@ class Run:
             weight_decay=settings["weight_decay"],
             fused=True,
         )
-        self.schedule = cosine_with_warmup(self.optimizer, settings["warmup_steps"], self.phase["steps"])
+        planned = self.phase.get("cosine_steps", self.phase["steps"])
+        self.schedule = cosine_with_warmup(self.optimizer, settings["warmup_steps"], planned)
         self.step, self.loss = 0, 0.0
         if self._path.exists():
-            self._restore(torch.load(self._path, map_location=device, weights_only=True))
+            self._restore(torch.load(self._path, map_location=toy.device, weights_only=True))
 
     def _parts(self) -> dict[str, Any]:
         return {
@@ -130,40 +109,46 @@ class Run:
         self.loss += (float(loss.detach()) - self.loss) / min(self.step, 200)
 
 
-def train(params: dict[str, Any], phase: str, device: torch.device) -> None:
+def train(toy: Toy, phase: str) -> None:
     """Train one phase; save and score the averaged network at intervals."""
+    params, device = toy.params, toy.device
     settings = params["transformer"]
     torch.set_float32_matmul_precision("high")
-    run = Run(params, phase, device)
-    family = load_frozen_parts(params, device).using(run.network)
-    known = family.encode([spec.prompt for spec in all_prompts()])
+    run = Run(toy, phase)
+    family = toy.load(("text", "vae"), guided=False).using(run.network)
+    measured = toy.load(("text", "vae"), guided=True).using(run.average)
+    prompts = [spec.prompt for spec in all_prompts()]
+    known = family.encode([*prompts, ""])
     stream = SceneStream(
         derive_seed("pictures", params["seed"], phase),
         device,
         run.phase["categories"],
         left_to_right=run.phase["left_to_right"],
     )
-    vae = AutoencoderKL.from_pretrained(CHECKPOINT / "vae", dtype=torch.float32).to(device)
+    vae = AutoencoderKL.from_pretrained(toy.checkpoint / "vae", dtype=torch.float32).to(device)
     latents, captions = encode_pictures(vae, stream, settings["pictures"])
-    curve = Curve(FOLDER / "work" / "curves" / f"transformer-{phase}.jsonl", keep=run.step > 0)
+    curve = Curve(toy.curve(f"transformer-{phase}"), keep=run.step > 0)
     while run.step < run.phase["steps"]:
         # Each step has its own random stream, so a resumed run equals an uninterrupted one.
         torch.manual_seed(derive_seed("pretrain", params["seed"], phase, run.step))
         rows = torch.randint(len(latents), (settings["batch_size"],), device=device)
         x0, who = latents[rows], captions[rows]
         x1, t = torch.randn_like(x0), sample_noise_levels(len(rows), settings["shift"], device)
+        # Guidance needs the velocity of the empty prompt.
+        forgotten = torch.rand(len(rows), device=device) < settings["empty_captions"]
+        who = torch.where(forgotten, len(prompts), who)
         velocity = family.velocity(interpolate(x0, x1, t), t, known.rows(who))
         run.learn(flow_matching_loss(velocity, x0, x1), settings["ema_decay"])
         if run.step % settings["evaluate_every"] == 0 or run.step == run.phase["steps"]:
-            scores = evaluate(params, family.using(run.average), settings["watch_prompts"])
+            scores = evaluate(params, measured, settings["watch_prompts"])
             curve.add(run.step, loss=run.loss, **scores)
             run.save()
-    save_network(run.average, phase_folder(phase))
+    save_network(run.average, toy.phase_folder(phase))
     run.finish()
 
 
 if __name__ == "__main__":
-    recipe = load_params()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phase", choices=recipe["transformer"]["phases"])
-    train(recipe, parser.parse_args().phase, pick_device(recipe["device"]))
+    parser = command_line(__doc__)
+    parser.add_argument("phase", help="name of a phase in params.yaml")
+    arguments = parser.parse_args()
+    train(load_toy(arguments.toy), arguments.phase)

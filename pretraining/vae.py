@@ -12,15 +12,8 @@ from torch import Tensor
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.judge import exact_score
 from chunk_grpo.shapes.scene import SIZE
-from pretraining.common import (
-    CHECKPOINT,
-    FOLDER,
-    Curve,
-    SceneStream,
-    cosine_with_warmup,
-    load_params,
-    pick_device,
-)
+from pretraining.common import Curve, SceneStream, cosine_with_warmup
+from pretraining.toys import FLUX, Toy, load_toy
 
 
 def build(settings: dict[str, Any]) -> AutoencoderKL:
@@ -61,8 +54,9 @@ def set_scale(vae: AutoencoderKL, stream: SceneStream) -> None:
     vae.register_to_config(shift_factor=float(latents.mean()), scaling_factor=float(1 / latents.std()))
 
 
-def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
+def train(toy: Toy) -> None:
     """Train, average the weights, set the latent scale and save into the checkpoint folder."""
+    settings, seed, device = toy.params["vae"], toy.params["seed"], toy.device
     torch.manual_seed(seed)
     # CPU convolutions are several times faster with the channels last.
     vae = build(settings).to(device, memory_format=torch.channels_last)
@@ -70,7 +64,7 @@ def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
     stream = SceneStream(seed, device)
     optimizer = torch.optim.AdamW(vae.parameters(), settings["learning_rate"], weight_decay=1e-4)
     schedule = cosine_with_warmup(optimizer, 200, settings["steps"])
-    curve = Curve(FOLDER / "work" / "curves" / "vae.jsonl")
+    curve = Curve(toy.curve("vae"))
     for step in range(1, settings["steps"] + 1):
         _, images = stream.batch(settings["batch_size"])
         posterior = vae.encode(images.contiguous(memory_format=torch.channels_last)).latent_dist
@@ -89,9 +83,8 @@ def train(settings: dict[str, Any], seed: int, device: torch.device) -> None:
             psnr, read, original = quality(average, SceneStream(seed + 1, device), 500)
             curve.add(step, loss=loss, psnr=psnr, exact_reconstructed=read, exact_original=original)
     set_scale(average, SceneStream(seed + 2, device))
-    average.half().save_pretrained(CHECKPOINT / "vae")
+    average.half().save_pretrained(toy.checkpoint / "vae")
 
 
 if __name__ == "__main__":
-    params = load_params()
-    train(params["vae"], params["seed"], pick_device(params["device"]))
+    train(load_toy(FLUX))

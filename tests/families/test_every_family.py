@@ -14,6 +14,7 @@ from chunk_grpo.families.tokens import token_limits
 from tests.families.parity import PROMPTS, differences, load, module_of, save_checkpoints, text_of
 
 NAMES = family_names()
+TOY = Path(__file__).parents[2] / "assets" / "tiny-sd3"
 GUIDED = [(name, scale) for name in NAMES for scale in module_of(name).CASE.scales]
 
 
@@ -28,6 +29,11 @@ def test_latents_and_pictures_equal_those_of_diffusers_pipeline(name, scale, bat
     """Encoding, velocity, grid, guidance and decoding; the prompts have unequal lengths."""
     for kind, size in zip(("sharded", "bf16"), module_of(name).CASE.sizes, strict=True):
         assert max(differences(name, checkpoints[name][kind], size, batch, scale)) < 1e-5
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_the_toy_sd3_equals_diffusers_pipeline(scale):
+    assert max(differences("sd3", TOY, (32, 32), 4, scale)) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name, scale in GUIDED if scale > 1])

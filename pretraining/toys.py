@@ -1,0 +1,93 @@
+"""The two checkpoints that the recipe makes: their classes, folders and parameters."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chunk_grpo.families.base import LoadOptions, Part
+from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.models.sd3 import SD3Family
+from chunk_grpo.shapes.scene import SIZE
+from pretraining.common import FOLDER, pick_device, read_params
+
+FLUX, SD3 = "tiny-flux", "tiny-sd3"
+SHIPPED = FOLDER.parent / "assets" / FLUX
+"""The checkpoint whose VAE, T5 encoder and tokenizers the toy SD3 takes over."""
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A checkpoint of the recipe.
+
+    Attributes:
+        name: Name of its folder.
+        family: Its family.
+        folder: Everything that the recipe writes for it.
+        params: Parameters of the recipe, as they are for this checkpoint.
+    """
+
+    name: str
+    family: type[DiffusersFamily]
+    folder: Path
+    params: dict[str, Any]
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder of the pipeline."""
+        return self.folder / self.name
+
+    def curve(self, step: str) -> Path:
+        """File of a step's curve."""
+        return self.folder / "curves" / f"{step}.jsonl"
+
+    def phase_folder(self, phase: str) -> Path:
+        """Folder of the averaged network of a phase."""
+        return self.folder / "phases" / phase
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the recipe."""
+        return pick_device(self.params["device"])
+
+    def load(
+        self, parts: tuple[Part, ...] = ("text", "transformer", "vae"), *, guided: bool
+    ) -> DiffusersFamily:
+        """Load parts of the checkpoint.
+
+        Args:
+            parts: Parts to load.
+            guided: Whether velocities have the classifier-free guidance of the evaluation.
+        """
+        options = LoadOptions(
+            str(self.checkpoint),
+            height=SIZE,
+            width=SIZE,
+            max_sequence_length=self.params["text"]["max_length"],
+            guidance_scale=self.params["transformer"]["guidance_scale"],
+            cfg_scale=self.params["evaluate"]["cfg_scale"] if guided else 1.0,
+            device=self.device,
+        )
+        return self.family.load(options, parts=parts)
+
+
+def load_toy(name: str) -> Toy:
+    """The checkpoint of a name; the block `sd3` of the parameters replaces values of the toy SD3."""
+    params = read_params()
+    changes = params.pop("sd3")
+    if name == FLUX:
+        return Toy(name, FluxFamily, FOLDER / "work", params)
+    changed = {part: params[part] | values for part, values in changes.items()}
+    return Toy(name, SD3Family, FOLDER / "work" / "sd3", params | changed)
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """Parser of a step's command line, `python -m pretraining.STEP TOY`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("toy", choices=(FLUX, SD3), help="checkpoint to make")
+    return parser
