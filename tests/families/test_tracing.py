@@ -310,6 +310,16 @@ def test_a_network_without_named_blocks_is_traced_whole() -> None:
     assert found.forward == pass_sizes(toy(), backward=False).forward
 
 
+def test_a_copy_of_a_network_keeps_the_mode_of_its_tensors() -> None:
+    """Tensors that are no weights, such as tables of rotations, are copied, and not the mode that they refer to."""
+    network = nn.Linear(2, 2)
+    with faked():
+        network.table = torch.zeros(3)
+        copied, _ = trace._copied(network)
+    assert copied.weight is network.weight and copied.table is not network.table
+    assert copied.table.fake_mode is fake_tensors()
+
+
 def test_values_of_masks_and_lengths() -> None:
     """What follows from integers and booleans has values; floating-point tensors have none."""
     with faked(), Values(fake_tensors()):

@@ -184,7 +184,9 @@ def _prepared(what: Traced) -> tuple[DiffusersFamily, list[Run]]:
 
 def _copied(network: nn.Module, runs: Sequence[Run] = ()) -> tuple[nn.Module, list[Run]]:
     """A copy with its runs; it shares weights with the original, until `retyped` replaces them."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    # Other tensors are copied with all they refer to, which includes their mode. A copied mode corrupts memory.
+    shared = (*network.parameters(), *network.buffers(), fake_tensors())
+    memo: dict[int, Any] = {id(each): each for each in shared}
     with warnings.catch_warnings():
         # Copying a tensor looks at its address, which is 0 for a fake one.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
