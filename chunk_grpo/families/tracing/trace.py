@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.diffusers_family import DiffusersFamily
@@ -183,14 +183,13 @@ def _prepared(what: Traced) -> tuple[DiffusersFamily, list[Run]]:
 
 
 def _copied(network: nn.Module, runs: Sequence[Run] = ()) -> tuple[nn.Module, list[Run]]:
-    """A copy with its runs; it shares weights with the original, until `retyped` replaces them."""
-    # Other tensors are copied with all they refer to, which includes their mode. A copied mode corrupts memory.
-    shared = (*network.parameters(), *network.buffers(), fake_tensors())
-    memo: dict[int, Any] = {id(each): each for each in shared}
-    with warnings.catch_warnings():
-        # Copying a tensor looks at its address, which is 0 for a fake one.
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        return copy.deepcopy((network, list(runs)), memo)
+    """A copy with its runs. It shares tensors with the original; `retyped` replaces its weights.
+
+    A fake tensor must not be copied: its storage is none, and its copy corrupts the memory of the process.
+    """
+    held = (leaf for module in network.modules() for leaf in tree_leaves(vars(module)))
+    memo: dict[int, Any] = {id(leaf): leaf for leaf in held if isinstance(leaf, Tensor)}
+    return copy.deepcopy((network, list(runs)), memo)
 
 
 def _inputs(family: DiffusersFamily, what: Traced) -> tuple[Tensor, Tensor, Conditioning]:
