@@ -304,6 +304,12 @@ def test_a_family_from_outside_whose_network_reads_its_mask() -> None:
     assert pass_sizes(dummy, backward=False) == pass_sizes(plain, backward=False)
 
 
+def test_a_copy_of_a_fake_tensor_keeps_its_mode() -> None:
+    with faked():
+        table = torch.zeros(4)
+        assert copy.deepcopy(table).fake_mode is table.fake_mode is fake_tensors()
+
+
 def test_a_network_without_named_blocks_is_traced_whole() -> None:
     with patch("chunk_grpo.families.tracing.units.block_names", lambda network: []), traced_whole():
         found, sizes = pass_sizes(toy(), backward=False), network_sizes(toy())
@@ -341,9 +347,3 @@ def test_a_copied_network_shares_its_tables():
     assert copied.tables[0] is network.tables[0]
     assert copied.linear is not network.linear
     assert copied.linear.weight is network.linear.weight
-
-
-def test_a_copy_of_a_fake_tensor_keeps_its_mode() -> None:
-    with faked():
-        table = torch.zeros(4)
-        assert copy.deepcopy(table).fake_mode is table.fake_mode is fake_tensors()
