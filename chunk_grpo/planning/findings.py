@@ -58,6 +58,7 @@ def findings_of(
         *_stop(machine, stop),
         *_checkpoints(settings, machine, costs),
         *_attention(settings),
+        *_waiting(settings),
         *_gpus(settings),
         *_reference(settings),
         *_traffic(settings, machine, costs),
@@ -112,6 +113,16 @@ def _attention(settings: Settings) -> Iterator[Finding]:
             f"model.attention_backend: _native_math keeps the scores of all token pairs, {scores / GIB:.1f} GiB a "
             "tensor of them in a pass of the rollout, not counted here; null lets torch take a kernel that keeps "
             "none",
+        )
+
+
+def _waiting(settings: Settings) -> Iterator[Finding]:
+    if settings.passes > 1 and not settings.adapts:
+        gradients = settings.network.weights * (settings.element if settings.shards else 4)
+        yield Finding(
+            "costs",
+            f"model.cfg_passes: with 2, the gradients of all weights from one pass of an update, {gradients / GIB:.1f} "
+            "GiB, wait for those of the other; 1 is a pass of twice as many images",
         )
 
 

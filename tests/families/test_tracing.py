@@ -1,5 +1,6 @@
 """Sizes that are read off the real classes, against numbers by hand, files, and networks traced whole."""
 
+import copy
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -301,6 +302,12 @@ def test_a_family_from_outside_whose_network_reads_its_mask() -> None:
     dummy, plain = toy("tests.families.dummy"), toy()
     assert network_sizes(dummy).text_bytes == network_sizes(plain).text_bytes + 8
     assert pass_sizes(dummy, backward=False) == pass_sizes(plain, backward=False)
+
+
+def test_a_copy_of_a_fake_tensor_keeps_its_mode() -> None:
+    with faked():
+        table = torch.zeros(4)
+        assert copy.deepcopy(table).fake_mode is table.fake_mode is fake_tensors()
 
 
 def test_a_network_without_named_blocks_is_traced_whole() -> None:

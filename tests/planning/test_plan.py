@@ -105,6 +105,8 @@ def test_guidance_evaluates_twice() -> None:
     assert 1.9 * rollout["plain"] < rollout["one"]
     # The second pass goes backward first, and its gradients of all weights, bfloat16, wait for those of the first.
     assert update["two"] - update["plain"] == pytest.approx(2 * WEIGHTS, rel=0.1)
+    assert any("22.2 GiB, wait" in text for text in levels(found["two"], "costs"))
+    assert not any("wait for" in text for text in levels(found["one"], "costs"))
     assert update["one"] == pytest.approx(2 * update["plain"], rel=0.02)
     generate = {
         name: next(s.flop for s in each.stages if s.name == "generate") for name, each in found.items()
@@ -223,6 +225,27 @@ def test_shares_of_an_iteration() -> None:
     cost = iteration_cost(settings(FLUX, 8), "chunk", machine("H100", 8, stop_seconds=600))
     network = cost.total_flop - cost.flop["scoring"] - cost.flop["decoding"] - cost.flop["held-out"]
     assert network == pytest.approx(51.0e15, rel=0.01)
+
+
+def test_another_family() -> None:
+    """SD3.5-medium with Flow-GRPO's guidance: each GPU holds its table of positions, 384^2 x 1536, and an eighth else.
+
+    Conditioning is 77 tokens of CLIP and 256 of T5, 4096 wide, and 2048 pooled values.
+    """
+    model = {"family": "sd3", "checkpoint": "stabilityai/stable-diffusion-3.5-medium", "revision": None}
+    params = edited(
+        preset("flux-dev"), model={**model, "max_sequence_length": 256}, sampling={"cfg_scale": 4.5}
+    )
+    found = plan(params, 8)
+    assert found.weights == 2_243_171_520 and found.fits
+    assert found.memory[2].parts["weights"] == 4 * (found.weights / 8 + 384**2 * 1536)
+    prompts = found.prompts.encoded * 2 * (333 * 4096 + 2048)
+    assert found.storage.training_embeddings == prompts
+    # Two evaluations. Image tokens: 16 products of D x D in 13 blocks with dual attention, 12 in 11; text: 12 in 23.
+    D, L, T = 1536, 2025, 333
+    linear = 2 * D * D * ((16 * 13 + 12 * 11) * L + 12 * 23 * T)
+    attention = 4 * D * (24 * (L + T) ** 2 + 13 * L**2)
+    assert found.passes.train_flop == pytest.approx(2 * (linear + attention), rel=0.01)
 
 
 def test_gpus_of_the_table() -> None:

@@ -21,10 +21,17 @@ from chunk_grpo.families.registry import family_class
 from chunk_grpo.families.tracing.sizes import Checkpoint, Traced
 
 
+class _Mode(FakeTensorMode):
+    """A mode that a copy of a fake tensor shares; a copied mode corrupts the memory of the process."""
+
+    def __deepcopy__(self, memo: object) -> _Mode:
+        return self
+
+
 @cache
 def fake_tensors() -> FakeTensorMode:
     """The one mode of this process: fake tensors of different modes do not mix."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return _Mode(allow_non_fake_inputs=True)
 
 
 @contextmanager
