@@ -267,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=8, help="training seeds of each plan (default: 8)")
+    parser.add_argument("--seeds", type=int, default=6, help="training seeds of each plan (default: 6)")
     parser.add_argument("--iterations", type=int, help="iterations of a training (default: the preset's)")
     parser.add_argument("--chunks", type=int, default=4, help="chunks of a guided plan (default: 4)")
     parser.add_argument("--small", action="store_true", help="run the smoke presets, to check the script")
