@@ -42,7 +42,8 @@ def check_checkpoint(checkpoint: str, pipeline_class: str, components: Iterable[
             return  # may be a hub id
         raise DataError(
             f"model.checkpoint: the folder {checkpoint} does not exist. Give a folder in the diffusers layout or a hub "
-            "id such as black-forest-labs/FLUX.1-dev; the toy checkpoint is assets/tiny-flux (git checkout assets)."
+            "id such as black-forest-labs/FLUX.1-dev; the toys are assets/tiny-flux and assets/tiny-sd3 (git checkout "
+            "assets)."
         )
     found = _class_name(folder)
     if found != pipeline_class:
