@@ -67,7 +67,6 @@ SMALL = (
     *(f"{section}.{side}=32" for section in ("model", "generate") for side in ("height", "width")),
     "prompts.train_count=90",
     "train.group_size=4",
-    "report.bootstrap_samples=100",
 )
 """Changes for the toy checkpoint."""
 

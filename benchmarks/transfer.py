@@ -43,8 +43,8 @@ FAMILIES = ("flux", "sd3")
 PRESETS = {"flux": "tiny", "sd3": "tiny-sd3"}
 SMALL_PRESETS = {"flux": "smoke", "sd3": "smoke-sd3"}
 OWN, OTHER, GUIDED = "own", "other", "guided"
-SHIFT = 3.0
-"""Shift of both families' grid, so that a step has the same noise level in both."""
+STEPS, SHIFT = 17, 3.0
+"""Steps and shift of both families' grid, so that a step has the same noise level in both."""
 STDERR = 2
 """Place of DVC's output, so that standard output has the tables alone."""
 COLUMNS = ("family", "plan", "boundaries", "training reward", "minus base", "95 % interval")
@@ -162,6 +162,7 @@ def configure(
     params["variants"] = {name: {"objective": "chunk", "plan": name} for name in (plans or [GUIDED])}
     overrides = [
         f"train.seeds={list(range(arguments.seeds))}",
+        f"sampling.num_steps={STEPS}",
         f"sampling.shift={SHIFT}",
         f"generate.shift={SHIFT}",
     ]
@@ -204,7 +205,7 @@ def read_outcome(clone: Path) -> Outcome:
     settings = settings_from(load_params(clone / "params.yaml"))
     content = Content(read_evidence(places, settings), settings)
     tuned = {c.variant: c for c in content.comparisons if (c.mode, c.measure) == ("tuned", REWARD)}
-    (pair,) = content.pairs
+    (pair,) = content.pairs[REWARD]
     return Outcome(content.base[REWARD], tuned[OWN], tuned[OTHER], pair.difference)
 
 

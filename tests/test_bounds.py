@@ -39,7 +39,6 @@ BOUNDS = {
     "prompts.benchmarks.more.seed",
     1_000_000: "prompts.benchmarks.more.count prompts.train_count prompts.eval_count prompts.wise_count "
     "train.iterations",
-    100_000: "report.bootstrap_samples",
     86_400: "train.reward_wait",
     65_536: "encode.batch_size profile.batch_size train.rollout_batch_size train.micro_batch_size "
     "generate.batch_size "

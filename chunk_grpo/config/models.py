@@ -256,13 +256,11 @@ class ReportParams(Section):
 
     Attributes:
         title: heading of the report.
-        bootstrap_samples: bootstrap resamples per confidence interval.
         grid_prompts: number of prompts in the image grid.
-        seed: seed of the bootstrap and of the choice of grid prompts.
+        seed: seed of the choice of grid prompts.
     """
 
     title: str
-    bootstrap_samples: Annotated[int, Field(ge=100, le=100_000)]
     grid_prompts: PositiveInt
     seed: Seed
 

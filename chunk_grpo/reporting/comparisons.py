@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts
 from chunk_grpo.reporting.palette import MANY
-from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval
+from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 FROM_BASE = "difference from the base model"
@@ -43,20 +43,35 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PairComparison:
-    """Two tuned variants on the training reward: `first` minus `second`, paired by seed and prompt."""
+    """Two tuned variants on one measure: `first` minus `second`, paired by seed and prompt.
+
+    Attributes:
+        first: Name of a variant.
+        second: Name of an earlier variant of params.yaml.
+        measure: Scorer, or `REWARD`.
+        difference: Paired difference.
+        p_value: p-value of no difference, corrected by Holm's method for all pairs of variants on this measure.
+    """
 
     first: str
     second: str
+    measure: str
     difference: Interval
+    p_value: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the two differ, with the correction for the other pairs."""
+        return self.p_value <= 1 - LEVEL
 
 
 class Comparisons:
-    """Comparisons on one set of prompts; all intervals use the same resamples.
+    """Comparisons on one set of prompts; all with the same intervals.
 
     Args:
         book: The scores.
         prompts: Prompts to compare on.
-        settings: Variants, number of bootstrap draws, and seed.
+        settings: Variants.
     """
 
     def __init__(self, book: ScoreBook, prompts: ScoredPrompts, settings: ReportSettings) -> None:
@@ -104,33 +119,33 @@ class Comparisons:
         values = self._book.values(variant, mode, measure, prompts.ids)
         return self._interval(values - base, prompts, prompts.categories)
 
-    def between_variants(self) -> list[PairComparison]:
-        """Compare every pair of tuned variants on the training reward.
+    def between_variants(self, measure: str) -> list[PairComparison]:
+        """Compare every pair of tuned variants on one measure.
 
         Raises:
             DataError: two variants have different training seeds, so they cannot be paired.
         """
-        seeds = {v: self._book.train_seeds(v, "tuned", REWARD) for v in self._settings.variants}
-        prompts = self.prompts_of(REWARD)
-        pairs = []
+        seeds = {v: self._book.train_seeds(v, "tuned", measure) for v in self._settings.variants}
+        prompts = self.prompts_of(measure)
+        values = {v: self._book.values(v, "tuned", measure, prompts.ids) for v in self._settings.variants}
+        found = []
         for second, first in combinations(self._settings.variants, 2):
             if seeds[first] != seeds[second]:
                 raise DataError(
                     f"scores of {first!r} have the training seeds {list(seeds[first])}, scores of {second!r} have "
                     f"{list(seeds[second])}; variants are compared on the same `train.seeds`: train both again"
                 )
-            difference = self._book.values(first, "tuned", REWARD, prompts.ids) - self._book.values(
-                second, "tuned", REWARD, prompts.ids
-            )
-            pairs.append(PairComparison(first, second, self._interval(difference, prompts)))
-        return pairs
+            found.append((first, second, self._interval(values[first] - values[second], prompts)))
+        corrected = holm([interval.p_value for _, _, interval in found])
+        return [
+            PairComparison(first, second, measure, interval, p_value)
+            for (first, second, interval), p_value in zip(found, corrected, strict=True)
+        ]
 
     def _interval(
         self, values: NDArray[np.float64], prompts: ScoredPrompts, strata: Sequence[str] | None = None
     ) -> Interval:
-        generator = np.random.default_rng(self._settings.seed)
-        draws = self._settings.bootstrap_samples
-        return crossed_interval(values, draws, generator, strata, prompts.captions)
+        return crossed_interval(values, strata, prompts.captions)
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -212,27 +227,32 @@ def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
     return "; ".join(parts)
 
 
-def headline(tuned: Sequence[Comparison]) -> tuple[str, str]:
-    """Answer "Does it help?" from the intervals on the training reward: a short answer, and one sentence."""
+def headline(tuned: Sequence[Comparison], reward: str = REWARD) -> tuple[str, str]:
+    """Answer "Does it help?" from the intervals on the training reward: a short answer, and one sentence.
+
+    Args:
+        tuned: Comparisons of all tuned variants on the training reward.
+        reward: Name of the training reward.
+    """
     reach = tuned[0].difference
     seeds = f"{reach.num_seeds} training seed{'s' if reach.num_seeds > 1 else ''} per variant"
-    return _answer(tuned), (
-        f"Training reward on {prompts_text(reach)}, tuned against base, {seeds}; mean paired "
+    return _answer(tuned, reward), (
+        f"{reward[0].upper()}{reward[1:]} on {prompts_text(reach)}, tuned against base, {seeds}; mean paired "
         f"difference and 95 % interval: {effects_text(tuned)}."
     )
 
 
-def _answer(tuned: Sequence[Comparison]) -> str:
+def _answer(tuned: Sequence[Comparison], reward: str) -> str:
     raised = [c.variant for c in tuned if c.difference.verdict == "above"]
     lowered = [c.variant for c in tuned if c.difference.verdict == "below"]
     if all(c.difference.verdict == "unknown" for c in tuned):
         return "Too few prompts to tell."
     if len(raised) == len(tuned):
-        return "Yes: the training reward rises."
+        return f"Yes: the {reward} rises."
     if len(lowered) == len(tuned):
-        return "No: the training reward falls."
-    start = f"The training reward rises for {_named(raised, tuned)}" if raised else "No improvement is shown"
-    falling = "it falls" if raised else "the training reward falls"
+        return f"No: the {reward} falls."
+    start = f"The {reward} rises for {_named(raised, tuned)}" if raised else "No improvement is shown"
+    falling = "it falls" if raised else f"the {reward} falls"
     return f"{start}; {falling} for {_named(lowered, tuned)}." if lowered else f"{start}."
 
 
@@ -241,25 +261,31 @@ def _named(names: Sequence[str], tuned: Sequence[Comparison]) -> str:
     return f"{len(names)} of {len(tuned)} variants" if len(tuned) > MANY else _listed(names)
 
 
-def order_sentence(pairs: Sequence[PairComparison]) -> str:
-    """Describe which variants differ according to the intervals.
+def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
+    """Describe which variants differ, measure by measure, with the correction for all pairs.
 
     With many variants, only the first is compared with the others. Its place does not depend on the scores; comparing
     with the best variant would be biased, since it is selected by its scores.
+
+    Args:
+        pairs: Measure to its pairs.
     """
-    if len(pairs) > len(list(combinations(range(MANY), 2))):
-        return _order_of_many(pairs)
-    shown = [p for p in pairs if p.difference.verdict in ("above", "below")]
-    if not pairs:
-        return ""
-    if not shown:
-        return "No difference in training reward is shown between the tuned variants."
-    parts = []
-    for p in shown:
-        high, low = (p.first, p.second) if p.difference.verdict == "above" else (p.second, p.first)
-        parts.append(f"{high} above {low}")
-    rest = "" if len(shown) == len(pairs) else " For the other pairs no difference is shown."
-    return f"Training reward of the tuned variants: {_listed(parts)}.{rest}"
+    if not any(pairs.values()):
+        return []
+    if max(map(len, pairs.values())) > len(list(combinations(range(MANY), 2))):
+        return [_order_of_many(measure, found) for measure, found in pairs.items()]
+    sentences, quiet = [], []
+    for measure, found in pairs.items():
+        shown = [p for p in found if p.is_shown]
+        if not shown:
+            quiet.append(measure)
+            continue
+        parts = [f"{_higher(p)} above {_lower(p)}" for p in shown]
+        rest = "" if len(shown) == len(found) else " For the other pairs no difference is shown."
+        sentences.append(f"Tuned variants, {measure}: {_listed(parts)}.{rest}")
+    if quiet:
+        sentences.append(f"Tuned variants, {_listed(quiet)}: no difference between them is shown.")
+    return sentences
 
 
 def with_first(pairs: Sequence[PairComparison]) -> list[PairComparison]:
@@ -267,14 +293,20 @@ def with_first(pairs: Sequence[PairComparison]) -> list[PairComparison]:
     return [p for p in pairs if p.second == pairs[0].second]
 
 
-def _order_of_many(pairs: Sequence[PairComparison]) -> str:
+def _higher(pair: PairComparison) -> str:
+    return pair.first if pair.difference.mean > 0 else pair.second
+
+
+def _lower(pair: PairComparison) -> str:
+    return pair.second if pair.difference.mean > 0 else pair.first
+
+
+def _order_of_many(measure: str, pairs: Sequence[PairComparison]) -> str:
     against = [(p.first, p.difference) for p in with_first(pairs)]
-    apart = sum(p.difference.verdict in ("above", "below") for p in pairs)
-    by_chance = round((1 - LEVEL) * len(pairs))
+    apart = sum(p.is_shown for p in pairs)
     return (
-        f"Training reward of the tuned variants compared with {pairs[0].second}, the first one: {_summed_up(against)}. "
-        f"Of all {len(pairs)} pairs of variants, {apart} have an interval on one side of zero; about {by_chance} would "
-        "by chance if no two variants differed."
+        f"Tuned variants compared with {pairs[0].second}, the first one, {measure}: {_summed_up(against)}. "
+        f"Of all {len(pairs)} pairs of variants, {apart} differ with the correction for all pairs."
     )
 
 

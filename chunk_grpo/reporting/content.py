@@ -21,7 +21,7 @@ from chunk_grpo.reporting.comparisons import (
     Comparison,
     Comparisons,
     headline,
-    order_sentence,
+    order_sentences,
     verdicts_text,
 )
 from chunk_grpo.reporting.evidence import (
@@ -35,6 +35,7 @@ from chunk_grpo.reporting.evidence import (
     Source,
     TrainingSettings,
 )
+from chunk_grpo.reporting.flips import flips_of
 from chunk_grpo.reporting.gallery import Grid
 from chunk_grpo.reporting.official_benchmarks import benchmarks_not_run
 from chunk_grpo.reporting.series import Curve
@@ -85,17 +86,21 @@ class Content:
         prompts = _held_out(book, evidence.prompts, settings.scorers[0])
         main = Comparisons(book, prompts, settings)
         measures = (REWARD, *settings.scorers)
+        shown = settings.measures
         self.comparisons = [
             main.against_base(v, mode, m) for m in measures for v in settings.variants for mode in MODES
         ]
         self.base = {m: main.base_mean(m) for m in measures}
-        self.pairs = main.between_variants()
+        self.pairs = {m: main.between_variants(m) for m in shown}
         tuned = [c for c in self.comparisons if (c.mode, c.measure) == ("tuned", REWARD)]
-        self.answer, self.sentence = headline(tuned)
-        self.remarks = _remarks(self.comparisons, settings, order_sentence(self.pairs))
-        self.method = METHOD.format(draws=settings.bootstrap_samples)
-        self.preference = tables.policy_table(main, settings.variants, measures)
-        self.grids = _grids(evidence, settings, prompts, book)
+        self.answer, self.sentence = headline(tuned, settings.label(REWARD))
+        named = {settings.label(m): pairs for m, pairs in self.pairs.items()}
+        self.remarks = [*_remarks(self.comparisons, settings), *order_sentences(named)]
+        self.method = METHOD
+        self.preference = tables.policy_table(main, settings.variants, shown, settings.label)
+        texts = _texts(evidence)
+        self.grids = _grids(evidence, settings, prompts, book, texts)
+        self.flips = flips_of(evidence, settings, prompts, book, texts)
 
     def _judge(self, evidence: Evidence, book: ScoreBook) -> None:
         """Scores by category and on other splits, and experiments of the paper that this run lacks."""
@@ -153,11 +158,19 @@ def _held_out(book: ScoreBook, source: Source, scorer: str) -> ScoredPrompts:
     return prompts
 
 
-def _grids(
-    evidence: Evidence, settings: ReportSettings, prompts: ScoredPrompts, book: ScoreBook
-) -> list[Grid]:
+def _texts(evidence: Evidence) -> dict[str, str]:
+    """Prompt id to prompt."""
     table = evidence.prompts.table
-    texts = dict(zip(table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
+    return dict(zip(table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
+
+
+def _grids(
+    evidence: Evidence,
+    settings: ReportSettings,
+    prompts: ScoredPrompts,
+    book: ScoreBook,
+    texts: Mapping[str, str],
+) -> list[Grid]:
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
     grids = []
     for number, variants in enumerate(gallery.grid_variants(settings.variants), start=1):
@@ -168,7 +181,7 @@ def _grids(
     return grids
 
 
-def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) -> list[str]:
+def _remarks(found: Sequence[Comparison], settings: ReportSettings) -> list[str]:
     def sentence(start: str, mode: str, measure: str) -> str:
         return f"{start}: {verdicts_text([c for c in found if (c.mode, c.measure) == (mode, measure)])}."
 
@@ -176,7 +189,7 @@ def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) 
     outside = [scorer for scorer in settings.scorers if scorer not in settings.rewards]
     moved = {c.measure for c in found if c.mode == "tuned" and c.difference.verdict != "none"}
     quiet = [scorer for scorer in outside if scorer not in moved] if len(outside) > FEW_SCORERS else []
-    remarks = [sentence(f"{hybrid}, training reward", "hybrid", REWARD)]
+    remarks = [sentence(f"{hybrid}, {settings.label(REWARD)}", "hybrid", REWARD)]
     for scorer in outside:
         if scorer not in quiet:
             start = f"{scorer}, which is not part of the reward, tuned against base"
@@ -184,7 +197,7 @@ def _remarks(found: Sequence[Comparison], settings: ReportSettings, order: str) 
     if quiet:
         start = "Scorers that are not part of the reward and show no difference between any tuned variant and the base"
         remarks.append(f"{start}: {', '.join(quiet)}.")
-    return [*remarks, *([order] if order else [])]
+    return remarks
 
 
 def _facts(runs: Sequence[RunManifest], settings: ReportSettings) -> tuple[tuple[str, str], ...]:

@@ -104,9 +104,8 @@ class ReportSettings:
         base_steps: Number of last steps that the base model takes in the mode "hybrid".
         shown_plan: Plan whose chunks shade the profile.
         guided_plan: Guided plan to show for comparison, if there is one.
-        bootstrap_samples: Bootstrap draws per interval.
         grid_prompts: Number of prompts in the image grid.
-        seed: Seed of the bootstrap and of the choice of grid prompts.
+        seed: Seed of the choice of grid prompts.
         train_seeds: Seeds of the training runs.
         image_seed: Seed of the noise of the evaluation images.
         parameters: All parameters as YAML.
@@ -126,7 +125,6 @@ class ReportSettings:
     base_steps: int
     shown_plan: str
     guided_plan: str | None
-    bootstrap_samples: int
     grid_prompts: int
     seed: int
     train_seeds: tuple[int, ...]
@@ -137,6 +135,23 @@ class ReportSettings:
     def scorers(self) -> tuple[str, ...]:
         """Scorers of the eval split, on which policies are compared."""
         return tuple(use.name for use in self.measured if "eval" in use.splits)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """`REWARD`, and the scorers of the eval split. A reward that is one of these scorers stands for it."""
+        return (REWARD, *(name for name in self.scorers if name != self._only_reward))
+
+    def label(self, measure: str) -> str:
+        """Name of a measure; that of the training reward has its scorer if it is a single one."""
+        if measure != REWARD or self._only_reward is None:
+            return measure
+        return f"{REWARD} {self._only_reward}"
+
+    @property
+    def _only_reward(self) -> str | None:
+        """The scorer whose scores are the training reward, if there is one."""
+        names = [name for name, weight in self.rewards.items() if weight == 1]
+        return names[0] if len(names) == len(self.rewards) == 1 else None
 
 
 @dataclass(frozen=True)

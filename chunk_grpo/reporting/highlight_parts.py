@@ -198,11 +198,16 @@ def scores_highlight(
             f"{prompts}: no prompt with split={EVAL} was scored for the base; run the generate and score stages again"
         )
     against = Comparisons(book, held_out, replace(settings, variants=scored))
-    measures = (REWARD, *settings.scorers)
+    measures = settings.measures
     drawn = {m: [against.against_base(v, mode, m) for v in scored for mode in MODES] for m in measures[:2]}
-    answer, sentence = headline([c for c in drawn[REWARD] if c.mode == "tuned"])
+    answer, sentence = headline([c for c in drawn[REWARD] if c.mode == "tuned"], settings.label(REWARD))
     draws = [
-        partial(plots.draw_differences, rows=rows, variants=settings.variants, title=f"{m}, {FROM_BASE}")
+        partial(
+            plots.draw_differences,
+            rows=rows,
+            variants=settings.variants,
+            title=f"{settings.label(m)}, {FROM_BASE}",
+        )
         for m, rows in drawn.items()
     ]
     picture = plot_uri(png(draws, (HALF[0], max(HALF[1], MARGINS + ROW * len(drawn[REWARD])))))
@@ -212,10 +217,10 @@ def scores_highlight(
         f"![Differences from the base model with 95 % intervals: {' and '.join(drawn)}]({picture})",
         "Below each mean: the difference from the base and its 95 % interval. Filled dots: tuned; hollow: hybrid.",
     ]
-    for table in tables.in_parts(tables.policy_table(against, scored, measures)):
+    for table in tables.in_parts(tables.policy_table(against, scored, measures, settings.label)):
         # Three short lines per cell keep the table narrow: pages that scroll tables sideways hide the last columns.
         parts.append(tables.to_markdown(table).replace(" (", "<br>("))
-    parts.append(METHOD.format(draws=settings.bootstrap_samples))
+    parts.append(METHOD)
     return Highlight("scores", "Scores against the base", "\n\n".join(parts))
 
 

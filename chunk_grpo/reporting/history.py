@@ -15,7 +15,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from chunk_grpo.artifacts import SchemaName, read_table, table_from_rows
@@ -155,8 +154,7 @@ def measure(workspace: Path, evaluation: Evaluation) -> Measured:
         values = book.values(score.policy, score.mode, score.scorer, of.ids)
         samples = book.samples(score.scorer, of.ids)
         images = [len(values) * len(samples[prompt_id]) for prompt_id in of.ids]
-        generator = np.random.default_rng(settings.seed)
-        interval = crossed_interval(values, settings.bootstrap_samples, generator, None, of.captions)
+        interval = crossed_interval(values, None, of.captions)
         rows.append(
             HistoryRow(
                 **asdict(evaluation),

@@ -29,8 +29,6 @@ ALPHA = 0.01
 """Probability that any score counts as moved in an evaluation in which nothing changed."""
 MIN_CAPTIONS = 8
 """Least number of distinct captions to compare: the signs of fewer differences are equal by chance too often."""
-DRAWS = 2_000
-"""Bootstrap draws per interval."""
 
 METHOD = (
     "A score is compared with its reference: the evaluation in which it last moved or its scorer changed, or the first "
@@ -49,7 +47,6 @@ def compare(
     measured: Measured,
     earlier: Sequence[HistoryRow],
     read_means: Callable[[str], pa.Table],
-    draws: int = DRAWS,
 ) -> tuple[HistoryRow, ...]:
     """Compare each score with its reference.
 
@@ -57,7 +54,6 @@ def compare(
         measured: The newest evaluation.
         earlier: Earlier rows of the history, in order of time; no row of the same evaluation.
         read_means: Evaluation name to its table evaluation_prompts; called once for each reference.
-        draws: Bootstrap draws per interval.
 
     Returns:
         The rows of `measured` with change, reference, difference, band and p_value.
@@ -72,8 +68,7 @@ def compare(
     }
     count = sum(_change(of) == "none" for of in differences.values())
     return tuple(
-        _compared(row, differences[row.score], count, draws) if row.score in differences else row
-        for row in rows
+        _compared(row, differences[row.score], count) if row.score in differences else row for row in rows
     )
 
 
@@ -110,13 +105,13 @@ def _change(differences: Means) -> Change:
     return "unknown" if len({caption for _, caption in differences}) < MIN_CAPTIONS else "none"
 
 
-def _compared(row: HistoryRow, differences: Means, count: int, draws: int) -> HistoryRow:
+def _compared(row: HistoryRow, differences: Means, count: int) -> HistoryRow:
     """The row with the result of its comparison, one of `count` that take an interval."""
     row = replace(row, change=_change(differences))
     if row.change == "prompts":
         return row
     values, captions = np.array([list(differences.values())]), [caption for _, caption in differences]
-    found = crossed_interval(values, draws, np.random.default_rng(0), None, captions)
+    found = crossed_interval(values, None, captions)
     row = replace(row, difference=found.mean)
     if row.change != "none":
         return row

@@ -68,7 +68,6 @@ def settings_from(params: Params) -> ReportSettings:
         base_steps=params.generate.base_steps,
         shown_plan=shown,
         guided_plan=guided[0] if guided else None,
-        bootstrap_samples=params.report.bootstrap_samples,
         grid_prompts=params.report.grid_prompts,
         seed=params.report.seed,
         train_seeds=params.train.seeds,

@@ -15,9 +15,9 @@ from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves
-from chunk_grpo.reporting.evidence import MODES, REWARD, Evidence, ReportSettings
+from chunk_grpo.reporting.evidence import BASE, MODES, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
-from chunk_grpo.reporting.gallery import VISIBLE, grid_png
+from chunk_grpo.reporting.gallery import VISIBLE, Column, grid_png
 from chunk_grpo.reporting.reward_hacking import watched
 from chunk_grpo.reporting.series import csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
@@ -106,8 +106,8 @@ def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -
         "in_parts": tables.in_parts,
         "duration": lambda seconds: tables.duration(seconds).replace(" ", NO_BREAK),
         "prompts_text": prompts_text,
-        "pairs": tables.pairs_table,
-        "with_first": with_first,
+        "pairs": partial(tables.pairs_table, label=content.settings.label),
+        "with_first": lambda pairs: {measure: with_first(found) for measure, found in pairs.items()},
     }
     environment.globals |= {
         "c": content,
@@ -130,20 +130,26 @@ def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -
 
 
 def grid_pictures(content: Content) -> dict[str, bytes]:
-    """PNG files of the image grid for the Markdown: each part, and its prompts without visible change."""
+    """PNG files for the Markdown: each part of the image grid, its prompts without visible change, and the flips."""
     parts = {grid.name: (grid, grid.changed) for grid in content.grids}
     parts |= {f"{grid.name}-unchanged": (grid, grid.unchanged) for grid in content.grids}
-    return {f"{name}.png": grid_png(rows, grid.columns) for name, (grid, rows) in parts.items() if rows}
+    found = {f"{name}.png": grid_png(rows, grid.columns) for name, (grid, rows) in parts.items() if rows}
+    if content.flips is not None:
+        columns = (Column(BASE, BASE), Column(content.flips.variant, "tuned"))
+        for name, shown in (("won", content.flips.won_rows), ("lost", content.flips.lost_rows)):
+            found |= {f"{name}.png": grid_png(shown, columns)} if shown else {}
+    return found
 
 
 def difference_figure(content: Content) -> Figure:
     """Differences from the base: the training reward first, then each scorer; panels grow with their rows."""
     variants = content.settings.variants
     panels: list[tuple[Draw, str]] = []
-    for measure in (REWARD, *content.settings.scorers):
+    for measure in content.settings.measures:
         rows = [c for c in content.comparisons if c.measure == measure]
-        draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{measure}, {FROM_BASE}")
-        label = f"Differences from the base model on {measure}, with 95 % intervals; the table below has the numbers."
+        name = content.settings.label(measure)
+        draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{name}, {FROM_BASE}")
+        label = f"Differences from the base model on {name}, with 95 % intervals; the table below has the numbers."
         panels.append((draw, label))
     height = max(HALF[1], MARGINS + ROW * len(variants) * len(MODES))
     return Figure(panels, (HALF[0], height), columns=2, legend=False)
@@ -225,7 +231,12 @@ def plot_files(content: Content) -> dict[str, str]:
             ((variant, *astuple(use)) for variant, uses in content.uses.items() for use in uses),
         ),
         "plots/pairs.csv": csv_text(
-            ("first", "second", *ends), ((p.first, p.second, *_ends(p.difference)) for p in content.pairs)
+            ("measure", "first", "second", *ends, "p_value"),
+            (
+                (p.measure, p.first, p.second, *_ends(p.difference), p.p_value)
+                for pairs in content.pairs.values()
+                for p in pairs
+            ),
         ),
         "plots/differences.csv": csv_text(
             ("variant", "mode", "measure", "mean", *ends),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -98,7 +98,12 @@ def difference_cell(mean: float, difference: Interval) -> Cell:
     return Cell(number(mean), signed(difference.mean), interval_text(difference), difference.verdict)
 
 
-def policy_table(comparisons: Comparisons, variants: Sequence[str], measures: Sequence[str]) -> Table:
+def policy_table(
+    comparisons: Comparisons,
+    variants: Sequence[str],
+    measures: Sequence[str],
+    label: Callable[[str], str] = str,
+) -> Table:
     """Table in the layout of the paper's Table 1: rows are base and variants, columns are measures."""
     base = tuple(Cell(number(comparisons.base_mean(m).mean)) for m in measures)
     rows = [Row("base", base, mode=BASE)]
@@ -107,7 +112,7 @@ def policy_table(comparisons: Comparisons, variants: Sequence[str], measures: Se
             found = [comparisons.against_base(variant, mode, m) for m in measures]
             cells = tuple(difference_cell(c.mean, c.difference) for c in found)
             rows.append(Row(f"{variant}, {mode}", cells, variant, mode))
-    return Table(("policy", *measures), tuple(rows))
+    return Table(("policy", *map(label, measures)), tuple(rows))
 
 
 def in_parts(table: Table) -> list[Table]:
@@ -124,13 +129,20 @@ def in_parts(table: Table) -> list[Table]:
     ]
 
 
-def pairs_table(pairs: Sequence[PairComparison]) -> Table:
-    """Differences in training reward between tuned variants."""
+def pairs_table(pairs: Mapping[str, Sequence[PairComparison]], label: Callable[[str], str] = str) -> Table:
+    """Differences between tuned variants, one column per measure; a verdict needs the correction for all pairs."""
     rows = []
-    for p in pairs:
-        mean = Cell(signed(p.difference.mean), verdict=p.difference.verdict)
-        rows.append(Row(f"{p.first} − {p.second}", (mean, Cell(interval_text(p.difference)))))
-    return Table(("tuned variants", "difference", "95 % interval"), tuple(rows))
+    for of_pair in zip(*pairs.values(), strict=True):
+        cells = (
+            Cell(
+                signed(p.difference.mean),
+                verdict=p.difference.verdict if p.is_shown else "none",
+                note=interval_text(p.difference),
+            )
+            for p in of_pair
+        )
+        rows.append(Row(f"{of_pair[0].first} − {of_pair[0].second}", tuple(cells)))
+    return Table(("tuned variants", *map(label, pairs)), tuple(rows))
 
 
 def category_table(

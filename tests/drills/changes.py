@@ -82,7 +82,7 @@ def small(params: Mapping[str, Any]) -> dict[str, Any]:
     result["train"] |= {"seeds": [0], "iterations": 1, "prompts_per_iteration": 2, "group_size": 2}
     result["train"]["heldout"] |= {"num_prompts": 1, "images_per_prompt": 1, "scorers": []}
     result["generate"] |= {"num_steps": 3, "base_steps": 1, "images_per_prompt": 1}
-    result["report"] |= {"bootstrap_samples": 100, "grid_prompts": 1}
+    result["report"] |= {"grid_prompts": 1}
     result["trackers"] = []
     return result
 

@@ -234,7 +234,7 @@ def write_run(
         write_json(manifest(stage, minute, 3.2 + 41.7 * minute), root / "runs" / f"{stage}.json")
     params = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     title = "Synthetic data, to test the report"
-    params["report"] |= {"title": title, "bootstrap_samples": 500, "grid_prompts": 4}
+    params["report"] |= {"title": title, "grid_prompts": 4}
     params["train"]["iterations"] = 30
     params["variants"] = {v: params["variants"].get(v, params["variants"]["dance"]) for v in variants}
     (root / "params.yaml").write_text(json.dumps(params))

@@ -71,7 +71,6 @@ def write_workspace(root: Path, case: Case = Case()) -> Path:
     params["train"]["heldout"]["scorers"] = ["shapes-exact"]
     params["train"]["seeds"] = [0, 1]
     params["generate"]["seed"] = case.image_seed
-    params["report"]["bootstrap_samples"] = 200
     (root / "params.yaml").write_text(json.dumps(params))
     return root
 

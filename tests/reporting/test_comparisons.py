@@ -1,24 +1,29 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import (
     Comparison,
+    Comparisons,
     PairComparison,
     effects_text,
     headline,
     interval_text,
     number,
-    order_sentence,
+    order_sentences,
     signed,
     verdicts_text,
 )
 from chunk_grpo.reporting.evidence import REWARD, LeftOut, ScoreBook, ScoredPrompts, Source
-from chunk_grpo.reporting.statistics import Interval
+from chunk_grpo.reporting.statistics import Interval, holm
 
 Values = Mapping[tuple[int, str, int], float | None]
 
@@ -109,11 +114,31 @@ def test_variants_with_the_same_verdict_share_a_phrase() -> None:
 
 
 def test_no_order_beyond_the_intervals() -> None:
-    unclear = PairComparison("chunk", "dance", interval(-0.1, 0.2))
-    assert "No difference" in order_sentence([unclear])
-    found = order_sentence([unclear, PairComparison("ws", "dance", interval(-0.3, -0.1))])
-    assert "dance above ws" in found and "chunk" not in found
-    assert order_sentence([]) == ""
+    unclear = PairComparison("chunk", "dance", REWARD, interval(-0.1, 0.2), 0.4)
+    (nothing,) = order_sentences({REWARD: [unclear], "x": [unclear]})
+    assert "no difference" in nothing and "x" in nothing
+    lower = PairComparison("ws", "dance", REWARD, interval(-0.3, -0.1), 0.03)
+    first, second = order_sentences({REWARD: [unclear, lower], "x": [unclear, replace(lower, p_value=0.06)]})
+    assert "dance above ws" in first and "chunk" not in first
+    assert "no difference" in second
+    assert order_sentences({REWARD: []}) == []
+
+
+def test_pairs_are_corrected_for_each_other() -> None:
+    draws, names = np.random.default_rng(0), ("a", "b", "c")
+    keys = [(seed, prompt_id, 0) for seed in (0, 1) for prompt_id in ("p", "q")]
+    sources = {
+        (name, "x"): source(name, "tuned", "x", dict(zip(keys, draws.normal(size=4), strict=True)))
+        for name in names
+    }
+    base = source("base", "base", "x", {(-1, prompt_id, 0): 0.0 for prompt_id in ("p", "q")})
+    scores = ScoreBook({("base", "x"): base, **sources}, {"x": 1.0})
+    settings: Any = SimpleNamespace(variants=names)
+    pairs = Comparisons(scores, PROMPTS, settings).between_variants("x")
+    assert [(p.first, p.second) for p in pairs] == [("b", "a"), ("c", "a"), ("c", "b")]
+    assert [p.p_value for p in pairs] == holm([p.difference.p_value for p in pairs])
+    values = {name: scores.values(name, "tuned", "x", ["p", "q"]) for name in names}
+    assert pairs[1].difference.mean == pytest.approx((values["c"] - values["a"]).mean())
 
 
 def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:

@@ -13,7 +13,7 @@ from chunk_grpo.reporting.comparisons import (
     PairComparison,
     effects_text,
     headline,
-    order_sentence,
+    order_sentences,
     with_first,
 )
 from chunk_grpo.reporting.evidence import REWARD
@@ -39,7 +39,7 @@ def pairs(count: int) -> list[PairComparison]:
     """Pairs of `count` variants: number i is 0.05 x (i - j) above number j, with intervals of +-0.1."""
     names = NAMES[:count]
     return [
-        PairComparison(names[i], names[j], interval(0.05 * (i - j), 0.1))
+        PairComparison(names[i], names[j], REWARD, interval(0.05 * (i - j), 0.1), 0.04 if i - j > 2 else 0.2)
         for j in range(count)
         for i in range(j + 1, count)
     ]
@@ -103,7 +103,12 @@ def test_many_effects_are_counted() -> None:
 def test_of_many_pairs_those_with_the_first_variant_are_told() -> None:
     found = pairs(7)
     assert [p.first for p in with_first(found)] == list(NAMES[1:7])
-    # Above zero from a distance of 3 on: 4 + 3 + 2 + 1 pairs; 5 % of 21 is 1.
-    numbers = re.findall(r"\d of 6|all 21|, 10 have|about 1 ", order_sentence(found))
-    assert numbers == ["4 of 6", "2 of 6", "all 21", ", 10 have", "about 1 "]
-    assert "v3 above v0" in order_sentence(pairs(6))
+    # Above zero from a distance of 3 on: 4 + 3 + 2 + 1 pairs.
+    (sentence,) = order_sentences({REWARD: found})
+    assert re.findall(r"\d of 6|all 21|, 10 differ", sentence) == [
+        "4 of 6",
+        "2 of 6",
+        "all 21",
+        ", 10 differ",
+    ]
+    assert "v3 above v0" in order_sentences({REWARD: pairs(6)})[0]

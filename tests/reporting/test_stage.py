@@ -17,6 +17,7 @@ from .conftest import Run, plan_rows, write_run
 FILES = {
     *("index.html", "report.md", "summary.json"),
     *("differences.png", "grid.png", "profile.png", "curves.png", "training.png"),
+    *("won.png", "lost.png"),
     *(f"plots/{name}.csv" for name in ("chunk_draws", "differences", "how_trained", "l1_profile", "pairs")),
     *(f"plots/{name}.csv" for name in ("reward_curves", "training", "watched")),
 }
@@ -74,7 +75,8 @@ def test_the_page_is_self_contained_and_well_formed(files: dict[str, bytes]) -> 
     assert not re.search(r'(src|href)="(?!data:|#)', html.replace('xlink:href="#', 'href="#'))
     assert "url(http" not in html
     assert "train@of-earlier-parameters" not in html
-    assert html.count("<img") == 4 * 7
+    grid, flips = 4 * 7, 2 * len(re.findall(r"<li><span>", html))
+    assert html.count("<img") == grid + flips
 
 
 def test_page_and_markdown_have_the_same_parts(files: dict[str, bytes]) -> None:

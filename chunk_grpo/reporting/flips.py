@@ -1,0 +1,90 @@
+"""Images that training made right, and images that it made wrong, by a scorer that says 1 or 0.
+
+Counted are the first image of each prompt, by the base and by the tuned policy of the last variant with its lowest
+training seed. Shown are prompts in a random order that depends on the report's seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from chunk_grpo.reporting.evidence import BASE, Evidence, ReportSettings, ScoreBook, ScoredPrompts
+from chunk_grpo.reporting.gallery import Column, GridRow, first_images, grid_rows
+
+RIGHT, WRONG = 1.0, 0.0
+SHOWN = 4
+"""Largest number of prompts shown on each side."""
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Prompts whose image changed from wrong to right, or from right to wrong.
+
+    Attributes:
+        scorer: Scorer of the images, with scores 0 and 1.
+        variant: The tuned variant.
+        total: Number of prompts whose images are compared.
+        won: Number of prompts with a wrong image by the base and a right one by the tuned policy.
+        lost: Number of prompts with the reverse.
+        won_rows: Some of them, with the images of base and tuned policy.
+        lost_rows: The same of the lost ones.
+    """
+
+    scorer: str
+    variant: str
+    total: int
+    won: int
+    lost: int
+    won_rows: tuple[GridRow, ...]
+    lost_rows: tuple[GridRow, ...]
+
+
+def flips_of(
+    evidence: Evidence,
+    settings: ReportSettings,
+    prompts: ScoredPrompts,
+    book: ScoreBook,
+    texts: Mapping[str, str],
+) -> Flips | None:
+    """Flips of the last variant, or None if no scorer of the eval split has scores of 0 and 1 alone.
+
+    Args:
+        evidence: The tables behind the report.
+        settings: Settings of the report.
+        prompts: Prompts of the eval split.
+        book: The scores.
+        texts: Prompt id to prompt.
+    """
+    variant = settings.variants[-1]
+    columns = (Column(BASE, BASE), Column(variant, "tuned"))
+    for scorer in settings.scorers:
+        before, after = (_first_scores(book, column, scorer, prompts) for column in columns)
+        if {*before.values(), *after.values()} <= {RIGHT, WRONG}:
+            break
+    else:
+        return None
+    order = np.random.default_rng(settings.seed).permutation(len(prompts.ids))
+    both = [name for name in (prompts.ids[i] for i in order) if name in before and name in after]
+    won = [name for name in both if before[name] < after[name]]
+    lost = [name for name in both if before[name] > after[name]]
+
+    def rows(names: list[str]) -> tuple[GridRow, ...]:
+        chosen = list({texts[name]: name for name in names}.values())[:SHOWN]
+        images = {column.policy: first_images(evidence.images[column.policy], chosen) for column in columns}
+        return tuple(grid_rows(chosen, columns, images, texts, book, (scorer,)))
+
+    return Flips(scorer, variant, len(both), len(won), len(lost), rows(won), rows(lost))
+
+
+def _first_scores(book: ScoreBook, column: Column, scorer: str, prompts: ScoredPrompts) -> dict[str, float]:
+    """Score of sample 0 of each prompt, of the lowest training seed; without prompts of which any is refused."""
+    seed = book.train_seeds(column.policy, column.mode, scorer)[0]
+    samples = book.samples(scorer, prompts.ids)
+    return {
+        name: book.one(column.policy, column.mode, scorer, seed, (name, 0))
+        for name in prompts.ids
+        if samples[name][:1] == [0]
+    }

@@ -1,0 +1,97 @@
+"""Images that became right or wrong: what is counted, and which are shown."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chunk_grpo.artifacts import table_from_rows, write_table
+from chunk_grpo.reporting import flips
+from chunk_grpo.reporting.evidence import ScoreBook, ScoredPrompts, Source
+from chunk_grpo.reporting.flips import Flips, flips_of
+from tests.reporting.test_gallery import png
+
+IDS = tuple("abcdef")
+CAPTIONS = ("A", "B", "C", "D", "A", "F")
+PROMPTS = ScoredPrompts(IDS, ("x",) * 6, CAPTIONS)
+BASE_SCORES = dict(zip(IDS, (0, 0, 1, 1, 0, 1), strict=True))
+TUNED_SCORES = dict(zip(IDS, (1, 0, 0, 1, 1, 1), strict=True))
+
+
+def scores(policy: str, mode: str, of: Mapping[int, Mapping[str, float | None]]) -> Source:
+    """Scores of samples 0 and 1 by training seed; those of sample 1 are the reverse."""
+    rows = [
+        {
+            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": name, "sample": sample, "scorer": "s",
+            "metric": "score", "value": value if value is None or sample == 0 else 1 - value,
+            "refusal": "no answer" if value is None else None,
+        }
+        for seed, values in of.items()
+        for name, value in values.items()
+        for sample in (0, 1)
+    ]  # fmt: skip
+    return Source(f"scores/{policy}/s.parquet", table_from_rows(rows, "scores"))
+
+
+def images(folder: Path, policy: str, mode: str, seeds: tuple[int, ...]) -> str:
+    rows = [
+        {
+            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": name, "sample": 0, "seed": 5,
+            "image": {"bytes": png(8), "path": "a.png"},
+        }
+        for seed in seeds
+        for name in IDS
+    ]  # fmt: skip
+    path = folder / f"{policy}.parquet"
+    write_table(table_from_rows(rows, "images"), path, "images")
+    return str(path)
+
+
+def found(folder: Path, tuned: Mapping[str, float | None] = TUNED_SCORES, seed: int = 0) -> Flips | None:
+    """Flips of two training seeds, of which the second one would count otherwise."""
+    other = dict.fromkeys(IDS, 0.0)
+    sources = {
+        ("base", "s"): scores("base", "base", {-1: BASE_SCORES}),
+        ("v", "s"): scores("v", "tuned", {1: tuned, 2: other}),
+    }
+    paths = {"base": images(folder, "base", "base", (-1,)), "v": images(folder, "v", "tuned", (2, 1))}
+    settings: Any = SimpleNamespace(variants=("u", "v"), scorers=("s",), seed=seed)
+    evidence: Any = SimpleNamespace(images=paths)
+    book = ScoreBook(sources, {"s": 1.0})
+    return flips_of(evidence, settings, PROMPTS, book, dict(zip(IDS, CAPTIONS, strict=True)))
+
+
+def test_counts_are_of_the_first_images_and_the_lowest_seed(tmp_path: Path) -> None:
+    flips = found(tmp_path)
+    assert flips is not None
+    assert (flips.scorer, flips.variant, flips.total, flips.won, flips.lost) == ("s", "v", 6, 2, 1)
+    # Prompts a and e became right; they have one caption, which is shown once.
+    assert [row.prompt for row in flips.won_rows] == ["A"]
+    assert [row.prompt for row in flips.lost_rows] == ["C"]
+    (row,) = flips.lost_rows
+    assert [picture.scores[0].text for picture in row.pictures] == ["1.00", "0.00"]
+
+
+def test_shown_prompts_depend_on_the_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flips, "SHOWN", 1)
+    tuned = {**TUNED_SCORES, "b": 1}
+    shown = set()
+    for seed in range(8):
+        one, again = found(tmp_path, tuned, seed), found(tmp_path, tuned, seed)
+        assert one is not None and again is not None
+        assert [row.prompt for row in one.won_rows] == [row.prompt for row in again.won_rows]
+        shown |= {row.prompt for row in one.won_rows}
+    assert shown == {"A", "B"}
+
+
+def test_a_refused_image_is_not_counted(tmp_path: Path) -> None:
+    flips = found(tmp_path, {**TUNED_SCORES, "c": None})
+    assert flips is not None
+    assert (flips.total, flips.won, flips.lost) == (5, 2, 0)
+    assert flips.lost_rows == ()
+
+
+def test_scores_between_0_and_1_have_no_flips(tmp_path: Path) -> None:
+    assert found(tmp_path, {**TUNED_SCORES, "c": 0.5}) is None
