@@ -1,0 +1,163 @@
+"""Each setting and each number of an iteration gets to where it is used."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from chunk_grpo.core.flow import time_grid
+from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.training import trainer
+from chunk_grpo.training.advantages import advantages_of
+from chunk_grpo.training.chunk_selection import ChunkSelector
+from chunk_grpo.training.ema import ExponentialMovingAverage
+from chunk_grpo.training.heldout import HeldoutSettings, heldout_images
+from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
+from chunk_grpo.training.run import TrainingData
+from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.starts import Iteration, starts_per_prompt
+
+from .conftest import CHUNK_WS, Outcome, method_of, small_params
+
+Train = Callable[..., Outcome]
+QUIET: dict[str, Any] = {"heldout": {"every": 10, "num_prompts": 1, "images_per_prompt": 1}, "kl_coef": 0.0}
+BRANCHING = {"objective": "step", "plan": "step", "branching": {"points": 2, "children": 3}, "fraction": 1.0}
+
+
+def test_each_iteration_draws_its_own_prompts(
+    train: Train, data: TrainingData, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def recording(family: Any, method: Any, iteration: Iteration, *rest: Any) -> Experience:
+        seen.append(list(iteration.prompts.ids))
+        return collect_experience(family, method, iteration, *rest)
+
+    monkeypatch.setattr(trainer, "collect_experience", recording)
+    train(tmp_path, seed=3, iterations=3, **QUIET)
+    drawn = [prompts_of_iteration(number, 2, len(data.prompts), 3) for number in range(3)]
+    assert seen == [[data.prompts.ids[i] for i in rows] for rows in drawn]
+    assert len({tuple(names) for names in seen}) > 1
+
+
+def test_weight_decay_shrinks_the_weights(
+    train: Train, policy: Callable[[], FluxFamily], tmp_path: Any
+) -> None:
+    """One AdamW step takes the learning rate times the decay off each weight, beside its step."""
+    rate, decay = 1e-4, 100.0
+    run = {"iterations": 1, "updates_per_iteration": 1, "learning_rate": rate, **QUIET}
+    plain, decayed = (train(tmp_path / f"{d}", weight_decay=d, **run).weights for d in (0.0, decay))
+    for name, before in policy().transformer.state_dict().items():
+        assert torch.allclose(decayed[name] - plain[name], -rate * decay * before, rtol=1e-3, atol=1e-6)
+
+
+def test_a_gradient_is_clipped_to_its_norm() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert Processes().clip_gradient([weight], 0.5) == pytest.approx(5.0)
+    assert weight.grad.tolist() == pytest.approx([0.3, 0.4], rel=1e-4)
+    assert Processes().clip_gradient([weight], 10.0) == pytest.approx(0.5, rel=1e-4)
+    assert weight.grad.tolist() == pytest.approx([0.3, 0.4], rel=1e-4)
+
+
+def test_the_gradient_is_clipped_to_the_setting(
+    train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    def recording(self: Processes, parameters: Any, max_norm: float) -> float:
+        limits.append(max_norm)
+        return 0.0
+
+    monkeypatch.setattr(Processes, "clip_gradient", recording)
+    train(tmp_path, iterations=1, max_grad_norm=0.25, **QUIET)
+    assert limits == [0.25, 0.25]
+
+
+def test_weights_are_averaged_after_each_update(
+    train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    averaged: list[int] = []
+    update = ExponentialMovingAverage.update
+
+    def counting(self: ExponentialMovingAverage) -> None:
+        averaged.append(1)
+        update(self)
+
+    monkeypatch.setattr(ExponentialMovingAverage, "update", counting)
+    train(tmp_path, iterations=2, updates_per_iteration=2, ema_decay=0.5, **QUIET)
+    assert len(averaged) == 4
+
+
+def test_a_dynamic_plan_follows_the_iteration_in_progress(
+    train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    follow = ChunkSelector.follow
+
+    def recording(self: ChunkSelector, curve: Any, iteration: int) -> dict[str, float]:
+        asked.append(iteration)
+        return follow(self, curve, iteration)
+
+    monkeypatch.setattr(ChunkSelector, "follow", recording)
+    variant = {"objective": "chunk", "plan": "guided", "replan_every": 1}
+    train(tmp_path, variant=variant, iterations=3, **QUIET)
+    assert asked == [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def branched(policy: Callable[[], FluxFamily], data: TrainingData) -> list[Experience]:
+    """Branches of six iterations."""
+    params, family = small_params(BRANCHING), policy()
+    method, settings = method_of(params), RolloutSettings(3, 4, False, True, seed=0, decode_batch_size=4)
+    starts = range(starts_per_prompt(3, method.branching))
+    return [
+        collect_experience(
+            family, method, Iteration(number, data.prompts.rows([1]), starts), data.reward, settings
+        )
+        for number in range(1, 7)
+    ]
+
+
+def test_each_iteration_draws_its_own_branch_points(branched: list[Experience]) -> None:
+    assert len({tuple(made.trajectories.first_step.tolist()) for made in branched}) > 1
+
+
+def test_each_iteration_draws_its_own_noise_of_branches(branched: list[Experience]) -> None:
+    """By the difference of two children, in which their common mean is gone."""
+    steps = [made.trajectories.states[0, 1] - made.trajectories.states[1, 1] for made in branched]
+    directions = torch.stack([(step / step.norm()).flatten() for step in steps])
+    assert float((directions @ directions.T - torch.eye(len(steps))).abs().max()) < 0.5
+
+
+def test_advantages_are_cut_at_the_setting(branched: list[Experience]) -> None:
+    made = branched[0]
+    scores = {name: np.array([0.0, 0.0, 9.0] * 2) for name in made.scores}
+    experience = Experience(made.prompts, made.trajectories, 3, scores, {})
+    weights = dict.fromkeys(made.scores, 1.0)
+    method = method_of(small_params(BRANCHING, advantage_clip=0.5))
+    # Deviations -3, -3, 6 over 5.196: -0.577 and 1.155.
+    assert advantages_of(experience, weights, method).tolist() == pytest.approx([-0.5, -0.5, 0.5] * 2)
+    method = method_of(small_params(BRANCHING, advantage_clip=1.0))
+    assert advantages_of(experience, weights, method).tolist() == pytest.approx(
+        [-0.577, -0.577, 1.0] * 2, abs=1e-3
+    )
+
+
+def test_a_variants_clip_range_is_used_before_that_of_all() -> None:
+    assert method_of(small_params(CHUNK_WS, clip_range=2e-4)).clip_range == 2e-4
+    assert method_of(small_params({**CHUNK_WS, "clip_range": 3e-5}, clip_range=2e-4)).clip_range == 3e-5
+
+
+def test_heldout_images_of_each_prompt_have_their_own_noise(
+    policy: Callable[[], FluxFamily], prompts: PromptSet
+) -> None:
+    alike = prompts.rows([5, 5])
+    named = PromptSet(["one", "two"], alike.texts, alike.metadata, alike.conditioning)
+    one, two = heldout_images(policy(), time_grid(4, 3.0), named, HeldoutSettings(1, 0, 4, 4))
+    assert float(np.abs(one - two).mean()) > 0.01
