@@ -3,9 +3,9 @@
 For trajectory b and chunk j, with the ratio r_bj of `ratios.chunk_ratio` and the n_b selected chunks of b:
 
     J = mean over b of mean over selected j of
-        w_bj * (min(r_bj A_bj, clip(r_bj, 1 - eps_j, 1 + eps_j) A_bj) - beta * mean over t in chunk j of kl_bt)
+        w_bj * min(r_bj A_bj, clip(r_bj, 1 - eps_j, 1 + eps_j) A_bj) - v_bj * beta * mean over t in chunk j of kl_bt
 
-With one plan for all trajectories and w = 1 this is the paper's Eq. (13); with chunks of one step it is Eq. (5).
+With one plan for all trajectories and w = v = 1 this is the paper's Eq. (13); with chunks of one step it is Eq. (5).
 
 The formula is implemented only in this module. `gradient_coefficients` differentiates `chunk_objective`, so a change of
 the formula changes training too. Two rules: J is linear in kl, and values at untrained steps and at chunks that do not
@@ -34,6 +34,7 @@ def chunk_objective(
     kl_coef: float = 0.0,
     weights: Tensor | None = None,
     selected: Tensor | None = None,
+    kl_weights: Tensor | None = None,
 ) -> Tensor:
     """The clipped objective J, to be maximised; the formula is at the top of the module.
 
@@ -48,8 +49,9 @@ def chunk_objective(
         assignment: The chunk of each step.
         kl: Divergence from the reference model at each step, [B, N], or None.
         kl_coef: The paper's beta, at least 0; positive only together with kl.
-        weights: Weight w of each chunk's term, [B, Kmax], at least 0, a constant; None is 1.
+        weights: Weight w of each chunk's clipped term, [B, Kmax], at least 0, a constant; None is 1.
         selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
+        kl_weights: Weight v of each chunk's divergence, like `weights`.
 
     Returns:
         Scalar: the mean over trajectories of the mean over their selected chunks. Weights do not enter the counts.
@@ -63,11 +65,12 @@ def chunk_objective(
     ratio = chunk_ratio(log_probs, old_log_probs, assignment)  # [B, Kmax]
     chosen = _chosen(selected, assignment).to(ratio.device)  # [B, Kmax]
     terms = clipped_terms(ratio, _per_chunk(advantage.detach(), chosen, ratio), clip_range, assignment)
+    value = (terms * _shares(chosen, weights, ratio)).sum()
     if kl is not None:
-        terms = terms - kl_coef * assignment.means(kl)
-    elif kl_coef > 0:
+        return value - kl_coef * (assignment.means(kl) * _shares(chosen, kl_weights, ratio)).sum()
+    if kl_coef > 0:
         raise ValueError(f"kl must be given when kl_coef is positive, got kl_coef {kl_coef} and no kl")
-    return (terms * _shares(chosen, weights, ratio)).sum()
+    return value
 
 
 def gradient_coefficients(
@@ -79,13 +82,14 @@ def gradient_coefficients(
     kl_coef: float = 0.0,
     weights: Tensor | None = None,
     selected: Tensor | None = None,
+    kl_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Derivatives of `chunk_objective` by each step's log-probability and by each step's divergence, as constants.
 
     Paper: the gradient of Eq. (13) with Eq. (14). sum(coefficient * log_prob + kl_coefficient * kl) has the exact
     gradient of the objective and can be backpropagated one (sample, step) at a time, so that a chunk needs the memory
     of a single step. Autograd finds the coefficients on the two tables [B, N] alone. By hand they are
-    w A r m / (B n_b cs_j) and -w beta / (B n_b cs_j) at each step of chunk j, with m = 0 where clipping stops the
+    w A r m / (B n_b cs_j) and -v beta / (B n_b cs_j) at each step of chunk j, with m = 0 where clipping stops the
     gradient and 1 elsewhere.
 
     Args:
@@ -95,8 +99,9 @@ def gradient_coefficients(
         clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
         assignment: The chunk of each step.
         kl_coef: The paper's beta, at least 0.
-        weights: Weight w of each chunk's term, [B, Kmax], at least 0; None is 1.
+        weights: Weight w of each chunk's clipped term, [B, Kmax], at least 0; None is 1.
         selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
+        kl_weights: Weight v of each chunk's divergence, like `weights`.
 
     Returns:
         Coefficients of log_prob and of kl, each [B, N] without gradient and 0 at steps that are untrained or not
@@ -109,7 +114,16 @@ def gradient_coefficients(
         table = log_probs.detach().requires_grad_()  # [B, N]
         kl = torch.zeros_like(table).requires_grad_()  # [B, N]; J is linear in kl, so its value is irrelevant
         value = chunk_objective(
-            table, old_log_probs.detach(), advantage, clip_range, assignment, kl, kl_coef, weights, selected
+            table,
+            old_log_probs.detach(),
+            advantage,
+            clip_range,
+            assignment,
+            kl,
+            kl_coef,
+            weights,
+            selected,
+            kl_weights,
         )
         by_log_prob, by_kl = torch.autograd.grad(value, (table, kl), materialize_grads=True)
     return by_log_prob, by_kl

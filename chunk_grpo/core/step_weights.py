@@ -1,6 +1,7 @@
 """Weights of the steps in a step-level objective. Their mean is 1, which preserves the objective's scale."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -55,15 +56,32 @@ def chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Tensor:
     return chunks.to_steps(per_chunk)
 
 
-WEIGHTS_OF_STEPS: Mapping[StepWeights, Callable[[ChunkAssignment, Tensor, Tensor], Tensor | None]] = (
-    implemented(
-        STEP_WEIGHTS,
-        "core/step_weights.py",
-        {
-            "uniform": lambda chunks, selected, stds: None,
-            "noise": lambda chunks, selected, stds: noise_weights(stds).expand(len(selected), -1),
-            "chunk-size": lambda chunks, selected, stds: chunk_size_weights(chunks, selected),
-        },
-    )
+@dataclass(frozen=True)
+class StepWeightRule:
+    """Weights of the steps.
+
+    Attributes:
+        weights: (drawn chunks, selected [B, Kmax], standard deviations [N]) -> weights [B, N], or None for 1.
+        weighs_kl: Whether they multiply the KL divergence too, or the clipped term alone.
+    """
+
+    weights: Callable[[ChunkAssignment, Tensor, Tensor], Tensor | None]
+    weighs_kl: bool
+
+
+STEP_WEIGHT_RULES: Mapping[StepWeights, StepWeightRule] = implemented(
+    STEP_WEIGHTS,
+    "core/step_weights.py",
+    {
+        "uniform": StepWeightRule(lambda chunks, selected, stds: None, weighs_kl=False),
+        # TempFlow-GRPO, Eq. (8): the weight stands before the clipped term.
+        "noise": StepWeightRule(
+            lambda chunks, selected, stds: noise_weights(stds).expand(len(selected), -1), weighs_kl=False
+        ),
+        # Eq. (13): the mean over a chunk's steps is that of the divergence too.
+        "chunk-size": StepWeightRule(
+            lambda chunks, selected, stds: chunk_size_weights(chunks, selected), weighs_kl=True
+        ),
+    },
 )
-"""By choice: (drawn chunks, selected [B, Kmax], standard deviations [N]) -> weights [B, N], or None for 1."""
+"""Rules by choice."""

@@ -20,7 +20,7 @@ from chunk_grpo.core.chunk_sampling import (
 )
 from chunk_grpo.core.chunking import ChunkPlan, boundary_shift, guided_plan
 from chunk_grpo.core.dynamics import profile_drift, relative_l1
-from chunk_grpo.core.step_weights import WEIGHTS_OF_STEPS
+from chunk_grpo.core.step_weights import STEP_WEIGHT_RULES
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.rollouts import SampledTrajectories
@@ -33,12 +33,14 @@ class TrainedChunks:
     Attributes:
         assignment: Chunk of each step. Each chunk has one importance ratio.
         selected: bool [B, Kmax], whether a chunk is trained.
-        weights: [B, Kmax], weight of each chunk's term in the objective; None: all 1.
+        weights: [B, Kmax], weight of each chunk's clipped term in the objective; None: all 1.
+        kl_weights: [B, Kmax], weight of each chunk's KL divergence; None: all 1.
     """
 
     assignment: ChunkAssignment
     selected: Tensor
     weights: Tensor | None
+    kl_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,22 @@ class ChunkSelector:
         selected = self._draw(candidates, context)  # [B, Kmax]
         corrections = self._corrections(candidates, chunks)  # [B, Kmax] or None
         stds = self._method.grid.transition_stds()  # [N]
-        by_step = WEIGHTS_OF_STEPS[self._method.step_weights](chunks, selected, stds)  # [B, N] or None
+        rule = STEP_WEIGHT_RULES[self._method.step_weights]
+        by_step = rule.weights(chunks, selected, stds)  # [B, N] or None
         trained = RATIO_CHUNKS[self._method.objective](chunks)  # N chunks at most, [B, N]
 
         def of_trained(values: Tensor) -> Tensor:
             """Values [B, Kmax] of the drawn chunks as values of the trained chunks."""
             return values if trained is chunks else trained.means(chunks.to_steps(values))
 
-        weights = None if by_step is None else trained.means(by_step)
-        if corrections is not None:
-            weights = of_trained(corrections) if weights is None else weights * of_trained(corrections)
-        return TrainedChunks(trained, of_trained(selected.to(torch.float64)) > 0, weights)
+        corrected = None if corrections is None else of_trained(corrections)
+        weights = _product(None if by_step is None else trained.means(by_step), corrected)
+        return TrainedChunks(
+            trained,
+            of_trained(selected.to(torch.float64)) > 0,
+            weights,
+            kl_weights=weights if rule.weighs_kl else corrected,
+        )
 
     def _chunks_of(self, trajectories: SampledTrajectories) -> ChunkAssignment:
         """The plan's chunks; chunks of each trajectory (adaptive plan); or single noisy steps (window, branches)."""
@@ -198,3 +205,10 @@ class ChunkSelector:
         count = num_selected(int(drawable.sum()), self._method.fraction)
         factors[drawable] = importance_weights(weights[drawable], count)
         return factors.expand(len(candidates), -1)
+
+
+def _product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Product of two weights, of which None is 1."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first * second

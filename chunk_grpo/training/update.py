@@ -259,6 +259,7 @@ class Update:
             objective.kl_coef,
             chunks.weights,
             chunks.selected,
+            chunks.kl_weights,
         )
 
     def _transition(self, policy: PolicyVelocity, rows: Tensor, steps: Tensor) -> Transition:

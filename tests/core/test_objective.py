@@ -68,10 +68,11 @@ def test_ragged_objective_by_hand():
         double([1, 2, 4], [NAN, 5, NAN]),
         kl_coef=0.1,
         weights=double([0.5, 2], [4, NAN]),
+        kl_weights=double([3, 1], [0.5, NAN]),
     )
     # chunk 0, eps .05: min(2.4, 2.1) and min(-.7, -.95); chunk 1, eps .15: min(3.3, 3.45); KL 1, 3 and 5
-    row_0 = (0.5 * (2.1 - 0.1) + 2 * (3.3 - 0.3)) / 2
-    assert value.item() == pytest.approx((row_0 + 4 * (-0.95 - 0.5)) / 2, abs=1e-14)
+    row_0 = (0.5 * 2.1 - 3 * 0.1 + 2 * 3.3 - 1 * 0.3) / 2
+    assert value.item() == pytest.approx((row_0 - 4 * 0.95 - 0.5 * 0.5) / 2, abs=1e-14)
 
 
 def test_two_steps_as_one_chunk_is_eq_9():
@@ -116,11 +117,14 @@ def test_gradient_coefficients_by_hand():
         ChunkAssignment(torch.tensor([[0, 1, 1], [-1, 0, -1]])),
         kl_coef=0.1,
         weights=double([0.5, 2], [4, NAN]),
+        kl_weights=double([3, 1], [0.5, NAN]),
     )
     # chunk 0 of row 0 is clipped; chunk 1: w A r / (B n cs) = 2 * 3 * 1.1 / (2 * 2 * 2); row 1: 4 * .7 / 2
     torch.testing.assert_close(coefs, double([0, 0.825, 0.825], [0, 1.4, 0]), rtol=0, atol=1e-14)
-    # -w beta / (B n cs)
-    torch.testing.assert_close(kl_coefs, double([-0.0125, -0.025, -0.025], [0, -0.2, 0]), rtol=0, atol=1e-15)
+    # -v beta / (B n cs)
+    torch.testing.assert_close(
+        kl_coefs, double([-0.075, -0.0125, -0.0125], [0, -0.025, 0]), rtol=0, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -143,13 +147,15 @@ def test_the_coefficients_give_the_objectives_gradient_one_item_at_a_time(per_ch
     (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
     advantage = draw(batch, most, seed=3) if per_chunk else draw(batch, seed=3)
     clip_range = draw(most, seed=5).abs() * 0.03 + 0.001 if per_chunk else 0.02
-    weights = draw(batch, most, seed=6).exp() if per_chunk else None
+    weights, kl_weights = (draw(batch, most, seed=s).exp() if per_chunk else None for s in (6, 7))
     selected = some_of(assignment) if choose else None
-    value = chunk_objective(new, old, advantage, clip_range, assignment, kl, 0.3, weights, selected)
+    value = chunk_objective(
+        new, old, advantage, clip_range, assignment, kl, 0.3, weights, selected, kl_weights
+    )
     (expected,) = torch.autograd.grad(value, policy.theta)
 
     coefs, kl_coefs = gradient_coefficients(
-        new, old, advantage, clip_range, assignment, 0.3, weights, selected
+        new, old, advantage, clip_range, assignment, 0.3, weights, selected, kl_weights
     )
     trained = assignment.to_steps((assignment.exists if selected is None else selected).double()) > 0
     assert 0 < (coefs != 0).sum() < trained.sum()  # some chunks are clipped and some are not

@@ -142,6 +142,9 @@ def test_noise_weights_are_those_of_the_steps_that_are_trained():
     assert one.selected.all()
     assert one.weights is not None
     assert torch.allclose(one.weights[:, 0], by_step[torch.arange(B) % N])
+    assert (
+        made.kl_weights is None and one.kl_weights is None
+    )  # Eq. (8) of TempFlow-GRPO weighs the clipped term alone
 
 
 def test_noise_weights_and_importance_weights_multiply():
@@ -151,6 +154,9 @@ def test_noise_weights_and_importance_weights_multiply():
     noisy = select(by_noise)
     assert made.weights is not None and unbiased.weights is not None and noisy.weights is not None
     assert torch.equal(made.weights, noisy.weights * unbiased.weights)
+    assert made.kl_weights is not None and unbiased.kl_weights is not None
+    assert torch.equal(made.kl_weights, unbiased.weights)
+    assert torch.equal(unbiased.kl_weights, unbiased.weights)
 
 
 def test_a_window_trains_its_steps_alone():
@@ -171,13 +177,14 @@ def test_the_control_has_the_gradient_of_the_chunk_objective_at_the_first_update
     log_probs = torch.randn(B, N, dtype=torch.float64)
     advantages = torch.randn(B, dtype=torch.float64)
 
-    def coefficients(made: TrainedChunks) -> torch.Tensor:
-        by_log_prob, _ = gradient_coefficients(
-            log_probs, log_probs, advantages, 0.1, made.assignment, 0.0, made.weights, made.selected
+    def coefficients(made: TrainedChunks) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradient_coefficients(
+            *(log_probs, log_probs, advantages, 0.1, made.assignment, 0.3),
+            *(made.weights, made.selected, made.kl_weights),
         )
-        return by_log_prob
 
-    assert torch.allclose(coefficients(control), coefficients(chunk), rtol=1e-14, atol=0)
+    for by_step, by_chunk in zip(coefficients(control), coefficients(chunk), strict=True):
+        assert torch.allclose(by_step, by_chunk, rtol=1e-14, atol=0)
     assert torch.equal(control.assignment.chunk, torch.tensor([step_plan(N).chunk_of_step()] * B))
 
 

@@ -102,7 +102,9 @@ def make_case(
     advantages = torch.tensor([1.5, -0.7, 0.4, -1.2, 0.9, -0.3], dtype=dtype)
     if advantage_per_chunk:
         advantages = advantages.unsqueeze(1) * torch.randn(exists.shape, generator=stream).to(dtype)
-    factors = torch.rand(exists.shape, generator=stream, dtype=torch.float64) if weights else None
+    factors, of_kl = (
+        torch.rand(exists.shape, generator=stream, dtype=torch.float64) if weights else None for _ in range(2)
+    )
     batch = UpdateBatch(
         made.states,
         torch.zeros(B, dtype=torch.int64),
@@ -110,7 +112,7 @@ def make_case(
         advantages,
         made.log_probs,
         made.means,
-        TrainedChunks(assignment, selected, factors),
+        TrainedChunks(assignment, selected, factors, of_kl),
     )
     return Case(old.moved(moved), old.moved(-moved), grid, batch)
 
@@ -147,6 +149,7 @@ def plain_autograd(case: Case, objective: Objective) -> list[Tensor]:
         objective.kl_coef,
         chunks.weights,
         chunks.selected,
+        chunks.kl_weights,
     )
     return list(torch.autograd.grad(-value, list(policy.parameters())))
 
