@@ -36,7 +36,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "chunk_rewards": [{"shapes-graded": 1.0, "shapes-vivid": 0.5}] + 3 * [{"shapes-vivid": 1.0}],
     },
     "window": {**WINDOWED, "step_weights": "noise", "clip_range": 1e-5, "sde": "dance"},
-    "branches": {**BRANCHED, "step_weights": "noise", "ratio_norm": "guard"},
+    "branches": {**BRANCHED, "step_weights": "noise", "ratio_norm": "guard", "trust_region": "divergence"},
 }
 """Variants that are accepted and between them use every setting."""
 
@@ -58,6 +58,7 @@ def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
         "selection": "uniform",
         "step_weights": "uniform",
         "ratio_norm": "none",
+        "trust_region": "clip",
         "advantage_std": "group",
         "combine": "rewards",
     }
@@ -92,6 +93,7 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
         ("clip_ranges", [1e-4, 1e-4, 0, 1e-4], "[2]: must be > 0, got 0"),
         ("kl_coef", -0.1, ": must be >= 0, got -0.1"),
         ("ratio_norm", None, ": must be one of 'none' or 'guard', got null"),
+        ("trust_region", "kl", ": must be one of 'clip' or 'divergence', got 'kl'"),
         ("sde", "ddim", ": must be one of 'flow', 'dance' or 'cps', got 'ddim'"),
         ("eta", 0.0, ": must be >= 0.001, got 0.0"),
         ("window", {}, ".num_steps: required, but missing"),

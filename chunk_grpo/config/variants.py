@@ -9,7 +9,16 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from chunk_grpo.config.section import ClipRange, Eta, Fraction, Mix, Section
-from chunk_grpo.core.choices import AdvantageStd, Combine, Objective, RatioNorm, Sde, Selection, StepWeights
+from chunk_grpo.core.choices import (
+    AdvantageStd,
+    Combine,
+    Objective,
+    RatioNorm,
+    Sde,
+    Selection,
+    StepWeights,
+    TrustRegion,
+)
 
 
 class WindowParams(Section):
@@ -57,6 +66,8 @@ class VariantParams(Section):
         clip_ranges: one clip range per chunk, instead of clip_range and train.clip_range; null: one for all chunks.
         kl_coef: KL coefficient; null: train.kl_coef.
         ratio_norm: normalisation of the ratio: `none`, or `guard` as in GRPO-Guard.
+        trust_region: bound on an update: `clip` of the ratio, Eq. (13); `divergence` from the sampling policy, limited
+            by the clip range, as in Flow-DPPO.
         sde: kind of noise of a step; null: sampling.sde.
         eta: scale of the noise; null: sampling.eta.
         window: sliding window of noisy steps; null: noise in all steps.
@@ -79,6 +90,7 @@ class VariantParams(Section):
     clip_ranges: Annotated[tuple[ClipRange, ...], Field(min_length=1)] | None = None
     kl_coef: NonNegativeFloat | None = None
     ratio_norm: RatioNorm = "none"
+    trust_region: TrustRegion = "clip"
     sde: Sde | None = None
     eta: Eta | None = None
     window: WindowParams | None = None

@@ -119,6 +119,22 @@ RATIO_NORMS: Mapping[RatioNorm, Choice] = _table(
 )
 """Normalisation of the log-ratio; implemented in core/ratios.py."""
 
+TrustRegion: TypeAlias = Literal["clip", "divergence"]
+TRUST_REGIONS: Mapping[TrustRegion, Choice] = _table(
+    TrustRegion,
+    {
+        "clip": Choice("trust region by clipped ratios", "Eq. (5), (13)"),
+        "divergence": Choice("trust region by divergence", "Flow-DPPO, arXiv 2606.11025"),
+    },
+)
+"""Bound on an update's move away from the sampling policy; implemented in core/objective.py."""
+
+
+def needs_old_means(ratio_norm: RatioNorm, trust_region: TrustRegion) -> bool:
+    """Whether an update needs the means of the sampling policy's steps."""
+    return ratio_norm != "none" or trust_region != "clip"
+
+
 AdvantageStd: TypeAlias = Literal["group", "global"]
 ADVANTAGE_STDS: Mapping[AdvantageStd, Choice] = _table(
     AdvantageStd,

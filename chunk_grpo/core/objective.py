@@ -5,6 +5,9 @@ For trajectory b and chunk j, with the ratio r_bj of `ratios.chunk_ratio` and th
     J = mean over b of mean over selected j of
         w_bj * min(r_bj A_bj, clip(r_bj, 1 - eps_j, 1 + eps_j) A_bj) - v_bj * beta * mean over t in chunk j of kl_bt
 
+Flow-DPPO replaces the minimum by r_bj A_bj, with its gradient stopped where the sampling policy's divergence exceeds
+eps_j and the ratio moves away from 1 (`masked_terms`).
+
 With one plan for all trajectories and w = v = 1 this is the paper's Eq. (13); with chunks of one step it is Eq. (5).
 
 The formula is implemented only in this module. `gradient_coefficients` differentiates `chunk_objective`, so a change of
@@ -12,12 +15,14 @@ the formula changes training too. Two rules: J is linear in kl, and values at un
 exist are never read.
 """
 
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.choices import TRUST_REGIONS, TrustRegion, implemented
 from chunk_grpo.core.ratios import chunk_ratio
 
 ClipRange: TypeAlias = float | Tensor
@@ -35,6 +40,7 @@ def chunk_objective(
     weights: Tensor | None = None,
     selected: Tensor | None = None,
     kl_weights: Tensor | None = None,
+    drift: Tensor | None = None,
 ) -> Tensor:
     """The clipped objective J, to be maximised; the formula is at the top of the module.
 
@@ -52,6 +58,8 @@ def chunk_objective(
         weights: Weight w of each chunk's clipped term, [B, Kmax], at least 0, a constant; None is 1.
         selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
         kl_weights: Weight v of each chunk's divergence, like `weights`.
+        drift: Divergence from the sampling policy at each step, [B, N], a constant, which bounds the update in place
+            of the clip; a chunk's is the mean over its steps. None: the ratio is clipped.
 
     Returns:
         Scalar: the mean over trajectories of the mean over their selected chunks. Weights do not enter the counts.
@@ -64,7 +72,8 @@ def chunk_objective(
         raise ValueError(f"kl_coef must be at least 0, got {kl_coef}")
     ratio = chunk_ratio(log_probs, old_log_probs, assignment)  # [B, Kmax]
     chosen = _chosen(selected, assignment).to(ratio.device)  # [B, Kmax]
-    terms = clipped_terms(ratio, _per_chunk(advantage.detach(), chosen, ratio), clip_range, assignment)
+    a = _per_chunk(advantage.detach(), chosen, ratio)
+    terms = bounded_terms(ratio, a, clip_range, assignment, drift)
     value = (terms * _shares(chosen, weights, ratio)).sum()
     if kl is not None:
         return value - kl_coef * (assignment.means(kl) * _shares(chosen, kl_weights, ratio)).sum()
@@ -83,6 +92,7 @@ def gradient_coefficients(
     weights: Tensor | None = None,
     selected: Tensor | None = None,
     kl_weights: Tensor | None = None,
+    drift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Derivatives of `chunk_objective` by each step's log-probability and by each step's divergence, as constants.
 
@@ -102,6 +112,7 @@ def gradient_coefficients(
         weights: Weight w of each chunk's clipped term, [B, Kmax], at least 0; None is 1.
         selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
         kl_weights: Weight v of each chunk's divergence, like `weights`.
+        drift: Divergence from the sampling policy at each step, [B, N], in place of the clip; None: the clip.
 
     Returns:
         Coefficients of log_prob and of kl, each [B, N] without gradient and 0 at steps that are untrained or not
@@ -124,9 +135,51 @@ def gradient_coefficients(
             weights,
             selected,
             kl_weights,
+            drift,
         )
         by_log_prob, by_kl = torch.autograd.grad(value, (table, kl), materialize_grads=True)
     return by_log_prob, by_kl
+
+
+def bounded_terms(
+    ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment, drift: Tensor | None
+) -> Tensor:
+    """`masked_terms` by the mean of `drift` [B, N] over each chunk, or `clipped_terms` without it; [B, Kmax]."""
+    if drift is None:
+        return TERMS["clip"](ratio, advantage, clip_range, assignment, ratio)
+    divergence = assignment.means(drift.detach().to(ratio))  # [B, Kmax]
+    return TERMS["divergence"](ratio, advantage, clip_range, assignment, divergence)
+
+
+def masked_terms(
+    ratio: Tensor, advantage: Tensor, limit: ClipRange, assignment: ChunkAssignment, divergence: Tensor
+) -> Tensor:
+    """The surrogate r A of each chunk, a constant where it leaves the trust region.
+
+    It does where the divergence exceeds the limit and the ratio of a better trajectory is above 1, or that of a worse
+    one below 1. Updates that lead back keep their gradient, and so does a lucky draw within the limit.
+
+    Source: Flow-DPPO, arXiv 2606.11025, whose loss verl-omni documents (docs/algo/flowdppo.md at a1139ba).
+
+    Args:
+        ratio: Importance ratios [B, Kmax], positive.
+        advantage: Advantages [B] or [B, Kmax].
+        limit: Largest divergence, in (0, 1): one, or a tensor [Kmax].
+        assignment: The chunk of each step.
+        divergence: Divergence from the sampling policy [B, Kmax], a constant.
+
+    Returns:
+        [B, Kmax], to be maximised, 0 where there is no chunk.
+
+    Raises:
+        ValueError: A shape or range is wrong.
+    """
+    exists = _existing(ratio, assignment)
+    a = _per_chunk(advantage, exists, ratio)
+    eps = _limits(limit, ratio).to(ratio)
+    leaves = (divergence > eps) & (((a > 0) & (ratio > 1)) | ((a < 0) & (ratio < 1)))  # [B, Kmax]
+    value = torch.where(leaves, ratio.detach(), ratio) * a
+    return value.where(exists, value.new_zeros(()))
 
 
 def clipped_terms(
@@ -155,10 +208,29 @@ def clipped_terms(
     return value.where(exists, value.new_zeros(()))
 
 
+TERMS: Mapping[TrustRegion, Callable[[Tensor, Tensor, ClipRange, ChunkAssignment, Tensor], Tensor]] = (
+    implemented(
+        TRUST_REGIONS,
+        "core/objective.py",
+        {
+            "clip": lambda ratio, advantage, eps, assignment, _: clipped_terms(
+                ratio, advantage, eps, assignment
+            ),
+            "divergence": masked_terms,
+        },
+    )
+)
+"""By choice: (ratio [B, Kmax], advantage, limit, chunks, divergence [B, Kmax]) -> terms [B, Kmax]."""
+
+
 def clipped_chunks(
-    ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment
+    ratio: Tensor,
+    advantage: Tensor,
+    clip_range: ClipRange,
+    assignment: ChunkAssignment,
+    drift: Tensor | None = None,
 ) -> Tensor:
-    """Find chunks whose gradient is stopped by clipping: `clipped_terms` does not change with the ratio.
+    """Find chunks whose gradient is stopped: `bounded_terms` does not change with the ratio.
 
     Paper: the derivative of the inner term of Eq. (5) and Eq. (13), which is 0 for a better trajectory that is already
     likelier than 1 + eps, and for a worse one that is rarer than 1 - eps.
@@ -168,6 +240,7 @@ def clipped_chunks(
         advantage: Advantages [B] or [B, Kmax].
         clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
         assignment: The chunk of each step.
+        drift: Divergence from the sampling policy at each step, [B, N], in place of the clip; None: the clip.
 
     Returns:
         bool [B, Kmax], false where there is no chunk.
@@ -178,7 +251,8 @@ def clipped_chunks(
     exists = _existing(ratio, assignment)
     with torch.enable_grad():
         r = ratio.detach().requires_grad_()  # [B, Kmax]
-        (slope,) = torch.autograd.grad(clipped_terms(r, advantage, clip_range, assignment).sum(), r)
+        terms = bounded_terms(r, advantage, clip_range, assignment, drift)
+        (slope,) = torch.autograd.grad(terms.sum(), r)
     return (slope == 0) & (_per_chunk(advantage, exists, ratio) != 0)
 
 
@@ -231,6 +305,12 @@ def _per_chunk(advantage: Tensor, where: Tensor, like: Tensor) -> Tensor:
 
 def _bounds(clip_range: ClipRange, like: Tensor) -> tuple[Tensor, Tensor]:
     """1 - eps and 1 + eps, scalars or [Kmax], computed in float64 and rounded to the dtype of the ratios."""
+    eps = _limits(clip_range, like)
+    return (1 - eps).to(like), (1 + eps).to(like)
+
+
+def _limits(clip_range: ClipRange, like: Tensor) -> Tensor:
+    """Validated eps, float64, a scalar or [Kmax]."""
     eps = torch.as_tensor(clip_range, dtype=torch.float64)
     if eps.ndim > 0 and eps.shape != like.shape[1:]:
         raise ValueError(
@@ -238,7 +318,7 @@ def _bounds(clip_range: ClipRange, like: Tensor) -> tuple[Tensor, Tensor]:
         )
     if not bool(((eps > 0) & (eps < 1)).all()):
         raise ValueError(f"clip_range must be in (0, 1), got {eps.tolist()}")
-    return (1 - eps).to(like), (1 + eps).to(like)
+    return eps
 
 
 def _existing(ratio: Tensor, assignment: ChunkAssignment) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chunk_grpo.core.choices import needs_old_means
 from chunk_grpo.families.tracing import PassSizes
 from chunk_grpo.planning.passes import has_reference
 from chunk_grpo.planning.scorers import in_process, scoring
@@ -208,14 +209,14 @@ def _loading(settings: Settings, variant: str) -> dict[str, float]:
 def _batch(settings: Settings, variant: str) -> dict[str, float]:
     """Embeddings of this process's images, and their trajectories, float32.
 
-    A trajectory has S + 1 states (2 with branches), the final latent, and the means of a normalised ratio.
+    A trajectory has S + 1 states (2 with branches), the final latent, and the means of the steps if they are needed.
     """
     params, own = settings.params, settings.params.variants[variant]
     train, S = params.train, params.sampling.num_steps
     points = 1 if own.branching is None else own.branching.points
     rows = train.prompts_per_iteration * train.group_size * points / settings.processes
     states = 2 if own.branching is not None else S + 1
-    means = 0 if own.ratio_norm == "none" else states - 1
+    means = states - 1 if needs_old_means(own.ratio_norm, own.trust_region) else 0
     return {
         "embeddings of the batch": float(rows * settings.row_bytes),
         "trajectories": float(rows * (states + 1 + means) * settings.latent_bytes),

@@ -14,6 +14,7 @@ from chunk_grpo.core.choices import (
     SDES,
     SELECTIONS,
     STEP_WEIGHTS,
+    TRUST_REGIONS,
     Choice,
 )
 
@@ -22,6 +23,7 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
     "selection": SELECTIONS,
     "step_weights": STEP_WEIGHTS,
     "ratio_norm": RATIO_NORMS,
+    "trust_region": TRUST_REGIONS,
     "advantage_std": ADVANTAGE_STDS,
     "combine": COMBINATIONS,
 }

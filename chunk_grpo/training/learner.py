@@ -165,7 +165,7 @@ class Learner:
 
     def _objective(self) -> Objective:
         method = self._method
-        return Objective(method.clip_range, method.kl_coef, method.ratio_norm)
+        return Objective(method.clip_range, method.kl_coef, method.ratio_norm, method.trust_region)
 
 
 _REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.config import AdaptivePlan, BranchingParams, GuidedPlan, Params, WindowParams
-from chunk_grpo.core.choices import AdvantageStd, Combine, Objective, RatioNorm, Selection, StepWeights
+from chunk_grpo.core.choices import (
+    AdvantageStd,
+    Combine,
+    Objective,
+    RatioNorm,
+    Selection,
+    StepWeights,
+    TrustRegion,
+)
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.core.objective import ClipRange
 from chunk_grpo.core.sde import SDE, Sampler, step_noise
@@ -60,6 +68,7 @@ class Method:
         clip_range: Half width of the ratio's trust region: one, or a tensor [K].
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
         ratio_norm: Normalisation of the log-ratio.
+        trust_region: Whether ratios are clipped, or divergences limited.
         advantage_std: Kind of standard deviation that divides the rewards.
         advantage_clip: Bound on the absolute advantage.
         combine: Whether rewards or advantages of several scorers are summed.
@@ -82,6 +91,7 @@ class Method:
     clip_range: ClipRange
     kl_coef: float
     ratio_norm: RatioNorm
+    trust_region: TrustRegion
     advantage_std: AdvantageStd
     advantage_clip: float
     combine: Combine
@@ -121,6 +131,7 @@ def method_from(
         clip_range=single if own.clip_ranges is None else torch.tensor(own.clip_ranges, dtype=torch.float64),
         kl_coef=params.variant_kl_coef(variant),
         ratio_norm=own.ratio_norm,
+        trust_region=own.trust_region,
         advantage_std=own.advantage_std,
         advantage_clip=params.train.advantage_clip,
         combine=own.combine,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chunk_grpo.config import BranchingParams
 from chunk_grpo.core.branching import Branches, rollout_branches
-from chunk_grpo.core.ratios import NORMALISED
+from chunk_grpo.core.choices import needs_old_means
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.types import Velocity
 from chunk_grpo.core.window import window_steps
@@ -175,7 +175,7 @@ class _Sampling:
         self._prompts, self._names = iteration.prompts, iteration.starts
         self._number = iteration.number
         self._stream = ("rollout", settings.seed, iteration.number)
-        self._keep_means = NORMALISED[method.ratio_norm] is not None
+        self._keep_means = needs_old_means(method.ratio_norm, method.trust_region)
 
     def trajectories(self) -> Iterator[SampledTrajectories]:
         """Sample whole trajectories. All steps but the last are noisy, or only the window's steps."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.choices import RatioNorm
+from chunk_grpo.core.choices import RatioNorm, TrustRegion, needs_old_means
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
 from chunk_grpo.core.objective import ClipRange, clipped_chunks, gradient_coefficients
 from chunk_grpo.core.ratios import NORMALISED, chunk_ratio
@@ -44,7 +44,7 @@ class UpdateBatch:
         conditioning: Prompts of the B trajectories; a micro-batch's are read and sent to the device for its passes.
         advantages: Advantages [B], or [B, Kmax] with a reward per chunk.
         old_log_probs: Log-probabilities [B, S - 1] under the sampling policy.
-        old_means: Means of the noisy steps [B, Z or Z - 1, L, D]; None if the ratio is not normalised.
+        old_means: Means of the noisy steps [B, Z or Z - 1, L, D]; None if neither ratio nor trust region needs them.
         chunks: Trained chunks and their weights.
     """
 
@@ -65,11 +65,13 @@ class Objective:
         clip_range: Half width of the ratio's trust region, above 0: one number, or a tensor [K].
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
         ratio_norm: Normalisation of the log-ratio.
+        trust_region: Whether ratios are clipped, or divergences from the sampling policy are limited by `clip_range`.
     """
 
     clip_range: ClipRange
     kl_coef: float = 0.0
     ratio_norm: RatioNorm = "none"
+    trust_region: TrustRegion = "clip"
 
 
 @dataclass(frozen=True)
@@ -134,19 +136,21 @@ class Update:
             micro_batch_size: Largest number of items in one forward and backward pass.
 
         Raises:
-            ValueError: A KL coefficient without a reference policy, or a normalised ratio without old means.
+            ValueError: A KL coefficient without a reference policy, or no old means although they are needed.
         """
         if objective.kl_coef > 0 and policies.reference is None:
             raise ValueError(f"kl_coef {objective.kl_coef} needs a reference policy")
         self._normalised = NORMALISED[objective.ratio_norm]
-        if self._normalised is not None and batch.old_means is None:
+        if needs_old_means(objective.ratio_norm, objective.trust_region) and batch.old_means is None:
             raise ValueError(
-                f"ratio_norm {objective.ratio_norm} needs the means of the old policy: roll out with keep_means"
+                f"ratio_norm {objective.ratio_norm} with trust_region {objective.trust_region} needs the means of the "
+                "old policy: roll out with keep_means"
             )
         self._policy, self._grid, self._batch, self._objective = policies.policy, grid, batch, objective
         self._reference = policies.reference if objective.kl_coef > 0 else None
         self._packing = pack(batch.chunks, micro_batch_size)
         self._old = self._old_values()
+        self._drift = torch.zeros_like(self._old) if objective.trust_region == "divergence" else None
 
     def accumulate_gradient(self, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
         """Add the gradient of the negative objective to the gradients of the policy's parameters.
@@ -260,6 +264,7 @@ class Update:
             chunks.weights,
             chunks.selected,
             chunks.kl_weights,
+            self._drift,
         )
 
     def _transition(self, policy: PolicyVelocity, rows: Tensor, steps: Tensor) -> Transition:
@@ -290,16 +295,22 @@ class Update:
     def _value(self, transition: Transition, rows: Tensor, steps: Tensor) -> Tensor:
         """Log-probability [n] of each item, or its normalised log-ratio, which is 0 under the old policy.
 
+        Keeps each item's divergence from the old policy if it bounds the update.
+
         Args:
             transition: Gaussians of the items' steps.
             rows: Trajectory of each item [n].
             steps: Step of each item [n].
         """
         batch, log_probs = self._batch, self._log_prob(transition, rows, steps)
-        if batch.old_means is None or self._normalised is None:
+        if batch.old_means is None:
             return log_probs
         old_mean = batch.old_means[rows, steps - batch.first_step[rows]]  # [n, L, D]
         drift = gaussian_kl(transition.mean, old_mean, transition.std)  # [n]
+        if self._drift is not None:
+            self._drift[rows, steps] = drift.detach().cpu().to(self._drift)
+        if self._normalised is None:
+            return log_probs
         columns = (log_probs, batch.old_log_probs[rows, steps], drift, transition.std.expand(len(rows)))
         return self._normalised(*(column.to(log_probs).unsqueeze(1) for column in columns)).squeeze(1)
 
@@ -322,7 +333,7 @@ class Update:
         chunks = self._batch.chunks
         ratios = chunk_ratio(new, self._old, chunks.assignment)
         clipped = clipped_chunks(
-            ratios, self._batch.advantages, self._objective.clip_range, chunks.assignment
+            ratios, self._batch.advantages, self._objective.clip_range, chunks.assignment, self._drift
         )
         return UpdateStats(
             ratios=ratios[chunks.selected],

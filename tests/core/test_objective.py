@@ -3,7 +3,14 @@ import torch
 
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import listed_plan, single_plan, step_plan
-from chunk_grpo.core.objective import chunk_objective, clipped_chunks, clipped_terms, gradient_coefficients
+from chunk_grpo.core.objective import (
+    chunk_objective,
+    clipped_chunks,
+    clipped_terms,
+    gradient_coefficients,
+    masked_terms,
+)
+from chunk_grpo.core.ratios import chunk_ratio
 from tests.core.conftest import LinearPolicy, double, draw, objective_in_loops
 
 PAPER_PLAN = listed_plan([2, 3, 4, 7], 16)
@@ -136,6 +143,27 @@ def test_at_the_edges_of_the_clip_range_the_whole_gradient_passes(edge, dtype):
         terms = clipped_terms(ratio, torch.tensor([a], dtype=dtype), 0.1, steps(1))
         assert torch.autograd.grad(terms.sum(), ratio)[0].item() == a
         assert not clipped_chunks(ratio, torch.tensor([a], dtype=dtype), 0.1, steps(1)).any()
+
+
+def test_a_divergence_stops_what_leads_away_by_hand():
+    # Flow-DPPO, limit 0.1: by columns within it; beyond it and leading away; beyond it and leading back.
+    ratio = double([1.2, 1.2, 0.8], [0.8, 0.8, 1.2]).requires_grad_()
+    divergence = double([0.05, 0.2, 0.2], [0.05, 0.2, 0.2])
+    terms = masked_terms(ratio, double(2.0, -3.0), 0.1, steps(3, 2), divergence)
+    torch.testing.assert_close(terms, double([2.4, 2.4, 1.6], [-2.4, -2.4, -3.6]), rtol=0, atol=1e-14)
+    (slope,) = torch.autograd.grad(terms.sum(), ratio)
+    assert slope.tolist() == [[2.0, 0.0, 2.0], [-3.0, 0.0, -3.0]]
+
+
+def test_the_divergence_of_a_chunk_is_the_mean_over_its_steps():
+    new = double([1.2, 1.21, 1.0]).log()
+    chunks = ChunkAssignment(torch.tensor([[0, 1, 1]]))
+    drift = double([0.05, 0.0, 0.22])  # means 0.05 and 0.11
+    coefs, _ = gradient_coefficients(new, 0 * new, double(1.0), 0.1, chunks, drift=drift)
+    torch.testing.assert_close(coefs, double([0.6, 0.0, 0.0]), rtol=0, atol=1e-14)  # A r / K
+    assert clipped_chunks(chunk_ratio(new, 0 * new, chunks), double(1.0), 0.1, chunks, drift).tolist() == [
+        [False, True]
+    ]
 
 
 @pytest.mark.parametrize("per_chunk", [False, True], ids=["one for all", "per chunk"])

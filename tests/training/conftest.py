@@ -91,8 +91,9 @@ def small_params(variant: dict[str, Any], **changes: Any) -> Params:
     """params.yaml made small: five sampling steps, the plans above, the variant "it" alone."""
     raw = load_params(ROOT / "params.yaml").model_dump()
     small = {"every": 1, "num_prompts": 2, "images_per_prompt": 2, **changes.pop("heldout", {})}
-    heldout = {**raw["train"]["heldout"], **small}
+    heldout = {**raw["train"]["heldout"], "scorers": ("shapes-exact",), **small}
     raw["train"] = {**raw["train"], **SMALL, "heldout": heldout, **changes}
+    raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
     raw["sampling"]["num_steps"] = len(PROFILE) + 1
     raw["chunks"] = {"plans": PLANS}
     raw["variants"] = {"it": variant}

@@ -36,6 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mixgrpo": WINDOW,
     "cps": {**CHUNK, "sde": "cps", "eta": 0.7},
     "guard": {**STEP, "ratio_norm": "guard", "clip_range": 4e-6},
+    "dppo": {**STEP, "trust_region": "divergence", "clip_range": 1e-8},
     "guard-branching": {**BRANCHING, "ratio_norm": "guard"},
 }
 

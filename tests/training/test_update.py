@@ -150,6 +150,7 @@ def plain_autograd(case: Case, objective: Objective) -> list[Tensor]:
         chunks.weights,
         chunks.selected,
         chunks.kl_weights,
+        torch.stack(drifts, dim=1) if objective.trust_region == "divergence" else None,
     )
     return list(torch.autograd.grad(-value, list(policy.parameters())))
 
@@ -186,13 +187,14 @@ def test_the_gradient_is_that_of_plain_autograd(name, micro_batch_size):
 
 @pytest.mark.parametrize("name", ["listed", "of each trajectory"])
 @pytest.mark.parametrize("ratio_norm", ["none", "guard"])
+@pytest.mark.parametrize("trust_region", ["clip", "divergence"])
 @pytest.mark.parametrize("grid", [FLOW, MIXING], ids=["sde", "cps"])
-def test_so_it_is_with_every_option(name, ratio_norm, grid):
-    """Weights, advantages and clip ranges of each chunk, normalised ratios, another sampler."""
+def test_so_it_is_with_every_option(name, ratio_norm, trust_region, grid):
+    """Weights, advantages and clip ranges of each chunk, normalised ratios, both bounds, another sampler."""
     case = make_case(ASSIGNMENTS[name], grid=grid, weights=True, advantage_per_chunk=True)
     ranges = torch.full((ASSIGNMENTS[name].max_chunks,), 0.5, dtype=torch.float64)
     ranges[1] = 1e-9
-    objective = Objective(ranges, kl_coef=0.3, ratio_norm=ratio_norm)
+    objective = Objective(ranges, 0.3, ratio_norm, trust_region)
     found, stats = two_pass(case, objective, 5)
     assert 0 < stats.clipped.double().mean() < 1
     assert relative_error(found, plain_autograd(case, objective)) < 1e-12
@@ -230,8 +232,8 @@ def test_parts_of_trajectories_learn_what_the_whole_ones_would():
         first_step=steps,
         old_means=whole.old_means[rows, steps].unsqueeze(1),
     )
-    for ratio_norm in ("none", "guard"):
-        objective = replace(OBJECTIVE, ratio_norm=ratio_norm)
+    for changes in ({}, {"ratio_norm": "guard"}, {"trust_region": "divergence", "clip_range": 1e-5}):
+        objective = replace(OBJECTIVE, **changes)
         of_parts, _ = two_pass(replace(case, batch=cut), objective, 4)
         of_whole, _ = two_pass(replace(case, batch=whole), objective, 4)
         assert all(torch.equal(a, b) for a, b in zip(of_parts, of_whole, strict=True))
@@ -239,9 +241,10 @@ def test_parts_of_trajectories_learn_what_the_whole_ones_would():
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
 @pytest.mark.parametrize("ratio_norm", ["none", "guard"])
-def test_ratios_need_not_be_computed_on_policy(kl_coef, ratio_norm):
+@pytest.mark.parametrize("trust_region", ["clip", "divergence"])
+def test_ratios_need_not_be_computed_on_policy(kl_coef, ratio_norm, trust_region):
     case = make_case(ASSIGNMENTS["listed"], moved=0.0)
-    objective = Objective(1e-4, kl_coef, ratio_norm)
+    objective = Objective(1e-4, kl_coef, ratio_norm, trust_region)
     case = replace(case, reference=case.policy.moved(0.02))
     short, short_stats = two_pass(case, objective, 4, on_policy=True)
     full, full_stats = two_pass(case, objective, 4, on_policy=False)
@@ -311,7 +314,11 @@ def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches():
     ("objective", "message"),
     [
         (Objective(2e-3, kl_coef=0.1), r"kl_coef 0\.1 needs a reference policy"),
-        (Objective(2e-3, ratio_norm="guard"), "ratio_norm guard needs the means .* roll out with keep_means"),
+        (
+            Objective(2e-3, ratio_norm="guard"),
+            "ratio_norm guard .* needs the means .* roll out with keep_means",
+        ),
+        (Objective(2e-3, trust_region="divergence"), "trust_region divergence needs the means"),
     ],
 )
 def test_what_an_objective_needs_must_be_there(objective, message):
