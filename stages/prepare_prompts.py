@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from chunk_grpo.artifacts import table_from_rows, write_json, write_table
 from chunk_grpo.config import Params
+from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import token_limits
 from chunk_grpo.prompts import check_lengths
 from chunk_grpo.training.schedule import scheduled_prompts
@@ -28,7 +29,11 @@ class Arguments:
             "prompts/1, Parquet: rows of `training` that training or the profile uses", writes=True
         )
     )
-    evaluation: str = field(metadata=argument("prompts/1, Parquet: all splits except train", writes=True))
+    evaluation: str = field(
+        metadata=argument(
+            "prompts/1, Parquet: all splits except train, of eval what is compared", writes=True
+        )
+    )
     report: str = field(metadata=argument("JSON: findings in the prompts, and the action taken", writes=True))
 
 
@@ -65,6 +70,29 @@ def scheduled_rows(train: Sequence[Row], heldout: Sequence[Row], params: Params)
     return [*(train[at] for at in sorted(used)), *heldout[: params.train.heldout.num_prompts]]
 
 
+def compared_rows(rows: Sequence[Row], params: Params) -> list[Row]:
+    """Rows of the eval prompts that policies are compared on.
+
+    Prompts whose held-out scores decide when training ends would flatter the policy that it ends with, and so would
+    others with the same text.
+
+    Raises:
+        DataError: None are left.
+    """
+    heldout = params.train.heldout
+    if not heldout.decides:
+        return list(rows)
+    watched = {row["prompt"] for row in rows[: heldout.num_prompts]}
+    left = [row for row in rows if row["prompt"] not in watched]
+    if not left:
+        raise DataError(
+            f"prompts.eval_count: the first {heldout.num_prompts} eval prompts decide when training ends, so they and "
+            f"their repetitions are not evaluated, and none of {len(rows)} is left; raise prompts.eval_count or lower "
+            "train.heldout.num_prompts"
+        )
+    return left
+
+
 def main(params: Params, arguments: Arguments) -> None:
     """Write the tables, and a report of prompts that were dropped, changed, or kept although suspicious."""
     splits = list(
@@ -80,10 +108,11 @@ def main(params: Params, arguments: Arguments) -> None:
             for line in report.lines():
                 _LOG.warning("%s: %s", split.name, line)
     rows = {split.name: table_rows(split) for split in splits}
+    evaluated = rows | {"eval": compared_rows(rows["eval"], params)}
     for location, chosen in (
         (arguments.training, [*rows["train"], *rows["eval"]]),
         (arguments.scheduled, scheduled_rows(rows["train"], rows["eval"], params)),
-        (arguments.evaluation, [row for name, of in rows.items() if name != "train" for row in of]),
+        (arguments.evaluation, [row for name, of in evaluated.items() if name != "train" for row in of]),
     ):
         write_table(table_from_rows(chosen, "prompts"), location, "prompts")
     write_json({name: report.as_json() for name, report in reports.items()}, arguments.report)

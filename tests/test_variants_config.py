@@ -36,9 +36,20 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "chunk_rewards": [{"shapes-graded": 1.0, "shapes-vivid": 0.5}] + 3 * [{"shapes-vivid": 1.0}],
     },
     "window": {**WINDOWED, "step_weights": "noise", "clip_range": 1e-5, "sde": "dance"},
+    "controlled": {**CHUNK, "controlled": True},
     "branches": {**BRANCHED, "step_weights": "noise", "ratio_norm": "guard", "trust_region": "divergence"},
 }
 """Variants that are accepted and between them use every setting."""
+
+
+CONTROLLER: dict[str, Any] = {
+    "tolerance": 0.02,
+    "kl_coef": 0.01,
+    "kl_factor": 2.0,
+    "clip_factor": 0.5,
+    "falls": 3,
+}
+WATCHED = (put("train.heldout.controller", CONTROLLER), put("train.heldout.scorers", ["shapes-exact"]))
 
 
 def said_of(settings: dict[str, Any], *edits: Edit) -> list[str]:
@@ -49,7 +60,7 @@ def said_of(settings: dict[str, Any], *edits: Edit) -> list[str]:
 def test_every_setting_can_be_used() -> None:
     assert {key for settings in EVERYTHING.values() for key in settings} == set(VariantParams.model_fields)
     for settings in EVERYTHING.values():
-        assert said_of(settings) == []
+        assert said_of(settings, *(WATCHED if "controlled" in settings else ())) == []
 
 
 def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
@@ -59,6 +70,7 @@ def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
         "step_weights": "uniform",
         "ratio_norm": "none",
         "trust_region": "clip",
+        "controlled": False,
         "advantage_std": "group",
         "combine": "rewards",
     }
@@ -94,6 +106,7 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
         ("kl_coef", -0.1, ": must be >= 0, got -0.1"),
         ("ratio_norm", None, ": must be one of 'none' or 'guard', got null"),
         ("trust_region", "kl", ": must be one of 'clip' or 'divergence', got 'kl'"),
+        ("controlled", 1, ": must be true or false, got 1"),
         ("sde", "ddim", ": must be one of 'flow', 'dance' or 'cps', got 'ddim'"),
         ("eta", 0.0, ": must be >= 0.001, got 0.0"),
         ("window", {}, ".num_steps: required, but missing"),
@@ -114,6 +127,11 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
 )
 def test_a_setting_of_the_wrong_type_or_out_of_range_is_named(key: str, value: object, message: str) -> None:
     assert said_of({**CHUNK, key: value})[0] == f"variants.it.{key}{message}"
+
+
+def test_a_controller_keeps_no_copy_of_sharded_weights() -> None:
+    settings, edits = {**CHUNK, "controlled": True}, (*WATCHED, put("train.shard_weights", True))
+    assert said_of(settings, *edits) == ["variants.it.controlled: needs train.shard_weights: false, got true"]
 
 
 def test_a_misspelt_setting_of_an_adapter_is_told_too() -> None:
@@ -190,6 +208,8 @@ def test_settings_that_do_not_fit_together_are_named(settings: dict[str, Any], m
         (BRANCHED, put("train.group_size", 6), "branching.children: must divide train.group_size = 6, got 4"),
         (WINDOWED, put("train.fraction", 0.2), f"fraction: {NONE}(4 * 0.2) = 0 with window.num_steps; raise train."),
         ({**CHUNK, "plan": "single", "selection": "weighted"}, put("train.fraction", 1.0), "selection: must be"),
+        ({**CHUNK, "controlled": True}, WATCHED[0], "controlled: needs a scorer in train.heldout.scorers, got true"),
+        ({**CHUNK, "controlled": True}, WATCHED[1], "controlled: needs train.heldout.controller, got true"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_the_rest_are_named(

@@ -24,6 +24,7 @@ from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, WiseScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
     branches_fit_the_group,
+    controllers_have_settings,
     fixed_plans_where_needed,
     fraction_selects_a_chunk,
     noise_is_possible,
@@ -280,6 +281,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (fraction_selects_a_chunk, ("variants", "chunks", "sampling", "train")),
     (selection_has_a_choice, ("variants", "chunks", "sampling", "train")),
     (noise_is_possible, ("variants", "sampling")),
+    (controllers_have_settings, ("variants", "train")),
     (variant_rewards_are_trained_on, ("variants", "rewards")),
     (scorers_exist, ("scorers", "rewards", "train", "executors")),
     (heldout_scorers_are_unseen, ("train", "rewards")),

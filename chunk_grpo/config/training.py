@@ -21,6 +21,24 @@ class LoraParams(Section):
     targets: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
+class ControllerParams(Section):
+    """Answer to a held-out score that falls, in variants with `controlled: true`.
+
+    Attributes:
+        tolerance: fall below the best score that counts, in the scorer's unit.
+        kl_coef: least KL coefficient after the first fall.
+        kl_factor: factor of the KL coefficient at each fall.
+        clip_factor: factor of the clip range at each fall.
+        falls: number of falls after which training goes back to the best policy and continues; the next one ends it.
+    """
+
+    tolerance: NonNegativeFloat
+    kl_coef: NonNegativeFloat
+    kl_factor: Annotated[float, Field(ge=1, le=1000)]
+    clip_factor: Fraction
+    falls: Annotated[int, Field(ge=0, le=1000)]
+
+
 class HeldoutParams(Section):
     """Evaluation during training on held-out prompts with fixed noise; detects reward hacking.
 
@@ -33,6 +51,7 @@ class HeldoutParams(Section):
             policy.
         patience: consecutive measurements without a new best after which training ends; null: no early end.
         keep_best: whether the best policy is saved besides the last one.
+        controller: answer to a fall of the first scorer's score; null: none.
     """
 
     every: PositiveInt
@@ -42,6 +61,12 @@ class HeldoutParams(Section):
     scorers: tuple[str, ...]
     patience: PositiveInt | None
     keep_best: bool
+    controller: ControllerParams | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether its scores decide which policy is evaluated. Then its prompts are not among those of evaluation."""
+        return self.patience is not None or self.controller is not None
 
 
 class TrainParams(Section):

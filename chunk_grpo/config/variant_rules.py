@@ -260,6 +260,22 @@ def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, flo
                     )
 
 
+def controllers_have_settings(variants: Variants, train: TrainParams) -> Iterator[Problem]:
+    """A controlled variant needs the controller's settings and a score that is not trained on; it keeps its best state.
+
+    That state is a copy in the memory of each process, which sharded weights are made to avoid.
+    """
+    for name, variant in variants.items():
+        if not variant.controlled:
+            continue
+        if train.heldout.controller is None:
+            yield _problem(name, "controlled", "needs train.heldout.controller", variant.controlled)
+        if not train.heldout.scorers:
+            yield _problem(name, "controlled", "needs a scorer in train.heldout.scorers", variant.controlled)
+        if train.shard_weights:
+            yield _problem(name, "controlled", "needs train.shard_weights: false", variant.controlled)
+
+
 def _planned(variants: Variants, chunks: ChunksParams) -> Iterator[tuple[str, VariantParams, PlanParams]]:
     """Name, variant and plan of each variant whose plan exists."""
     for name, variant in variants.items():

@@ -68,6 +68,7 @@ class VariantParams(Section):
         ratio_norm: normalisation of the ratio: `none`, or `guard` as in GRPO-Guard.
         trust_region: bound on an update: `clip` of the ratio, Eq. (13); `divergence` from the sampling policy, limited
             by the clip range, as in Flow-DPPO.
+        controlled: whether train.heldout.controller acts on the training.
         sde: kind of noise of a step; null: sampling.sde.
         eta: scale of the noise; null: sampling.eta.
         window: sliding window of noisy steps; null: noise in all steps.
@@ -91,6 +92,7 @@ class VariantParams(Section):
     kl_coef: NonNegativeFloat | None = None
     ratio_norm: RatioNorm = "none"
     trust_region: TrustRegion = "clip"
+    controlled: bool = False
     sde: Sde | None = None
     eta: Eta | None = None
     window: WindowParams | None = None

@@ -125,11 +125,13 @@ class HeldoutResult:
     Attributes:
         metrics: Values by name.
         images: [P * I, 3, H, W] in [0, 1]; the I images of a prompt are consecutive.
-        is_best: Whether the score is higher than all earlier ones.
+        decisive: Score of the first scorer that is not trained on; without any, the reward.
+        is_best: Whether that score is higher than all earlier ones.
     """
 
     metrics: dict[str, float]
     images: NDArray[np.float32]
+    decisive: float
     is_best: bool
 
 
@@ -189,7 +191,7 @@ class HeldoutEvaluation:
             decisive = metrics[f"heldout/{self._settings.scorers[0]}"]
         statistics = image_statistics(images, self._settings.images_per_prompt)
         metrics |= {f"heldout_images/{name}": value for name, value in statistics.items()}
-        return HeldoutResult(metrics, images, self.best.update(iteration, decisive))
+        return HeldoutResult(metrics, images, decisive, self.best.update(iteration, decisive))
 
     def _sample_own(self, family: Family, times: Tensor, check: Check) -> _Share:
         """This process's images of the policy."""

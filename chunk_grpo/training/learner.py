@@ -13,6 +13,7 @@ from chunk_grpo.config import TrainParams
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.sharding import local_shard
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
+from chunk_grpo.training.controller import Bounds
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
@@ -37,7 +38,13 @@ class TrainingBatch:
 
 
 class Learner:
-    """Performs the updates of an iteration, each on its share of the rows."""
+    """Performs the updates of an iteration, each on its share of the rows.
+
+    Attributes:
+        selector: The chunks of the variant.
+        bounds: KL coefficient and factor of the clip range; the controller changes them.
+        optimizer: The optimiser, wrapped by accelerate.
+    """
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class Learner:
         self._policies, self._parameters, self._method = policies, parameters, method
         self._settings, self._processes, self._seed = settings, processes, seed
         self.selector = ChunkSelector(method)
+        self.bounds = Bounds(method.kl_coef)
         self.optimizer = processes.prepare_optimizer(
             make_optimizer(settings.optimizer, parameters, settings.learning_rate, settings.weight_decay)
         )
@@ -92,19 +100,13 @@ class Learner:
         state: dict[str, Any] = self.optimizer.state_dict()
         return state
 
-    def load_state(self, optimizer: dict[str, Any], chunks: dict[str, Any]) -> None:
-        """Restore a checkpoint.
-
-        Args:
-            optimizer: Result of `optimizer_state`, with unsharded or stored tensors.
-            chunks: Result of `ChunkSelector.state`.
-        """
+    def load_optimizer(self, optimizer: dict[str, Any]) -> None:
+        """Restore the result of `optimizer_state`, with unsharded or stored tensors."""
         moments = {
             index: {name: self._part(index, value) for name, value in held.items()}
             for index, held in optimizer["state"].items()
         }
         self.optimizer.load_state_dict({**optimizer, "state": moments})
-        self.selector.load_state(chunks)
 
     def _part(self, index: int, value: Any) -> Any:
         """This process's part of a value of the optimiser's state for one parameter."""
@@ -165,7 +167,8 @@ class Learner:
 
     def _objective(self) -> Objective:
         method = self._method
-        return Objective(method.clip_range, method.kl_coef, method.ratio_norm, method.trust_region)
+        clip_range = method.clip_range * self.bounds.clip_scale
+        return Objective(clip_range, self.bounds.kl_coef, method.ratio_norm, method.trust_region)
 
 
 _REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."

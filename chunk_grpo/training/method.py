@@ -69,6 +69,7 @@ class Method:
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
         ratio_norm: Normalisation of the log-ratio.
         trust_region: Whether ratios are clipped, or divergences limited.
+        controlled: Whether the controller of the held-out scores acts on the training.
         advantage_std: Kind of standard deviation that divides the rewards.
         advantage_clip: Bound on the absolute advantage.
         combine: Whether rewards or advantages of several scorers are summed.
@@ -92,6 +93,7 @@ class Method:
     kl_coef: float
     ratio_norm: RatioNorm
     trust_region: TrustRegion
+    controlled: bool
     advantage_std: AdvantageStd
     advantage_clip: float
     combine: Combine
@@ -132,6 +134,7 @@ def method_from(
         kl_coef=params.variant_kl_coef(variant),
         ratio_norm=own.ratio_norm,
         trust_region=own.trust_region,
+        controlled=own.controlled,
         advantage_std=own.advantage_std,
         advantage_clip=params.train.advantage_clip,
         combine=own.combine,

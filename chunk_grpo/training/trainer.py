@@ -24,6 +24,7 @@ from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import derive_seed
 from chunk_grpo.training.advantages import advantages_of, rewards_of
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+from chunk_grpo.training.controller import Controller
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.heldout import HeldoutEvaluation
 from chunk_grpo.training.iteration_state import IterationState
@@ -91,7 +92,8 @@ class Trainer:
         )
         self._best = CheckpointStore(paths.checkpoints / "best", paths.identity, keep=1)
         family.prepare_training(_tuning(settings), derive_seed("adapter", seed), self._processes.shard)
-        reference = family.reference().velocity if method.kl_coef > 0 else None
+        has_reference = method.kl_coef > 0 or method.controlled
+        reference = family.reference().velocity if has_reference else None
         family.use_network(self._processes.wrap(family.transformer))
         parameters = list(family.trainable_parameters())
         self._learner = Learner(
@@ -100,6 +102,12 @@ class Trainer:
         self._average = (
             None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
         )
+        self._controller = (
+            Controller(settings.heldout.controller, method.kl_coef)
+            if method.controlled and settings.heldout.controller is not None
+            else None
+        )
+        self._best_state: dict[str, Any] = {}
         self._offloading = Offloading(family, settings.offload)
         self._heldout = HeldoutEvaluation(data.heldout, data.reward, data.unseen, settings, self._processes)
         self._rows: list[MetricRow] = []
@@ -144,7 +152,7 @@ class Trainer:
         try:
             with Meter(f"training, seed {self._seed}", total, self._done) as meter:
                 self._evaluate_if_due()
-                while self._done < total and not self._processes.any(self._heldout.should_stop()):
+                while self._done < total and not self._processes.any(self._has_ended()):
                     self._iterate(self._done + 1)
                     self._evaluate_if_due()
                     meter.advance(note=self._reward_so_far())
@@ -152,6 +160,10 @@ class Trainer:
         except GivenUpError:
             return True
         return False
+
+    def _has_ended(self) -> bool:
+        """Whether held-out scores ended training before its last iteration."""
+        return self._heldout.should_stop() or (self._controller is not None and self._controller.has_ended)
 
     def save_policies(self, folder: Path) -> None:
         """Write the trained policy to `folder`/transformer and, with `keep_best`, the best one to `folder`/best.
@@ -291,7 +303,35 @@ class Trainer:
             if self._settings.heldout.keep_best and self._processes.gather([evaluated.is_best])[0]:
                 best = TrainingState(iteration, self._family.policy_state(), {}, [])
                 self._processes.by_main(lambda: self._best.save(best))
-        self._record(iteration, evaluated.metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
+        metrics = evaluated.metrics | self._control(evaluated.decisive)
+        self._record(iteration, metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
+
+    def _control(self, score: float) -> dict[str, float]:
+        """Let the controller act on a held-out score, and return its metrics; empty without one."""
+        if self._controller is None:
+            return {}
+        verdict = self._controller.judge(score)
+        if verdict == "best":
+            self._best_state = _copied(self._trained())
+        elif verdict != "within":
+            self._load(_copied(self._best_state))
+        self._learner.bounds = self._controller.bounds
+        return self._controller.metrics()
+
+    def _trained(self) -> dict[str, Any]:
+        """What training changes: weights, optimiser and averages."""
+        return {
+            "network": self._family.trainable_state(),
+            "optimizer": self._learner.optimizer_state(),
+            "average": None if self._average is None else self._average.state(),
+        }
+
+    def _load(self, trained: Mapping[str, Any]) -> None:
+        """Restore the result of `_trained`."""
+        self._family.load_trainable_state(trained["network"])
+        self._learner.load_optimizer(trained["optimizer"])
+        if self._average is not None:
+            self._average.load_state(trained["average"])
 
     def _averaged(self) -> AbstractContextManager[None]:
         """Context in which the policy has its averaged weights, if `ema_decay` is set."""
@@ -312,10 +352,14 @@ class Trainer:
         state = self._checkpoints.latest()
         if state is None:
             return
-        self._family.load_trainable_state(state.network)
-        if self._average is not None:
-            self._average.load_state(state.extra["average"])
-        self._learner.load_state(state.optimizer, state.extra["chunks"])
+        self._load(
+            {"network": state.network, "optimizer": state.optimizer, "average": state.extra["average"]}
+        )
+        self._learner.selector.load_state(state.extra["chunks"])
+        if self._controller is not None:
+            self._controller.load_state(state.extra["controller"])
+            self._best_state = state.extra["best"]
+            self._learner.bounds = self._controller.bounds
         self._heldout.load_state(state.extra["heldout"])
         self._rows, self._done = [(i, n, v) for i, n, v in state.rows], state.iteration
         if state.extra["unfinished"] is not None:
@@ -345,16 +389,19 @@ class Trainer:
     def _save(self) -> None:
         """Save a checkpoint. Random streams are functions of the iteration and have no state."""
         unfinished = None if self._unfinished is None else self._processes.gather([self._unfinished.state()])
+        trained = self._trained()
         extra = {
             "chunks": self._learner.selector.state(),
             "heldout": self._heldout.state(),
-            "average": None if self._average is None else self._average.state(),
+            "average": trained["average"],
             "unfinished": unfinished,
+            "controller": None if self._controller is None else self._controller.state(),
+            "best": self._best_state,
         }
         state = TrainingState(
             iteration=self._done,
-            network=self._family.trainable_state(),
-            optimizer=self._learner.optimizer_state(),
+            network=trained["network"],
+            optimizer=trained["optimizer"],
             rows=self._rows,
             extra=extra,
         )
@@ -372,3 +419,12 @@ def _tuning(settings: TrainParams) -> TuningOptions:
         autocast=None,
         compiles=settings.compile,
     )
+
+
+def _copied(value: Any) -> Any:
+    """A copy of nested dicts and lists with tensors, in the CPU's memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(held) for key, held in value.items()}
+    return [_copied(held) for held in value] if isinstance(value, list) else value

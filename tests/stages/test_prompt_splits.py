@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from chunk_grpo.artifacts import read_table
+from chunk_grpo.config import load_params
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import token_limits
 from chunk_grpo.prompts import read_prompt_file
 from chunk_grpo.shapes.prompts import all_prompts, knowledge_prompts
 from stages._prompts import Split, splits_of
+from stages.prepare_prompts import compared_rows
 from tests.conftest import CHECKPOINT, Workspace, any_prompt, new_workspace, prompt_file
 
+ROOT = Path(__file__).resolve().parents[2]
 CHECKS = {"duplicates": "refuse", "empty": "refuse", "spaces": "strip", "too_long": "keep"}
 DOGS = [[{"class": "dog", "count": count}] for count in (2, 3)]
 RECORD = {"tag": "counting", "include": DOGS[0], "exclude": DOGS[1]}
@@ -241,3 +244,27 @@ def test_a_new_benchmark_changes_nothing_that_is_trained_on(tmp_path: Path) -> N
     assert made.run("prepare_prompts") == 0
     assert made.files()["prompts/training.parquet"] == before["prompts/training.parquet"]
     assert made.files()["prompts/evaluation.parquet"] != before["prompts/evaluation.parquet"]
+
+
+ROWS = [{"prompt": text} for text in ("a", "b", "a", "c", "b", "d")]
+
+
+def heldout_of(**settings: Any) -> Any:
+    """Parameters with two held-out prompts in training."""
+    params = load_params(ROOT / "params.yaml")
+    heldout = params.train.heldout.model_copy(update={"num_prompts": 2, **settings})
+    return params.model_copy(update={"train": params.train.model_copy(update={"heldout": heldout})})
+
+
+def test_prompts_that_only_watch_training_are_compared_on() -> None:
+    assert compared_rows(ROWS, heldout_of(patience=None, controller=None, keep_best=True)) == ROWS
+
+
+@pytest.mark.parametrize("setting", [{"patience": 3}, {"controller": object()}])
+def test_prompts_that_decide_when_training_ends_are_not_compared_on(setting: dict[str, Any]) -> None:
+    """Nor are their repetitions."""
+    assert [row["prompt"] for row in compared_rows(ROWS, heldout_of(**setting))] == ["c", "d"]
+    with pytest.raises(
+        DataError, match=r"prompts\.eval_count: the first 2 eval prompts decide .* none of 5 is left"
+    ):
+        compared_rows([row for row in ROWS if row["prompt"] in "ab"] + ROWS[:1], heldout_of(**setting))

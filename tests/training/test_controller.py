@@ -1,0 +1,145 @@
+"""The controller of held-out scores: its rule by hand, and that training goes back to the best bits."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chunk_grpo.config.training import ControllerParams
+from chunk_grpo.errors import TransientError
+from chunk_grpo.training import heldout
+from chunk_grpo.training.controller import Bounds, Controller
+from chunk_grpo.training.heldout import HeldoutEvaluation, HeldoutResult
+from chunk_grpo.training.learner import Learner
+from chunk_grpo.training.update import Objective
+
+from .conftest import CHUNK_WS, Outcome
+
+Train = Callable[..., Outcome]
+SETTINGS = ControllerParams(tolerance=0.1, kl_coef=0.02, kl_factor=4.0, clip_factor=0.5, falls=2)
+CONTROLLED: dict[str, Any] = {"variant": {**CHUNK_WS, "controlled": True, "kl_coef": 0.0}}
+RUN: dict[str, Any] = {"iterations": 4, "checkpoint_every": 4, "ema_decay": 0.5, **CONTROLLED}
+
+
+def test_the_rule_by_hand() -> None:
+    controller = Controller(SETTINGS, kl_coef=0.0)
+    assert [controller.judge(score) for score in (0.5, 0.6, 0.5)] == ["best", "best", "within"]
+    assert controller.bounds == Bounds(0.0, 1.0)
+    assert controller.judge(0.45) == "fallen"
+    assert controller.bounds == Bounds(0.02, 0.5)
+    assert controller.judge(0.7) == "best"
+    assert controller.judge(0.55) == "fallen"
+    assert controller.bounds == Bounds(0.08, 0.25)
+    assert not controller.has_ended
+    assert controller.judge(0.55) == "ended"
+    assert controller.has_ended
+    assert controller.metrics() == {
+        "controller/kl_coef": 0.08,
+        "controller/clip_scale": 0.25,
+        "controller/falls": 3.0,
+    }
+
+
+def test_a_kl_coefficient_of_the_variant_grows() -> None:
+    controller = Controller(SETTINGS, kl_coef=0.1)
+    controller.judge(1.0)
+    controller.judge(0.0)
+    assert controller.bounds == Bounds(0.4, 0.5)
+
+
+def test_a_restored_state_goes_on() -> None:
+    one, other = Controller(SETTINGS, 0.0), Controller(SETTINGS, 0.0)
+    one.judge(0.5)
+    one.judge(0.1)
+    other.load_state(one.state())
+    assert other.bounds == one.bounds
+    assert [other.judge(score) for score in (0.45, 0.1, 0.2)] == ["within", "fallen", "ended"]
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[float]], None]:
+    """Function that replaces the decisive scores of the iterations 0, 1, ...."""
+    evaluate = HeldoutEvaluation.evaluate
+
+    def replaced(values: list[float]) -> None:
+        def with_score(
+            self: HeldoutEvaluation, family: Any, times: Any, iteration: int, *rest: Any
+        ) -> HeldoutResult:
+            return replace(evaluate(self, family, times, iteration, *rest), decisive=values[iteration])
+
+        monkeypatch.setattr(heldout.HeldoutEvaluation, "evaluate", with_score)
+
+    return replaced
+
+
+def objectives(monkeypatch: pytest.MonkeyPatch) -> list[Objective]:
+    """The objectives of all updates, as they are made."""
+    seen: list[Objective] = []
+    make = Learner._objective
+
+    def recording(self: Learner) -> Objective:
+        seen.append(make(self))
+        return seen[-1]
+
+    monkeypatch.setattr(Learner, "_objective", recording)
+    return seen
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {"heldout": {"controller": SETTINGS.model_dump() | changes}}
+
+
+def test_a_fall_goes_back_to_the_best_bits_and_narrows_the_bounds(
+    train: Train, scores: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores fall after iteration 2. Iteration 3 starts from the weights, moments and averages after iteration 1."""
+    scores([0.5, 0.6, 0.2, 0.6, 0.6])
+    seen = objectives(monkeypatch)
+    made = train(tmp_path / "a", save=True, **RUN, **settings())
+    by_iteration = [(seen[i].kl_coef, seen[i].clip_range) for i in range(0, 8, 2)]
+    wide, narrow = (0.0, 1e-4), (0.02, 0.5e-4)
+    assert [pair[0] for pair in by_iteration] == [wide[0], wide[0], narrow[0], narrow[0]]
+    assert [pair[1] / by_iteration[0][1] for pair in by_iteration] == pytest.approx([1, 1, 0.5, 0.5])
+    told = {(i, name): value for i, name, value in made.rows if name.startswith("controller/")}
+    assert [told[i, "controller/falls"] for i in range(5)] == [0, 0, 1, 1, 1]
+
+    scores([0.5, 0.6, 0.6])
+    plain = train(tmp_path / "b", **RUN | {"iterations": 1}, **settings())
+    scores([0.5, 0.6, 0.2])
+    back = train(tmp_path / "c", save=True, **RUN | {"iterations": 2}, **settings())
+    assert all(torch.equal(back.weights[name], plain.weights[name]) for name in plain.weights)
+
+
+def test_too_many_falls_end_training_at_the_best_policy(train: Train, scores: Any, tmp_path: Path) -> None:
+    scores([0.5, 0.6, 0.2, 0.9, 0.9])
+    ended = train(tmp_path / "a", **RUN, **settings(falls=0))
+    scores([0.5, 0.6])
+    best = train(tmp_path / "b", **RUN | {"iterations": 1}, **settings(falls=0))
+    assert max(i for i, name, _ in ended.rows if name == "reward_mean") == 2
+    assert all(torch.equal(ended.weights[name], best.weights[name]) for name in best.weights)
+
+
+@pytest.mark.parametrize("stop_at", [30, 45])
+def test_a_stopped_run_goes_back_to_the_same_bits(
+    stop_at: int, train: Train, scores: Any, tmp_path: Path
+) -> None:
+    scores([0.5, 0.6, 0.2, 0.3, 0.6])
+    whole = train(tmp_path / "whole", **RUN, **settings())
+    with pytest.raises(TransientError):
+        train(tmp_path / "stopped", stop_at=stop_at, **RUN, **settings())
+    resumed = train(tmp_path / "stopped", **RUN, **settings())
+    assert resumed.without_times() == whole.without_times()
+    assert all(torch.equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
+
+
+def test_a_variant_that_is_not_controlled_trains_as_without_a_controller(
+    train: Train, scores: Any, tmp_path: Path
+) -> None:
+    scores([0.5, 0.1, 0.1, 0.1])
+    plain, beside = (
+        train(tmp_path / name, iterations=2, **changes) for name, changes in (("a", {}), ("b", settings()))
+    )
+    assert plain.without_times() == beside.without_times()
