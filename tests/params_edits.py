@@ -18,6 +18,11 @@ RAW["train"] |= {"prompts_per_iteration": 8, "updates_per_iteration": 2, "fracti
 RAW["train"] |= {"group_size": 8}
 RAW["train"]["heldout"] |= {"num_prompts": 48, "scorers": []}
 RAW["generate"] |= {"num_steps": 50, "base_steps": 20}
+RAW["variants"] = {
+    "dance": {"objective": "step", "plan": "step"},
+    "chunk": {"objective": "chunk", "plan": "listed"},
+    "chunk-ws": {"objective": "chunk", "plan": "listed", "selection": "weighted"},
+}
 RAW["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
 
 Edit = Callable[[dict[str, Any]], object]

@@ -115,7 +115,7 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
         ("branching", {**BRANCHING, "points": 0}, ".points: must be > 0, got 0"),
         ("branching", {**BRANCHING, "children": 1}, ".children: must be >= 2, got 1"),
         ("advantage_std", "batch", ": must be one of 'group' or 'global', got 'batch'"),
-        ("combine", "sum", ": must be one of 'rewards' or 'advantages', got 'sum'"),
+        ("combine", "sum", ": must be one of 'rewards', 'advantages' or 'gdpo', got 'sum'"),
         ("chunk_rewards", [], ": must not be empty"),
         ("chunk_rewards", ["shapes-vivid"], "[0]: must be a mapping of names, got 'shapes-vivid'"),
         ("chunk_rewards", [{"shapes-vivid": 0}], "[0].shapes-vivid: must be > 0, got 0"),

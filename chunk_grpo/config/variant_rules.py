@@ -240,14 +240,14 @@ def noise_is_possible(variants: Variants, sampling: SamplingParams) -> Iterator[
 
 
 def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, float]) -> Iterator[Problem]:
-    """Each mix of chunk_rewards names entries of `rewards`; `combine: advantages` needs several rewards."""
+    """Each mix of chunk_rewards names entries of `rewards`; another `combine` than rewards needs several."""
     for name, variant in variants.items():
         mixes: tuple[Mapping[str, float], ...] = variant.chunk_rewards or (rewards,)
-        if variant.combine == "advantages" and all(len(mix) < 2 for mix in mixes):
+        if variant.combine != "rewards" and all(len(mix) < 2 for mix in mixes):
             there = (
                 "each chunk has only one" if variant.chunk_rewards else f"there is only {', '.join(rewards)}"
             )
-            yield _problem(name, "combine", f"needs several rewards, and {there}", "advantages")
+            yield _problem(name, "combine", f"needs several rewards, and {there}", variant.combine)
         for chunk, mix in enumerate(variant.chunk_rewards or ()):
             path = ("variants", name, "chunk_rewards", chunk)
             if not mix:

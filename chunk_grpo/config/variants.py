@@ -75,7 +75,8 @@ class VariantParams(Section):
         branching: branches instead of whole noisy trajectories; null: none.
         advantage_std: scope of the standard deviation that divides the advantage: `group`, or `global` (all rewards, as
             in Flow-GRPO's first release).
-        combine: combination of several rewards: sum of the `rewards`, or sum of their standardised `advantages`.
+        combine: combination of several rewards: sum of the `rewards`, sum of their standardised `advantages`, or that
+            sum standardised again over the iteration, `gdpo`.
         chunk_rewards: one mix of `rewards` per chunk, each a mapping of scorer to weight; null: `rewards` for all
             chunks.
     """

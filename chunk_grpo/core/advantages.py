@@ -97,6 +97,32 @@ def weighted_advantages(
     return torch.stack(parts).sum(dim=0)
 
 
+def gdpo_advantages(
+    values: Tensor, weights: Sequence[float], clip: float = 5.0, scale: Scale = SCALES["group"]
+) -> Tensor:
+    """Advantages of several rewards: their weighted sum of advantages, standardised over the whole iteration.
+
+    GDPO (arXiv 2601.05242): each reward is standardised within its group, the weighted sum over all images of the
+    iteration. The clip, which is not part of it, comes last.
+
+    Args:
+        values: Finite rewards [R, P, G] of R rewards and of all images of an iteration.
+        weights: Weight of each reward, [R], finite; only their ratios matter.
+        clip: Bound on the absolute advantage, positive.
+        scale: One of `SCALES`.
+
+    Returns:
+        [P, G] in float32 or wider, within [-clip, clip]; 0 if all groups of all rewards are degenerate.
+
+    Raises:
+        ValueError: As in `weighted_advantages`.
+    """
+    if not clip > 0:
+        raise ValueError(f"clip must be positive, got {clip}")
+    total = weighted_advantages(values, weights, math.inf, scale)
+    return ((total - total.mean()) / (total.std(correction=1) + scale.eps)).clamp(-clip, clip)
+
+
 def degenerate_groups(rewards: Tensor) -> Tensor:
     """Find groups with equal rewards, which give no gradient.
 

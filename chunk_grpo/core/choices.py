@@ -145,7 +145,7 @@ ADVANTAGE_STDS: Mapping[AdvantageStd, Choice] = _table(
 )
 """Standard deviation that divides the rewards; implemented in core/advantages.py."""
 
-Combine: TypeAlias = Literal["rewards", "advantages"]
+Combine: TypeAlias = Literal["rewards", "advantages", "gdpo"]
 COMBINATIONS: Mapping[Combine, Choice] = _table(
     Combine,
     {
@@ -153,6 +153,7 @@ COMBINATIONS: Mapping[Combine, Choice] = _table(
         "advantages": Choice(
             "rewards combined by advantages", "Eq. (4) for each reward, then the weighted sum"
         ),
+        "gdpo": Choice("rewards combined as in GDPO", "GDPO, arXiv 2601.05242"),
     },
 )
 """Whether rewards or advantages are summed; implemented in training/advantages.py."""

@@ -74,6 +74,8 @@ def _setting(key: str, value: Any) -> str:
             return f"clip ranges {_words(value)} by chunk"
         case "kl_coef":
             return f"KL coefficient {_words(value)}"
+        case "controlled":
+            return "with the controller"
         case "window":
             moves = f"moves by {value['stride']} {_every(value['every'])}"
             return f"noise in a window of {_steps(value['num_steps'])} that {moves}"

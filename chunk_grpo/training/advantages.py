@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.advantages import SCALES, group_advantages, weighted_advantages
+from chunk_grpo.core.advantages import SCALES, gdpo_advantages, group_advantages, weighted_advantages
 from chunk_grpo.core.choices import COMBINATIONS, Combine, implemented
 from chunk_grpo.scorers.reward import weighted_sum
 from chunk_grpo.training.method import Method
@@ -52,11 +52,24 @@ def _of_weighted_sum(experience: Experience, weights: Mapping[str, float], metho
 
 def _weighted_mean(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
     """Weighted mean of the advantages of the single rewards, [Q, G]."""
-    each = torch.stack([rewards_of(experience, {name: 1.0}) for name in weights])  # [R, Q, G]
     shares = [weight / sum(weights.values()) for weight in weights.values()]
+    each = _each_reward(experience, weights)
     return weighted_advantages(each, shares, method.advantage_clip, SCALES[method.advantage_std])
 
 
+def _gdpo(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
+    """Advantages [Q, G] as in GDPO."""
+    each, scale = _each_reward(experience, weights), SCALES[method.advantage_std]
+    return gdpo_advantages(each, list(weights.values()), method.advantage_clip, scale)
+
+
+def _each_reward(experience: Experience, weights: Mapping[str, float]) -> Tensor:
+    """The rewards [R, Q, G] of R scorers."""
+    return torch.stack([rewards_of(experience, {name: 1.0}) for name in weights])
+
+
 COMBINED: Mapping[Combine, Callable[[Experience, Mapping[str, float], Method], Tensor]] = implemented(
-    COMBINATIONS, "training/advantages.py", {"rewards": _of_weighted_sum, "advantages": _weighted_mean}
+    COMBINATIONS,
+    "training/advantages.py",
+    {"rewards": _of_weighted_sum, "advantages": _weighted_mean, "gdpo": _gdpo},
 )

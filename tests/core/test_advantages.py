@@ -4,7 +4,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chunk_grpo.core.advantages import SCALES, degenerate_groups, group_advantages, weighted_advantages
+from chunk_grpo.core.advantages import (
+    SCALES,
+    degenerate_groups,
+    gdpo_advantages,
+    group_advantages,
+    weighted_advantages,
+)
 from tests.core.conftest import double
 
 GROUP, GLOBAL = SCALES["group"], SCALES["global"]
@@ -58,6 +64,20 @@ def test_rounding_noise_is_not_an_advantage(scale):
     r = double([0.3, 0.1 + 0.2, 0.3, 0.3], [0.1 + 0.2] * 4)
     assert r[0, 0] != r[0, 1]
     assert group_advantages(r, scale=scale).tolist() == [[0.0] * 4] * 2
+
+
+def test_gdpo_by_hand():
+    # Group 0: -1, 0, 1 and 1, 0, -1; group 1: degenerate and -1, 0, 1. Sums with weights 2 and 1: -1, 0, 1, -1, 0, 1 of
+    # mean 0 and variance 4 / 5.
+    values = torch.tensor([[[1.0, 2, 3], [5, 5, 5]], [[3.0, 2, 1], [0, 4, 8]]], dtype=torch.float64)
+    made = gdpo_advantages(values, [2.0, 1.0])
+    one = 1 / math.sqrt(4 / 5)
+    assert made.tolist() == [pytest.approx([-one, 0, one], abs=1e-7)] * 2
+    assert gdpo_advantages(values, [4.0, 2.0]).tolist() == [pytest.approx([-one, 0, one], abs=1e-7)] * 2
+    assert gdpo_advantages(values, [2.0, 1.0], clip=0.5).abs().max().item() == 0.5
+    assert gdpo_advantages(torch.ones(2, 2, 3), [1.0, 1.0]).tolist() == [[0.0] * 3] * 2
+    with pytest.raises(ValueError, match="clip must be positive, got 0"):
+        gdpo_advantages(values, [2.0, 1.0], clip=0)
 
 
 def test_weighted_advantages_by_hand():

@@ -19,6 +19,11 @@ from stages._stage import run_stage
 
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 VARIANTS = ("dance", "chunk", "chunk-ws")
+SETTINGS: dict[str, dict[str, object]] = {
+    "dance": {"objective": "step", "plan": "step"},
+    "chunk": {"objective": "chunk", "plan": "listed"},
+    "chunk-ws": {"objective": "chunk", "plan": "listed", "selection": "weighted"},
+}
 SCORERS = ("shapes-exact", "shapes-graded", "shapes-vivid")
 SEEDS = (0, 1, 2)
 LIFT = {"dance": 0.10, "chunk": 0.14, "chunk-ws": 0.02}
@@ -236,7 +241,9 @@ def write_run(
     title = "Synthetic data, to test the report"
     params["report"] |= {"title": title, "grid_prompts": 4}
     params["train"]["iterations"] = 30
-    params["variants"] = {v: params["variants"].get(v, params["variants"]["dance"]) for v in variants}
+    params["variants"] = {v: SETTINGS.get(v, SETTINGS["dance"]) for v in variants}
+    params["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
+    params["train"]["heldout"]["scorers"] = ["shapes-exact"]
     (root / "params.yaml").write_text(json.dumps(params))
     return Run(root)
 

@@ -21,6 +21,7 @@ def variant(settings: object) -> VariantParams:
 
 def with_variants(variants: dict[str, object]) -> Params:
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content["train"] |= {"clip_range": 1e-4, "prompts_per_iteration": 8, "group_size": 8}
     return parse_params(content | {"variants": variants}, "params.yaml")
 
 
@@ -29,6 +30,11 @@ def test_every_method_is_told_in_words(name: str) -> None:
     found = recipe(variant(METHODS[name]))
     assert not any(mark in found for mark in ("{", "}", "'", "_", "None", "e-0"))
     assert len(found.split(", ")) >= len(METHODS[name])  # each setting has its part
+
+
+def test_a_controlled_variant_is_told_in_words() -> None:
+    found = recipe(variant({"objective": "chunk", "plan": "listed", "controlled": True}))
+    assert found == "chunk objective, plan listed, with the controller"
 
 
 def test_methods_are_told_apart() -> None:

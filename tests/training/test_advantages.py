@@ -46,6 +46,12 @@ def test_combined_advantages_are_those_of_each_reward_in_the_rewards_shares():
     assert advantages(combine="advantages").tolist() == pytest.approx(wanted)
 
 
+def test_gdpo_standardises_the_sum_over_the_iteration():
+    graded = np.concatenate([standard(GRADED[:3]), np.zeros(3)])
+    vivid = np.concatenate([standard(VIVID[:3]), standard(VIVID[3:])])
+    assert advantages(combine="gdpo").tolist() == pytest.approx(standard(graded + 0.6 * vivid))
+
+
 def test_each_chunk_may_have_rewards_of_its_own():
     mixes = ({"shapes-graded": 1.0}, {"shapes-vivid": 2.0, "shapes-graded": 1.0})
     made = advantages(chunk_rewards=mixes)
@@ -58,6 +64,6 @@ def test_each_chunk_may_have_rewards_of_its_own():
 def test_a_group_of_equal_rewards_teaches_nothing_and_is_no_nan():
     scores = {"shapes-graded": np.ones(3), "shapes-vivid": np.full(3, 0.3)}
     made = Experience(None, None, 3, scores, {})
-    for changes in ({}, {"advantage_std": "global"}, {"combine": "advantages"}):
+    for changes in ({}, {"advantage_std": "global"}, {"combine": "advantages"}, {"combine": "gdpo"}):
         method = method_of(small_params({**CHUNK_WS, **changes}))
         assert advantages_of(made, WEIGHTS, method).tolist() == [0, 0, 0]

@@ -31,6 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "clip-ranges": {**CHUNK, "clip_ranges": (5e-5, 2e-4)},
     "chunk-rewards": {**CHUNK, "chunk_rewards": ({"shapes-graded": 1.0}, {"shapes-vivid": 1.0})},
     "advantages": {**CHUNK, "combine": "advantages"},
+    "gdpo": {**CHUNK, "combine": "gdpo"},
     "tempflow": {**BRANCHING, "step_weights": "noise"},
     "noise-weights": {**STEP, "step_weights": "noise"},
     "mixgrpo": WINDOW,
