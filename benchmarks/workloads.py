@@ -93,6 +93,7 @@ class Workload:
         raw: dict[str, Any] = load_params(ROOT / "params.yaml").model_dump()
         raw["sampling"] |= {"num_steps": self.num_sde_steps + 1, "shift": SHIFT, "sde": "flow", "eta": 0.7}
         raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
+        raw["train"]["heldout"] |= {"scorers": ()}
         raw["chunks"] = {"plans": {"listed": {"kind": "listed", "sizes": self.sizes}}}
         raw["variants"] = {VARIANT: {"objective": "chunk", "plan": "listed", "selection": "weighted"}}
         raw["train"] |= {

@@ -115,7 +115,7 @@ def test_every_kind_of_scorer_is_in_the_registry() -> None:
         ("rewards.shapes-vivid", -0.5, "rewards.shapes-vivid: must be > 0, got -0.5"),
         ("scorers.own", EXTERNAL | {"refusals": 1.1}, "scorers.own.refusals: must be <= 1, got 1.1"),
         ("variants", [], "variants: must be a mapping of names, got []"),
-        ("report.grid_prompts", 0, "report.grid_prompts: must be >= 1, got 0"),
+        ("report.grid_prompts", 0, "report.grid_prompts: must be > 0, got 0"),
     ],
 )
 def test_a_value_of_the_wrong_type_or_out_of_range_is_named(path: str, value: object, message: str) -> None:

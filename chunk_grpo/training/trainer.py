@@ -17,7 +17,7 @@ from torch import Tensor
 from chunk_grpo.config import TrainParams
 from chunk_grpo.core.dynamics import relative_l1
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.families.base import Family, TuningOptions
+from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
@@ -48,6 +48,7 @@ from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.sinks import open_sinks
 from chunk_grpo.training.starts import Iteration, images_per_start, prompts_of_rows, starts_of_update
 from chunk_grpo.training.stopping import GivenUpError
+from chunk_grpo.training.trained import Trained, copied, tuning_of
 from chunk_grpo.training.update import Policies, UpdateStats
 
 PICTURES_SHOWN = 16
@@ -91,7 +92,7 @@ class Trainer:
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes
         )
         self._best = CheckpointStore(paths.checkpoints / "best", paths.identity, keep=1)
-        family.prepare_training(_tuning(settings), derive_seed("adapter", seed), self._processes.shard)
+        family.prepare_training(tuning_of(settings), derive_seed("adapter", seed), self._processes.shard)
         has_reference = method.kl_coef > 0 or method.controlled
         reference = family.reference().velocity if has_reference else None
         family.use_network(self._processes.wrap(family.transformer))
@@ -102,6 +103,7 @@ class Trainer:
         self._average = (
             None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
         )
+        self._trained = Trained(family, self._learner, self._average)
         self._controller = (
             Controller(settings.heldout.controller, method.kl_coef)
             if method.controlled and settings.heldout.controller is not None
@@ -312,26 +314,11 @@ class Trainer:
             return {}
         verdict = self._controller.judge(score)
         if verdict == "best":
-            self._best_state = _copied(self._trained())
+            self._best_state = copied(self._trained.state())
         elif verdict != "within":
-            self._load(_copied(self._best_state))
+            self._trained.load(copied(self._best_state))
         self._learner.bounds = self._controller.bounds
         return self._controller.metrics()
-
-    def _trained(self) -> dict[str, Any]:
-        """What training changes: weights, optimiser and averages."""
-        return {
-            "network": self._family.trainable_state(),
-            "optimizer": self._learner.optimizer_state(),
-            "average": None if self._average is None else self._average.state(),
-        }
-
-    def _load(self, trained: Mapping[str, Any]) -> None:
-        """Restore the result of `_trained`."""
-        self._family.load_trainable_state(trained["network"])
-        self._learner.load_optimizer(trained["optimizer"])
-        if self._average is not None:
-            self._average.load_state(trained["average"])
 
     def _averaged(self) -> AbstractContextManager[None]:
         """Context in which the policy has its averaged weights, if `ema_decay` is set."""
@@ -352,9 +339,8 @@ class Trainer:
         state = self._checkpoints.latest()
         if state is None:
             return
-        self._load(
-            {"network": state.network, "optimizer": state.optimizer, "average": state.extra["average"]}
-        )
+        found = {"network": state.network, "optimizer": state.optimizer, "average": state.extra["average"]}
+        self._trained.load(found)
         self._learner.selector.load_state(state.extra["chunks"])
         if self._controller is not None:
             self._controller.load_state(state.extra["controller"])
@@ -389,7 +375,7 @@ class Trainer:
     def _save(self) -> None:
         """Save a checkpoint. Random streams are functions of the iteration and have no state."""
         unfinished = None if self._unfinished is None else self._processes.gather([self._unfinished.state()])
-        trained = self._trained()
+        trained = self._trained.state()
         extra = {
             "chunks": self._learner.selector.state(),
             "heldout": self._heldout.state(),
@@ -406,25 +392,3 @@ class Trainer:
             extra=extra,
         )
         self._checkpoints.save(state)
-
-
-def _tuning(settings: TrainParams) -> TuningOptions:
-    """Options of `Family.prepare_training`."""
-    lora = settings.lora
-    return TuningOptions(
-        lora_rank=None if lora is None else lora.rank,
-        lora_alpha=1.0 if lora is None else lora.alpha,
-        lora_targets=() if lora is None else lora.targets,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        autocast=None,
-        compiles=settings.compile,
-    )
-
-
-def _copied(value: Any) -> Any:
-    """A copy of nested dicts and lists with tensors, in the CPU's memory."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(held) for key, held in value.items()}
-    return [_copied(held) for held in value] if isinstance(value, list) else value

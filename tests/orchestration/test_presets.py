@@ -40,7 +40,7 @@ def test_edits_are_listed_and_kept(preset: str, root: Path) -> None:
     assert str(caught.value).splitlines() == [
         "params.yaml: holds edits, which would be lost:",
         "  train.seeds: [3]; the preset has [0, 1, 2]",
-        "  train.iterations: 7; the preset has 40",
+        "  train.iterations: 7; the preset has 10",
         "  train.own: added: 1",
         "Copy the file, or move the edits to a new preset in conf/preset/; `make params FORCE=1` overwrites it.",
     ]

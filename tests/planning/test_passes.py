@@ -78,9 +78,8 @@ def test_heldout_evaluations() -> None:
 @pytest.mark.parametrize("variant", ["dance", "chunk"])
 def test_items_and_micro_batches_are_the_trainer_s(variant: str, size: int) -> None:
     """Mean over 40 draws of the trainer's selection and packing, within 3 %; steps are exact."""
-    params = edited(
-        preset("tiny"), train={"micro_batch_size": size, "group_size": 12, "prompts_per_iteration": 16}
-    )
+    sizes_of = {"group_size": 12, "prompts_per_iteration": 16, "updates_per_iteration": 2}
+    params = edited(preset("tiny-paper"), train={"micro_batch_size": size, **sizes_of})
     sizes = (1,) * 16 if variant == "dance" else (2, 3, 4, 7)
     method = method_from(params, variant, ChunkPlan(sizes), torch.ones(len(sizes)), time_grid(17))
     rows = 96

@@ -116,7 +116,7 @@ def test_prompts_of_one_seed_are_exact() -> None:
 
 
 def test_prompts_of_several_seeds_are_at_most() -> None:
-    params = edited(preset("tiny"), train={"seeds": (0, 1), "iterations": 10})
+    params = edited(preset("tiny"), train={"seeds": (0, 1), "iterations": 10, "prompts_per_iteration": 8})
     total = params.prompts.train_count
     met = {row for seed in (0, 1) for n in range(10) for row in prompts_of_iteration(n, 8, total, seed)}
     found = prompts_of(params)

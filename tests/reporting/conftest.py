@@ -240,7 +240,7 @@ def write_run(
     params = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     title = "Synthetic data, to test the report"
     params["report"] |= {"title": title, "grid_prompts": 4}
-    params["train"]["iterations"] = 30
+    params["train"] |= {"iterations": 30, "clip_range": 1e-4}
     params["variants"] = {v: SETTINGS.get(v, SETTINGS["dance"]) for v in variants}
     params["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
     params["train"]["heldout"]["scorers"] = ["shapes-exact"]
