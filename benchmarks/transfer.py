@@ -1,4 +1,4 @@
-"""Whether a chunk plan guided on one family serves the other: `python -m benchmarks.transfer`, about 40 minutes.
+"""Whether a chunk plan guided on one family serves the other: `python -m benchmarks.transfer`, about an hour.
 
 For each family, a clone of this commit runs the toy preset to its relative L1 profile and its guided plan. Then it
 trains two variants that differ in their boundaries alone: by the family's own plan, and by the other family's. Both
