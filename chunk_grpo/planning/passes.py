@@ -117,8 +117,8 @@ def iteration(settings: Settings, variant: str) -> Iteration:
 
 
 def has_reference(settings: Settings, variant: str) -> bool:
-    """Whether the objective has a KL divergence."""
-    return settings.params.variant_kl_coef(variant) > 0
+    """Whether the objective has a KL divergence, or gets one from the controller when a held-out score falls."""
+    return settings.params.variant_kl_coef(variant) > 0 or settings.params.variants[variant].controlled
 
 
 def heldout_evaluations(settings: Settings) -> int:

@@ -50,6 +50,8 @@ def test_the_review_s_numbers() -> None:
 def test_a_kl_divergence_evaluates_the_reference_for_each_item() -> None:
     params = edited(FLUX, train={"kl_coef": 0.04})
     assert of(params, "chunk").reference == of(params, "chunk").update
+    controlled = with_variant(preset("hacking"), objective="chunk", plan="listed", controlled=True)
+    assert of(controlled, gpus=1).reference == of(controlled, gpus=1).update
 
 
 def test_branches() -> None:
