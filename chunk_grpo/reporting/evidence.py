@@ -145,7 +145,7 @@ class ReportSettings:
         """Name of a measure; that of the training reward has its scorer if it is a single one."""
         if measure != REWARD or self._only_reward is None:
             return measure
-        return f"{REWARD} {self._only_reward}"
+        return f"reward {self._only_reward}"
 
     @property
     def _only_reward(self) -> str | None:
