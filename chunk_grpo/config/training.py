@@ -65,7 +65,7 @@ class HeldoutParams(Section):
 
     @property
     def decides(self) -> bool:
-        """Whether its scores decide which policy is evaluated. Then its prompts are not among those of evaluation."""
+        """Whether its scores can end training. Evaluation then leaves its prompts out."""
         return self.patience is not None or self.controller is not None
 
 

@@ -11,7 +11,7 @@ variances of the mean:
 
 A + B - E is the variance of the mean. It cannot be less than A or B, so neither is the estimate. The interval uses
 Student's t with Satterthwaite's degrees of freedom, because there are few training seeds. In simulations with the
-components of the toy runs it covers 94 to 98 % at a nominal 95 %, the more of these the smaller the effect of the seed
+components of the toy runs it covers 92 to 98 % at a nominal 95 %, the more of these the smaller the effect of the seed
 (tests/reporting/test_coverage.py).
 
 Source: the method of moments for crossed random effects, for example S. R. Searle, G. Casella and C. E. McCulloch,
@@ -35,8 +35,8 @@ Verdict = Literal["above", "below", "none", "unknown"]
 METHOD = (
     "Each image of a tuned policy is paired with the image of the base model for the same prompt and the "
     "same sample seed; differences are averaged over the samples of a prompt. The mean is over prompts and "
-    "training seeds. Its standard error is that of crossed random effects: of the training seed, of the caption "
-    "with all its prompts, and of both together (within categories where categories are averaged; captions only if "
+    "training seeds. Its standard error has three parts: the training seed, the caption with all its prompts, "
+    "and both together (within categories where categories are averaged; captions only if "
     "there is one training seed). The 95 % interval is the mean ± t × standard error, with t from Student’s "
     "distribution with Satterthwaite’s degrees of freedom; few training seeds therefore give a wide interval. The "
     "intervals are not corrected for multiple comparisons. Two variants count as different on a score only if the "
@@ -135,8 +135,8 @@ def crossed_interval(
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values of N hypotheses, by Holm's step-down method; NaN stays NaN and counts.
 
-    Those of at most alpha reject hypotheses with a probability of at most alpha that any rejected one is true, however
-    the tests depend on each other. Source: S. Holm, Scandinavian Journal of Statistics 6, 1979.
+    Rejecting those of at most alpha rejects a true hypothesis with a probability of at most alpha, however the tests
+    depend on each other. Source: S. Holm, Scandinavian Journal of Statistics 6, 1979.
     """
     order = sorted(range(len(p_values)), key=lambda i: (math.isnan(p_values[i]), p_values[i]))
     found, largest = [math.nan] * len(p_values), 0.0

@@ -21,7 +21,7 @@ TUNED_SCORES = dict(zip(IDS, (1, 0, 0, 1, 1, 1), strict=True))
 
 
 def scores(policy: str, mode: str, of: Mapping[int, Mapping[str, float | None]]) -> Source:
-    """Scores of samples 0 and 1 by training seed; those of sample 1 are the reverse."""
+    """Scores of two samples by training seed. Sample 1 has the opposite score of sample 0."""
     rows = [
         {
             "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": name, "sample": sample, "scorer": "s",
