@@ -251,4 +251,8 @@ def shared_rows(params: Params, arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_processes(main, Arguments, divisible=shared_rows))
+    sys.exit(
+        run_processes(
+            main, Arguments, divisible=shared_rows, on_cpus=lambda params: params.train.cpu_processes
+        )
+    )

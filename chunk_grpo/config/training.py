@@ -103,6 +103,8 @@ class TrainParams(Section):
         shard_weights: whether weights and optimiser state are sharded over the processes instead of replicated.
         hybrid_sharding: whether each machine keeps all shards, so that weights are gathered inside a machine; changes
             nothing on one machine or without `shard_weights`.
+        cpu_processes: largest number of processes that share a training on a machine without GPUs; with more than 1
+            each has one thread, and results do not depend on the number of cores. GPUs have one process each.
         ema_decay: decay of the moving average of the weights. The average is evaluated and saved; null: the last
             weights are.
         checkpoint_every: iterations between two checkpoints of the optimiser and the weights.
@@ -136,6 +138,7 @@ class TrainParams(Section):
     compile: bool
     shard_weights: bool
     hybrid_sharding: bool
+    cpu_processes: Annotated[int, Field(ge=1, le=1024)] = 1
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None
     checkpoint_every: PositiveInt
     checkpoints_kept: PositiveInt

@@ -1,4 +1,6 @@
-"""Run a stage in several processes, one per GPU: start them, forward stop signals, return one exit code.
+"""Run a stage in several processes: start them, forward stop signals, return one exit code.
+
+There is one process per GPU, or on CPUs the number that params.yaml sets.
 
 The command line is the same as for one process, because DVC compares it. torchrun is not used: it always fails with
 exit code 1, and the flows need the exit code to distinguish a stopped stage (75) from a failed one. Its variables for
@@ -29,13 +31,15 @@ def run_processes(
     main: Callable[[Params, Arguments], None],
     arguments: type[Arguments],
     divisible: Callable[[Params, Arguments], int | None] = lambda params, arguments: None,
+    on_cpus: Callable[[Params], int] | None = None,
 ) -> int:
-    """Run a stage in this process, or in several processes if there are several GPUs.
+    """Run a stage in this process, or in several processes: one per GPU, or without GPUs `on_cpus`.
 
     Args:
         main: As in `run_stage`; must support several processes.
         arguments: As in `run_stage`.
         divisible: Number that the process count must divide, unless the environment sets the count; None: any count.
+        on_cpus: Number of processes on a machine without GPUs; None: one.
 
     Returns:
         Exit code; with several processes, the exit code of the first one that failed.
@@ -52,7 +56,11 @@ def run_processes(
                 "`python -m stages.follow` here, and the stage on machine 0"
             )
         gpus = gpus_here()
-        count = _asked(gpus) or _fitting(gpus, machines.count, lambda: divisible(*parsed(main, arguments)))
+        count = _asked(gpus)
+        if count is None:
+            most = gpus or (1 if on_cpus is None else on_cpus(parsed(main, arguments)[0]))
+            unit = "GPUs" if gpus else "processes"
+            count = _fitting(most, machines.count, lambda: divisible(*parsed(main, arguments)), unit)
         seconds = stop_seconds()
         if count * machines.count <= 1:
             return run_stage(main, arguments)
@@ -95,7 +103,7 @@ def launch(arguments: Sequence[str], share: Share, seconds: float, *, on_cpu: bo
         arguments: Arguments of Python.
         share: Number and place of the processes.
         seconds: Seconds from a stop request to SIGKILL.
-        on_cpu: Whether the processes use no GPU.
+        on_cpu: Whether the processes use no GPU. Each then has one thread, so that they do not compete for the cores.
 
     Returns:
         How the processes ended, here or on another machine, and whether a stop signal arrived here.
@@ -109,7 +117,7 @@ def launch(arguments: Sequence[str], share: Share, seconds: float, *, on_cpu: bo
         "MASTER_PORT": share.port,
         environment.PARENT: os.getpid(),
     }
-    shared |= {"ACCELERATE_USE_CPU": "true"} if on_cpu else {}
+    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"} if on_cpu else {}
     with tempfile.TemporaryDirectory(prefix="processes-") as folder:
         shared[environment.SAVING] = Path(folder, "saving")
         group = Group(Path(folder, "saving"), seconds, total, first, share.link)
@@ -145,20 +153,20 @@ def _asked(gpus: int) -> int | None:
     return int(value)
 
 
-def _fitting(gpus: int, machines: int, total: Callable[[], int | None]) -> int:
-    """The largest number of processes a machine, at most one per GPU, that divides `total`; 0: one process in all.
+def _fitting(most: int, machines: int, total: Callable[[], int | None], unit: str = "GPUs") -> int:
+    """The largest number of processes a machine, at most `most`, that divides `total`; 0: one process in all.
 
-    A message names unused GPUs.
+    A message names the unused ones.
 
     Args:
-        gpus: Number of GPUs of this machine, and of each other one.
+        most: Number of GPUs of this machine, and of each other one; without GPUs, number of processes.
         machines: Number of machines.
         total: Number that the processes of all machines must divide; 1: one process; None: any.
+        unit: What `most` counts.
 
     Raises:
         ConfigError: The number of machines does not divide `total`.
     """
-    most = max(gpus, 1)
     if most * machines == 1 or (share := total()) is None:
         return most
     if share == 1:
@@ -169,10 +177,10 @@ def _fitting(gpus: int, machines: int, total: Callable[[], int | None]) -> int:
             "train.prompts_per_iteration or train.group_size, or use fewer machines"
         )
     count = max(count for count in range(1, most + 1) if share % (count * machines) == 0)
-    if count < gpus:
+    if count < most:
         each = " of each machine" if machines > 1 else ""
         sys.stderr.write(
-            f"{count} of {gpus} GPUs{each} are used: the {share} trajectories of an update cannot be divided evenly "
+            f"{count} of {most} {unit}{each} are used: the {share} trajectories of an update cannot be divided evenly "
             "among more. Change train.prompts_per_iteration or train.group_size to use all.\n"
         )
     return count
