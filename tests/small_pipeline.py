@@ -127,7 +127,7 @@ def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
         for name in ("conf", "flows", "infra"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(REPOSITORY / "prefect.toml", folder)
-        for preset, variants in (("tiny", "pair"), ("smoke", "pair")):
+        for preset, variants in (("tiny", "chunk-ws"), ("smoke", "pair")):
             file = folder / "conf" / "preset" / f"{preset}.yaml"
             text = file.read_text().replace(f"/variants: {variants}", "/variants: small")
             file.write_text(text.replace("  train: null ", "  train: gpu "))

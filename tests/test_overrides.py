@@ -17,7 +17,9 @@ ADAPTER: TypeAdapter[Any] = TypeAdapter(tuple[Override, ...])
 
 @pytest.fixture
 def raw() -> dict[str, Any]:
-    return dict(YAML(typ="safe").load(PARAMS))
+    found = dict(YAML(typ="safe").load(PARAMS))
+    found["variants"] = {"dance": {"objective": "step", "plan": "step"}, **found["variants"]}
+    return found
 
 
 def changed(raw: dict[str, Any], *overrides: str, variants: list[str] | None = None) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def write_workspace(root: Path, case: Case = Case()) -> Path:
                 {SCORER_KEY.decode(): json.dumps(spec)},
             )
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params["variants"] = dict.fromkeys(case.variants, params["variants"]["dance"])
+    params["variants"] = dict.fromkeys(case.variants, {"objective": "step", "plan": "step"})
     params["scorers"] = {name: params["scorers"][name] for name in SCORERS}
     params["rewards"] = {"shapes-graded": 1.0}
     params["train"]["heldout"]["scorers"] = ["shapes-exact"]
