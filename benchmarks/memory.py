@@ -26,7 +26,8 @@ from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch
+from chunk_grpo.training.step_values import Objective, UpdateBatch
+from chunk_grpo.training.update import Policies, Update
 
 SIZES = (2, 3, 4, 7)
 """Chunk sizes of the plan; its last chunk is updated."""

@@ -260,6 +260,28 @@ def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, flo
                     )
 
 
+def forward_processes_need_no_transitions(variants: Variants) -> Iterator[Problem]:
+    """AWM and DiffusionNFT learn from final images: nothing of the sampled transitions can bound or normalise them."""
+    for name, variant in variants.items():
+        if variant.likelihood != "nft" and variant.nft_beta != VariantParams.model_fields["nft_beta"].default:
+            yield _problem(name, "nft_beta", "needs likelihood: nft", variant.nft_beta)
+        if variant.likelihood == "transition":
+            continue
+        if variant.ratio_norm != "none":
+            yield _problem(name, "ratio_norm", "needs likelihood: transition", variant.ratio_norm)
+        if variant.trust_region != "clip":
+            yield _problem(name, "trust_region", "needs likelihood: transition", variant.trust_region)
+        if variant.branching is not None:
+            yield Problem(
+                ("variants", name, "branching"),
+                "needs likelihood: transition, whose step a branch trains; remove one of them",
+            )
+        if variant.likelihood == "nft" and variant.chunk_rewards is not None:
+            yield _problem(
+                name, "chunk_rewards", "needs a likelihood with ratios, not nft", variant.chunk_rewards
+            )
+
+
 def controllers_have_settings(variants: Variants, train: TrainParams) -> Iterator[Problem]:
     """A controlled variant needs the controller's settings and a score that is not trained on; it keeps its best state.
 

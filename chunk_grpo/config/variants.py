@@ -6,12 +6,13 @@ Every method is a combination of independent settings. The defaults are those of
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from chunk_grpo.config.section import ClipRange, Eta, Fraction, Mix, Section
 from chunk_grpo.core.choices import (
     AdvantageStd,
     Combine,
+    Likelihood,
     Objective,
     RatioNorm,
     Sde,
@@ -60,14 +61,17 @@ class VariantParams(Section):
         fraction: share of the chunks selected per sample and update; null: train.fraction.
         train_chunks: chunks that may be selected, 0 nearest to noise; null: all.
         replan_every: iterations after which a guided plan is recomputed from the current policy; null: never.
-        step_weights: weights of the step objective's terms: `uniform`; `noise` (TempFlow-GRPO); `chunk-size`:
-            the weights that the chunk objective implies (the control).
+        step_weights: weights of the step objective's terms: `uniform`; `noise` (TempFlow-GRPO); `interval`: the
+            inverse of the step's width (GRPO-Guard); `chunk-size`: those that the chunk objective implies (control).
         clip_range: clip range; null: train.clip_range.
         clip_ranges: one clip range per chunk, instead of clip_range and train.clip_range; null: one for all chunks.
         kl_coef: KL coefficient; null: train.kl_coef.
         ratio_norm: normalisation of the ratio: `none`, or `guard` as in GRPO-Guard.
         trust_region: bound on an update: `clip` of the ratio, Eq. (13); `divergence` from the sampling policy, limited
             by the clip range, as in Flow-DPPO.
+        likelihood: what stands for the log-probability of a step: `transition` of the SDE, Eq. (6); `matching` loss of
+            noised final latents, negative (AWM); `nft`: DiffusionNFT's loss, negative, without a ratio.
+        nft_beta: mixture of the policy's and the sampling policy's velocity in DiffusionNFT.
         controlled: whether train.heldout.controller acts on the training.
         sde: kind of noise of a step; null: sampling.sde.
         eta: scale of the noise; null: sampling.eta.
@@ -93,6 +97,8 @@ class VariantParams(Section):
     kl_coef: NonNegativeFloat | None = None
     ratio_norm: RatioNorm = "none"
     trust_region: TrustRegion = "clip"
+    likelihood: Likelihood = "transition"
+    nft_beta: PositiveFloat = 1.0
     controlled: bool = False
     sde: Sde | None = None
     eta: Eta | None = None

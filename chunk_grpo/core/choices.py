@@ -98,12 +98,13 @@ SELECTIONS: Mapping[Selection, Choice] = _table(
 )
 """Rule by which chunks are drawn; implemented in core/chunk_sampling.py."""
 
-StepWeights: TypeAlias = Literal["uniform", "noise", "chunk-size"]
+StepWeights: TypeAlias = Literal["uniform", "noise", "interval", "chunk-size"]
 STEP_WEIGHTS: Mapping[StepWeights, Choice] = _table(
     StepWeights,
     {
         "uniform": Choice("step weights uniform", "Eq. (5)"),
         "noise": Choice("step weights noise", "TempFlow-GRPO, arXiv 2508.04324, Eq. (8)"),
+        "interval": Choice("step weights interval", "1 / dt: GRPO-Guard, arXiv 2510.22319"),
         "chunk-size": Choice("step weights chunk-size", "those that Eq. (13) implies on policy: the control"),
     },
 )
@@ -130,9 +131,23 @@ TRUST_REGIONS: Mapping[TrustRegion, Choice] = _table(
 """Bound on an update's move away from the sampling policy; implemented in core/objective.py."""
 
 
-def needs_old_means(ratio_norm: RatioNorm, trust_region: TrustRegion) -> bool:
-    """Whether an update needs the means of the sampling policy's steps."""
-    return ratio_norm != "none" or trust_region != "clip"
+Likelihood: TypeAlias = Literal["transition", "matching", "nft"]
+LIKELIHOODS: Mapping[Likelihood, Choice] = _table(
+    Likelihood,
+    {
+        "transition": Choice("log p of the sampled steps", "Eq. (6)"),
+        "matching": Choice("matching loss of noised images (AWM)", "AWM, arXiv 2509.25050"),
+        "nft": Choice("implicit policies on noised images (DiffusionNFT)", "DiffusionNFT, arXiv 2509.16117"),
+    },
+)
+"""What stands for log p of a step; implemented in training/step_values.py."""
+
+
+def needs_old_means(
+    ratio_norm: RatioNorm, trust_region: TrustRegion, likelihood: Likelihood = "transition"
+) -> bool:
+    """Whether an update needs the means, or for DiffusionNFT the velocities, of the sampling policy."""
+    return ratio_norm != "none" or trust_region != "clip" or likelihood == "nft"
 
 
 AdvantageStd: TypeAlias = Literal["group", "global"]

@@ -40,7 +40,7 @@ def guard_log_ratio(log_probs: Tensor, old_log_probs: Tensor, drift: Tensor, std
 
     A chunk's ratio is exp of the mean over its steps: give this result as log_probs and zeros as old_log_probs.
     By the chain rule a coefficient c of the result is std * c for log_prob and for drift, which has a gradient
-    too. The other part of GRPO-Guard, a factor 1 / (t - t_next) on each step's term, is a weight and not included.
+    too. The other part of GRPO-Guard, a factor 1 / (t - t_next) on each step's term, is `interval_weights`.
 
     Args:
         log_probs: Log-probabilities under the trained policy, [B, N], means over latent dimensions.

@@ -35,6 +35,27 @@ def noise_weights(transition_stds: Tensor) -> Tensor:
     return stds / stds.mean()
 
 
+def interval_weights(widths: Tensor) -> Tensor:
+    """Weight of each step in inverse proportion to its width.
+
+    GRPO-Guard's factor 1 / dt on each step's term (arXiv 2510.22319), divided by its mean over the steps.
+
+    Args:
+        widths: Width t - t_next of each trained step, [N], positive.
+
+    Returns:
+        float64 [N], positive, mean 1.
+
+    Raises:
+        ValueError: A width is not positive and finite, or the shape is not [N].
+    """
+    valid = torch.isfinite(widths) & (widths > 0)
+    if widths.ndim != 1 or len(widths) == 0 or not bool(valid.all()):
+        raise ValueError(f"widths must be [N] positive numbers, one per trained step, got {widths.tolist()}")
+    inverse = 1 / widths.to(torch.float64)
+    return inverse / inverse.mean()
+
+
 def chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Tensor:
     """Weight of each step of the selected chunks: n / (k * cs_j), k selected chunks holding n steps.
 
@@ -61,11 +82,12 @@ class StepWeightRule:
     """Weights of the steps.
 
     Attributes:
-        weights: (drawn chunks, selected [B, Kmax], standard deviations [N]) -> weights [B, N], or None for 1.
+        weights: (drawn chunks, selected [B, Kmax], standard deviations [N], widths [N]) -> weights [B, N], or None
+            for 1.
         weighs_kl: Whether they multiply the KL divergence too, or the clipped term alone.
     """
 
-    weights: Callable[[ChunkAssignment, Tensor, Tensor], Tensor | None]
+    weights: Callable[[ChunkAssignment, Tensor, Tensor, Tensor], Tensor | None]
     weighs_kl: bool
 
 
@@ -73,14 +95,19 @@ STEP_WEIGHT_RULES: Mapping[StepWeights, StepWeightRule] = implemented(
     STEP_WEIGHTS,
     "core/step_weights.py",
     {
-        "uniform": StepWeightRule(lambda chunks, selected, stds: None, weighs_kl=False),
+        "uniform": StepWeightRule(lambda chunks, selected, stds, widths: None, weighs_kl=False),
         # TempFlow-GRPO, Eq. (8): the weight stands before the clipped term.
         "noise": StepWeightRule(
-            lambda chunks, selected, stds: noise_weights(stds).expand(len(selected), -1), weighs_kl=False
+            lambda chunks, selected, stds, widths: noise_weights(stds).expand(len(selected), -1),
+            weighs_kl=False,
+        ),
+        "interval": StepWeightRule(
+            lambda chunks, selected, stds, widths: interval_weights(widths).expand(len(selected), -1),
+            weighs_kl=False,
         ),
         # Eq. (13): the mean over a chunk's steps is that of the divergence too.
         "chunk-size": StepWeightRule(
-            lambda chunks, selected, stds: chunk_size_weights(chunks, selected), weighs_kl=True
+            lambda chunks, selected, stds, widths: chunk_size_weights(chunks, selected), weighs_kl=True
         ),
     },
 )

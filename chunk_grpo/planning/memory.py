@@ -216,7 +216,7 @@ def _batch(settings: Settings, variant: str) -> dict[str, float]:
     points = 1 if own.branching is None else own.branching.points
     rows = train.prompts_per_iteration * train.group_size * points / settings.processes
     states = 2 if own.branching is not None else S + 1
-    means = states - 1 if needs_old_means(own.ratio_norm, own.trust_region) else 0
+    means = states - 1 if needs_old_means(own.ratio_norm, own.trust_region, own.likelihood) else 0
     return {
         "embeddings of the batch": float(rows * settings.row_bytes),
         "trajectories": float(rows * (states + 1 + means) * settings.latent_bytes),

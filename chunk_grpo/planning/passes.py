@@ -62,7 +62,7 @@ class Iteration:
     Attributes:
         rows: Images of this process.
         rollout: Sampling, without gradients.
-        old_log_probs: Old log-probabilities again in the update's batches (train.old_log_probs: training).
+        old_log_probs: Old log-probabilities in the update's batches (train.old_log_probs: training, AWM, DiffusionNFT).
         ratio: Ratios of chunks that are larger than a micro-batch, from the second update on.
         update: Forward and backward passes.
         reference: Reference policy of the KL divergence.
@@ -90,7 +90,7 @@ def iteration(settings: Settings, variant: str) -> Iteration:
     """Count an iteration of a variant.
 
     rollout         B S states, less those that images with a common start share
-    old_log_probs   items of all updates but the first
+    old_log_probs   items of all updates but the first, with values of the forward process of all updates
     ratio           items of chunks larger than a micro-batch, of all updates but the first
     update          items of all updates, forward and backward
     reference       items of all updates, if the KL coefficient is above 0
@@ -101,14 +101,17 @@ def iteration(settings: Settings, variant: str) -> Iteration:
     rows = images * points
     chunks = chunks_of(settings, own)
     later = train.updates_per_iteration - 1
+    again = later if train.old_log_probs == "training" else 0
+    if own.likelihood != "transition":
+        again = train.updates_per_iteration
     rows_of_update = rows / train.updates_per_iteration
     divided, whole = packed(settings, own, chunks, rows_of_update)
     one = Count(rows_of_update * chunks.items, divided.passes + whole.passes)
     return Iteration(
         rows=rows,
         rollout=_rollout(settings, own, images),
-        old_log_probs=_times(one, later if train.old_log_probs == "training" else 0),
-        ratio=_times(divided, later),
+        old_log_probs=_times(one, again),
+        ratio=_times(divided, 0 if own.likelihood == "nft" else later),
         update=_times(one, train.updates_per_iteration),
         reference=_times(one, train.updates_per_iteration if has_reference(settings, variant) else 0),
         heldout=_heldout(settings),

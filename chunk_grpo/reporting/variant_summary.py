@@ -9,6 +9,7 @@ from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.core.choices import (
     ADVANTAGE_STDS,
     COMBINATIONS,
+    LIKELIHOODS,
     OBJECTIVES,
     RATIO_NORMS,
     SDES,
@@ -24,6 +25,7 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
     "step_weights": STEP_WEIGHTS,
     "ratio_norm": RATIO_NORMS,
     "trust_region": TRUST_REGIONS,
+    "likelihood": LIKELIHOODS,
     "advantage_std": ADVANTAGE_STDS,
     "combine": COMBINATIONS,
 }

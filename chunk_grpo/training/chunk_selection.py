@@ -130,7 +130,8 @@ class ChunkSelector:
         corrections = self._corrections(candidates, chunks)  # [B, Kmax] or None
         stds = self._method.grid.transition_stds()  # [N]
         rule = STEP_WEIGHT_RULES[self._method.step_weights]
-        by_step = rule.weights(chunks, selected, stds)  # [B, N] or None
+        widths = self._method.grid.widths()  # [N]
+        by_step = rule.weights(chunks, selected, stds, widths)  # [B, N] or None
         trained = RATIO_CHUNKS[self._method.objective](chunks)  # N chunks at most, [B, N]
 
         def of_trained(values: Tensor) -> Tensor:

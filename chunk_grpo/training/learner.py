@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from chunk_grpo.config import TrainParams
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.sharding import local_shard
+from chunk_grpo.seeding import generator
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.controller import Bounds
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience
+from chunk_grpo.training.step_values import NoiseOfItems, Objective, UpdateBatch
 from chunk_grpo.training.stopping import Check
-from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch, UpdateStats
+from chunk_grpo.training.update import Policies, Update, UpdateStats
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,21 @@ class Learner:
         """Build the updates of the iteration.
 
         Args:
-            batch: Training data. With `train.old_log_probs: training` its old log-probabilities are replaced in place.
+            batch: Training data. With `train.old_log_probs: training`, or values of the forward process, its old
+                log-probabilities are replaced in place.
             check: Called before each micro-batch; raises to abort.
             fresh: Whether no update of the iteration has changed the policy yet. Only then can the old
                 log-probabilities be evaluated again.
         """
         updates = [self._update(batch, number) for number in range(self._settings.updates_per_iteration)]
-        if fresh and self._settings.old_log_probs == "training":
+        forward = self._method.likelihood != "transition"
+        if fresh and (forward or self._settings.old_log_probs == "training"):
             kept = batch.experience.trajectories.log_probs.view(
                 len(updates), -1, self._method.grid.num_sde_steps
             )
-            # The first update takes all ratios as 1 and needs no old values.
-            for number, update in enumerate(updates[1:], start=1):
+            # With sampled transitions the first update takes all ratios as 1 and needs no old values.
+            first = 0 if forward else 1
+            for number, update in enumerate(updates[first:], start=first):
                 kept[number] = update.reevaluate_old(self._processes, check)
         return updates
 
@@ -160,15 +165,36 @@ class Learner:
             old_log_probs=part.log_probs,
             old_means=part.means,
             chunks=self.selector.select(part, context),
+            finals=part.finals,
+            noise=self._noise_of(context, part.finals.shape[1:]),
         )
         return Update(
             self._policies, self._method.grid, rows_of_update, objective, self._settings.micro_batch_size
         )
 
+    def _noise_of(self, context: DrawContext, shape: torch.Size) -> NoiseOfItems:
+        """Noise of the forward process, [n, *shape]: a stream for each row and step, whatever process has it."""
+
+        def noise(rows: Tensor, steps: Tensor) -> Tensor:
+            streams = (
+                generator("forward", context.seed, context.iteration, context.update, context.rows[row], step)
+                for row, step in zip(rows.tolist(), steps.tolist(), strict=True)
+            )
+            return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
+
+        return noise
+
     def _objective(self) -> Objective:
         method = self._method
-        clip_range = method.clip_range * self.bounds.clip_scale
-        return Objective(clip_range, self.bounds.kl_coef, method.ratio_norm, method.trust_region)
+        return Objective(
+            clip_range=method.clip_range * self.bounds.clip_scale,
+            kl_coef=self.bounds.kl_coef,
+            ratio_norm=method.ratio_norm,
+            trust_region=method.trust_region,
+            likelihood=method.likelihood,
+            advantage_clip=method.advantage_clip,
+            nft_beta=method.nft_beta,
+        )
 
 
 _REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."

@@ -12,6 +12,7 @@ from chunk_grpo.config import AdaptivePlan, BranchingParams, GuidedPlan, Params,
 from chunk_grpo.core.choices import (
     AdvantageStd,
     Combine,
+    Likelihood,
     Objective,
     RatioNorm,
     Selection,
@@ -42,6 +43,10 @@ class StepGrid:
         """Number of steps that may carry noise, N = S - 1."""
         return len(self.noise)
 
+    def widths(self) -> Tensor:
+        """Width t - t_next of each noisy step, float64 [S - 1]."""
+        return self.times[:-2] - self.times[1:-1]
+
     def transition_stds(self) -> Tensor:
         """Standard deviation of each noisy step, float64 [S - 1]."""
         return self.sampler.std(self.times[:-2], self.times[1:-1], self.noise)
@@ -69,6 +74,8 @@ class Method:
         kl_coef: Weight of the KL divergence to the reference policy, at least 0.
         ratio_norm: Normalisation of the log-ratio.
         trust_region: Whether ratios are clipped, or divergences limited.
+        likelihood: What stands for log p of a step.
+        nft_beta: Mixture of DiffusionNFT's velocities, above 0.
         controlled: Whether the controller of the held-out scores acts on the training.
         advantage_std: Kind of standard deviation that divides the rewards.
         advantage_clip: Bound on the absolute advantage.
@@ -93,6 +100,8 @@ class Method:
     kl_coef: float
     ratio_norm: RatioNorm
     trust_region: TrustRegion
+    likelihood: Likelihood
+    nft_beta: float
     controlled: bool
     advantage_std: AdvantageStd
     advantage_clip: float
@@ -134,6 +143,8 @@ def method_from(
         kl_coef=params.variant_kl_coef(variant),
         ratio_norm=own.ratio_norm,
         trust_region=own.trust_region,
+        likelihood=own.likelihood,
+        nft_beta=own.nft_beta,
         controlled=own.controlled,
         advantage_std=own.advantage_std,
         advantage_clip=params.train.advantage_clip,

@@ -175,7 +175,7 @@ class _Sampling:
         self._prompts, self._names = iteration.prompts, iteration.starts
         self._number = iteration.number
         self._stream = ("rollout", settings.seed, iteration.number)
-        self._keep_means = needs_old_means(method.ratio_norm, method.trust_region)
+        self._keep_means = needs_old_means(method.ratio_norm, method.trust_region, method.likelihood)
 
     def trajectories(self) -> Iterator[SampledTrajectories]:
         """Sample whole trajectories. All steps but the last are noisy, or only the window's steps."""

@@ -32,7 +32,7 @@ def test_every_table_is_implemented_where_it_says():
     """Each names its module in the text below it, and that module checks at its import."""
     text = Path(choices.__file__).read_text()
     package = Path(choices.__file__).parents[1]
-    assert len(TABLES) == 8
+    assert len(TABLES) == 9
     for name in TABLES:
         where = text.partition(f"\n{name}: ")[2].partition("implemented in ")[2].partition(".py")[0]
         assert f"    {name}," in (source := (package / f"{where}.py").read_text()) or f"({name}," in source
@@ -48,7 +48,7 @@ def test_labels_tell_choices_apart():
 def test_configuration_takes_the_names_from_the_tables():
     fields = VariantParams.model_fields
     settings = ("objective", "sde", "selection", "step_weights", "ratio_norm", "trust_region")
-    settings += ("advantage_std", "combine")
+    settings += ("advantage_std", "combine", "likelihood")
     listed = {str(list(table)) for table in TABLES.values()}
     for setting in settings:
         schema = VariantParams.model_json_schema()["properties"][setting]

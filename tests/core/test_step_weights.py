@@ -8,7 +8,7 @@ from chunk_grpo.core.chunking import equal_plan, listed_plan, single_plan, step_
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.objective import gradient_coefficients
 from chunk_grpo.core.sde import diffusion_coefs, transition_std
-from chunk_grpo.core.step_weights import chunk_size_weights, noise_weights
+from chunk_grpo.core.step_weights import chunk_size_weights, interval_weights, noise_weights
 from tests.core.conftest import double, draw
 
 PLAN = listed_plan([2, 3, 4, 7], 16)
@@ -38,6 +38,18 @@ def test_noise_weights_are_the_released_constants_times_the_noise():
 def test_bad_stds_are_refused(stds):
     with pytest.raises(ValueError, match=r"transition_stds must be \[N\] positive numbers.*got"):
         noise_weights(torch.tensor(stds))
+
+
+def test_interval_weights_by_hand():
+    assert interval_weights(torch.tensor([0.5, 0.25, 0.25])).tolist() == pytest.approx(
+        [0.6, 1.2, 1.2], abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("widths", [[], [[1.0]], [1.0, 0.0], [1.0, math.nan], [-1.0]])
+def test_bad_widths_are_refused(widths):
+    with pytest.raises(ValueError, match=r"widths must be \[N\] positive numbers.*got"):
+        interval_weights(torch.tensor(widths))
 
 
 def test_weights_of_selected_chunks_by_hand():

@@ -147,6 +147,16 @@ def test_noise_weights_are_those_of_the_steps_that_are_trained():
     )  # Eq. (8) of TempFlow-GRPO weighs the clipped term alone
 
 
+def test_interval_weights_are_those_of_the_grid():
+    variant = {"objective": "step", "plan": "step", "step_weights": "interval"}
+    times = method_of(small_params(variant)).grid.times
+    inverse = 1 / (times[:-2] - times[1:-1])
+    made = select(variant)
+    assert made.weights is not None
+    assert torch.allclose(made.weights, (inverse / inverse.mean()).expand(B, -1))
+    assert made.kl_weights is None
+
+
 def test_noise_weights_and_importance_weights_multiply():
     by_noise = {"objective": "step", "plan": "step", "step_weights": "noise"}
     made = select({**by_noise, "selection": "unbiased"})

@@ -14,7 +14,7 @@ from chunk_grpo.training import heldout
 from chunk_grpo.training.controller import Bounds, Controller
 from chunk_grpo.training.heldout import HeldoutEvaluation, HeldoutResult
 from chunk_grpo.training.learner import Learner
-from chunk_grpo.training.update import Objective
+from chunk_grpo.training.step_values import Objective
 
 from .conftest import CHUNK_WS, Outcome
 

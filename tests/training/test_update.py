@@ -19,7 +19,8 @@ from chunk_grpo.families.base import Conditioning
 from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.update import Objective, Policies, Update, UpdateBatch, UpdateStats
+from chunk_grpo.training.step_values import Objective, UpdateBatch
+from chunk_grpo.training.update import Policies, Update, UpdateStats
 
 B, S, L, D, F = 6, 9, 3, 4, 2
 TIMES = time_grid(S, 3.0)
