@@ -1,0 +1,92 @@
+"""A finished run of the pipeline in a checkout: its model, prompts, policies and scorers, for experiments on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chunk_grpo.artifacts import read_json
+from chunk_grpo.config import Params, load_params
+from chunk_grpo.families.base import Family
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.image_files import as_pictures
+from chunk_grpo.scorers.base import ScoreBatch, Scorer
+from chunk_grpo.scorers.running.placing import place_checked
+from chunk_grpo.scorers.running.spec import spec_from
+from stages._inputs import encoded_prompts, load_model
+
+EVALUATION = Path("artifacts/prompts/evaluation.parquet"), Path("artifacts/embeddings/evaluation")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What an experiment needs of a finished run.
+
+    Attributes:
+        params: Its parameters.
+        base: Base model, with the parts "transformer" and "vae".
+        prompts: Prompts of the eval split.
+        scorers: Scorers of the eval split.
+    """
+
+    params: Params
+    base: Family
+    prompts: PromptSet
+    scorers: Mapping[str, Scorer]
+
+    @contextmanager
+    def policy(self, variant: str, seed: int) -> Iterator[Family]:
+        """A trained policy; inside the block it takes the place of the base model's network."""
+        with self.base.replaced_by(
+            Path("artifacts/train") / variant / f"seed-{seed}" / "transformer"
+        ) as tuned:
+            yield tuned
+
+    def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+        """Values [B] of each scorer.
+
+        Args:
+            latents: Final latents [B, L, D].
+            rows: Index of each image's prompt.
+        """
+        prompts = self.prompts.rows(rows)
+        images = torch.cat([self.base.decode(part) for part in latents.split(64)]).cpu().numpy()
+        batch = ScoreBatch(as_pictures(images), prompts.texts, prompts.metadata, list(rows))
+        return {name: scorer.score(batch).values for name, scorer in self.scorers.items()}
+
+
+@contextmanager
+def finished_run(checkout: Path) -> Iterator[FinishedRun]:
+    """Open the run in a checkout; its paths are relative to it, so it is the working directory inside the block.
+
+    Raises:
+        ConfigError: params.yaml is wrong.
+        DataError: An artifact is missing or damaged.
+    """
+    before = Path.cwd()
+    os.chdir(checkout)
+    try:
+        params = load_params(Path("params.yaml"))
+        prompts, embeddings = map(str, EVALUATION)
+        base = load_model(params, "artifacts/inputs/model.json", ("transformer", "vae"), params.generate)
+        with encoded_prompts(prompts, embeddings, params.generate) as stored:
+            yield FinishedRun(params, base, stored.require(stored.of("eval")), _scorers(params))
+    finally:
+        os.chdir(before)
+
+
+def _scorers(params: Params) -> dict[str, Scorer]:
+    found = {}
+    for name, settings in params.scorers.items():
+        path = f"artifacts/specs/scorers/{name}.json"
+        if "eval" in settings.splits:
+            found[name] = place_checked(spec_from(read_json(path), path), params.scorers, params.executors)
+    return found

@@ -1,0 +1,283 @@
+"""The study of docs/study.md: its results by training seed and prompt, and their analysis.
+
+    python -m benchmarks.study add CHECKOUT      # a checkout with a finished run of a preset study-*
+    python -m benchmarks.study table [BLOCK ...]
+
+`add` adds the seeds of a run to docs/study/BLOCK.parquet, and to BLOCK.json where they come from. Runs of other
+settings or of seeds that are there already are refused. `table` prints the hypotheses with their intervals and p-values
+in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from scipy import stats
+
+from benchmarks.tables import print_table
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.config import Params, load_params
+from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.reporting.comparisons import interval_text, signed
+from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
+
+PREFIX = "study-"
+"""Start of the names of the study's presets; the rest is the name of the block."""
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "study"
+BASE = ("base", "base")
+POWER = 0.8
+
+Policy = tuple[str, str]
+"""(variant, mode)."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """`first` has the higher mean.
+
+    Attributes:
+        name: Name in docs/study.md.
+        first: Policy that is higher by the hypothesis.
+        second: Policy that it is compared with.
+    """
+
+    name: str
+    first: Policy
+    second: Policy
+
+
+HYPOTHESES = (
+    Hypothesis("H1 chunk level", ("chunk", "tuned"), ("dance", "tuned")),
+    Hypothesis("H2 weighted sampling", ("chunk-ws", "tuned"), ("chunk", "tuned")),
+    Hypothesis("H3 listed sizes", ("chunk", "tuned"), ("equal-4", "tuned")),
+    Hypothesis("H4 several chunks", ("chunk", "tuned"), ("single", "tuned")),
+    Hypothesis("H5 more than re-weighting", ("chunk", "tuned"), ("control", "tuned")),
+    Hypothesis("H6 not the mirrored sizes", ("chunk", "tuned"), ("mirror", "tuned")),
+    Hypothesis("H7 hybrid inference", ("chunk-ws", "hybrid"), ("chunk-ws", "tuned")),
+)
+
+
+def main(options: Sequence[str] | None = None) -> int:
+    """Add results or print tables; return the exit status."""
+    arguments = _parser().parse_args(options)
+    try:
+        if arguments.command == "add":
+            for checkout in arguments.checkouts:
+                add(checkout, arguments.results)
+        else:
+            blocks = arguments.blocks or sorted(path.stem for path in arguments.results.glob("*.parquet"))
+            for block in blocks:
+                show(block, arguments.results)
+    except (ConfigError, DataError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def add(checkout: Path, results: Path) -> None:
+    """Add the scores of a finished run to the results of its block.
+
+    Raises:
+        ConfigError: The run is not of a preset of the study.
+        DataError: Its settings are not those of the results, or a seed is there already.
+    """
+    params = load_params(checkout / "params.yaml")
+    if not params.composed_from.startswith(PREFIX):
+        raise ConfigError(
+            f"{checkout / 'params.yaml'}: composed_from: must start with {PREFIX!r}, got {params.composed_from!r}; "
+            f"run `make params PRESET={PREFIX}vivid && make run` there"
+        )
+    block = params.composed_from.removeprefix(PREFIX)
+    table, about = results / f"{block}.parquet", results / f"{block}.json"
+    known = json.loads(about.read_text(encoding="utf-8")) if about.exists() else _start(params)
+    if known["settings"] != settings_digest(params):
+        raise DataError(f"{checkout}: its settings are not those of {about}; only train.seeds may differ")
+    if both := {seed for run in known["runs"] for seed in run["seeds"]} & set(params.train.seeds):
+        raise DataError(f"{checkout}: {about} has the training seeds {sorted(both)} already")
+    new, old = scores_of(checkout, params), pq.read_table(table) if table.exists() else None
+    if old is not None:  # the base's scores are there
+        new = new.filter(pc.field("train_seed") >= 0)
+    tables = [new] if old is None else [old, new]
+    known["runs"].append({"seeds": list(params.train.seeds), **_provenance(checkout)})
+    results.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.concat_tables(tables), table, compression="zstd")
+    about.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+def settings_digest(params: Params) -> str:
+    """Digest of all settings but the training seeds and those that affect no result."""
+    content = params.model_dump(mode="json", exclude={"executors", "pools", "trackers", "report"})
+    del content["train"]["seeds"]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def scores_of(checkout: Path, params: Params) -> pa.Table:
+    """Scores of a run: variant, mode, train_seed, prompt_id, caption, scorer, and the mean value of the samples."""
+    prompts = read_table(str(checkout / "artifacts/prompts/evaluation.parquet"), "prompts").to_pylist()
+    captions = {row["prompt_id"]: row["prompt"] for row in prompts if row["split"] == "eval"}
+    sums: dict[tuple[str, str, int, str, str], list[float]] = {}
+    for policy in (BASE[0], *params.variants):
+        for scorer in params.scorers:
+            path = str(checkout / "artifacts/scores" / policy / f"{scorer}.parquet")
+            for row in read_table(path, "scores").to_pylist():
+                if row["metric"] == "score" and row["prompt_id"] in captions:
+                    place = (policy, row["mode"], row["train_seed"], row["prompt_id"], scorer)
+                    sums.setdefault(place, []).append(row["value"])
+    names = ("variant", "mode", "train_seed", "prompt_id", "scorer")
+    columns: dict[str, list[Any]] = {name: [key[i] for key in sums] for i, name in enumerate(names)}
+    columns["caption"] = [captions[prompt] for prompt in columns["prompt_id"]]
+    columns["value"] = [float(np.mean(values)) for values in sums.values()]
+    return pa.table(columns)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Results of a block.
+
+    Attributes:
+        reward: Scorer that was trained on: the primary outcome.
+        scorers: All scorers, the reward first.
+        seeds: Training seeds.
+        captions: Caption of each prompt.
+        values: (policy, scorer) to [R, P]; the base has one row.
+    """
+
+    reward: str
+    scorers: tuple[str, ...]
+    seeds: tuple[int, ...]
+    captions: tuple[str, ...]
+    values: Mapping[tuple[Policy, str], NDArray[np.float64]]
+
+    def difference(self, first: Policy, second: Policy, scorer: str) -> Interval:
+        """Paired difference of two policies."""
+        return crossed_interval(
+            self.values[first, scorer] - self.values[second, scorer], captions=self.captions
+        )
+
+
+def read_block(block: str, results: Path) -> Block:
+    """Read the results of a block.
+
+    Raises:
+        DataError: There are none, or a policy lacks a seed or prompt.
+    """
+    table, about = results / f"{block}.parquet", results / f"{block}.json"
+    if not table.exists():
+        raise DataError(f"{table}: no such file; `python -m benchmarks.study add CHECKOUT` writes it")
+    known = json.loads(about.read_text(encoding="utf-8"))
+    seeds = tuple(sorted(seed for run in known["runs"] for seed in run["seeds"]))
+    rows = pq.read_table(table).to_pylist()
+    captions = {row["prompt_id"]: row["caption"] for row in rows}
+    places = {prompt: place for place, prompt in enumerate(sorted(captions))}
+    values: dict[tuple[Policy, str], NDArray[np.float64]] = {}
+    for row in rows:
+        policy = (row["variant"], row["mode"])
+        of: tuple[int, ...] = (-1,) if policy == BASE else seeds
+        matrix = values.setdefault((policy, row["scorer"]), np.full((len(of), len(places)), math.nan))
+        matrix[of.index(row["train_seed"]), places[row["prompt_id"]]] = row["value"]
+    for (policy, scorer), matrix in values.items():
+        if np.isnan(matrix).any():
+            raise DataError(f"{table}: {policy} lacks scores of {scorer} for a seed or prompt")
+    reward = known["reward"]
+    others = tuple(sorted({scorer for _, scorer in values} - {reward}))
+    return Block(reward, (reward, *others), seeds, tuple(captions[name] for name in places), values)
+
+
+def show(block: str, results: Path) -> None:
+    """Print the tables of a block."""
+    found = read_block(block, results)
+    title = (
+        f"{block}: {len(found.seeds)} seeds, {len(found.captions)} prompts, primary outcome {found.reward}"
+    )
+    print_table(title, ("policy", *found.scorers), list(_means(found)))
+    columns = ("hypothesis", "difference", "95 % interval", "p, by Holm", "smallest seen with power 0.8")
+    print_table(f"{block}: hypotheses on {found.reward}", columns, list(hypothesis_rows(found)))
+    others = ("hypothesis", *found.scorers[1:])
+    print_table(f"{block}: the same on other scores", others, list(_on_others(found)))
+
+
+def hypothesis_rows(block: Block) -> list[list[str]]:
+    """Rows of the hypotheses on the primary outcome, corrected by Holm's method for all of them."""
+    found = [block.difference(h.first, h.second, block.reward) for h in HYPOTHESES]
+    corrected = holm([interval.p_value for interval in found])
+    return [
+        [h.name, signed(interval.mean), interval_text(interval), f"{p:.3f}", f"{detectable(interval):.3f}"]
+        for h, interval, p in zip(HYPOTHESES, found, corrected, strict=True)
+    ]
+
+
+def detectable(interval: Interval, level: float = LEVEL) -> float:
+    """True difference whose interval leaves out zero with a probability of `POWER`, at this standard error."""
+    t = stats.t(interval.degrees_of_freedom)
+    return float(t.ppf(0.5 + level / 2) + t.ppf(POWER)) * interval.standard_error
+
+
+def _means(block: Block) -> list[list[str]]:
+    policies = sorted({policy for policy, _ in block.values}, key=lambda policy: (policy != BASE, policy))
+    rows = []
+    for policy in policies:
+        cells = []
+        for scorer in block.scorers:
+            mean = f"{block.values[policy, scorer].mean():.3f}"
+            if policy != BASE:
+                rise = block.difference(policy, BASE, scorer)
+                mean += f" ({signed(rise.mean)}: {interval_text(rise)})"
+            cells.append(mean)
+        rows.append(["base" if policy == BASE else ", ".join(policy), *cells])
+    return rows
+
+
+def _on_others(block: Block) -> list[list[str]]:
+    rows = []
+    for hypothesis in HYPOTHESES:
+        found = [
+            block.difference(hypothesis.first, hypothesis.second, scorer) for scorer in block.scorers[1:]
+        ]
+        rows.append([hypothesis.name, *(f"{signed(each.mean)} ({interval_text(each)})" for each in found)])
+    return rows
+
+
+def _start(params: Params) -> dict[str, Any]:
+    return {"settings": settings_digest(params), "reward": next(iter(params.rewards)), "runs": []}
+
+
+def _provenance(checkout: Path) -> dict[str, Any]:
+    manifests = sorted((checkout / "artifacts/runs").glob("train@*.json"))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in manifests]
+    return {
+        "commit": ", ".join(sorted({str(each["commit"]) for each in found})),
+        "cpu": ", ".join(sorted({f"{each['cpu']} ({each['cpu_count']} cores)" for each in found})),
+        "torch": ", ".join(sorted({str(each["packages"]["torch"]) for each in found})),
+        "training minutes": round(sum(each["seconds"] for each in found) / 60, 1),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    commands = parser.add_subparsers(dest="command", required=True)
+    adding = commands.add_parser("add", help="add a finished run")
+    adding.add_argument("checkouts", nargs="+", type=Path, help="checkouts with finished runs")
+    showing = commands.add_parser("table", help="print the analysis")
+    showing.add_argument("blocks", nargs="*", help="names of blocks (default: all)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
