@@ -65,7 +65,7 @@ def write_workspace(root: Path, case: Case = Case()) -> Path:
                 {SCORER_KEY.decode(): json.dumps(spec)},
             )
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params["variants"] = dict.fromkeys(case.variants, {"objective": "step", "plan": "step"})
+    params["variants"] = {name: {"objective": "step", "plan": "step"} for name in case.variants}
     params["scorers"] = {name: params["scorers"][name] for name in SCORERS}
     params["rewards"] = {"shapes-graded": 1.0}
     params["train"]["heldout"]["scorers"] = ["shapes-exact"]
