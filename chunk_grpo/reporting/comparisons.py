@@ -193,8 +193,8 @@ def effects_text(found: Sequence[Comparison]) -> str:
 
 
 def verdicts_text(found: Sequence[Comparison]) -> str:
-    """Say for which variants a measure is higher or lower, without numbers; a summary if there are many."""
-    if len(found) > MANY:
+    """Say for which variants a measure is higher or lower; with numbers if there is one variant or many."""
+    if len(found) == 1 or len(found) > MANY:
         return effects_text(found)
     groups: dict[str, list[str]] = {}
     for c in found:

@@ -113,6 +113,11 @@ def test_variants_with_the_same_verdict_share_a_phrase() -> None:
     assert [part.split(" for ")[1] for part in verdicts_text(found).split("; ")] == ["a and c", "b"]
 
 
+def test_a_single_variant_has_its_numbers() -> None:
+    found = [comparison("a", 0.1, 0.2)]
+    assert verdicts_text(found) == effects_text(found) == "a higher, +0.150 (+0.100\xa0to\xa0+0.200)"
+
+
 def test_no_order_beyond_the_intervals() -> None:
     unclear = PairComparison("chunk", "dance", REWARD, interval(-0.1, 0.2), 0.4)
     (nothing,) = order_sentences({REWARD: [unclear], "x": [unclear]})

@@ -29,7 +29,8 @@ class Arguments:
     tables: tuple[str, ...] = field(default=(), metadata=argument("tables to read"))
 
 def main(params, arguments):
-    rank, work, variables = os.environ.get("RANK", "0"), arguments.work, ("WORLD_SIZE", "ACCELERATE_USE_CPU")
+    rank, work = os.environ.get("RANK", "0"), arguments.work
+    variables = ("WORLD_SIZE", "ACCELERATE_USE_CPU", "OMP_NUM_THREADS")
     mine = Path(arguments.out, rank)
     mine.write_text(" ".join([params.composed_from, *(os.environ.get(name, "") for name in variables)]))
     if work == "read":
@@ -69,15 +70,16 @@ def main(params, arguments):
             mine.write_text("saved")
 
 if __name__ == "__main__":
-    sys.exit(run_processes(main, Arguments, lambda params: 4))
+    sys.exit(run_processes(main, Arguments, lambda params, arguments: 4, lambda params: params.train.cpu_processes))
 '''
 
 
 class Started:
     """The stage in a folder, in one process or more."""
 
-    def __init__(self, folder: Path, processes: int = 1) -> None:
-        self.folder, self.processes = folder, processes
+    def __init__(self, folder: Path, processes: int = 1, *, asks: bool = True) -> None:
+        """The number of processes is that of the environment if it `asks`, else that of params.yaml."""
+        self.folder, self.processes, self.asks = folder, processes, asks
         (folder / "stage.py").write_text(STAGE)
         (folder / "out").mkdir()
 
@@ -92,7 +94,7 @@ class Started:
         return [sys.executable, str(self.folder / "stage.py"), *options, "--out", "out", *works, *more]
 
     def environment(self, **variables: str) -> dict[str, str]:
-        processes = {PROCESSES: str(self.processes)}
+        processes = {PROCESSES: str(self.processes)} if self.asks else {}
         return os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "40"} | processes | variables
 
     @contextmanager

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, VARIANT, Workspace
 from tests.stages.started import Started
 from tests.waiting import wait_for
 
-BEGUN = "tiny 2 true"
+BEGUN = "tiny 2 true 1"
 
 
 @pytest.fixture
@@ -37,6 +37,13 @@ def test_all_processes_run_and_the_first_one_writes_what_a_stage_writes(
     assert started.all_say(BEGUN)
     assert marker.exists()
     assert read_manifest(tmp_path / "runs" / "test@a.json").stage == "test@a"
+
+
+def test_without_gpus_there_are_as_many_processes_as_params_yaml_says(tmp_path: Path) -> None:
+    """The default has two; each has one thread, whatever the machine has."""
+    started = Started(tmp_path, 2, asks=False)
+    assert started.ended("nothing", OMP_NUM_THREADS="3") == (0, "", "")
+    assert started.all_say(BEGUN)
 
 
 def test_an_error_of_all_is_told_once(started: Started) -> None:

@@ -71,6 +71,21 @@ def test_the_others_hear_at_once_that_one_was_killed() -> None:
     assert other[0] == -9
 
 
+def test_the_bytes_of_a_training_do_not_depend_on_the_cores(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PROCESSES, raising=False)
+    workspace.schedule(cpu_processes=2)
+    found = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        with workspace.process("train") as process:
+            _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+        found.append({name: c for name, c in workspace.files().items() if name.startswith("train/")})
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("stage", ["encode_prompts@evaluation", "profile_l1", "generate", "score"])
 def test_two_processes_write_the_bytes_of_one(
     stage: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
