@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,13 +16,17 @@ from chunk_grpo.artifacts import read_json
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.image_files import as_pictures
-from chunk_grpo.scorers.base import ScoreBatch, Scorer
+from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.spec import spec_from
+from chunk_grpo.training.rollouts import score_latents
 from stages._inputs import encoded_prompts, load_model
+from stages.generate import policy
 
 EVALUATION = Path("artifacts/prompts/evaluation.parquet"), Path("artifacts/embeddings/evaluation")
+BATCH = 64
+"""Images that are decoded together."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +37,18 @@ class FinishedRun:
         params: Its parameters.
         base: Base model, with the parts "transformer" and "vae".
         prompts: Prompts of the eval split.
-        scorers: Scorers of the eval split.
+        reward: Scorers of the eval split.
     """
 
     params: Params
     base: Family
     prompts: PromptSet
-    scorers: Mapping[str, Scorer]
+    reward: Reward
 
     @contextmanager
     def policy(self, variant: str, seed: int) -> Iterator[Family]:
         """A trained policy; inside the block it takes the place of the base model's network."""
-        with self.base.replaced_by(
-            Path("artifacts/train") / variant / f"seed-{seed}" / "transformer"
-        ) as tuned:
+        with policy(self.base, f"artifacts/train/{variant}", seed) as tuned:
             yield tuned
 
     def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
@@ -57,10 +58,7 @@ class FinishedRun:
             latents: Final latents [B, L, D].
             rows: Index of each image's prompt.
         """
-        prompts = self.prompts.rows(rows)
-        images = torch.cat([self.base.decode(part) for part in latents.split(64)]).cpu().numpy()
-        batch = ScoreBatch(as_pictures(images), prompts.texts, prompts.metadata, list(rows))
-        return {name: scorer.score(batch).values for name, scorer in self.scorers.items()}
+        return score_latents(self.base, latents, self.prompts.rows(rows), self.reward, BATCH)
 
 
 @contextmanager
@@ -83,10 +81,10 @@ def finished_run(checkout: Path) -> Iterator[FinishedRun]:
         os.chdir(before)
 
 
-def _scorers(params: Params) -> dict[str, Scorer]:
-    found = {}
+def _scorers(params: Params) -> Reward:
+    found: dict[str, Scorer] = {}
     for name, settings in params.scorers.items():
         path = f"artifacts/specs/scorers/{name}.json"
         if "eval" in settings.splits:
             found[name] = place_checked(spec_from(read_json(path), path), params.scorers, params.executors)
-    return found
+    return Reward(found, dict.fromkeys(found, 1.0))

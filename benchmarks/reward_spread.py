@@ -23,7 +23,7 @@ from benchmarks.finished_run import FinishedRun, finished_run
 from benchmarks.tables import machine, print_table
 from chunk_grpo.core.branching import RowVelocity, rollout_branches
 from chunk_grpo.core.rollout import sample_noise
-from chunk_grpo.core.sde import step_noise
+from chunk_grpo.core.sde import Sampler, step_noise
 from chunk_grpo.core.step_weights import noise_weights
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.progress import Meter
@@ -41,7 +41,7 @@ def main(options: Sequence[str] | None = None) -> int:
         times = times_of(sampling, lambda: run.base)
         strengths, sampler = step_noise(sampling.sde, times, sampling.eta)
         noise = sampler.std(times[:-2], times[1:-1], strengths)
-        spreads = measure(run, times, arguments.prompts, arguments.children)
+        spreads = measure(run, times, (strengths, sampler), arguments.prompts, arguments.children)
     weights = noise_weights(noise)
     rows = []
     for step in range(len(noise)):
@@ -73,19 +73,21 @@ def main(options: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(run: FinishedRun, times: Tensor, prompts: int, children: int) -> dict[str, NDArray[np.float64]]:
+def measure(
+    run: FinishedRun, times: Tensor, noise: tuple[Tensor, Sampler], prompts: int, children: int
+) -> dict[str, NDArray[np.float64]]:
     """Standard deviation of each scorer within the children of a step, [N, P].
 
     Args:
         run: The finished run.
         times: Time grid [S + 1].
+        noise: Noise strength of each noisy step [N], and the sampler of these steps.
         prompts: Number of prompts, P.
         children: Children of a prompt and step.
     """
-    sampling, base = run.params.sampling, run.base
-    strengths, sampler = step_noise(sampling.sde, times, sampling.eta)
+    base, (strengths, sampler) = run.base, noise
     steps = range(len(strengths))
-    found: dict[str, list[list[float]]] = {name: [[] for _ in steps] for name in run.scorers}
+    found: dict[str, list[list[float]]] = {name: [[] for _ in steps] for name in run.reward.weights}
     with Meter("branching", min(prompts, len(run.prompts))) as meter:
         for row in range(min(prompts, len(run.prompts))):
             one = run.prompts.rows([row])

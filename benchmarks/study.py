@@ -93,7 +93,7 @@ def add(checkout: Path, results: Path) -> None:
 
     Raises:
         ConfigError: The run is not of a preset of the study.
-        DataError: Its settings are not those of the results, or a seed is there already.
+        DataError: Its settings differ from those of the results, or the results have one of its seeds.
     """
     params = load_params(checkout / "params.yaml")
     if not params.composed_from.startswith(PREFIX):
@@ -105,7 +105,7 @@ def add(checkout: Path, results: Path) -> None:
     table, about = results / f"{block}.parquet", results / f"{block}.json"
     known = json.loads(about.read_text(encoding="utf-8")) if about.exists() else _start(params)
     if known["settings"] != settings_digest(params):
-        raise DataError(f"{checkout}: its settings are not those of {about}; only train.seeds may differ")
+        raise DataError(f"{checkout}: its settings differ from those of {about}; only train.seeds may differ")
     if both := {seed for run in known["runs"] for seed in run["seeds"]} & set(params.train.seeds):
         raise DataError(f"{checkout}: {about} has the training seeds {sorted(both)} already")
     new, old = scores_of(checkout, params), pq.read_table(table) if table.exists() else None

@@ -192,6 +192,13 @@ ONE_VIVID = [{"shapes-vivid": 1.0}]
          "chunk_rewards[0].shapes-exact: must be a name in rewards, got 'shapes-exact'"),
         ({**CHUNK, "chunk_rewards": [*ONE_VIVID * 3, {}]}, "chunk_rewards[3]: must name at least one reward"),
         ({**CHUNK, "chunk_rewards": ONE_VIVID * 4, "combine": "advantages"}, "combine: needs several rewards, and"),
+        # Images noised again.
+        ({**STEP, "nft_beta": 0.5}, "nft_beta: needs likelihood: nft, got 0.5"),
+        ({**STEP, "likelihood": "matching", "nft_beta": 0.5}, "nft_beta: needs likelihood: nft, got 0.5"),
+        ({**STEP, "likelihood": "matching", "ratio_norm": "guard"}, "ratio_norm: needs likelihood: transition"),
+        ({**STEP, "likelihood": "nft", "trust_region": "divergence"}, "trust_region: needs likelihood: transition"),
+        ({**BRANCHED, "likelihood": "matching"}, "branching: needs likelihood: transition, whose step a branch"),
+        ({**CHUNK, "likelihood": "nft", "chunk_rewards": ONE_VIVID * 4}, "chunk_rewards: needs a likelihood with"),
         # Noise.
         ({**CHUNK, "sde": "cps", "eta": 1.5}, "eta: must be <= 1 with sde: cps, got 1.5"),
         ({**WINDOWED, "window": {**WINDOW, "num_steps": 17}}, "window.num_steps: must be <= sampling.num_steps"),

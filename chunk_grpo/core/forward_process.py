@@ -1,8 +1,6 @@
 """Methods that learn from the forward process: final latents, noised again, instead of the states that were sampled.
 
-With the final latents x_0, noise e and a step's time t:
-
-    x_t = (1 - t) x_0 + t e,    target velocity  e - x_0
+The state at a step's time is `flow.interpolate` of the final latents x_0 and noise, the target `flow.target_velocity`.
 
 AWM (advantage weighted matching, arXiv 2509.25050) puts minus the matching loss in the place of log p of a step.
 DiffusionNFT (arXiv 2509.16117) has no ratio: it moves an implicit policy towards images with a good reward, and one in
@@ -15,20 +13,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from chunk_grpo.core.flow import target_velocity
+
 LEAST_WEIGHT = 1e-5
 """Least error by which DiffusionNFT's loss is divided; the released code's."""
-
-
-def noised(x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-    """States of the forward process at t, [n, L, D].
-
-    Args:
-        x0: Final latents [n, L, D].
-        noise: Standard normal noise [n, L, D].
-        t: Times in [0, 1], [n].
-    """
-    t = _wide(t, x0)
-    return (1 - t) * x0 + t * noise
 
 
 def matching_value(velocity: Tensor, x0: Tensor, noise: Tensor) -> Tensor:
@@ -39,7 +27,7 @@ def matching_value(velocity: Tensor, x0: Tensor, noise: Tensor) -> Tensor:
         x0: Final latents [n, L, D].
         noise: Noise of the states [n, L, D].
     """
-    return -_mean_square(velocity - (noise - x0))
+    return -_mean_square(velocity - target_velocity(x0, noise))
 
 
 def nft_value(
@@ -89,14 +77,10 @@ def velocity_divergence(velocity: Tensor, reference: Tensor) -> Tensor:
 
 
 def _weighted_error(x: Tensor, velocity: Tensor, x0: Tensor, t: Tensor) -> Tensor:
-    error = x - _wide(t, x) * velocity - x0
+    error = x - t.to(x).view(-1, 1, 1) * velocity - x0
     weight = error.detach().double().abs().mean(dim=(1, 2)).clamp(min=LEAST_WEIGHT)
     return _mean_square(error) / weight.to(error)
 
 
 def _mean_square(values: Tensor) -> Tensor:
     return values.square().mean(dim=(1, 2))
-
-
-def _wide(t: Tensor, like: Tensor) -> Tensor:
-    return t.to(like).view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Values that stand for log p of a step in an update: of the sampled transitions, or of the forward process."""
+"""Values that an update uses as log p of a step: of the sampled transitions, or of the forward process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from chunk_grpo.core.choices import (
     implemented,
     needs_old_means,
 )
+from chunk_grpo.core.flow import interpolate
 from chunk_grpo.core.forward_process import (
     matching_value,
     nft_value,
-    noised,
     optimality,
     velocity_divergence,
 )
@@ -186,6 +186,25 @@ class TransitionValues:
         return gaussian_kl(prediction.mean, reference.mean, prediction.std)
 
 
+@dataclass(frozen=True)
+class NoisedPrediction:
+    """Velocity of a policy at states of the forward process.
+
+    Attributes:
+        velocity: [n, L, D].
+        x: The states [n, L, D].
+        x0: Final latents [n, L, D].
+        noise: Noise of the states [n, L, D].
+        t: Their times [n].
+    """
+
+    velocity: Tensor
+    x: Tensor
+    x0: Tensor
+    noise: Tensor
+    t: Tensor
+
+
 class MatchingValues:
     """AWM: minus the matching loss of the final latents, noised to the step's time."""
 
@@ -209,27 +228,25 @@ class MatchingValues:
         """The sampling policy's values, which `evaluate_old` has found."""
         return kept
 
-    def predict(self, policy: PolicyVelocity, rows: Tensor, steps: Tensor) -> Tensor:
-        """Velocity [n, L, D] at the noised states."""
+    def predict(self, policy: PolicyVelocity, rows: Tensor, steps: Tensor) -> NoisedPrediction:
+        """Velocity at the noised states."""
         x0 = self._finals[rows]
-        t = self._grid.times[steps].to(x0)
-        x = noised(x0, self._noise(rows, steps), t)
-        return policy(x, t, self._batch.conditioning.rows(rows).to(x0.device))
+        noise, t = self._noise_of(rows, steps).to(x0), self._grid.times[steps].to(x0)
+        x = interpolate(x0, noise, t)
+        velocity = policy(x, t, self._batch.conditioning.rows(rows).to(x0.device))
+        return NoisedPrediction(velocity, x, x0, noise, t)
 
-    def value(self, prediction: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+    def value(self, prediction: NoisedPrediction, rows: Tensor, steps: Tensor) -> Tensor:
         """Minus the mean squared error of the velocity."""
-        return matching_value(prediction, self._finals[rows], self._noise(rows, steps))
+        return matching_value(prediction.velocity, prediction.x0, prediction.noise)
 
-    def evaluate_old(self, prediction: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+    def evaluate_old(self, prediction: NoisedPrediction, rows: Tensor, steps: Tensor) -> Tensor:
         """The value."""
         return self.value(prediction, rows, steps)
 
-    def divergence(self, prediction: Tensor, reference: Tensor) -> Tensor:
+    def divergence(self, prediction: NoisedPrediction, reference: NoisedPrediction) -> Tensor:
         """Mean squared difference of the velocities."""
-        return velocity_divergence(prediction, reference)
-
-    def _noise(self, rows: Tensor, steps: Tensor) -> Tensor:
-        return self._noise_of(rows, steps).to(self._finals)
+        return velocity_divergence(prediction.velocity, reference.velocity)
 
 
 class NftValues(MatchingValues):
@@ -251,17 +268,17 @@ class NftValues(MatchingValues):
         self._velocities = batch.old_means
         self._good = optimality(batch.advantages, objective.advantage_clip)
 
-    def value(self, prediction: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+    def value(self, prediction: NoisedPrediction, rows: Tensor, steps: Tensor) -> Tensor:
         """Minus DiffusionNFT's loss."""
-        places = steps - self._batch.first_step[rows]
-        x0, t = self._finals[rows], self._grid.times[steps]
-        old = self._velocities[rows, places].to(x0)
-        x = noised(x0, self._noise(rows, steps), t)
-        return nft_value(prediction, old, x, x0, t, self._good[rows].to(x0), self._objective.nft_beta)
+        p = prediction
+        old = self._velocities[rows, steps - self._batch.first_step[rows]].to(p.x)
+        good = self._good[rows].to(p.x)
+        return nft_value(p.velocity, old, p.x, p.x0, p.t, good, self._objective.nft_beta)
 
-    def evaluate_old(self, prediction: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+    def evaluate_old(self, prediction: NoisedPrediction, rows: Tensor, steps: Tensor) -> Tensor:
         """The value; keeps the velocities in the batch's `old_means`."""
-        self._velocities[rows, steps - self._batch.first_step[rows]] = prediction.to(self._velocities)
+        places = steps - self._batch.first_step[rows]
+        self._velocities[rows, places] = prediction.velocity.to(self._velocities)
         return self.value(prediction, rows, steps)
 
 

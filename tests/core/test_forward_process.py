@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.flow import interpolate
 from chunk_grpo.core.forward_process import (
     LEAST_WEIGHT,
     matching_value,
     nft_value,
-    noised,
     optimality,
     velocity_divergence,
 )
@@ -27,10 +27,10 @@ VELOCITY, OLD, X0, NOISE = (draw(seed) for seed in range(4))
 
 
 def test_the_forward_process_leads_from_the_image_to_the_noise_along_the_target() -> None:
-    assert torch.equal(noised(X0, NOISE, torch.zeros(n)), X0)
-    assert torch.equal(noised(X0, NOISE, torch.ones(n)), NOISE)
+    assert torch.equal(interpolate(X0, NOISE, torch.zeros(n)), X0)
+    assert torch.equal(interpolate(X0, NOISE, torch.ones(n)), NOISE)
     h = 1e-6
-    slope = (noised(X0, NOISE, T) - noised(X0, NOISE, T - h)) / h
+    slope = (interpolate(X0, NOISE, T) - interpolate(X0, NOISE, T - h)) / h
     assert torch.allclose(matching_value(slope, X0, NOISE), torch.zeros(n, dtype=torch.float64), atol=1e-12)
 
 
@@ -41,7 +41,7 @@ def test_matching_is_minus_the_mean_squared_error() -> None:
 
 @pytest.mark.parametrize("beta", [0.1, 1.0, 2.0])
 def test_nft_is_the_weighted_loss_of_both_implicit_policies(beta: float) -> None:
-    x = noised(X0, NOISE, T)
+    x = interpolate(X0, NOISE, T)
     found = nft_value(VELOCITY, OLD, x, X0, T, R, beta)
     for i in range(n):
         v, old, at, image, t, r = (value[i].numpy() for value in (VELOCITY, OLD, x, X0, T, R))
@@ -54,7 +54,7 @@ def test_nft_is_the_weighted_loss_of_both_implicit_policies(beta: float) -> None
 
 def test_on_policy_nft_follows_good_images_and_leaves_bad_ones() -> None:
     """There the gradient is 2 t (2 r - 1) error / (w n): towards x_0 for r > 1/2, away from it for r < 1/2."""
-    x, velocity = noised(X0, NOISE, T), OLD.clone().requires_grad_()
+    x, velocity = interpolate(X0, NOISE, T), OLD.clone().requires_grad_()
     (found,) = torch.autograd.grad(nft_value(velocity, OLD, x, X0, T, R, 0.3).sum(), velocity)
     error = x - T.view(-1, 1, 1) * OLD - X0
     weight = error.abs().mean(dim=(1, 2), keepdim=True)
@@ -63,7 +63,7 @@ def test_on_policy_nft_follows_good_images_and_leaves_bad_ones() -> None:
 
 
 def test_a_perfect_prediction_does_not_divide_by_zero() -> None:
-    x = noised(X0, NOISE, T)
+    x = interpolate(X0, NOISE, T)
     value = nft_value(NOISE - X0, NOISE - X0, x, X0, T, R, 1.0)
     assert torch.all(value.abs() < 1e-20 / LEAST_WEIGHT)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.flow import interpolate
 from chunk_grpo.core.forward_process import (
     matching_value,
     nft_value,
-    noised,
     optimality,
     velocity_divergence,
 )
@@ -85,7 +85,7 @@ def everywhere(case: Case, value: Callable[[Tensor, int, Tensor, Tensor], Tensor
     for step in range(S - 1):
         t = TIMES[step].expand(B)
         e = noise(rows, torch.full((B,), step))
-        x = noised(batch.finals, e, t)
+        x = interpolate(batch.finals, e, t)
         found.append(value(case.policy(x, t, batch.conditioning), step, x, e))
     return torch.stack(found, dim=1)
 

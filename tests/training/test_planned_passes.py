@@ -21,6 +21,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"micro_batch_size": 3, "rollout_batch_size": 3},
     ),
     "chunks whole": ({"objective": "chunk", "plan": "listed", "fraction": 1.0}, {"micro_batch_size": 6}),
+    "images noised again": ({**STEP, "likelihood": "matching", "clip_range": 0.2}, {}),
+    "images noised again, no ratio": (
+        {"objective": "chunk", "plan": "single", "fraction": 1.0, "likelihood": "nft"},
+        {"micro_batch_size": 3, "rollout_batch_size": 3},
+    ),
     "common noise": (STEP, {"same_noise_in_group": True}),
     "window": ({**STEP, "window": {"num_steps": 2, "stride": 1, "every": 1}}, {}),
     "branches": (

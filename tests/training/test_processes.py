@@ -69,6 +69,8 @@ OTHER_BATCHES = {
     "sharded-uneven": Job({"objective": "chunk", "plan": "adaptive"}, {**SHARDED, **THREES}),
     "sharded-sgd": Job(CHUNK_WS, ONE_UPDATE, sgd=True),
     "guided": Job(CHUNK_WS, SMALL, cfg_scale=2.0),
+    "awm": Job({"objective": "step", "plan": "step", "likelihood": "matching"}, SMALL),
+    "nft": Job({"objective": "step", "plan": "step", "likelihood": "nft"}, SMALL),
     "guided-sharded": Job(CHUNK_WS, SHARDED, cfg_scale=2.0, cfg_passes=2),
     "hybrid-sgd": Job(CHUNK_WS, {**ONE_UPDATE, "hybrid_sharding": True}, sgd=True, apart=True),
 }
