@@ -50,7 +50,7 @@ def run(two: Pair, started: Started, work: str) -> tuple[int, str]:
 def test_each_machine_runs_its_part_of_one_stage_after_another(two: Pair, started: Started) -> None:
     with two.following() as follower:
         assert run(two, started, "nothing") == (0, "")
-        assert both_say(two, "tiny 2 true")
+        assert both_say(two, "tiny 2 true 1")
         follower.says("with exit code 0")
         assert run(two, started, "the second fails")[0] == 1
         assert run(two, started, "nothing") == (0, "")

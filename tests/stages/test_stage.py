@@ -22,8 +22,9 @@ def started(tmp_path: Path) -> Started:
 
 
 def test_a_stage_runs_leaves_its_marker_and_its_manifest(started: Started, tmp_path: Path) -> None:
-    assert started.ended("nothing", STAGE_RUN_MARKER=str(tmp_path / "marker")) == (0, "", "")
-    assert started.says(0).strip() == "tiny"
+    variables = {"STAGE_RUN_MARKER": str(tmp_path / "marker"), "OMP_NUM_THREADS": "3"}
+    assert started.ended("nothing", **variables) == (0, "", "")
+    assert started.says(0).split() == ["tiny", "3"]
     assert (tmp_path / "marker").exists()
     assert read_manifest(tmp_path / "runs" / "test@a.json").stage == "test@a"
 
