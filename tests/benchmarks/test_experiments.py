@@ -5,10 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from benchmarks import hybrid_splits, reward_spread, trained_profiles
+from benchmarks import hybrid_splits, reward_spread, semantic_stability, trained_profiles
 from chunk_grpo.artifacts import read_table
-from tests.conftest import SCORER, VARIANT, Workspace
+from chunk_grpo.image_files import decode_image
+from chunk_grpo.orchestration.presets import compose
+from chunk_grpo.training.image_statistics import saturation
+from tests.conftest import ROOT, SCORER, VARIANT, Workspace
 
 
 def of_stages(workspace: Workspace, policy: str, mode: str) -> float:
@@ -20,6 +24,14 @@ def of_stages(workspace: Workspace, policy: str, mode: str) -> float:
         if row["mode"] == mode and row["metric"] == "score" and row["prompt_id"].startswith("eval")
     ]
     return float(np.mean(wanted))
+
+
+def pictures(workspace: Workspace, policy: str, mode: str) -> NDArray[np.float32]:
+    """Images of eval prompts, [B, 3, H, W] in [0, 1]."""
+    rows = read_table(str(workspace.artifacts / f"images/{policy}/images.parquet"), "images").to_pylist()
+    wanted = [row for row in rows if row["mode"] == mode and row["prompt_id"].startswith("eval")]
+    images = [decode_image(row["image"]["bytes"], row["prompt_id"]) for row in wanted]
+    return np.stack(images).transpose(0, 3, 1, 2) / np.float32(255)
 
 
 def test_splits_are_those_of_the_stages_and_the_order_matters(finished: Workspace, tmp_path: Path) -> None:
@@ -75,3 +87,36 @@ def test_a_profile_leads_to_a_plan_and_to_weights() -> None:
     assert plan == "[2, 3, 4, 7]"
     mean = sum(curve) / 16
     assert weights == ", ".join(f"{value / mean:.2f}" for value in (8, 4, 2, 1))
+
+
+def test_agreement_by_hand() -> None:
+    first = [("circle", "red"), ("circle", "blue"), ("square", "red")]
+    second = [("circle", "red"), ("circle", "red")]
+    agreement = semantic_stability.agreement
+    assert agreement(first, second) == 1 / 4  # one red circle of four different detections
+    assert agreement(first, second, lambda pair: pair[0]) == 2 / 3
+    assert agreement([], []) == 1
+    assert agreement(first, []) == 0
+
+
+def test_images_are_compared_with_the_base_and_the_base_with_itself(
+    finished: Workspace, tmp_path: Path
+) -> None:
+    out = tmp_path / "stability.json"
+    assert semantic_stability.main([str(finished.root), "--variants", VARIANT, "--json", str(out)]) == 0
+    found = {
+        (each["variant"], each["mode"], each["measure"]): each
+        for each in json.loads(out.read_text())["values"]
+    }
+    shapes, colours = semantic_stability.AS_BASE
+    assert found["base", "base", shapes]["mean"] == found["base", "base", colours]["mean"] == 1
+    tuned = pictures(finished, VARIANT, "tuned")
+    change = saturation(tuned).mean() - saturation(pictures(finished, "base", "base")).mean()
+    assert found[VARIANT, "tuned", "saturation"]["mean"] == pytest.approx(change, abs=1e-6)
+    assert found[VARIANT, "tuned", colours]["mean"] < 1  # one of the few images differs
+
+
+def test_a_world_without_a_detector_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compose(ROOT, "flux-dev", tmp_path / "params.yaml")
+    assert semantic_stability.main([str(tmp_path)]) == 2
+    assert "prompts.source: must be shapes" in capsys.readouterr().err
