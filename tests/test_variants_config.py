@@ -23,6 +23,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "objective": "chunk",
         "plan": "guided",
         "selection": "unbiased",
+        "selection_exponent": 0.5,
         "fraction": 0.7,
         "train_chunks": [0, 1, 3],
         "replan_every": 2,
@@ -68,6 +69,7 @@ def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
     variant = VariantParams(objective="chunk", plan="listed")
     assert variant.model_dump(exclude_none=True) == CHUNK | {
         "selection": "uniform",
+        "selection_exponent": 1.0,
         "step_weights": "uniform",
         "ratio_norm": "none",
         "trust_region": "clip",
@@ -96,7 +98,11 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
     [
         ("objective", "chunks", ": must be one of 'step' or 'chunk', got 'chunks'"),
         ("plan", None, ": must be text, got null"),
-        ("selection", True, ": must be one of 'uniform', 'weighted', 'unbiased' or 'annealed', got true"),
+        (
+            "selection",
+            True,
+            ": must be one of 'uniform', 'weighted', 'unbiased', 'annealed' or 'trajectory', got true",
+        ),
         ("fraction", 0, ": must be > 0, got 0"),
         ("train_chunks", [], ": must not be empty"),
         ("train_chunks", [0, -1], "[1]: must be >= 0, got -1"),
@@ -176,6 +182,7 @@ ONE_VIVID = [{"shapes-vivid": 1.0}]
         ({**CHUNK, "selection": "unbiased", "train_chunks": [2], "fraction": 1.0},
          "selection: must be uniform where every chunk is trained: int(1 * 1) = 1 with train_chunks"),
         ({**CHUNK, "plan": "adaptive", "selection": "weighted"}, "selection: needs a plan for all trajectories"),
+        ({**CHUNK, "selection_exponent": 0.5}, "selection_exponent: needs a weighted selection, such as selection:"),
         ({**WINDOWED, "selection": "annealed"}, f"selection: {ALL_NOISY}, got 'annealed'"),
         # What is set for single chunks.
         ({**CHUNK, "train_chunks": [0, 4]}, "train_chunks: must be numbers from 0 to 3, each once, got [0, 4]"),

@@ -25,6 +25,7 @@ from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
     branches_fit_the_group,
     controllers_have_settings,
+    exponents_have_weights,
     fixed_plans_where_needed,
     forward_processes_need_no_transitions,
     fraction_selects_a_chunk,
@@ -277,6 +278,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (fixed_plans_where_needed, ("variants", "chunks", "sampling")),
     (per_chunk_settings_fit_the_objective, ("variants", "chunks")),
     (replanning_has_a_rule, ("variants", "chunks")),
+    (exponents_have_weights, ("variants",)),
     (windows_fit_the_grid, ("variants", "chunks", "sampling")),
     (branches_fit_the_group, ("variants", "chunks", "sampling", "train")),
     (fraction_selects_a_chunk, ("variants", "chunks", "sampling", "train")),

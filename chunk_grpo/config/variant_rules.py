@@ -120,6 +120,18 @@ def per_chunk_settings_fit_the_objective(variants: Variants, chunks: ChunksParam
                 )
 
 
+def exponents_have_weights(variants: Variants) -> Iterator[Problem]:
+    """Only a weighted draw has an exponent."""
+    for name, variant in variants.items():
+        if variant.selection == "uniform" and variant.selection_exponent != 1:
+            yield _problem(
+                name,
+                "selection_exponent",
+                "needs a weighted selection, such as selection: weighted",
+                variant.selection_exponent,
+            )
+
+
 def replanning_has_a_rule(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
     """Only guided plans are computed from a profile."""
     for name, variant, plan in _planned(variants, chunks):

@@ -57,7 +57,9 @@ class VariantParams(Section):
             Eq. (5), for the steps of the selected chunks.
         plan: name in chunks.plans; chunks of this plan are selected for training.
         selection: distribution of the selected chunks: `uniform`; `weighted` by Eq. (16), as released; `unbiased`:
-            weighted, with importance weights as correction; `annealed`: from weighted to uniform over the run.
+            weighted, with importance weights as correction; `annealed`: from weighted to uniform over the run;
+            `trajectory`: weighted by each trajectory's own L1 distances.
+        selection_exponent: exponent of the selection's weights, between 0 (uniform) and 1 (those of Eq. (16)).
         fraction: share of the chunks selected per sample and update; null: train.fraction.
         train_chunks: chunks that may be selected, 0 nearest to noise; null: all.
         replan_every: iterations after which a guided plan is recomputed from the current policy; null: never.
@@ -88,6 +90,7 @@ class VariantParams(Section):
     objective: Objective
     plan: str
     selection: Selection = "uniform"
+    selection_exponent: Fraction = 1.0
     fraction: Fraction | None = None
     train_chunks: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
     replan_every: PositiveInt | None = None

@@ -86,7 +86,7 @@ SDES: Mapping[Sde, Choice] = _table(
 )
 """Noise of a step; implemented in core/sde.py."""
 
-Selection: TypeAlias = Literal["uniform", "weighted", "unbiased", "annealed"]
+Selection: TypeAlias = Literal["uniform", "weighted", "unbiased", "annealed", "trajectory"]
 SELECTIONS: Mapping[Selection, Choice] = _table(
     Selection,
     {
@@ -94,6 +94,7 @@ SELECTIONS: Mapping[Selection, Choice] = _table(
         "weighted": Choice("selection weighted", "Eq. (16)"),
         "unbiased": Choice("selection unbiased", "Eq. (16) with Horvitz-Thompson weights"),
         "annealed": Choice("selection annealed", "ours: from Eq. (16) to uniform"),
+        "trajectory": Choice("selection trajectory", "Eq. (16) of each trajectory, released code"),
     },
 )
 """Rule by which chunks are drawn; implemented in core/chunk_sampling.py."""

@@ -116,6 +116,8 @@ def inclusion_probabilities(weights: Tensor, count: int) -> Tensor:
     Raises:
         ValueError: A weight is not positive and finite, or count is out of range.
     """
+    if weights.ndim != 1:
+        raise ValueError(f"weights must be [K] positive numbers, got shape {tuple(weights.shape)}")
     w = _relative_weights(weights)
     if not 1 <= count <= len(w):
         raise ValueError(f"count must be from 1 to the number of chunks {len(w)}, got {count}")
@@ -154,11 +156,11 @@ def tempered_weights(weights: Tensor, exponent: float) -> Tensor:
     the temperature it stays finite up to uniform sampling, so that a schedule can be linear in it.
 
     Args:
-        weights: Sampling weights [K], positive, on any scale.
+        weights: Sampling weights [..., K], positive, on any scale.
         exponent: Exponent in [0, 1]; 0 is uniform sampling, 1 keeps the weights.
 
     Returns:
-        float64 [K], positive, mean 1.
+        float64 [..., K], positive, with mean 1 over the chunks.
 
     Raises:
         ValueError: A weight is not positive and finite, or the exponent is out of range.
@@ -166,7 +168,7 @@ def tempered_weights(weights: Tensor, exponent: float) -> Tensor:
     if not 0 <= exponent <= 1:
         raise ValueError(f"exponent must be in [0, 1], got {exponent}")
     tempered = _relative_weights(weights) ** exponent
-    return tempered / tempered.mean()
+    return tempered / tempered.mean(dim=-1, keepdim=True)
 
 
 def annealed_exponent(iteration: int, iterations: int) -> float:
@@ -194,16 +196,18 @@ class SelectionRule:
     """Rule by which chunks are drawn.
 
     Attributes:
-        weights: (Eq. (16) weights [K], iteration from 1, iterations) -> sampling weights [K]; None draws uniformly.
+        exponent: (iteration from 1, iterations) -> exponent of the Eq. (16) weights; None draws uniformly.
         is_corrected: Whether `importance_weights` undo the bias of the draw.
+        of_trajectory: Whether the weights are those of each trajectory's own L1 distances, not of the mean profile.
     """
 
-    weights: Callable[[Tensor, int, int], Tensor] | None = None
+    exponent: Callable[[int, int], float] | None = None
     is_corrected: bool = False
+    of_trajectory: bool = False
 
 
-def _annealed(weights: Tensor, iteration: int, iterations: int) -> Tensor:
-    return tempered_weights(weights, annealed_exponent(iteration, iterations))
+def _one(iteration: int, iterations: int) -> float:
+    return 1.0
 
 
 SELECTION_RULES: Mapping[Selection, SelectionRule] = implemented(
@@ -211,9 +215,10 @@ SELECTION_RULES: Mapping[Selection, SelectionRule] = implemented(
     "core/chunk_sampling.py",
     {
         "uniform": SelectionRule(),
-        "weighted": SelectionRule(lambda weights, _, __: weights),
-        "unbiased": SelectionRule(lambda weights, _, __: weights, is_corrected=True),
-        "annealed": SelectionRule(_annealed),
+        "weighted": SelectionRule(_one),
+        "unbiased": SelectionRule(_one, is_corrected=True),
+        "annealed": SelectionRule(annealed_exponent),
+        "trajectory": SelectionRule(_one, of_trajectory=True),
     },
 )
 
@@ -256,8 +261,8 @@ def _row_weights(weights: Tensor) -> Tensor:
 
 
 def _relative_weights(weights: Tensor) -> Tensor:
-    """Validate weights [K] and return them divided by the largest, in float64."""
-    if weights.ndim != 1 or len(weights) == 0 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
-        raise ValueError(f"weights must be [K] positive numbers, got {weights.tolist()}")
+    """Validate weights [..., K] and return them divided by the largest of K, in float64."""
+    if weights.numel() == 0 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
+        raise ValueError(f"weights must be [..., K] positive numbers, got {weights.tolist()}")
     w = weights.to(torch.float64)
-    return w / w.max()
+    return w / w.amax(dim=-1, keepdim=True)

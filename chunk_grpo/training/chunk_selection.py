@@ -17,6 +17,7 @@ from chunk_grpo.core.chunk_sampling import (
     importance_weights,
     num_selected,
     select_chunks,
+    tempered_weights,
 )
 from chunk_grpo.core.chunking import ChunkPlan, boundary_shift, guided_plan
 from chunk_grpo.core.dynamics import profile_drift, relative_l1
@@ -125,7 +126,7 @@ class ChunkSelector:
             context: Index of the draw; it names the random stream.
         """
         chunks = self._chunks_of(trajectories)
-        candidates = self._draw_weights(chunks, context)  # [B, Kmax]
+        candidates = self._draw_weights(chunks, trajectories, context)  # [B, Kmax]
         selected = self._draw(candidates, context)  # [B, Kmax]
         corrections = self._corrections(candidates, chunks)  # [B, Kmax] or None
         stds = self._method.grid.transition_stds()  # [N]
@@ -156,14 +157,22 @@ class ChunkSelector:
         largest = self._method.adaptive_size
         if largest is None:
             return ChunkAssignment.shared(self._plan, rows)
-        curves = relative_l1(trajectories.states)[:, : trajectories.noisy.shape[1]].tolist()
+        curves = self._curves(trajectories).tolist()
         return ChunkAssignment.per_row([adaptive_plan(curve, largest) for curve in curves])
 
-    def _draw_weights(self, chunks: ChunkAssignment, context: DrawContext) -> Tensor:
+    @staticmethod
+    def _curves(trajectories: SampledTrajectories) -> Tensor:
+        """Relative L1 distance of each trainable step, [B, N]."""
+        return relative_l1(trajectories.states)[:, : trajectories.noisy.shape[1]]
+
+    def _draw_weights(
+        self, chunks: ChunkAssignment, trajectories: SampledTrajectories, context: DrawContext
+    ) -> Tensor:
         """Weight of each chunk in the draw, float64 [B, Kmax]; 0: never drawn.
 
         Args:
             chunks: Candidate chunks of B trajectories.
+            trajectories: These trajectories.
             context: Index of the draw; annealed selection depends on its iteration.
         """
         candidates = chunks.exists.to(torch.float64)
@@ -172,11 +181,14 @@ class ChunkSelector:
             allowed[list(self._method.train_chunks)] = 1
             candidates = candidates * allowed
         rule = SELECTION_RULES[self._method.selection]
-        if rule.weights is None:
+        if rule.exponent is None:
             return candidates
-        return candidates * rule.weights(
-            self._weights.to(torch.float64), context.iteration, context.iterations
-        )
+        weights = self._weights.to(torch.float64)  # [K]
+        if rule.of_trajectory:
+            curves = self._curves(trajectories).to(torch.float64)
+            weights = chunks.means(curves) / curves.mean(dim=1, keepdim=True)  # [B, K]
+        exponent = self._method.selection_exponent * rule.exponent(context.iteration, context.iterations)
+        return candidates * (weights if exponent == 1 else tempered_weights(weights, exponent))
 
     def _draw(self, candidates: Tensor, context: DrawContext) -> Tensor:
         """The drawn chunks, bool [B, Kmax].

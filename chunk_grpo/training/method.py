@@ -66,6 +66,7 @@ class Method:
         guided_chunks: Number of chunks of a guided plan; None: another kind of plan.
         replan_every: Interval in iterations at which a guided plan is recomputed; None: never.
         selection: Rule by which chunks are drawn.
+        selection_exponent: Exponent of the weights of that rule, in (0, 1].
         fraction: Share of the chunks drawn for each trajectory and update, in (0, 1].
         train_chunks: Chunks that may be drawn; None: all.
         objective: Level of the importance ratio.
@@ -92,6 +93,7 @@ class Method:
     guided_chunks: int | None
     replan_every: int | None
     selection: Selection
+    selection_exponent: float
     fraction: float
     train_chunks: tuple[int, ...] | None
     objective: Objective
@@ -135,6 +137,7 @@ def method_from(
         guided_chunks=planned.num_chunks if isinstance(planned, GuidedPlan) else None,
         replan_every=own.replan_every,
         selection=own.selection,
+        selection_exponent=own.selection_exponent,
         fraction=params.variant_fraction(variant),
         train_chunks=own.train_chunks,
         objective=own.objective,

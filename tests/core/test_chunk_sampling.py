@@ -157,6 +157,8 @@ def test_tempered_weights_by_hand():
     assert tempered_weights(weights, 0.5).tolist() == pytest.approx([12 / 7, 6 / 7, 3 / 7], abs=1e-12)
     assert tempered_weights(weights, 1).tolist() == pytest.approx([16 / 7, 4 / 7, 1 / 7], abs=1e-12)
     assert tempered_weights(weights, 0).tolist() == [1.0, 1.0, 1.0]
+    rows = torch.stack([weights, 2 * weights.flip(0)])
+    assert torch.equal(tempered_weights(rows, 0.5)[1].flip(0), tempered_weights(weights, 0.5))
 
 
 def test_the_exponent_falls_linearly_over_the_run():
@@ -203,8 +205,13 @@ def test_bad_weights_are_refused(weights, message):
         select_chunks(torch.tensor(weights), 0.5, seed(0))
 
 
-@pytest.mark.parametrize("weights", [[], [[1.0]], [1.0, 0.0], [1.0, math.inf]])
+@pytest.mark.parametrize("weights", [[], [1.0, 0.0], [1.0, math.inf]])
 @pytest.mark.parametrize("function", [inclusion_probabilities, importance_weights, tempered_weights])
 def test_weights_that_are_not_positive_are_refused(function, weights):
-    with pytest.raises(ValueError, match=r"weights must be \[K\] positive numbers, got"):
+    with pytest.raises(ValueError, match=r"weights must be \[..., K\] positive numbers, got"):
         function(torch.tensor(weights), 1)
+
+
+def test_inclusion_is_of_one_row_of_weights():
+    with pytest.raises(ValueError, match=r"weights must be \[K\] positive numbers, got shape \(1, 2\)"):
+        inclusion_probabilities(torch.ones(1, 2), 1)

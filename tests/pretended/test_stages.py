@@ -31,7 +31,15 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 ALIKE = {
     *("flow-grpo-fixed", "chunk-equal-2", "chunk-equal-4", "chunk-equal-8", "chunk-single", "chunk-step"),
-    *("chunk-guided", "chunk-ws", "chunk-ws-annealed", "chunk-last", "step-chunks", "chunk-advantages"),
+    *(
+        "chunk-guided",
+        "chunk-ws",
+        "chunk-ws-annealed",
+        "chunk-ws-tempered",
+        "chunk-last",
+        "step-chunks",
+        "chunk-advantages",
+    ),
     *("tempflow-branching", "tempflow-weights"),
 }
 """Methods that take the same way through the code on a device as others do."""

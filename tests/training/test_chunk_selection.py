@@ -8,7 +8,7 @@ import torch
 
 from chunk_grpo.core.chunk_sampling import chunk_weights, inclusion_probabilities, select_chunks
 from chunk_grpo.core.chunking import ChunkPlan, listed_plan, step_plan
-from chunk_grpo.core.dynamics import profile_drift
+from chunk_grpo.core.dynamics import profile_drift, relative_l1
 from chunk_grpo.core.objective import gradient_coefficients
 from chunk_grpo.core.step_weights import noise_weights
 from chunk_grpo.seeding import generator
@@ -103,6 +103,39 @@ def test_annealed_selection_begins_weighted_and_ends_uniform():
     assert torch.equal(select(annealed, first).selected, select(CHUNK_WS, first).selected)
     assert torch.equal(select(annealed, last).selected, select(uniform, last).selected)
     assert not torch.equal(select(CHUNK_WS, last).selected, select(uniform, last).selected)
+
+
+def test_an_exponent_tempers_the_weights_of_the_draw_and_of_its_correction():
+    unbiased = {**CHUNK_WS, "selection": "unbiased", "selection_exponent": 0.5}
+    root = WEIGHTS.sqrt()
+    made = select(unbiased)
+    assert made.weights is not None
+    assert torch.allclose(made.weights, (root.sum() / (2 * root)).expand(B, -1))
+    annealed = {**CHUNK_WS, "selection": "annealed", "selection_exponent": 0.5}
+    tempered = {**CHUNK_WS, "selection_exponent": 0.5}
+    assert torch.equal(select(annealed).selected, select(tempered).selected)
+
+
+def test_weights_of_a_trajectory_are_those_of_its_own_l1_distances():
+    """One of two chunks is drawn by an exponential race, which the test runs with the weights of Eq. (16) by loops."""
+    own = {**CHUNK_WS, "selection": "trajectory"}
+    trajectories = drawn()
+    trajectories.states[:, 0] *= torch.logspace(-3, 3, B).reshape(
+        B, 1, 1
+    )  # distances of the first step from 1 to 1000
+    sizes = method_of(small_params(own)).plan.sizes
+    distances = relative_l1(trajectories.states)[:, : sum(sizes)].to(torch.float64)
+    weights = torch.stack(
+        [part.mean(dim=1) for part in distances.split(sizes, dim=1)], dim=1
+    ) / distances.mean(dim=1, keepdim=True)
+    made, expected, of_the_mean = [], [], []
+    for context in map(draw, range(1, 6)):
+        stream = generator("chunks", context.seed, context.iteration, context.update)
+        expected.append(select_chunks(weights, 0.5, stream).tolist())
+        made.append(select(own, context, trajectories).selected.tolist())
+        of_the_mean.append(select(CHUNK_WS, context, trajectories).selected.tolist())
+    assert made == expected
+    assert made != of_the_mean
 
 
 def test_only_the_given_chunks_are_trained():

@@ -26,6 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "adaptive": {"objective": "chunk", "plan": "adaptive"},
     "unbiased": {**CHUNK, "selection": "unbiased"},
     "annealed": {**CHUNK, "selection": "annealed"},
+    "trajectory": {**CHUNK, "selection": "trajectory", "selection_exponent": 0.5},
     "first-chunk": {**CHUNK, "train_chunks": (0,), "fraction": 1.0},
     "control": {"objective": "step", "plan": "listed", "step_weights": "chunk-size"},
     "clip-ranges": {**CHUNK, "clip_ranges": (5e-5, 2e-4)},
