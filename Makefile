@@ -29,8 +29,8 @@ run: $(STAMP) ## run the pipeline of params.yaml and print the report's path
 	@exec $(BIN)/python -I -S chunk_grpo/orchestration/guard.py $$PPID become $(BIN)/dvc repro
 	@printf '\nReport: %s\n' '$(CURDIR)/artifacts/report/index.html'
 
-params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, tiny-study, methods, …; FORCE=1 overwrites edits)
-	$(BIN)/python -m infra.params compose $(PRESET) $(if $(FORCE),--force)
+params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, methods, …; VARIANTS=paper, …; FORCE=1 overwrites edits)
+	$(BIN)/python -m infra.params compose $(PRESET) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(FORCE),--force)
 
 plan: $(STAMP) ## print what a run will take, of params.yaml or PRESET=flux-dev (GPUS=8; OPTIONS='--price 2.5')
 	$(BIN)/python -m infra.plan $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET)) --gpus $(or $(GPUS),1) $(OPTIONS)

@@ -1,6 +1,6 @@
 """Prepare params.yaml: compose a preset into it, or validate it. Both print remarks on valid parameters.
 
-python -m infra.params compose PRESET [--force]      (make params PRESET=...)
+python -m infra.params compose PRESET [--variants NAME] [--force]      (make params PRESET=... VARIANTS=...)
 python -m infra.params check                         (first step of make run)
 """
 
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     compose = commands.add_parser("compose", help="write params.yaml from conf/")
     compose.add_argument("preset", metavar="PRESET", help="name of a file in conf/preset/, without .yaml")
+    compose.add_argument("--variants", help="name of a file in conf/variants/, in place of the preset's own")
     compose.add_argument("--force", action="store_true", help="overwrite edits of params.yaml")
     commands.add_parser("check", help="validate params.yaml")
     options = parser.parse_args(argv)
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 replace_params,
             )  # here: importing DVC takes a second
 
-            replace_params(ROOT, options.preset, force=options.force)
+            replace_params(ROOT, options.preset, force=options.force, variants=options.variants)
         for notice in notices(load_params(ROOT / "params.yaml")):
             sys.stderr.write(f"note: {notice}\n")
     except ConfigError as error:

@@ -29,31 +29,33 @@ Override: TypeAlias = Annotated[str, Field(pattern=rf"^(~|\+\+?)?({_SECTIONS})(\
 
 def preset_names(root: Path) -> list[str]:
     """Names of the presets of a repository, sorted."""
-    return sorted(path.stem for path in (root / _CONF / "preset").glob("*.yaml"))
+    return _names(root, "preset")
 
 
-def compose(root: Path, preset: str, output: Path) -> dict[str, Any]:
+def compose(root: Path, preset: str, output: Path, variants: str | None = None) -> dict[str, Any]:
     """Write the parameters of a preset.
 
     Args:
         root: Folder of the repository.
         preset: Name of a file in conf/preset/, without suffix.
         output: File to write, for example params.yaml.
+        variants: Name of a file in conf/variants/, without suffix, in place of the preset's own; None: its own.
 
     Returns:
         The written parameters.
 
     Raises:
-        ConfigError: The preset is unknown, or its files cannot be composed.
+        ConfigError: The preset or the variants are unknown, or their files cannot be composed.
     """
-    known = preset_names(root)
-    if preset not in known:
-        raise ConfigError(
-            f"preset: must be one of {', '.join(known)} (files of conf/preset/), got {preset!r}"
-        )
+    choices = {"preset": preset} if variants is None else {"preset": preset, "variants": variants}
+    for group, name in choices.items():
+        if name not in (known := _names(root, group)):
+            raise ConfigError(
+                f"{group}: must be one of {', '.join(known)} (files of conf/{group}/), got {name!r}"
+            )
     conf = str((root / _CONF).resolve())
     try:
-        compose_and_dump(output, conf, None, _CONFIG, str(root), [f"preset={preset}"])
+        compose_and_dump(output, conf, None, _CONFIG, str(root), [f"{g}={n}" for g, n in choices.items()])
     except HydraException as error:
         raise ConfigError(f"conf/preset/{preset}.yaml: cannot be composed: {error}") from error
     return dict(load_yaml(str(output)))
@@ -98,21 +100,23 @@ def overridden(
     return changed
 
 
-def replace_params(root: Path, preset: str, *, force: bool) -> None:
+def replace_params(root: Path, preset: str, *, force: bool, variants: str | None = None) -> None:
     """Compose a preset into params.yaml, unless edits of the existing file would be lost.
 
     Args:
         root: Folder of the repository.
         preset: Name of a preset in conf/preset/.
         force: Whether to overwrite edits.
+        variants: Name of a file in conf/variants/ in place of the preset's own; None: its own.
 
     Raises:
-        ConfigError: The preset is unknown, or params.yaml has edits.
+        ConfigError: The preset or the variants are unknown, the result is invalid, or params.yaml has edits.
     """
     params = root / "params.yaml"
     with tempfile.TemporaryDirectory(prefix=".preset-", dir=root) as folder:
         draft = Path(folder, "params.yaml")
-        compose(root, preset, draft)
+        source = f"conf/preset/{preset}.yaml" + (f" with conf/variants/{variants}.yaml" if variants else "")
+        parse_params(compose(root, preset, draft, variants), source)
         if params.exists() and not force and params.read_bytes() != draft.read_bytes():
             _refuse_to_lose_edits(root, params)
         draft.replace(params)
@@ -128,6 +132,11 @@ def edits(root: Path, params: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(preset, str):
         raise ConfigError(f"composed_from: must be the name of a preset, got {show(preset)}")
     return list(_differences(composed(root, preset), params))
+
+
+def _names(root: Path, group: str) -> list[str]:
+    """Names of the files of a group of conf/, sorted."""
+    return sorted(path.stem for path in (root / _CONF / group).glob("*.yaml"))
 
 
 def _refuse_to_lose_edits(root: Path, params: Path) -> None:

@@ -69,3 +69,28 @@ def test_a_value_that_was_taken_away_is_an_edit(root: Path) -> None:
     params = composed(root, "tiny")
     del params["variants"]["chunk-ws"]
     assert [str(edit).partition(";")[0] for edit in edits(root, params)] == ["variants.chunk-ws: removed"]
+
+
+def test_variants_of_one_preset_run_at_the_size_of_another(root: Path) -> None:
+    replace_params(root, "flux-dev", force=False, variants="chunk-settings")
+    found, own = read_yaml(root / "params.yaml"), composed(root, "flux-dev")
+    assert found["variants"] == composed(root, "chunk-settings")["variants"]
+    assert found["train"] == own["train"]
+    with pytest.raises(ConfigError, match=r"variants\.chunk-ws: removed"):
+        replace_params(root, "smoke", force=False)  # other variants are edits of the preset
+
+
+@pytest.mark.parametrize(
+    ("preset", "variants", "message"),
+    [
+        ("flux-dev", "tables", r"variants: must be one of .* \(files of conf/variants/\), got 'tables'"),
+        ("tiny-sd3", "draws", r"conf/preset/tiny-sd3.yaml with conf/variants/draws.yaml: .*plan: must be a name in"),
+    ],
+)  # fmt: skip
+def test_variants_that_do_not_fit_change_nothing(
+    preset: str, variants: str, message: str, root: Path
+) -> None:
+    before = (root / "params.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        replace_params(root, preset, force=True, variants=variants)
+    assert (root / "params.yaml").read_bytes() == before
