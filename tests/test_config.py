@@ -1,14 +1,17 @@
 """Every rule of params.yaml, with the message that tells a user what broke it."""
 
+import copy
 import re
 import typing
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
 
-from chunk_grpo.config import load_params
+from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.config.families import family_names
+from chunk_grpo.config.notices import notices
 from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.running.registry import BUILT_IN
@@ -141,9 +144,40 @@ def test_a_misspelt_key_is_told_once_with_the_nearest_valid_one() -> None:
 
 
 def test_a_missing_key_is_named() -> None:
-    assert problems(drop("train.kl_coef")) == ["train.kl_coef: required, but missing"]
+    assert problems(drop("train.clip_range")) == ["train.clip_range: required, but missing"]
     assert problems(drop("generate")) == ["generate: required, but missing"]
     assert problems(drop("chunks.plans.listed.kind")) == ["chunks.plans.listed.kind: required, but missing"]
+
+
+def test_what_is_left_out_has_its_default_and_is_named() -> None:
+    given = copy.deepcopy(RAW)
+    del given["train"]["kl_coef"], given["train"]["heldout"]["every"], given["prompts"]["checks"]
+    given["encode"] = {}
+    params = parse_params(given)
+    assert (params.train.kl_coef, params.train.heldout.every, params.encode.batch_size) == (0.0, 10, 8)
+    assert next(iter(notices(params))) == (
+        'left out, so with their defaults: prompts.checks = {"duplicates": "drop", "empty": "refuse", '
+        '"spaces": "strip", "too_long": "keep"}, encode.batch_size = 8, train.kl_coef = 0.0, train.heldout.every = 10'
+    )
+    listed = {**RAW, "encode": {"batch_size": 8}}
+    assert parse_params(listed).encode == params.encode  # equal to the value that is given
+
+
+def test_keys_that_dvc_reads_cannot_be_left_out() -> None:
+    """DVC refuses a params.yaml without a key that dvc.yaml names; a default would not help."""
+    text = (ROOT / "dvc.yaml").read_text()
+    named = set(re.findall(r"\$\{([a-z_.]+)\}", text))
+    for stage in YAML(typ="safe").load(text)["stages"].values():
+        named |= set(stage.get("do", stage).get("params", []))
+    sections = {name for name in named if name.partition(".")[0] in Params.model_fields and "$" not in name}
+    assert {"train.heldout", "pools.score", "model"} <= sections
+    for name in sections:
+        model: type[BaseModel] = Params
+        for key in name.split("."):
+            field = model.model_fields[key]
+            assert field.is_required(), name
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                model = field.annotation
 
 
 def test_all_problems_come_in_one_message() -> None:

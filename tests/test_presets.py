@@ -7,6 +7,7 @@ from dvc.utils.hydra import compose_and_dump
 
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.models import ListedPlan
+from chunk_grpo.config.notices import filled_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "preset").glob("*.yaml"))
@@ -30,7 +31,9 @@ def test_the_committed_parameters_are_the_composition_of_tiny(tmp_path: Path) ->
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_valid_and_knows_its_name(preset: str, tmp_path: Path) -> None:
-    assert load(preset, tmp_path).composed_from == preset
+    params = load(preset, tmp_path)
+    assert params.composed_from == preset
+    assert list(filled_in(params)) == []  # presets list every key
 
 
 def test_flux_dev_holds_the_values_of_table_6(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The sections of params.yaml: names, types and ranges.
 
-Fields have no defaults, apart from those of variants (variants.py): every value that affects a result is in
-params.yaml. Units and sources are in the comments of conf/preset/.
+A key that may be left out has a default here. The presets list every key. Keys that dvc.yaml names have none, because
+DVC needs them. Units and sources are in the comments of conf/preset/.
 """
 
 from typing import Annotated, Literal
@@ -63,15 +63,15 @@ class ModelParams(Section):
 
     family: Annotated[str, AfterValidator(known_family)]
     checkpoint: Annotated[str, Field(min_length=1)]
-    revision: str | None
+    revision: str | None = None
     dtype: Literal["float32", "bfloat16"]
-    guidance_scale: Annotated[float, Field(ge=0, le=1000)]
-    negative_prompt: str
-    cfg_passes: Literal[1, 2]
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 3.5
+    negative_prompt: str = ""
+    cfg_passes: Literal[1, 2] = 1
     max_sequence_length: Annotated[int, Field(ge=1, le=4096)]
     height: Side
     width: Side
-    attention_backend: AttentionBackend | None
+    attention_backend: AttentionBackend | None = None
 
 
 class EncodeParams(Section):
@@ -81,7 +81,7 @@ class EncodeParams(Section):
         batch_size: prompts per call of the text encoders.
     """
 
-    batch_size: BatchSize
+    batch_size: BatchSize = 8
 
 
 class ProfileParams(Section):
@@ -95,9 +95,9 @@ class ProfileParams(Section):
     """
 
     num_prompts: PositiveInt
-    num_seeds: ImageCount
-    batch_size: BatchSize
-    seed: Seed
+    num_seeds: ImageCount = 2
+    batch_size: BatchSize = 4
+    seed: Seed = 0
 
 
 class SamplingParams(Section):
@@ -114,9 +114,9 @@ class SamplingParams(Section):
 
     num_steps: NumSteps
     shift: Shift | None
-    cfg_scale: CfgScale
-    sde: Sde
-    eta: Eta
+    cfg_scale: CfgScale = 1.0
+    sde: Sde = "flow"
+    eta: Eta = 0.7
 
     @property
     def num_sde_steps(self) -> int:
@@ -224,11 +224,11 @@ class GenerateParams(Section):
 
     num_steps: NumSteps
     shift: Shift | None
-    cfg_scale: CfgScale
+    cfg_scale: CfgScale = 1.0
     base_steps: NonNegativeInt
-    images_per_prompt: ImageCount
-    batch_size: BatchSize
-    seed: Seed
+    images_per_prompt: ImageCount = 1
+    batch_size: BatchSize = 4
+    seed: Seed = 2000
     height: Side
     width: Side
 
@@ -260,9 +260,9 @@ class ReportParams(Section):
         seed: seed of the choice of grid prompts.
     """
 
-    title: str
-    grid_prompts: PositiveInt
-    seed: Seed
+    title: str = "Chunk-GRPO"
+    grid_prompts: PositiveInt = 8
+    seed: Seed = 0
 
 
 class Params(Section):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from chunk_grpo.config.models import Params
+from chunk_grpo.config.section import Section
 
 
 def notices(params: Params) -> Iterator[str]:
     """Yield one sentence per remark, with its key."""
+    if defaults := list(filled_in(params)):
+        yield f"left out, so with their defaults: {', '.join(defaults)}"
     train, listed = params.train, params.prompts.train_count
     draws = len(train.seeds) * train.iterations * train.prompts_per_iteration
     used = draws + params.profile.num_prompts
@@ -19,3 +23,14 @@ def notices(params: Params) -> Iterator[str]:
             f"iterations, prompts_per_iteration) and {params.profile.num_prompts:,} (profile.num_prompts). Only these "
             "are encoded. Another train_count also changes which prompts are drawn."
         )
+
+
+def filled_in(section: Section, name: str = "") -> Iterator[str]:
+    """Yield the keys that params.yaml leaves out, as `key = value`, but not those of variants and scorers."""
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        if key not in section.model_fields_set:
+            shown = value.model_dump(mode="json") if isinstance(value, Section) else value
+            yield f"{name}{key} = {json.dumps(shown)}"
+        elif isinstance(value, Section):
+            yield from filled_in(value, f"{name}{key}.")

@@ -20,11 +20,11 @@ class PromptFile(Section):
     """
 
     path: Text
-    hub_file: Text | None
-    revision: Text | None
-    prompt_field: Text | None
-    category_field: Text | None
-    limit: PromptCount | None
+    hub_file: Text | None = None
+    revision: Text | None = None
+    prompt_field: Text | None = None
+    category_field: Text | None = None
+    limit: PromptCount | None = None
 
 
 class PromptChecks(Section):
@@ -39,10 +39,10 @@ class PromptChecks(Section):
             Applies to all prompts that are used, from any source.
     """
 
-    duplicates: Literal["refuse", "keep", "drop"]
-    empty: Literal["refuse", "drop"]
-    spaces: Literal["refuse", "strip", "keep"]
-    too_long: Literal["refuse", "keep"]
+    duplicates: Literal["refuse", "keep", "drop"] = "drop"
+    empty: Literal["refuse", "drop"] = "refuse"
+    spaces: Literal["refuse", "strip", "keep"] = "strip"
+    too_long: Literal["refuse", "keep"] = "keep"
 
 
 class CocoPrompts(Section):
@@ -125,14 +125,14 @@ class PromptsParams(Section):
     """
 
     source: Literal["shapes", "coco", "file"]
-    train_file: PromptFile | None
-    eval_file: PromptFile | None
+    train_file: PromptFile | None = None
+    eval_file: PromptFile | None = None
     train_count: PromptCount
     eval_count: PromptCount
-    wise_count: Annotated[int, Field(ge=0, le=1_000_000)]
-    seed: Seed
-    checks: PromptChecks
-    benchmarks: dict[Name, AnyBenchmark]
+    wise_count: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    seed: Seed = 0
+    checks: PromptChecks = PromptChecks()
+    benchmarks: dict[Name, AnyBenchmark] = Field(default_factory=dict)
 
     @property
     def drawn_splits(self) -> tuple[str, ...]:

@@ -54,13 +54,13 @@ class HeldoutParams(Section):
         controller: answer to a fall of the first scorer's score; null: none.
     """
 
-    every: PositiveInt
-    num_prompts: PositiveInt
-    images_per_prompt: ImageCount
-    seed: Seed
-    scorers: tuple[str, ...]
-    patience: PositiveInt | None
-    keep_best: bool
+    every: PositiveInt = 10
+    num_prompts: PositiveInt = 48
+    images_per_prompt: ImageCount = 1
+    seed: Seed = 1000
+    scorers: tuple[str, ...] = ()
+    patience: PositiveInt | None = None
+    keep_best: bool = False
     controller: ControllerParams | None = None
 
     @property
@@ -118,28 +118,28 @@ class TrainParams(Section):
     group_size: Annotated[int, Field(ge=2, le=10_000)]
     updates_per_iteration: PositiveInt
     learning_rate: PositiveFloat
-    weight_decay: NonNegativeFloat
-    optimizer: Literal["adamw", "adamw-fused", "adamw-8bit"]
-    max_grad_norm: PositiveFloat
+    weight_decay: NonNegativeFloat = 1e-4
+    optimizer: Literal["adamw", "adamw-fused", "adamw-8bit"] = "adamw"
+    max_grad_norm: PositiveFloat = 1.0
     clip_range: ClipRange
-    advantage_clip: PositiveFloat
-    kl_coef: NonNegativeFloat
-    fraction: Fraction
-    rollout_batch_size: BatchSize
-    micro_batch_size: BatchSize
-    same_noise_in_group: bool
-    reward_in_background: bool
-    old_log_probs: Literal["rollout", "training"]
-    reward_attempts: PositiveInt
-    reward_wait: Annotated[float, Field(ge=0, le=86_400)]
-    lora: LoraParams | None
-    gradient_checkpointing: bool
-    offload: tuple[Literal["vae", "scorers"], ...]
-    compile: bool
-    shard_weights: bool
-    hybrid_sharding: bool
+    advantage_clip: PositiveFloat = 5.0
+    kl_coef: NonNegativeFloat = 0.0
+    fraction: Fraction = 0.5
+    rollout_batch_size: BatchSize = 4
+    micro_batch_size: BatchSize = 1
+    same_noise_in_group: bool = False
+    reward_in_background: bool = True
+    old_log_probs: Literal["rollout", "training"] = "rollout"
+    reward_attempts: PositiveInt = 3
+    reward_wait: Annotated[float, Field(ge=0, le=86_400)] = 2.0
+    lora: LoraParams | None = None
+    gradient_checkpointing: bool = False
+    offload: tuple[Literal["vae", "scorers"], ...] = ()
+    compile: bool = False
+    shard_weights: bool = False
+    hybrid_sharding: bool = False
     cpu_processes: Annotated[int, Field(ge=1, le=1024)] = 1
-    ema_decay: Annotated[float, Field(ge=0, lt=1)] | None
-    checkpoint_every: PositiveInt
-    checkpoints_kept: PositiveInt
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    checkpoint_every: PositiveInt = 10
+    checkpoints_kept: PositiveInt = 2
     heldout: HeldoutParams

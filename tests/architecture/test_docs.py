@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import SCHEMAS
@@ -46,8 +47,8 @@ def models(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from models(inner)
 
 
-def keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every key that may stand in params.yaml, names of the user's own as NAME or SCORER."""
+def fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, FieldInfo]]:
+    """Every key that may stand in params.yaml, names of the user's own as NAME or SCORER, and its field."""
     for name, field in model.model_fields.items():
         here, annotation = (*path, name), field.annotation
         if typing.get_origin(annotation) is dict:
@@ -55,9 +56,9 @@ def keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[str]:
             annotation = typing.get_args(annotation)[1]
         inner = list(models(annotation))
         if not inner:
-            yield ".".join(here)
+            yield ".".join(here), field
         for each in inner:
-            yield from keys(each, here)
+            yield from fields(each, here)
 
 
 def value_at(key: str) -> Any:
@@ -88,7 +89,21 @@ def test_every_column_is_described_with_its_type(schema: Any) -> None:
 
 
 def test_every_parameter_is_described_and_no_other_is() -> None:
-    assert sorted(PARAMETER_ROWS) == sorted(set(keys(Params)))
+    assert sorted(PARAMETER_ROWS) == sorted({key for key, _ in fields(Params)})
+
+
+FIELDS = dict(fields(Params))
+
+
+@pytest.mark.parametrize("key", [key for key, row in PARAMETER_ROWS.items() if len(row) == 7])
+def test_what_is_left_out_has_the_default_of_the_page(key: str) -> None:
+    cell, field = PARAMETER_ROWS[key][5], FIELDS[key]
+    if field.is_required():
+        assert cell == "needed", key
+    else:
+        default = field.get_default(call_default_factory=True)
+        expected = list(default) if isinstance(default, tuple) else default
+        assert YAML(typ="safe").load(cell.strip("`")) == expected, key
 
 
 @pytest.mark.parametrize("key", [key for key in PARAMETER_ROWS if not re.search(r"NAME|SCORER", key)])
