@@ -2,6 +2,36 @@
 
 Shape letters: B trajectories, G images of a group, P prompts, S steps, K chunks, L latent tokens, D token channels,
 C H W image. `t` is the noise level: 1 is noise, 0 is data.
+
+`load`, `method`, `train`, `sample`, `score` and `compare` are imported at their first use (docs/library.md): torch and
+diffusers take seconds.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chunk_grpo.library.images import Images, compare, sample, score
+    from chunk_grpo.library.model import Model, load
+    from chunk_grpo.library.settings import method
+    from chunk_grpo.library.training import Policy, train
+
 __version__ = "0.1.0"
+
+_MODULES = {
+    **dict.fromkeys(("Images", "compare", "sample", "score"), "images"),
+    **dict.fromkeys(("Model", "load"), "model"),
+    "method": "settings",
+    **dict.fromkeys(("Policy", "train"), "training"),
+}
+"""Public name to its module in chunk_grpo.library."""
+
+__all__ = ["Images", "Model", "Policy", "compare", "load", "method", "sample", "score", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'chunk_grpo' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"chunk_grpo.library.{_MODULES[name]}"), name)

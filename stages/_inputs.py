@@ -4,19 +4,16 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
-
 from chunk_grpo.artifacts import read_json, read_table
 from chunk_grpo.artifacts.embeddings import Embeddings, open_embeddings
 from chunk_grpo.config import Params
 from chunk_grpo.config.models import GenerateParams, SamplingParams
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import Family, LoadOptions, Part, default_device
+from chunk_grpo.families.base import Family, Part
+from chunk_grpo.families.options import options_of
 from chunk_grpo.families.prompts import NegativePrompt, PromptSet, StoredConditioning
 from chunk_grpo.families.recorded import require_recorded
 from chunk_grpo.families.registry import load_family
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(
@@ -31,19 +28,7 @@ def load_model(
     model = params.model
     size = sampler if isinstance(sampler, GenerateParams) else model
     require_recorded(model.checkpoint, model.revision, read_json(recorded), recorded)
-    options = LoadOptions(
-        checkpoint=model.checkpoint,
-        revision=model.revision,
-        dtype=DTYPES[model.dtype],
-        height=size.height,
-        width=size.width,
-        guidance_scale=model.guidance_scale,
-        cfg_scale=1.0 if sampler is None else sampler.cfg_scale,
-        cfg_passes=model.cfg_passes,
-        max_sequence_length=model.max_sequence_length,
-        device=default_device(),
-        attention_backend=model.attention_backend,
-    )
+    options = options_of(model, 1.0 if sampler is None else sampler.cfg_scale, size)
     return load_family(model.family, options, parts)
 
 

@@ -8,11 +8,10 @@ import pyarrow.compute as pc
 
 from chunk_grpo.artifacts import join, read_table, table_from_rows, write_json, write_table
 from chunk_grpo.config import Params
-from chunk_grpo.config.models import AdaptivePlan, EqualPlan, GuidedPlan, ListedPlan, PlanParams, SinglePlan
-from chunk_grpo.core.adaptive import adaptive_plan
 from chunk_grpo.core.chunk_sampling import chunk_weights
-from chunk_grpo.core.chunking import ChunkPlan, equal_plan, guided_plan, listed_plan, single_plan, step_plan
+from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import DataError
+from chunk_grpo.library.plans import build_plan
 from stages._stage import argument, run_stage
 
 
@@ -37,22 +36,6 @@ def mean_profile(location: str, num_sde_steps: int) -> list[float]:
             f"{location}: must have sampling.num_steps = {num_sde_steps + 1} steps, got {len(values)}; run `dvc repro`"
         )
     return values[:num_sde_steps]
-
-
-def build_plan(settings: PlanParams, profile: Sequence[float]) -> ChunkPlan:
-    """Build the plan of `settings` over the profile's steps."""
-    steps = len(profile)
-    if isinstance(settings, ListedPlan):
-        return listed_plan(settings.sizes, steps)
-    if isinstance(settings, EqualPlan):
-        return equal_plan(settings.chunk_size, steps)
-    if isinstance(settings, GuidedPlan):
-        return guided_plan(profile, settings.num_chunks)
-    if isinstance(
-        settings, AdaptivePlan
-    ):  # for inspection only, from the mean profile: training makes one plan per trajectory
-        return adaptive_plan(profile, settings.max_size)
-    return single_plan(steps) if isinstance(settings, SinglePlan) else step_plan(steps)
 
 
 def plan_rows(name: str, plan: ChunkPlan, profile: Sequence[float]) -> list[dict[str, str | int | float]]:

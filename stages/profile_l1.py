@@ -10,16 +10,13 @@ from torch import Tensor
 
 from chunk_grpo.artifacts import table_from_rows, write_csv, write_table
 from chunk_grpo.config import Params
-from chunk_grpo.core.dynamics import relative_l1
-from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
 from chunk_grpo.core.sde import step_noise
-from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import Family, velocity_function
+from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.library.profiles import curves
 from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
-from chunk_grpo.seeding import generator
 from stages._inputs import encoded_prompts, first, load_model
 from stages._launch.processes import run_processes
 from stages._stage import argument, inputs_of
@@ -47,7 +44,7 @@ def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Wo
     """Rows of l1_profile/1, one per sampler, prompt, seed and step, in the main process."""
     sampling, settings = params.sampling, params.profile
     times = times_of(sampling, lambda: family)
-    strengths, sampler = step_noise(sampling.sde, times, sampling.eta)
+    noise = step_noise(sampling.sde, times, sampling.eta)
     jobs = [
         (row, settings.seed + number) for row in range(len(prompts)) for number in range(settings.num_seeds)
     ]
@@ -58,35 +55,13 @@ def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Wo
     def measure(batch: Sequence[tuple[int, int]]) -> list[Row]:
         rows = prompts.rows([row for row, _ in batch])
         names = [(name, seed) for name, (_, seed) in zip(rows.ids, batch, strict=True)]
-        start = sample_noise((len(batch), *family.latent_shape), [generator("profile", *n) for n in names])
-        start = start.to(family.device)
-        velocity = velocity_function(family, rows.conditioning.to(family.device))
-        noises = [generator("profile-steps", *name) for name in names]
-        runs = {
-            "sde": rollout_sde(velocity, start, times, strengths, noises, sampler=sampler).states,
-            "ode": rollout_ode(lambda step: velocity, start, times),
-        }
-        for kind, states in runs.items():
-            _require_finite(kind, states, rows)
-        curves = {kind: relative_l1(states) for kind, states in runs.items()}
-        return [row for kind, values in curves.items() for row in _rows(kind, names, values, times.tolist())]
+        found = curves(family, rows, [seed for _, seed in batch], times, noise)
+        return [row for kind, values in found.items() for row in _rows(kind, names, values, times.tolist())]
 
     with Meter("profiling", len(jobs)) as meter:
         for number, rows in enumerate(workers.in_order(batches, measure)):
             yield from rows
             meter.advance(len(batches[number]))
-
-
-def _require_finite(sampler: str, states: Tensor, prompts: PromptSet) -> None:
-    """Reject trajectories with non-finite latents; the error names the prompt and the step."""
-    broken = states.isfinite().flatten(start_dim=2).all(dim=2).logical_not().cpu().nonzero()  # of [B, S + 1]
-    if len(broken):
-        row, after = broken[0].tolist()
-        raise DataError(
-            f"profile_l1: under the {sampler.upper()} the latents of prompt {prompts.texts[row]!r} are not finite "
-            f"after step {after - 1} (from 0). Check model.checkpoint, or set another model.dtype, a smaller "
-            "sampling.eta or another sampling.shift."
-        )
 
 
 def _rows(sampler: str, names: list[tuple[str, int]], values: Tensor, times: list[float]) -> Iterator[Row]:

@@ -1,12 +1,11 @@
 """Every setting of a variant: what may stand in it, what fits together, and the message when it does not."""
 
-import copy
 from typing import Any
 
 import pytest
 
-from chunk_grpo.config import VariantParams, parse_params
-from tests.params_edits import FUZZ, RAW, Edit, paths, problems, put
+from chunk_grpo.config import VariantParams
+from tests.params_edits import FUZZ, Edit, paths, problems, put
 
 ADAPTIVE: Edit = put("chunks.plans.adaptive", {"kind": "adaptive", "max_size": 4})
 WINDOW = {"num_steps": 4, "stride": 1, "every": 25}
@@ -79,18 +78,6 @@ def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
         "advantage_std": "group",
         "combine": "rewards",
     }
-
-
-def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
-    raw = copy.deepcopy(RAW)
-    raw["variants"]["own"] = {**CHUNK, "fraction": 1.0, "kl_coef": 0.25, "sde": "cps", "eta": 0.9}
-    raw["variants"]["half"] = {**CHUNK, "sde": "dance"}
-    params = parse_params(raw)
-    assert (params.variant_fraction("own"), params.variant_fraction("chunk")) == (1.0, 0.5)
-    assert (params.variant_kl_coef("own"), params.variant_kl_coef("chunk")) == (0.25, params.train.kl_coef)
-    assert params.variant_noise("own") == ("cps", 0.9)
-    assert params.variant_noise("half") == ("dance", params.sampling.eta)
-    assert params.variant_noise("chunk") == (params.sampling.sde, params.sampling.eta)
 
 
 @pytest.mark.parametrize(

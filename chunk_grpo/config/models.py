@@ -295,17 +295,7 @@ class Params(Section):
     trackers: tuple[Literal["tensorboard", "wandb"], ...]
     pools: PoolsParams
 
-    def variant_fraction(self, variant: str) -> float:
-        """Fraction of `variant`: its own, else train.fraction."""
-        own = self.variants[variant].fraction
-        return self.train.fraction if own is None else own
-
     def variant_kl_coef(self, variant: str) -> float:
         """KL coefficient of `variant`: its own, else train.kl_coef."""
         own = self.variants[variant].kl_coef
         return self.train.kl_coef if own is None else own
-
-    def variant_noise(self, variant: str) -> tuple[Sde, float]:
-        """Kind of noise and eta of `variant`: its own, else sampling.sde and sampling.eta."""
-        own = self.variants[variant]
-        return own.sde or self.sampling.sde, self.sampling.eta if own.eta is None else own.eta

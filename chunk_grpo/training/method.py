@@ -8,7 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chunk_grpo.config import AdaptivePlan, BranchingParams, GuidedPlan, Params, WindowParams
+from chunk_grpo.config import (
+    AdaptivePlan,
+    BranchingParams,
+    GuidedPlan,
+    Params,
+    PlanParams,
+    SamplingParams,
+    TrainParams,
+    VariantParams,
+    WindowParams,
+)
 from chunk_grpo.core.choices import (
     AdvantageStd,
     Combine,
@@ -125,10 +135,33 @@ def method_from(
     """
     own = params.variants[variant]
     planned = params.chunks.plans[own.plan]
-    sde, eta = params.variant_noise(variant)
-    single = params.train.clip_range if own.clip_range is None else own.clip_range
+    return resolved(own, planned, params.sampling, params.train, plan, chunk_weights, times)
+
+
+def resolved(
+    own: VariantParams,
+    planned: PlanParams,
+    sampling: SamplingParams,
+    train: TrainParams,
+    plan: ChunkPlan,
+    chunk_weights: Tensor,
+    times: Tensor,
+) -> Method:
+    """Settings of a variant, with those of `sampling` and `train` where it has none.
+
+    Args:
+        own: The variant.
+        planned: Settings of its plan.
+        sampling: Sampler of the rollouts.
+        train: Training settings.
+        plan: Chunk plan at the start.
+        chunk_weights: Eq. (16) weights [K] of the plan's chunks.
+        times: Noise levels [S + 1] of `sampling`.
+    """
+    eta = sampling.eta if own.eta is None else own.eta
+    single = train.clip_range if own.clip_range is None else own.clip_range
     return Method(
-        grid=StepGrid(times, *step_noise(sde, times, eta)),
+        grid=StepGrid(times, *step_noise(own.sde or sampling.sde, times, eta)),
         window=own.window,
         branching=own.branching,
         plan=plan,
@@ -138,19 +171,19 @@ def method_from(
         replan_every=own.replan_every,
         selection=own.selection,
         selection_exponent=own.selection_exponent,
-        fraction=params.variant_fraction(variant),
+        fraction=train.fraction if own.fraction is None else own.fraction,
         train_chunks=own.train_chunks,
         objective=own.objective,
         step_weights=own.step_weights,
         clip_range=single if own.clip_ranges is None else torch.tensor(own.clip_ranges, dtype=torch.float64),
-        kl_coef=params.variant_kl_coef(variant),
+        kl_coef=train.kl_coef if own.kl_coef is None else own.kl_coef,
         ratio_norm=own.ratio_norm,
         trust_region=own.trust_region,
         likelihood=own.likelihood,
         nft_beta=own.nft_beta,
         controlled=own.controlled,
         advantage_std=own.advantage_std,
-        advantage_clip=params.train.advantage_clip,
+        advantage_clip=train.advantage_clip,
         combine=own.combine,
         chunk_rewards=own.chunk_rewards,
     )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.sde import step_noise
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training import trainer
@@ -147,6 +148,18 @@ def test_advantages_are_cut_at_the_setting(branched: list[Experience]) -> None:
     assert advantages_of(experience, weights, method).tolist() == pytest.approx(
         [-0.577, -0.577, 1.0] * 2, abs=1e-3
     )
+
+
+def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
+    chunk = {"objective": "chunk", "plan": "listed"}
+    own = {**chunk, "fraction": 1.0, "kl_coef": 0.25, "sde": "cps", "eta": 0.9}
+    of_all = small_params(chunk, kl_coef=0.5, fraction=0.75)
+    mine, theirs = method_of(small_params(own, kl_coef=0.5)), method_of(of_all)
+    assert (mine.fraction, theirs.fraction, mine.kl_coef, theirs.kl_coef) == (1.0, 0.75, 0.25, 0.5)
+    for method, sde, eta in ((mine, "cps", 0.9), (theirs, "flow", of_all.sampling.eta)):
+        noise, sampler = step_noise(sde, method.grid.times, eta)
+        assert torch.equal(method.grid.noise, noise)
+        assert method.grid.sampler == sampler
 
 
 def test_a_variants_clip_range_is_used_before_that_of_all() -> None:

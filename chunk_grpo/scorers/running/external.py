@@ -31,18 +31,19 @@ class External:
 
     needs: frozenset[Need] = frozenset({"prompt", "metadata"})
 
-    def __init__(self, key: str, settings: ExternalScorer) -> None:
+    def __init__(self, key: str, settings: ExternalScorer, source: Callable[..., Any] | None = None) -> None:
         """Import the source and check its signature.
 
         Args:
             key: Name of the scorer in params.yaml.
             settings: The scorer's section.
+            source: The function or class that `settings.source` names, if the caller has it; None: it is imported.
 
         Raises:
             ConfigError: The source does not exist, cannot be imported, or has another signature.
         """
         self.key, self.settings = key, settings
-        self._source = find_source(key, settings.source)
+        self._source = find_source(key, settings.source) if source is None else source
         self._instance: Any = None
         self._check_calls()
 

@@ -1,0 +1,1 @@
+"""Training from Python, without DVC, Prefect and params.yaml: the functions of docs/library.md."""

@@ -1,0 +1,176 @@
+"""A checkpoint whose parts are loaded when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chunk_grpo.config.models import ModelParams, SamplingParams
+from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.sde import step_noise
+from chunk_grpo.families.base import Conditioning, Family, Part, release_memory
+from chunk_grpo.families.options import options_of
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.families.registry import load_family
+from chunk_grpo.library.profiles import curves
+from chunk_grpo.library.settings import checked
+from chunk_grpo.progress import Meter
+
+
+class Model:
+    """A pipeline's checkpoint. `load` makes it."""
+
+    def __init__(self, settings: ModelParams, cfg_scale: float) -> None:
+        """Load nothing yet."""
+        self.settings, self.cfg_scale = settings, cfg_scale
+        self._base: Family | None = None
+
+    @property
+    def base(self) -> Family:
+        """The base model, with its velocity network and its decoder; loaded at the first use."""
+        if self._base is None:
+            self._base = self.loaded("transformer", "vae")
+        return self._base
+
+    def loaded(self, *parts: Part) -> Family:
+        """Parts of the checkpoint, loaded anew.
+
+        Raises:
+            DataError: The checkpoint is missing, broken or of another family.
+        """
+        return load_family(
+            self.settings.family, options_of(self.settings, self.cfg_scale, self.settings), parts
+        )
+
+    def release(self) -> None:
+        """Free the base model; the next use loads it again."""
+        self._base = None
+        release_memory()
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        metadata: Sequence[Mapping[str, object]] | None = None,
+        batch_size: int = 8,
+    ) -> PromptSet:
+        """Encode prompts. The text encoders are loaded and freed again, before the base model is needed.
+
+        Args:
+            texts: P prompts. Equal texts are different prompts, each with its own noise.
+            metadata: A record for each prompt, which rewards get; None: empty ones.
+            batch_size: Prompts per call of the text encoders.
+
+        Returns:
+            The prompts with their embeddings, on the CPU; `rows` selects some of them.
+
+        Raises:
+            DataError: The checkpoint is missing, broken or of another family.
+            ValueError: There are no prompts, or another number of records.
+        """
+        records: Sequence[Mapping[str, object]] = [{} for _ in texts] if metadata is None else metadata
+        if not texts or len(records) != len(texts):
+            raise ValueError(f"needs prompts and a record for each, got {len(texts)} and {len(records)}")
+        self.release()
+        family = self.loaded("text")
+        parts: list[Mapping[str, Tensor]] = []
+        with Meter("encoding prompts", len(texts)) as meter:
+            for first in range(0, len(texts), batch_size):
+                batch = texts[first : first + batch_size]
+                parts.append(family.encode(batch).to("cpu").tensors)
+                meter.advance(len(batch))
+        is_guided = self.cfg_scale != 1
+        negative = family.encode([self.settings.negative_prompt]).to("cpu").tensors if is_guided else None
+        del family
+        release_memory()
+        tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        ids = [f"{number:05d}" for number in range(len(texts))]
+        return PromptSet(ids, list(texts), records, Conditioning(tensors, negative))
+
+    def sampling(self, num_steps: int, shift: float | None, **settings: Any) -> SamplingParams:
+        """Sampler of the training rollouts and of the profile.
+
+        Args:
+            num_steps: Number of sampling steps, T.
+            shift: Shift of the time grid; None: the grid of diffusers' pipeline.
+            **settings: `sde` and `eta`, as in params.yaml.
+
+        Raises:
+            ConfigError: A setting is unknown or wrong.
+        """
+        values = {"num_steps": num_steps, "shift": shift, "cfg_scale": self.cfg_scale, **settings}
+        return checked(SamplingParams, values, "sampling")
+
+    def times(self, num_steps: int, shift: float | None) -> Tensor:
+        """Noise levels [S + 1] of a time grid; without a shift that of diffusers' pipeline."""
+        return self.base.pipeline_times(num_steps) if shift is None else time_grid(num_steps, shift)
+
+    def profile(
+        self, prompts: PromptSet, sampling: SamplingParams, seeds: int = 2, batch_size: int = 8
+    ) -> list[float]:
+        """Mean relative L1 distance of each noisy step under the SDE, Eq. (15).
+
+        Args:
+            prompts: P prompts; a few dozen are enough.
+            sampling: Sampler of the rollouts.
+            seeds: Noises of each prompt.
+            batch_size: Trajectories per forward pass.
+
+        Returns:
+            T - 1 values, for `train`.
+
+        Raises:
+            DataError: A latent is not finite.
+        """
+        times = self.times(sampling.num_steps, sampling.shift)
+        noise = step_noise(sampling.sde, times, sampling.eta)
+        jobs = [(row, seed) for row in range(len(prompts)) for seed in range(seeds)]
+        found = []
+        with Meter("profiling", len(jobs)) as meter, torch.no_grad():
+            for first in range(0, len(jobs), batch_size):
+                batch = jobs[first : first + batch_size]
+                rows = prompts.rows([row for row, _ in batch])
+                found.append(curves(self.base, rows, [seed for _, seed in batch], times, noise)["sde"])
+                meter.advance(len(batch))
+        mean: list[float] = torch.cat(found).mean(dim=0)[: sampling.num_sde_steps].tolist()
+        return mean
+
+
+def load(
+    checkpoint: str,
+    *,
+    height: int,
+    width: int,
+    max_sequence_length: int,
+    family: str = "flux",
+    dtype: str = "float32",
+    cfg_scale: float = 1.0,
+    **settings: Any,
+) -> Model:
+    """A checkpoint in the layout of diffusers' pipelines. Its parts are loaded when they are needed.
+
+    Args:
+        checkpoint: Folder, or hub id with `revision`.
+        height: Height of the images in pixels.
+        width: Width of the images in pixels.
+        max_sequence_length: Number of tokens of the longer text encoder.
+        family: A family of docs/families.md, or a module of yours.
+        dtype: "float32" or "bfloat16", type of the weights.
+        cfg_scale: Scale of classifier-free guidance; 1: none.
+        **settings: Other keys of the section `model` of params.yaml.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong.
+    """
+    values = {
+        "checkpoint": str(checkpoint),
+        "height": height,
+        "width": width,
+        "family": family,
+        "dtype": dtype,
+    }
+    values |= {"max_sequence_length": max_sequence_length, **settings}
+    sampled = checked(SamplingParams, {"num_steps": 2, "shift": 1.0, "cfg_scale": cfg_scale}, "sampling")
+    return Model(checked(ModelParams, values, "model"), sampled.cfg_scale)

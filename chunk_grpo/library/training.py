@@ -1,0 +1,165 @@
+"""Train a policy."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.config.models import SamplingParams
+from chunk_grpo.config.scorers import ExternalScorer
+from chunk_grpo.config.training import TrainParams
+from chunk_grpo.core.chunk_sampling import chunk_weights
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.families.base import release_memory
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.library.model import Model
+from chunk_grpo.library.plans import build_plan
+from chunk_grpo.library.settings import METHOD, MethodSettings, checked, require_rules
+from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.running.external import External
+from chunk_grpo.training.method import resolved
+from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.trainer import Trainer
+
+REWARD = "reward"
+"""Name of the training reward in the metrics."""
+
+RewardFunction = Callable[..., Any]
+"""`function(images, prompts, metadata)`: a number for each image, higher is better.
+
+Images are uint8 [B, H, W, 3]; prompts are B texts, metadata B records. A class is made once, and its `score` is called.
+"""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A trained policy.
+
+    Attributes:
+        folder: Folder of the trained transformer, or of the adapter with `lora`, in the diffusers layout.
+        metrics: (iteration, metric, value), as docs/artifacts.md describes them.
+    """
+
+    folder: Path
+    metrics: Sequence[MetricRow]
+
+
+def train(
+    model: Model,
+    prompts: PromptSet,
+    held_out: PromptSet,
+    reward: RewardFunction,
+    method: MethodSettings,
+    sampling: SamplingParams,
+    profile: Sequence[float],
+    folder: str | Path,
+    *,
+    unseen: Mapping[str, RewardFunction] | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Policy:
+    """Train a policy from the model, which stays as it is.
+
+    A training that was interrupted goes on from its last checkpoint in `folder` when the same call is made again. With
+    other arguments, or another source of the reward, the folder is refused.
+
+    Args:
+        model: The base model.
+        prompts: Training prompts.
+        held_out: Prompts on which the policy is measured in between.
+        reward: Reward that training raises.
+        method: The method.
+        sampling: Sampler of the rollouts.
+        profile: Result of `Model.profile` with the same sampler.
+        folder: Folder of the policy, of checkpoints and of logs.
+        unseen: Scorers of the held-out images that training does not raise, by name.
+        seed: Training seed.
+        **settings: Keys of the section `train` of params.yaml, such as `iterations`; those of docs/parameters.md that
+            are needed, but `seeds`.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong, or the reward takes other arguments.
+        DataError: A latent, a reward or a gradient is not finite, or the folder holds checkpoints of another training.
+        TransientError: The reward does not answer; the same call goes on.
+    """
+    watched = dict(unseen or {})
+    if REWARD in watched:
+        raise ConfigError(f"unseen: {REWARD!r} is the name of the training reward; choose another name")
+    held = {"scorers": tuple(watched), "num_prompts": len(held_out), **settings.pop("heldout", {})}
+    train = checked(TrainParams, {"seeds": (seed,), "heldout": held, **settings}, "train")
+    variants = {METHOD: method.variant}
+    require_rules(
+        variants=variants, chunks=method.chunks, sampling=sampling, train=train, rewards={REWARD: 1.0}
+    )
+    if len(profile) != sampling.num_sde_steps:
+        raise ConfigError(
+            f"profile: must have num_steps - 1 = {sampling.num_sde_steps} values, one for each noisy step, "
+            f"got {len(profile)}; measure it with the same sampler"
+        )
+    if train.prompts_per_iteration > len(prompts):
+        raise ConfigError(
+            f"prompts_per_iteration: must be <= the number of prompts, {len(prompts)}, "
+            f"got {train.prompts_per_iteration}"
+        )
+    scorers = {
+        name: scorer_of(name, each, train.micro_batch_size)
+        for name, each in {REWARD: reward, **watched}.items()
+    }
+
+    def rewards(names: Sequence[str]) -> Reward:
+        return Reward(scorers, dict.fromkeys(names, 1.0), train.reward_attempts, train.reward_wait)
+
+    place = Path(folder)
+    data = TrainingData(prompts, held_out, rewards([REWARD]), rewards(list(watched)) if watched else None)
+    times = model.times(sampling.num_steps, sampling.shift)
+    plan = build_plan(method.plan, profile)
+    chosen = resolved(method.variant, method.plan, sampling, train, plan, chunk_weights(profile, plan), times)
+    identity = _identity(
+        [model.settings, sampling, method.variant, method.chunks, train],
+        [list(profile), list(prompts.texts), list(held_out.texts), [dict(each) for each in prompts.metadata]],
+        [reward, *watched.values()],
+    )
+    paths = RunPaths(place / "checkpoints", identity, place / "logs", "policy")
+    model.release()
+    trainer = Trainer(model.loaded("transformer", "vae"), data, chosen, train, seed, paths)
+    metrics = trainer.run(lambda: False)
+    trainer.save_policies(place)
+    del trainer
+    release_memory()
+    return Policy(place / "transformer", metrics)
+
+
+def scorer_of(name: str, function: RewardFunction, batch_size: int) -> Scorer:
+    """A function or class of the user as a scorer.
+
+    Raises:
+        ConfigError: It takes other arguments.
+    """
+    settings = ExternalScorer(
+        kind="external",
+        source=f"{function.__module__}:{function.__qualname__}",
+        version=1,
+        splits=("eval",),
+        batch_size=batch_size,
+        options={},
+    )
+    return External(name, settings, function)
+
+
+def _identity(sections: Sequence[Any], values: Sequence[Any], functions: Sequence[RewardFunction]) -> str:
+    """Digest of a training's arguments."""
+    codes = []
+    for function in functions:
+        try:
+            codes.append(inspect.getsource(function))
+        except (OSError, TypeError):  # made by exec, or written in C
+            codes.append(function.__qualname__)
+    content = [[each.model_dump(mode="json") for each in sections], values, codes]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
