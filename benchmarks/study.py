@@ -119,8 +119,12 @@ def add(checkout: Path, results: Path) -> None:
 
 
 def settings_digest(params: Params) -> str:
-    """Digest of all settings but the training seeds and those that affect no result."""
-    content = params.model_dump(mode="json", exclude={"executors", "pools", "trackers", "report"})
+    """Digest of all settings but the training seeds and those that affect no result.
+
+    Values that are the defaults do not count, so that a setting that a later version adds changes no digest.
+    """
+    ignored = {"executors", "pools", "trackers", "report"}
+    content = params.model_dump(mode="json", exclude=ignored, exclude_defaults=True)
     del content["train"]["seeds"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

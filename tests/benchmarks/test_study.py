@@ -10,9 +10,9 @@ import pytest
 from dvc.utils.serialize import dump_yaml
 
 from benchmarks import study
-from benchmarks.study import BASE, HYPOTHESES, hypothesis_rows, main, read_block
+from benchmarks.study import BASE, HYPOTHESES, hypothesis_rows, main, read_block, settings_digest
 from chunk_grpo.artifacts import SchemaName, table_from_rows, write_table
-from chunk_grpo.config import load_params
+from chunk_grpo.config import load_params, parse_params
 from chunk_grpo.orchestration.presets import composed
 from chunk_grpo.reporting.statistics import crossed_interval, holm
 
@@ -181,3 +181,13 @@ def test_results_of_the_repository_are_whole() -> None:
     for path in study.RESULTS.glob("*.parquet"):
         for row in hypothesis_rows(read_block(path.stem, study.RESULTS)):
             assert math.isfinite(float(row[3]))
+
+
+def test_a_setting_that_a_later_version_adds_keeps_the_digest() -> None:
+    """It has a default, as `train.kl_coef` has; an earlier file does not name it."""
+    raw = composed(ROOT, "study-vivid")
+    now = settings_digest(parse_params(raw))
+    del raw["train"]["kl_coef"]
+    assert settings_digest(parse_params(raw)) == now
+    raw["train"]["kl_coef"] = 0.1
+    assert settings_digest(parse_params(raw)) != now
