@@ -1,0 +1,45 @@
+"""Export a trained policy, with a model card.
+
+python -m infra.export chunk-ws --seed 0 --to comfyui --out exported
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export; return the exit code: 2 for wrong arguments, 3 where the run lacks the policy."""
+    from chunk_grpo.errors import ChunkGrpoError
+    from chunk_grpo.library.export import Kind, export
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("variant", help="name of the variant")
+    parser.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
+    parser.add_argument(
+        "--to", choices=get_args(Kind), default="diffusers", help="what it is for (default: diffusers)"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; it must not exist")
+    parser.add_argument(
+        "--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)"
+    )
+    options = parser.parse_args(argv)
+    try:
+        export(options.checkout, options.variant, options.seed, options.to, options.out)
+    except ChunkGrpoError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    sys.stdout.write(f"{options.out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

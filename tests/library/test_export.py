@@ -1,0 +1,109 @@
+"""Export of a finished run: the files, and a card that says what they are."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from diffusers import FluxTransformer2DModel
+from safetensors.torch import load_file
+
+from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.models.flux import FluxFamily
+from infra import export
+from tests.conftest import ROOT, VARIANT, Workspace
+from tests.families.conftest import disturb, options
+
+RISES = {
+    "tuned": {"shapes-exact": {"mean": 0.5, "difference": 0.25, "low": 0.125, "high": 0.375}},
+    "hybrid": {"shapes-exact": {"mean": 0.125, "difference": -0.125, "low": None, "high": None}},
+}
+"""As in summary.json of a report; null: no interval."""
+
+POLICY = "artifacts/train/{}/seed-{}/transformer"
+
+
+@pytest.fixture
+def run(finished: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of a finished run whose policy is an adapter with alpha twice the rank."""
+    shutil.copytree(finished.root, tmp_path / "run", symlinks=True)
+    copied = Workspace(tmp_path / "run")
+    copied.edit(
+        lambda raw: raw["train"].update(lora={"rank": 3, "alpha": 6.0, "targets": ["to_q", "proj_out"]})
+    )
+    family = FluxFamily.load(
+        LoadOptions(str(ROOT / "assets/tiny-flux"), height=32, width=32), ("transformer",)
+    )
+    family.prepare_training(options(rank=3, targets=("to_q", "proj_out")), seed=0)
+    disturb(family)
+    folder = copied.root / POLICY.format(VARIANT, seed(copied))
+    shutil.rmtree(folder)
+    family.save_transformer(family.policy_state(), folder)
+    summary = {"prompts": 9, "train_seeds": 1, "base": {"shapes-exact": 0.25}, VARIANT: RISES}
+    (copied.artifacts / "report").mkdir(exist_ok=True)
+    (copied.artifacts / "report" / "summary.json").write_text(json.dumps(summary))
+    return copied
+
+
+def seed(run: Workspace) -> int:
+    (folder,) = (run.artifacts / "train" / VARIANT).glob("seed-*")
+    return int(folder.name.removeprefix("seed-"))
+
+
+def exported(run: Workspace, kind: str, out: Path, variant: str = VARIANT) -> int:
+    options = ["--seed", str(seed(run)), "--to", kind, "--out", str(out), "--checkout", str(run.root)]
+    return export.main([variant, *options])
+
+
+def test_the_files_and_their_card(run: Workspace, tmp_path: Path) -> None:
+    assert [exported(run, kind, tmp_path / kind) for kind in ("diffusers", "comfyui", "merged")] == [0, 0, 0]
+    trained = run.root / POLICY.format(VARIANT, seed(run)) / "pytorch_lora_weights.safetensors"
+    assert (tmp_path / "diffusers" / trained.name).read_bytes() == trained.read_bytes()
+    name = f"{VARIANT}-seed-{seed(run)}.safetensors"
+    alphas = [
+        value for key, value in load_file(tmp_path / "comfyui" / name).items() if key.endswith(".alpha")
+    ]
+    assert {float(value) for value in alphas} == {6.0}
+    FluxTransformer2DModel.from_pretrained(tmp_path / "merged")
+    for kind in ("diffusers", "comfyui", "merged"):
+        text = (tmp_path / kind / "README.md").read_text()
+        assert text.startswith("---\nlibrary_name: diffusers\ntags:")
+        assert "| adapter | rank 3, alpha 6, to_q, proj_out |\n" in text
+        table = text.partition("95 % intervals.")[2].partition("## Licence")[0].splitlines()
+        assert [line.rstrip() for line in table if line.startswith("|")] == [
+            "| | shapes-exact |",
+            "|---|---:|",
+            "| base | 0.250 |",
+            "| tuned | 0.500, +0.250 (+0.125 to +0.375) |",
+            "| hybrid | 0.125 |",
+        ]
+    assert "ComfyUI's `models/loras`" in (tmp_path / "comfyui" / "README.md").read_text()
+
+
+def test_a_base_on_the_hub_is_named_for_it(run: Workspace, tmp_path: Path) -> None:
+    run.edit(lambda raw: raw["model"].update(checkpoint="maker/model", revision="a" * 40))
+    shutil.rmtree(run.artifacts / "report")
+    assert exported(run, "comfyui", tmp_path / "out") == 0
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "\nbase_model: maker/model\n" in text
+    assert f"| base model | maker/model at {'a' * 40}, family flux |\n" in text
+    assert "The run has no report." in text
+
+
+def test_what_cannot_be_exported_leaves_nothing(
+    run: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert exported(run, "comfyui", out, "chunky") == 2
+    assert "got chunky with seed" in capsys.readouterr().err
+    folder = run.root / POLICY.format(VARIANT, seed(run))
+    shutil.rmtree(folder)
+    assert exported(run, "comfyui", out) == 3
+    assert "run `dvc repro` there" in capsys.readouterr().err
+    folder.mkdir()
+    assert exported(run, "comfyui", out) == 3
+    assert "All weights were trained" in capsys.readouterr().err
+    assert not out.exists()
+    out.mkdir()
+    assert exported(run, "diffusers", out) == 2
+    assert "exists; name another folder" in capsys.readouterr().err
