@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dvc.repo import Repo
-from dvc.repo.reproduce import plan_repro
-from dvc.stage import PipelineStage, Stage
-from dvc.stage.exceptions import StageNotFound
-from dvc.stage.serialize import to_single_stage_lockfile
-from dvc.utils.serialize import dump_yaml, load_yaml
-
 from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.commands import Commands, Log
+from chunk_grpo.orchestration.dvc_internals import (
+    PipelineStage,
+    Repo,
+    Stage,
+    StageNotFound,
+    dump_yaml,
+    load_yaml,
+    plan_repro,
+    to_single_stage_lockfile,
+)
 from chunk_grpo.orchestration.outcomes import DvcLog, StageFailed, StageOutcome
 
 # Like `python -m dvc`, but shows damaged objects: with `verify` DVC reports them at debug level only.

@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from dvc.exceptions import InvalidArgumentError
-from dvc.utils.hydra import apply_overrides, compose_and_dump
-from dvc.utils.serialize import dump_yaml, load_yaml
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
@@ -17,6 +14,13 @@ from pydantic import Field
 from chunk_grpo.config import Params, parse_params, read_raw_params
 from chunk_grpo.config.problems import Problem, show
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.dvc_internals import (
+    InvalidArgumentError,
+    apply_overrides,
+    compose_and_dump,
+    dump_yaml,
+    load_yaml,
+)
 
 _CONF, _CONFIG = "conf", "config"
 _MISSING = object()

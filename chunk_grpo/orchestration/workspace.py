@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dvc.config import Config
-from dvc.repo import Repo
-from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
 from pydantic import BaseModel, ConfigDict
 
 from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
@@ -24,6 +21,7 @@ from chunk_grpo.artifacts.storage import join, sizes_below
 from chunk_grpo.config import parse_params, read_raw_params
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
+from chunk_grpo.orchestration.dvc_internals import Config, Repo, dump_yaml, load_yaml, parse_yaml
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.presets import Override, composed, edits, overridden, preset_names
 from chunk_grpo.orchestration.run_cache import forget_unfinished

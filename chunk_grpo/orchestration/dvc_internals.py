@@ -1,0 +1,32 @@
+"""All that this package imports from DVC.
+
+DVC documents its command line and `dvc.api`. What is named here may change with any release: it is imported in this
+module alone, pyproject.toml bounds the version, and tests/orchestration/test_dvc_internals.py checks what is relied on.
+The command line is run in processes (pipeline.py).
+"""
+
+from dvc.config import Config
+from dvc.exceptions import InvalidArgumentError
+from dvc.repo import Repo
+from dvc.repo.reproduce import plan_repro
+from dvc.stage import PipelineStage, Stage
+from dvc.stage.exceptions import StageNotFound
+from dvc.stage.serialize import to_single_stage_lockfile
+from dvc.utils.hydra import apply_overrides, compose_and_dump
+from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
+
+__all__ = [
+    "Config",
+    "InvalidArgumentError",
+    "PipelineStage",
+    "Repo",
+    "Stage",
+    "StageNotFound",
+    "apply_overrides",
+    "compose_and_dump",
+    "dump_yaml",
+    "load_yaml",
+    "parse_yaml",
+    "plan_repro",
+    "to_single_stage_lockfile",
+]
