@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import torch
 
 from chunk_grpo.artifacts import (
@@ -48,6 +49,9 @@ from stages._times import times_of
 TIMED = ("seconds_", "rate_")
 """Prefixes of wall-clock metrics, which differ between runs and are written to a file of their own."""
 
+CURVES = {"reward_mean": "", "heldout_reward": "-held-out"}
+"""Metric that is drawn, to the end of its file's name."""
+
 LOGS = Path("logs")
 """Tracker logs. Not a DVC output: they contain timestamps."""
 
@@ -64,9 +68,8 @@ class Arguments:
     scorers: str = field(
         metadata=argument("JSON of stage check_scorers: specs of the scorers used in training", reads=True)
     )
-    out: str = field(
-        metadata=argument("folder for seed-N/transformer, metrics.parquet and metrics.csv", writes=True)
-    )
+    out: str = field(metadata=argument("folder for seed-N/transformer and metrics.parquet", writes=True))
+    curves: str = field(metadata=argument("folder for seed-N.csv, curves for `dvc plots`", writes=True))
     timings: str = field(metadata=argument("train_metrics/1, Parquet: wall-clock metrics", writes=True))
 
 
@@ -190,6 +193,7 @@ def main(params: Params, arguments: Arguments) -> None:
                 rows += metric_rows(arguments.variant, seed, metrics)
             if writes:
                 write_metrics(rows, draft, arguments.timings)
+                write_curves(rows, arguments.curves)
     # Machine 0 forgets first: parts on the other machines without its files do no harm, but not the reverse.
     processes.by_main(lambda: forget(folder))
     if is_owner:
@@ -216,16 +220,27 @@ def train_seed(
 
 
 def write_metrics(rows: list[dict[str, str | int | float]], draft: Path, timings: str) -> None:
-    """Write metrics and reward curves to the folder `draft`, and wall-clock metrics to `timings`."""
+    """Write metrics to the folder `draft`, and wall-clock metrics to `timings`."""
     seconds = [row for row in rows if str(row["metric"]).startswith(TIMED)]
     others = [row for row in rows if not str(row["metric"]).startswith(TIMED)]
-    table = table_from_rows(others, "train_metrics")
-    write_table(table, str(draft / "metrics.parquet"), "train_metrics")
+    write_table(table_from_rows(others, "train_metrics"), str(draft / "metrics.parquet"), "train_metrics")
     write_table(table_from_rows(seconds, "train_metrics"), timings, "train_metrics")
-    curves = table.filter(
-        [value in ("reward_mean", "heldout_reward") for value in table["metric"].to_pylist()]
-    )
-    write_csv(curves, str(draft / "metrics.csv"))
+
+
+def write_curves(rows: list[dict[str, str | int | float]], location: str) -> None:
+    """Write the training reward of each seed by iteration, and that of its held-out images, to the folder `location`.
+
+    A file for each line of a plot: DVC draws all files of a folder.
+    """
+    with output_dir(location) as folder:
+        for seed in dict.fromkeys(row["train_seed"] for row in rows):
+            for metric, name in CURVES.items():
+                points = [row for row in rows if (row["train_seed"], row["metric"]) == (seed, metric)]
+                columns = {
+                    "iteration": [row["iteration"] for row in points],
+                    "reward": [row["value"] for row in points],
+                }
+                write_csv(pa.table(columns), str(folder / f"seed-{seed}{name}.csv"))
 
 
 def forget(folder: Path) -> None:

@@ -83,7 +83,7 @@ def sample(
 
 
 def score(images: Images, reward: RewardFunction, batch_size: int = 64) -> NDArray[np.float64]:
-    """Score images: [P, I].
+    """Score images: [P, I], NaN for an image that the reward refuses.
 
     Args:
         images: Images of P prompts, I each.

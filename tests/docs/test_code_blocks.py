@@ -10,6 +10,8 @@ import pytest
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.config import load_params
 from chunk_grpo.errors import ConfigError
 from tests.architecture.test_docs import ROOT
 from tests.conftest import Workspace
@@ -98,12 +100,30 @@ def test_the_averages_of_the_documented_query_are_those_of_the_report(checkout: 
         assert average == pytest.approx(known, abs=1e-4), (policy, mode, scorer)
 
 
-def test_the_documented_plot_has_a_line_for_each_sampler(checkout: Workspace) -> None:
+def test_the_documented_plots_are_the_profile_and_a_curve_of_each_seed(checkout: Workspace) -> None:
     command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
-    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    ((plot,),) = shown["data"].values()
+    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["data"]
+    ((plot,), others) = shown.pop("artifacts/profile/l1_profile.csv"), shown
     points = [(point["field"], int(point["step"])) for point in plot["content"]["data"]["values"]]
     assert points == [(sampler, step) for sampler in ("sde", "ode") for step in range(17)]
+    params = load_params(checkout.root / "params.yaml")
+    assert set(others) == {
+        f"artifacts/curves/{variant}/seed-{seed}{kind}.csv"
+        for variant in params.variants
+        for seed in params.train.seeds
+        for kind in ("", "-held-out")
+    }
+    for name, (curve,) in others.items():
+        variant, seed, kind = re.fullmatch(r"artifacts/curves/([\w-]+)/seed-(\d+)(.*)\.csv", name).groups()  # type: ignore[union-attr]
+        table = read_table(str(checkout.artifacts / f"train/{variant}/metrics.parquet"), "train_metrics")
+        metric = "heldout_reward" if kind else "reward_mean"
+        expected = [
+            (row["iteration"], pytest.approx(row["value"], abs=1e-5))
+            for row in table.to_pylist()
+            if (row["train_seed"], row["metric"]) == (int(seed), metric)
+        ]
+        drawn = [(int(p["iteration"]), float(p["reward"])) for p in curve["content"]["data"]["values"]]
+        assert drawn == expected
 
 
 @pytest.mark.parametrize(
