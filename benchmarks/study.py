@@ -3,9 +3,9 @@
     python -m benchmarks.study add CHECKOUT      # a checkout with a finished run of a preset study-*
     python -m benchmarks.study table [BLOCK ...]
 
-`add` adds the seeds of a run to docs/study/BLOCK.parquet, and to BLOCK.json where they come from. Runs of other
-settings or of seeds that are there already are refused. `table` prints the hypotheses with their intervals and p-values
-in Markdown.
+`add` adds the seeds of a run to docs/study/BLOCK.parquet, their curves to BLOCK-curves.parquet, and to BLOCK.json where
+they come from. Runs of other settings or of seeds that are there already are refused. `table` prints the hypotheses
+with their intervals and p-values in Markdown.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ PREFIX = "study-"
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "study"
 BASE = ("base", "base")
 POWER = 0.8
+
+CURVES = "-curves"
+DRAWN = ("reward_mean", "heldout")
+"""Starts of the names of the metrics that are kept."""
+SECONDS = ("seconds_rollout", "seconds_waiting_for_reward", "seconds_update")
 
 Policy = tuple[str, str]
 """(variant, mode)."""
@@ -79,7 +84,7 @@ def main(options: Sequence[str] | None = None) -> int:
             for checkout in arguments.checkouts:
                 add(checkout, arguments.results)
         else:
-            blocks = arguments.blocks or sorted(path.stem for path in arguments.results.glob("*.parquet"))
+            blocks = arguments.blocks or sorted(path.stem for path in arguments.results.glob("*.json"))
             for block in blocks:
                 show(block, arguments.results)
     except (ConfigError, DataError) as error:
@@ -112,8 +117,11 @@ def add(checkout: Path, results: Path) -> None:
     if old is not None:  # the base's scores are there
         new = new.filter(pc.field("train_seed") >= 0)
     tables = [new] if old is None else [old, new]
+    curves = results / f"{block}{CURVES}.parquet"
+    drawn = [*([pq.read_table(curves)] if curves.exists() else []), curves_of(checkout, params)]
     known["runs"].append({"seeds": list(params.train.seeds), **_provenance(checkout)})
     results.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.concat_tables(drawn), curves, compression="zstd")
     pq.write_table(pa.concat_tables(tables), table, compression="zstd")
     about.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
@@ -146,6 +154,33 @@ def scores_of(checkout: Path, params: Params) -> pa.Table:
     columns["caption"] = [captions[prompt] for prompt in columns["prompt_id"]]
     columns["value"] = [float(np.mean(values)) for values in sums.values()]
     return pa.table(columns)
+
+
+def curves_of(checkout: Path, params: Params) -> pa.Table:
+    """Curves of a run: variant, train_seed, iteration, metric and value.
+
+    Metrics: `reward_mean` of the rollouts, those of the held-out images, and `seconds` of an iteration without its
+    held-out evaluation.
+    """
+    rows: list[dict[str, Any]] = []
+    for variant in params.variants:
+        path = str(checkout / "artifacts/train" / variant / "metrics.parquet")
+        rows += [
+            row for row in read_table(path, "train_metrics").to_pylist() if row["metric"].startswith(DRAWN)
+        ]
+        seconds: dict[tuple[str, int, int], float] = {}
+        for row in read_table(
+            str(checkout / f"artifacts/timings/{variant}.parquet"), "train_metrics"
+        ).to_pylist():
+            if row["metric"] in SECONDS:
+                place = (variant, row["train_seed"], row["iteration"])
+                seconds[place] = seconds.get(place, 0.0) + row["value"]
+        names = ("variant", "train_seed", "iteration")
+        rows += [
+            {**dict(zip(names, place, strict=True)), "metric": "seconds", "value": value}
+            for place, value in seconds.items()
+        ]
+    return pa.Table.from_pylist(rows)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
+
+WORKING_TREE = "working-tree"
+"""Name of the files of a checkout as they are, in place of a commit."""
+
+_SUBJECT = "Uncommitted edits, for a run"
 
 
 def resolved(repository: Path, commit: str) -> str:
@@ -29,13 +35,51 @@ def uncommitted(repository: Path) -> list[str]:
     return [line for line in status if not line.endswith("dvc.lock")]
 
 
-def git(folder: Path, *arguments: str) -> str:
+def commit_of_working_tree(repository: Path) -> str:
+    """Commit of the files as they are: HEAD with all edits, and the new files that git does not ignore.
+
+    No branch has the commit; files, index and branches of the repository stay as they are. Without edits it is HEAD.
+
+    Args:
+        repository: Root of the repository.
+
+    Returns:
+        Full hash. Other repositories do not have the commit.
+
+    Raises:
+        RuntimeError: The folder is not a git repository, or has no commit.
+    """
+    head = resolved(repository, "HEAD")
+    with tempfile.TemporaryDirectory(prefix="index-") as folder:
+        index = Path(folder, "index")
+        git(repository, "read-tree", head, index=index)
+        git(repository, "add", "--all", ".", index=index)
+        tree = git(repository, "write-tree", index=index).strip()
+    if tree == git(repository, "rev-parse", f"{head}^{{tree}}").strip():
+        return head
+    author = ("-c", "user.name=chunk-grpo", "-c", "user.email=chunk-grpo@localhost")
+    return git(repository, *author, "commit-tree", tree, "-p", head, "-m", _SUBJECT).strip()
+
+
+def is_of_working_tree(repository: Path, commit: str) -> bool:
+    """Whether `commit_of_working_tree` made a commit of edits."""
+    return git(repository, "log", "-1", "--format=%s", commit).strip() == _SUBJECT
+
+
+def git(folder: Path, *arguments: str, index: Path | None = None) -> str:
     """Run git in a folder and return its output. Ignores GIT_* variables, which a surrounding git hook may set.
+
+    Args:
+        folder: Folder inside a repository.
+        *arguments: Arguments of git.
+        index: Index in place of the repository's own.
 
     Raises:
         RuntimeError: git failed; the message is git's.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    if index is not None:
+        environment["GIT_INDEX_FILE"] = str(index)
     result = subprocess.run(
         ["git", "-C", str(folder), *arguments], capture_output=True, text=True, env=environment, check=False
     )

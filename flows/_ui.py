@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from chunk_grpo.environment import REPORTS_URL
-from chunk_grpo.git import uncommitted
+from chunk_grpo.git import is_of_working_tree, uncommitted
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.repeating import repeating
@@ -61,7 +61,9 @@ def show_results(progress: Progress) -> None:
 @_only_shown()
 def show_outcomes(progress: Progress) -> None:
     """Publish the outcome of each stage."""
-    text = progress.markdown(uncommitted(REPOSITORY))
+    edits, commit = uncommitted(REPOSITORY), progress.workspace.spec.commit
+    included = is_of_working_tree(progress.workspace.root, commit)
+    text = progress.markdown([] if included else edits, is_of_edits=included)
     show(progress.workspace.preset, [Highlight("outcomes", "What became of each stage", text)])
 
 

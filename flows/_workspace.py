@@ -11,12 +11,33 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_HOME
 
 from chunk_grpo import environment
+from chunk_grpo.git import WORKING_TREE, commit_of_working_tree, resolved, uncommitted
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.guard import die_with_parent
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace, make_workspace
 
 REPOSITORY = Path(os.environ.get(environment.REPOSITORY) or Path(__file__).resolve().parents[1])
 """Repository whose commits and DVC cache this worker's runs use."""
+
+
+def chosen_commit(commit: str, log: Log) -> str:
+    """Hash of the commit that a run uses; the log says what of the checkout is not part of it.
+
+    Args:
+        commit: Commit, branch or tag; `working-tree`: the files of this machine's checkout as they are.
+        log: Receives the edits, before anything else of the run.
+
+    Raises:
+        RuntimeError: There is no such commit; with git's message.
+    """
+    edits = ", ".join(" ".join(line.split()) for line in uncommitted(REPOSITORY))
+    if commit == WORKING_TREE:
+        if edits:
+            log(f"This run is of uncommitted edits, on this machine alone, and is not published: {edits}")
+        return commit_of_working_tree(REPOSITORY)
+    if edits:
+        log(f"Not part of this run: uncommitted edits ({edits}). With `commit: {WORKING_TREE}` they are.")
+    return resolved(REPOSITORY, commit)
 
 
 def publish_root() -> str:

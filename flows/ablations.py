@@ -8,13 +8,12 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import run_stages
-from flows._workspace import REPOSITORY, workspace
+from flows._workspace import chosen_commit, workspace
 
 
 @flow(name="chunk-grpo", persist_result=False)
@@ -23,6 +22,7 @@ def ablations(
     variants: tuple[str, ...] | None = None,
     overrides: tuple[Override, ...] = (),
     force: bool = False,
+    commit: str = "HEAD",
 ) -> State[None]:
     """Run several presets in one flow run. If a stage fails, the stages that do not depend on it still run.
 
@@ -31,13 +31,16 @@ def ablations(
         variants: Variants to run of each preset. Default: all.
         overrides: Changes of parameters of every preset, as after `dvc exp run -S`.
         force: Run every stage, even if its result is cached.
+        commit: Commit, branch or tag of the code. `working-tree`: the files of the checkout as they are, uncommitted
+            edits included; on this machine alone.
     """
-    commands, commit = Commands(), resolved(REPOSITORY, "HEAD")
+    commands, log = Commands(), get_run_logger().info
+    code = chosen_commit(commit, log)
     with ExitStack() as stack:
         specs = [
-            RunSpec(commit=commit, preset=preset, overrides=overrides, variants=variants)
+            RunSpec(commit=code, preset=preset, overrides=overrides, variants=variants)
             for preset in dict.fromkeys(presets)
         ]
-        spaces = [stack.enter_context(workspace(spec, commands, get_run_logger().info)) for spec in specs]
+        spaces = [stack.enter_context(workspace(spec, commands, log)) for spec in specs]
         ended = run_stages(spaces, force=force, keep_going=True)
     return Completed(message=summary(ended))

@@ -9,14 +9,14 @@ from prefect.states import Completed
 
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
-from chunk_grpo.git import resolved
+from chunk_grpo.git import WORKING_TREE
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._stages import run_stages
 from flows._ui import show_report
-from flows._workspace import REPOSITORY, publish_root, workspace
+from flows._workspace import chosen_commit, publish_root, workspace
 
 
 @flow(name="chunk-grpo", persist_result=False)
@@ -25,20 +25,23 @@ def full(
     overrides: tuple[Override, ...] = (),
     until: str | None = None,
     force: bool = False,
+    commit: str = "HEAD",
 ) -> State[None]:
     """Run the whole pipeline: L1 profile, chunks, training, images, scores, report.
 
     Args:
-        preset: Name of a preset in conf/preset/. Default: params.yaml of the current commit.
+        preset: Name of a preset in conf/preset/. Default: params.yaml of the commit.
         overrides: Changes of parameters, as after `dvc exp run -S`: `train.iterations=20`, `~variants.dance`.
         until: Last stage, or group of stages, to run: for example `profile_l1`, `train` or `train@chunk`.
         force: Run every stage, even if its result is cached.
+        commit: Commit, branch or tag of the code. `working-tree`: the files of the checkout as they are, uncommitted
+            edits included; on this machine alone, and not published.
     """
-    commands = Commands()
-    spec = RunSpec(commit=resolved(REPOSITORY, "HEAD"), preset=preset, overrides=overrides)
-    with workspace(spec, commands, get_run_logger().info) as here:
+    commands, log = Commands(), get_run_logger().info
+    spec = RunSpec(commit=chosen_commit(commit, log), preset=preset, overrides=overrides)
+    with workspace(spec, commands, log) as here:
         (progress,) = run_stages([here], until, force=force)
-        if is_published := until is None and here.is_preset:
+        if is_published := until is None and here.is_preset and commit != WORKING_TREE:
             here.pipeline.sort_lock()  # so that equal results have identical lock files
             publish(here.root, publish_root(), RunFacts(here.preset, spec.commit, flow_run.name))
         show_report(here, is_published)

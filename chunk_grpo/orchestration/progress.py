@@ -40,17 +40,19 @@ class Progress:
         """
         return self._highlights.new()
 
-    def markdown(self, missed: Sequence[str]) -> str:
+    def markdown(self, missed: Sequence[str], *, is_of_edits: bool = False) -> str:
         """Status page of all stages.
 
         Args:
             missed: Uncommitted changes of the checkout, which the run does not include.
+            is_of_edits: Whether the run's commit holds such changes.
         """
         spec = self.workspace.spec
         lines = [
             f"## {self._parameters()}",
             f"{summary([self])}, {sum(each.seconds for each in self.done.values()):.0f} s in all.",
-            f"Commit `{spec.commit[:12]}` in `{self.workspace.root}`.",
+            f"Commit `{spec.commit[:12]}`{', uncommitted edits,' if is_of_edits else ''} in "
+            f"`{self.workspace.root}`.",
             "",
             "| stage | work pool | outcome | seconds | bytes |",
             "|---|---|---|---:|---:|",

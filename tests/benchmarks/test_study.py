@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from dvc.utils.serialize import dump_yaml
 
@@ -78,6 +79,16 @@ def checkout(tmp_path: Path) -> Callable[..., Path]:
             path = folder / f"artifacts/runs/train@{variant}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(manifest), encoding="utf-8")
+            metrics = ("reward_mean", "heldout_reward", "heldout/shapes-exact", "grad_norm")
+            save(
+                curve(variant, seeds, metrics),
+                folder / f"artifacts/train/{variant}/metrics.parquet",
+                "train_metrics",
+            )
+            parts = ("seconds_rollout", "seconds_update", "seconds_waiting_for_reward", "seconds_checkpoint")
+            save(
+                curve(variant, seeds, parts), folder / f"artifacts/timings/{variant}.parquet", "train_metrics"
+            )
         return folder
 
     return make
@@ -86,6 +97,42 @@ def checkout(tmp_path: Path) -> Callable[..., Path]:
 def save(rows: Sequence[Mapping[str, object]], path: Path, schema: SchemaName) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_table(table_from_rows(rows, schema), str(path), schema)
+
+
+def curve(variant: str, seeds: Sequence[int], metrics: Sequence[str]) -> list[dict[str, object]]:
+    """Two iterations; a value is the seed, the iteration and the number of the metric as digits."""
+    return [
+        {
+            "variant": variant,
+            "train_seed": seed,
+            "iteration": i,
+            "metric": metric,
+            "value": 100.0 * seed + 10 * i + n,
+        }
+        for seed in seeds
+        for i in (1, 2)
+        for n, metric in enumerate(metrics)
+    ]
+
+
+def test_curves_are_kept_with_the_seconds_of_an_iteration(
+    checkout: Callable[..., Path], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    main(["--results", str(results), "add", str(checkout(4)), str(checkout(1))])
+    rows = pq.read_table(results / "vivid-curves.parquet").to_pylist()
+    found = {
+        (row["train_seed"], row["metric"], row["iteration"]): row["value"]
+        for row in rows
+        if row["variant"] == "mirror"
+    }
+    assert len(rows) == 7 * 2 * 4 * 2
+    for seed in (1, 4):
+        for i in (1, 2):
+            digits = 100.0 * seed + 10 * i
+            expected = {"reward_mean": 0, "heldout_reward": 1, "heldout/shapes-exact": 2}
+            assert {name: found[seed, name, i] - digits for name in expected} == expected
+            assert found[seed, "seconds", i] == 3 * digits + 0 + 1 + 2  # without the checkpoint
 
 
 def test_seeds_of_several_runs_are_one_block(checkout: Callable[..., Path], tmp_path: Path) -> None:

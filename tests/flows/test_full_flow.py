@@ -86,6 +86,23 @@ def test_a_run_executes_every_stage_and_the_next_one_takes_all_from_the_cache(wa
 
 
 @pytest.mark.slow
+def test_uncommitted_edits_run_where_they_are_asked_for(watch: Watch) -> None:
+    (watch.prefect.root / "new.txt").write_text("not committed")
+    run = watch.start(preset="smoke", until="prepare", commit="working-tree")
+    assert watch.ended(run, 120)["state_type"] == "COMPLETED"
+    page = watch.latest_artifact("outcomes-smoke")
+    assert ", uncommitted edits, in `" in page
+    assert "Not part of this run" not in page
+    of_run = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
+    found = watch.ask("POST", "logs/filter", of_run)
+    ours = [line["message"] for line in found if line["message"].startswith(("This run is of", "Commit "))]
+    assert ours[0].startswith(
+        "This run is of uncommitted edits, on this machine alone, and is not published: "
+    )
+    assert "?? new.txt" in ours[0]
+
+
+@pytest.mark.slow
 def test_until_stops_after_a_stage_and_force_runs_it_again(watch: Watch) -> None:
     title = {"report": {"title": "until prepare"}}
     for force, outcome in ((False, "ran"), (False, "restored"), (True, "ran")):

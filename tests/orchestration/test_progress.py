@@ -41,6 +41,12 @@ def test_the_page_has_a_row_for_each_stage(progress: Progress, tmp_path: Path) -
     ]
 
 
+def test_the_page_of_uncommitted_edits_says_so(progress: Progress, tmp_path: Path) -> None:
+    lines = progress.markdown([], is_of_edits=True).splitlines()
+    assert lines[2] == f"Commit `cccccccccccc`, uncommitted edits, in `{tmp_path}`."
+    assert "Not part of this run" not in "".join(lines)
+
+
 def test_several_workspaces_are_summed_up(progress: Progress) -> None:
     nothing = Progress(progress.workspace, progress.stages[:1])
     assert summary([progress, nothing]) == "5 stages: 1 ran, 1 restored"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.git import resolved, uncommitted
+from chunk_grpo.git import commit_of_working_tree, is_of_working_tree, resolved, uncommitted
 from chunk_grpo.orchestration import clones
 from chunk_grpo.orchestration.clones import IN_USE, clone_in_use, locked, make_clone
 from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
@@ -56,6 +56,37 @@ def test_a_clone_is_a_commit_and_what_is_missing_is_told(
     assert (clone / "params.yaml").read_text() == before
     assert not (clone / "new.txt").exists()
     assert sorted(line[3:] for line in uncommitted(pipeline)) == ["new.txt", "params.yaml"]
+
+
+def test_a_working_tree_is_a_commit_too_and_stays_as_it_is(
+    pipeline: Path, tmp_path: Path, shell: Shell
+) -> None:
+    assert commit_of_working_tree(pipeline) == resolved(pipeline, "HEAD")  # no edits
+    (pipeline / ".gitignore").write_text((pipeline / ".gitignore").read_text() + "/secret.txt\n")
+    (pipeline / "params.yaml").write_text("text: edited\n")
+    (pipeline / "new.txt").write_text("new")
+    (pipeline / "secret.txt").write_text("ignored")
+    shell(pipeline, "git", "add", "params.yaml")
+    (removed,) = [name for name in shell(pipeline, "git", "ls-files").split() if name == "dvc.yaml"]
+    (pipeline / removed).unlink()
+    before = [
+        shell(pipeline, "git", *words)
+        for words in (("status", "--short"), ("branch", "-av"), ("stash", "list"))
+    ]
+    commit = commit_of_working_tree(pipeline)
+    assert [
+        shell(pipeline, "git", *words)
+        for words in (("status", "--short"), ("branch", "-av"), ("stash", "list"))
+    ] == before
+    clone = tmp_path / "runs/one"
+    make_clone(pipeline, commit, clone)
+    assert (clone / "params.yaml").read_text() == "text: edited\n"
+    assert (clone / "new.txt").read_text() == "new"
+    assert not (clone / "secret.txt").exists()
+    assert not (clone / removed).exists()
+    assert resolved(clone, "HEAD~1") == resolved(pipeline, "HEAD")
+    assert is_of_working_tree(clone, commit)
+    assert not is_of_working_tree(clone, "HEAD~1")
 
 
 def test_a_commit_that_a_checkout_lacks_comes_from_its_origin(
