@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS := pipeline,training,scoring,serving
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
+DOCUMENTED := $(addprefix chunk_grpo.,library core families training generation scorers config reporting.statistics)
 PRESET ?= tiny
 POOL ?= gpu
 # The first of these that works is used; 3.11 first, because constraints.txt was made and tested with it.
@@ -19,7 +20,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan serve worker smoke tools lint types test test-slow docs bench bench-train gpu gpu-report clean
+.PHONY: help run params plan serve worker smoke tools lint types reference test test-slow docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -53,6 +54,9 @@ lint: $(TOOLS) ## check format, lint and import directions
 
 types: $(TOOLS) ## run mypy --strict
 	$(BIN)/mypy
+
+reference: $(TOOLS) ## write the reference of the Python modules to build/reference/
+	$(BIN)/pdoc --docformat google -o build/reference $(DOCUMENTED)
 
 test: $(TOOLS) ## run the tests, except slow ones and those that need a GPU or the internet
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
