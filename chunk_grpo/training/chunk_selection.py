@@ -185,7 +185,7 @@ class ChunkSelector:
             return candidates
         weights = self._weights.to(torch.float64)  # [K]
         if rule.of_trajectory:
-            curves = self._curves(trajectories).to(torch.float64)
+            curves = self._curves(trajectories).to("cpu", torch.float64)
             weights = chunks.means(curves) / curves.mean(dim=1, keepdim=True)  # [B, K]
         exponent = self._method.selection_exponent * rule.exponent(context.iteration, context.iterations)
         return candidates * (weights if exponent == 1 else tempered_weights(weights, exponent))

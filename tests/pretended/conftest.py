@@ -28,7 +28,7 @@ def waits() -> Iterator[dict[str, Counter[str]]]:
 
 def use_the_device(patch: pytest.MonkeyPatch) -> None:
     """Make it the device that stages take, and save its tensors."""
-    for module in ("chunk_grpo.families.base", "stages._inputs"):
+    for module in ("chunk_grpo.families.base", "chunk_grpo.families.options"):
         patch.setattr(f"{module}.default_device", lambda: DEVICE)
     # torch.save writes them as tensors of the CPU; the check of a checkpoint's types does not know that.
     patch.setattr("chunk_grpo.training.sealing._PLAIN", (*_PLAIN, PretendedTensor))
