@@ -171,7 +171,8 @@ def objects_of(settings: Settings) -> int:
     fixed = 4 + 2 + prompt_objects(settings)  # inputs, profile
     specs = len(params.scorers) + 2
     plans = len(params.chunks.plans) + 2
-    trained = variants * (seeds * best * files + 2 + 1 + 1)  # tables, folder, timings
+    curves = 2  # of rollouts and held-out images
+    trained = variants * (seeds * (best * files + curves) + 1 + 1 + 2)  # metrics, timings, folders
     images = (1 + variants) * 3
     scores = (1 + variants) * len(params.scorers)
     stages = 6 + 2 * variants + 1 + scores  # a manifest each

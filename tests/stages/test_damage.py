@@ -41,7 +41,7 @@ def test_a_model_that_gives_nan_at_the_profile(
     tensors["prompt_embeds"][record["row"]] = torch.nan
     save_file(tensors, path)
     assert refused(workspace, "profile_l1", capsys) == (
-        f"profile_l1: under the SDE the latents of prompt {record['prompt']!r} are not finite after step 0 (from 0). "
+        f"profile: under the SDE the latents of prompt {record['prompt']!r} are not finite after step 0 (from 0). "
         "Check model.checkpoint, or set another model.dtype, a smaller sampling.eta or another sampling.shift."
     )
 
