@@ -92,7 +92,9 @@ def test_objects(finished: Workspace, smoke: Settings) -> None:
     variants, scorers = len(smoke.params.variants), len(smoke.params.scorers)
     assert (variants, scorers) == (2, 3)
     folders = 1 + 1 + 2 * variants + (1 + variants)  # specs, chunks, policies, curves, images: an object each
-    of_variant = 3 + 2 + 1 + 2 + 2  # policy and metrics, curves, timings, images, manifests of train and generate
+    of_variant = (
+        3 + 2 + 1 + 2 + 2
+    )  # policy and metrics, curves, timings, images, manifests of train and generate
     of_scores = 2 * ((1 + variants) * scorers - 2)  # scores and manifests of those not run
     planned = objects_of(smoke) - prompt_objects(smoke)
     assert planned == written + folders + of_variant + of_scores
