@@ -225,7 +225,7 @@ def test_a_run_of_another_preset_is_refused(
 
 
 def test_results_of_the_repository_are_whole() -> None:
-    for path in study.RESULTS.glob("*.parquet"):
+    for path in study.RESULTS.glob("*.json"):
         for row in hypothesis_rows(read_block(path.stem, study.RESULTS)):
             assert math.isfinite(float(row[3]))
 
