@@ -121,7 +121,7 @@ def agreement(
 ) -> float:
     """Number of detections that two images share, divided by the number of those that one or both have.
 
-    1 for two images without detections. `part` selects what of a detection must be equal.
+    Two images without detections have 1. `part` is the part of a detection that must be equal.
     """
     a, b = Counter(map(part, first)), Counter(map(part, second))
     together = (a | b).total()

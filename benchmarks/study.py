@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import stats
 
+from benchmarks.method_times import PARTS
 from benchmarks.tables import print_table
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import Params, load_params
@@ -44,7 +45,7 @@ POWER = 0.8
 CURVES = "-curves"
 DRAWN = ("reward_mean", "heldout")
 """Starts of the names of the metrics that are kept."""
-SECONDS = ("seconds_rollout", "seconds_waiting_for_reward", "seconds_update")
+SECONDS = tuple(f"seconds_{part}" for part in PARTS)
 
 Policy = tuple[str, str]
 """(variant, mode)."""
@@ -98,7 +99,7 @@ def add(checkout: Path, results: Path) -> None:
 
     Raises:
         ConfigError: The run is not of a preset of the study.
-        DataError: Its settings differ from those of the results, or the results have one of its seeds.
+        DataError: The results have other settings, or one of its seeds already.
     """
     params = load_params(checkout / "params.yaml")
     if not params.composed_from.startswith(PREFIX):
@@ -159,8 +160,8 @@ def scores_of(checkout: Path, params: Params) -> pa.Table:
 def curves_of(checkout: Path, params: Params) -> pa.Table:
     """Curves of a run: variant, train_seed, iteration, metric and value.
 
-    Metrics: `reward_mean` of the rollouts, those of the held-out images, and `seconds` of an iteration without its
-    held-out evaluation.
+    Metrics: `reward_mean` of the rollouts, all of the held-out images, and `seconds`, the time of rollouts, reward and
+    updates.
     """
     rows: list[dict[str, Any]] = []
     for variant in params.variants:

@@ -38,7 +38,8 @@ def uncommitted(repository: Path) -> list[str]:
 def commit_of_working_tree(repository: Path) -> str:
     """Commit of the files as they are: HEAD with all edits, and the new files that git does not ignore.
 
-    No branch has the commit; files, index and branches of the repository stay as they are. Without edits it is HEAD.
+    No branch has the commit; files, index and branches of the repository stay as they are. Without edits it is HEAD. An
+    uncommitted dvc.lock is no edit, as in `uncommitted`.
 
     Args:
         repository: Root of the repository.
@@ -53,7 +54,7 @@ def commit_of_working_tree(repository: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="index-") as folder:
         index = Path(folder, "index")
         git(repository, "read-tree", head, index=index)
-        git(repository, "add", "--all", ".", index=index)
+        git(repository, "add", "--all", ".", ":(exclude)dvc.lock", index=index)
         tree = git(repository, "write-tree", index=index).strip()
     if tree == git(repository, "rev-parse", f"{head}^{{tree}}").strip():
         return head

@@ -55,7 +55,7 @@ def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Wo
     def measure(batch: Sequence[tuple[int, int]]) -> list[Row]:
         rows = prompts.rows([row for row, _ in batch])
         names = [(name, seed) for name, (_, seed) in zip(rows.ids, batch, strict=True)]
-        found = curves(family, rows, [seed for _, seed in batch], times, noise)
+        found = curves(family, rows, [seed for _, seed in batch], times, noise, with_ode=True)
         return [row for kind, values in found.items() for row in _rows(kind, names, values, times.tolist())]
 
     with Meter("profiling", len(jobs)) as meter:

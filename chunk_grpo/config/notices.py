@@ -26,7 +26,7 @@ def notices(params: Params) -> Iterator[str]:
 
 
 def filled_in(section: Section, name: str = "") -> Iterator[str]:
-    """Yield the keys that params.yaml leaves out, as `key = value`, but not those of variants and scorers."""
+    """Yield each key that params.yaml leaves out, as `key = value`. Variants and scorers are not looked at."""
     for key in type(section).model_fields:
         value = getattr(section, key)
         if key not in section.model_fields_set:

@@ -59,7 +59,7 @@ class VariantParams(Section):
         selection: distribution of the selected chunks: `uniform`; `weighted` by Eq. (16), as released; `unbiased`:
             weighted, with importance weights as correction; `annealed`: from weighted to uniform over the run;
             `trajectory`: weighted by each trajectory's own L1 distances.
-        selection_exponent: exponent of the selection's weights, between 0 (uniform) and 1 (those of Eq. (16)).
+        selection_exponent: exponent of the selection's weights; 1: Eq. (16), near 0: an almost uniform draw.
         fraction: share of the chunks selected per sample and update; null: train.fraction.
         train_chunks: chunks that may be selected, 0 nearest to noise; null: all.
         replan_every: iterations after which a guided plan is recomputed from the current policy; null: never.

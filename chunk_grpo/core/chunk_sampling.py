@@ -198,7 +198,7 @@ class SelectionRule:
     Attributes:
         exponent: (iteration from 1, iterations) -> exponent of the Eq. (16) weights; None draws uniformly.
         is_corrected: Whether `importance_weights` undo the bias of the draw.
-        of_trajectory: Whether the weights are those of each trajectory's own L1 distances, not of the mean profile.
+        of_trajectory: Whether each trajectory has weights of its own L1 distances. Else all have those of the profile.
     """
 
     exponent: Callable[[int, int], float] | None = None

@@ -14,8 +14,7 @@ from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.export import comfyui_lora, merged
-from chunk_grpo.families.options import options_of
-from chunk_grpo.families.registry import load_family
+from chunk_grpo.library.model import Model
 from chunk_grpo.reporting.variant_summary import mix_text, recipe
 
 Kind = Literal["diffusers", "comfyui", "merged"]
@@ -95,4 +94,4 @@ def _commit(checkout: Path, variant: str) -> str:
 def _base(params: Params, checkout: Path) -> Family:
     local = checkout / params.model.checkpoint
     chosen = params.model.model_copy(update={"checkpoint": str(local)}) if local.exists() else params.model
-    return load_family(chosen.family, options_of(chosen, 1.0, chosen), ("transformer",))
+    return Model(chosen, cfg_scale=1.0).loaded("transformer")

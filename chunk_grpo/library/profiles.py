@@ -21,8 +21,10 @@ def curves(
     seeds: Sequence[int],
     times: Tensor,
     noise: tuple[Tensor, Sampler],
+    *,
+    with_ode: bool,
 ) -> dict[str, Tensor]:
-    """Relative L1 distances of B trajectories, [B, S], under the SDE ("sde") and the ODE ("ode").
+    """Relative L1 distances of B trajectories, [B, S], under the SDE ("sde") and, if wanted, the ODE ("ode").
 
     Args:
         family: Base model with the part "transformer".
@@ -30,6 +32,7 @@ def curves(
         seeds: Noise seed of each trajectory. With the prompt's id it determines the noise.
         times: Noise levels [S + 1].
         noise: Noise strength of each noisy step [S - 1], and the sampler of these steps.
+        with_ode: Whether the ODE is run too.
 
     Raises:
         DataError: A latent is not finite; the message names the prompt and the step.
@@ -40,10 +43,9 @@ def curves(
     velocity = velocity_function(family, prompts.conditioning.to(family.device))
     noises = [generator("profile-steps", *name) for name in names]
     strengths, sampler = noise
-    runs = {
-        "sde": rollout_sde(velocity, start, times, strengths, noises, sampler=sampler).states,
-        "ode": rollout_ode(lambda step: velocity, start, times),
-    }
+    runs = {"sde": rollout_sde(velocity, start, times, strengths, noises, sampler=sampler).states}
+    if with_ode:
+        runs["ode"] = rollout_ode(lambda step: velocity, start, times)
     for kind, states in runs.items():
         _require_finite(kind, states, prompts)
     return {kind: relative_l1(states) for kind, states in runs.items()}

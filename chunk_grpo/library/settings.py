@@ -15,8 +15,8 @@ from chunk_grpo.config.rules import broken_rules
 from chunk_grpo.config.variants import VariantParams
 from chunk_grpo.errors import ConfigError
 
-PLAN = METHOD = "method"
-"""Name of the only plan and of the only variant."""
+METHOD = "method"
+"""Name of the only variant, and of its plan."""
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
@@ -27,7 +27,7 @@ class MethodSettings:
 
     Attributes:
         variant: The variant.
-        chunks: Its plan, named `PLAN`.
+        chunks: Its plan, named `METHOD`.
     """
 
     variant: VariantParams
@@ -36,7 +36,7 @@ class MethodSettings:
     @property
     def plan(self) -> PlanParams:
         """Settings of the plan."""
-        return self.chunks.plans[PLAN]
+        return self.chunks.plans[METHOD]
 
 
 def method(plan: str | Mapping[str, Any], objective: str = "chunk", **settings: Any) -> MethodSettings:
@@ -52,10 +52,10 @@ def method(plan: str | Mapping[str, Any], objective: str = "chunk", **settings: 
         ConfigError: A setting is unknown or wrong; the message lists all of them.
     """
     chosen = {"kind": plan} if isinstance(plan, str) else dict(plan)
-    values = {"objective": objective, "plan": PLAN, **settings}
+    values = {"objective": objective, "plan": METHOD, **settings}
     return MethodSettings(
         checked(VariantParams, values, "method"),
-        checked(ChunksParams, {"plans": {PLAN: chosen}}, "chunks"),
+        checked(ChunksParams, {"plans": {METHOD: chosen}}, "chunks"),
     )
 
 

@@ -98,6 +98,11 @@ def train(
     require_rules(
         variants=variants, chunks=method.chunks, sampling=sampling, train=train, rewards={REWARD: 1.0}
     )
+    if sampling.cfg_scale != model.cfg_scale:
+        raise ConfigError(
+            f"sampling.cfg_scale: must be that of the model, {model.cfg_scale:g}, got {sampling.cfg_scale:g}; "
+            "use `Model.sampling`"
+        )
     if len(profile) != sampling.num_sde_steps:
         raise ConfigError(
             f"profile: must have num_steps - 1 = {sampling.num_sde_steps} values, one for each noisy step, "
@@ -123,7 +128,7 @@ def train(
     chosen = resolved(method.variant, method.plan, sampling, train, plan, chunk_weights(profile, plan), times)
     identity = _identity(
         [model.settings, sampling, method.variant, method.chunks, train],
-        [list(profile), list(prompts.texts), list(held_out.texts), [dict(each) for each in prompts.metadata]],
+        [list(profile), *([each.ids, each.texts, each.metadata] for each in (prompts, held_out))],
         [reward, *watched.values()],
     )
     paths = RunPaths(place / "checkpoints", identity, place / "logs", "policy")

@@ -1,5 +1,6 @@
 """chunk_grpo as a library: a training from Python, and what it refuses."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,8 +61,9 @@ def train(model: cg.Model, prompts: PromptSet, method: MethodSettings) -> Callab
     profile = model.profile(prompts, sampling, seeds=1)
 
     def run(folder: Path, reward: Any = brightness, **changes: Any) -> cg.Policy:
+        chosen = sampling.model_copy(update=changes.pop("sampling", {}))
         return cg.train(
-            model, prompts, prompts.rows([1]), reward, changes.pop("method", method), sampling,
+            model, prompts, prompts.rows([1]), reward, changes.pop("method", method), chosen,
             changes.pop("profile", profile), folder, **{**SETTINGS, **changes},
         )  # fmt: skip
 
@@ -77,6 +79,15 @@ def test_importing_the_package_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == f"False False {cg.__all__}\n"
     assert all(getattr(cg, name).__name__ == name for name in cg.__all__)
+
+
+def test_the_documented_example_is_short() -> None:
+    """tests/docs runs it."""
+    example = (ROOT / "docs" / "library.md").read_text("utf-8").split("```python\n")[1].split("```")[0]
+    assert len(example.splitlines()) <= 30
+    lines = re.search(r"from Python, in (\d+) lines", (ROOT / "README.md").read_text("utf-8"))
+    assert lines
+    assert int(lines[1]) == len(example.splitlines())
 
 
 def test_prompts_keep_their_order_their_records_and_their_embeddings(
@@ -185,6 +196,7 @@ def test_scores_and_their_comparison_by_hand(model: cg.Model, prompts: PromptSet
         ({"iteration": 3}, "train.iteration: unknown key; did you mean 'iterations'?"),
         ({"learning_rate": None}, "train.learning_rate: must be a number, got null"),
         ({"heldout": {"every": 0}}, "train.heldout.every: must be > 0, got 0"),
+        ({"sampling": {"cfg_scale": 2.0}}, "sampling.cfg_scale: must be that of the model, 1, got 2"),
         ({"profile": [0.5, 0.5]}, "profile: must have num_steps - 1 = 3 values"),
         ({"prompts_per_iteration": 5}, "prompts_per_iteration: must be <= the number of prompts, 4, got 5"),
         ({"unseen": {"reward": brightness}}, "unseen: 'reward' is the name of the training reward"),

@@ -61,6 +61,7 @@ def test_a_clone_is_a_commit_and_what_is_missing_is_told(
 def test_a_working_tree_is_a_commit_too_and_stays_as_it_is(
     pipeline: Path, tmp_path: Path, shell: Shell
 ) -> None:
+    run(pipeline, "prepare")  # writes dvc.lock
     assert commit_of_working_tree(pipeline) == resolved(pipeline, "HEAD")  # no edits
     (pipeline / ".gitignore").write_text((pipeline / ".gitignore").read_text() + "/secret.txt\n")
     (pipeline / "params.yaml").write_text("text: edited\n")
@@ -83,6 +84,7 @@ def test_a_working_tree_is_a_commit_too_and_stays_as_it_is(
     assert (clone / "params.yaml").read_text() == "text: edited\n"
     assert (clone / "new.txt").read_text() == "new"
     assert not (clone / "secret.txt").exists()
+    assert not (clone / "dvc.lock").exists()
     assert not (clone / removed).exists()
     assert resolved(clone, "HEAD~1") == resolved(pipeline, "HEAD")
     assert is_of_working_tree(clone, commit)
