@@ -48,7 +48,7 @@ class FinishedRun:
     @contextmanager
     def policy(self, variant: str, seed: int) -> Iterator[Family]:
         """A trained policy; inside the block it takes the place of the base model's network."""
-        with policy(self.base, f"artifacts/train/{variant}", seed) as tuned:
+        with policy(self.base, f"artifacts/train/{variant}/seed-{seed}") as tuned:
             yield tuned
 
     def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:

@@ -273,7 +273,7 @@ class Bench:
     @staticmethod
     def _phases(workspace: Workspace) -> dict[str, Any]:
         """Seconds of the last iteration by phase, of a checkpoint, and of an image of the rollout with its update."""
-        path = next((workspace.artifacts / "timings").rglob("*chunk-ws*.parquet"))
+        path = workspace.artifacts / "timings/chunk-ws/seed-0.parquet"
         rows = read_table(str(path), "train_metrics").to_pylist()
         last = {row["metric"]: row["value"] for row in rows}  # in order of iterations
         return {"metrics": last, "seconds_per_image": 1 / last["rate_images_per_second"]}

@@ -40,18 +40,18 @@ SIDE, PICTURES = 720, 8
 """Pixels of a side, and number of different pictures."""
 
 VARIANT, SCORER = "chunk", "shapes-vivid"
-POLICIES = ("base", VARIANT)
 STAGES = (
     "inputs",
     "prepare_prompts",
     "check_scorers",
-    "encode_prompts@training",
+    "encode_prompts@profile",
     "encode_prompts@evaluation",
+    "encode_training@0",
     "profile_l1",
     "chunk_boundaries",
-    f"train@{VARIANT}",
+    f"train@{VARIANT}-0",
     "generate_base",
-    f"generate@{VARIANT}",
+    f"generate@{VARIANT}-0",
     f"score_base@{SCORER}",
     f"score@{VARIANT}-{SCORER}",
     "report",
@@ -104,8 +104,8 @@ def stage_peaks(count: int, listed: int) -> dict[str, float]:
         commands = prepare(folder, count, listed)
         for stage in STAGES:
             if stage.startswith("score_base"):
-                for policy in POLICIES:
-                    enlarge(folder / "artifacts" / "images" / policy / "images.parquet")
+                for table in (folder / "artifacts" / "images").rglob("images.parquet"):
+                    enlarge(table)
             say(f"{count:,} prompts: {stage} ...")
             peaks[stage] = peak_of(folder, commands[stage])
     return peaks

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.tables import print_table, spread
-from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.reporting.inputs import read_metrics
 from chunk_grpo.reporting.variant_summary import images_of
 
 PARTS = ("rollout", "waiting_for_reward", "update")
@@ -60,13 +60,14 @@ def milliseconds(checkout: Path, params: Params, variant: str) -> list[list[floa
     Raises:
         DataError: The run is not finished, or has a single iteration.
     """
-    path = str(checkout / "artifacts" / "timings" / f"{variant}.parquet")
-    rows = read_table(path, "train_metrics").to_pylist()
+    folder = checkout / "artifacts" / "timings" / variant
+    found = read_metrics([str(folder / f"seed-{seed}.parquet") for seed in params.train.seeds])
+    rows = found.table.to_pylist()
     values = {(row["train_seed"], row["iteration"], row["metric"]): row["value"] for row in rows}
     places = sorted({(seed, iteration) for seed, iteration, _ in values if iteration > 1})
     if not places:
         raise DataError(
-            f"{path}: has one iteration, which includes the start; set train.iterations to 2 or more"
+            f"{folder}: has one iteration, which includes the start; set train.iterations to 2 or more"
         )
     scale = 1000 / images_of(params, variant)
     return [

@@ -156,12 +156,12 @@ def _images(
     checkout: Path, variant: str, prompts: Mapping[str, str]
 ) -> dict[tuple[str, int], dict[str, list[NDArray[np.uint8]]]]:
     """(mode, training seed) to the images of each prompt, in the order of their samples."""
-    path = str(checkout / "artifacts/images" / variant / "images.parquet")
-    rows = read_table(path, "images").to_pylist()
+    paths = sorted((checkout / "artifacts/images" / variant).rglob("images.parquet"))
+    rows = [row for path in paths for row in read_table(str(path), "images").to_pylist()]
     found: dict[tuple[str, int], dict[str, list[NDArray[np.uint8]]]] = {}
     for row in sorted(rows, key=lambda row: row["sample"]):
         if row["prompt_id"] in prompts:
-            image = decode_image(row["image"]["bytes"], f"{path}: {row['prompt_id']}")
+            image = decode_image(row["image"]["bytes"], row["image"]["path"])
             of_policy = found.setdefault((row["mode"], row["train_seed"]), {})
             of_policy.setdefault(row["prompt_id"], []).append(image)
     return found

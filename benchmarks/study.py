@@ -33,6 +33,7 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.reporting.comparisons import interval_text, signed
+from chunk_grpo.reporting.inputs import read_metrics
 from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
 
 PREFIX = "study-"
@@ -165,20 +166,18 @@ def curves_of(checkout: Path, params: Params) -> pa.Table:
     """
     rows: list[dict[str, Any]] = []
     for variant in params.variants:
-        path = str(checkout / "artifacts/train" / variant / "metrics.parquet")
-        rows += [
-            row for row in read_table(path, "train_metrics").to_pylist() if row["metric"].startswith(DRAWN)
-        ]
+        folder, timings = checkout / "artifacts/train" / variant, checkout / "artifacts/timings" / variant
+        names = [f"seed-{seed}" for seed in params.train.seeds]
+        metrics = read_metrics([str(folder / name / "metrics.parquet") for name in names])
+        rows += [row for row in metrics.table.to_pylist() if row["metric"].startswith(DRAWN)]
         seconds: dict[tuple[str, int, int], float] = {}
-        for row in read_table(
-            str(checkout / f"artifacts/timings/{variant}.parquet"), "train_metrics"
-        ).to_pylist():
+        for row in read_metrics([str(timings / f"{name}.parquet") for name in names]).table.to_pylist():
             if row["metric"] in SECONDS:
                 place = (variant, row["train_seed"], row["iteration"])
                 seconds[place] = seconds.get(place, 0.0) + row["value"]
-        names = ("variant", "train_seed", "iteration")
+        columns = ("variant", "train_seed", "iteration")
         rows += [
-            {**dict(zip(names, place, strict=True)), "metric": "seconds", "value": value}
+            {**dict(zip(columns, place, strict=True)), "metric": "seconds", "value": value}
             for place, value in seconds.items()
         ]
     return pa.Table.from_pylist(rows)

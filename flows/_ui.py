@@ -76,8 +76,9 @@ def show_report(workspace: Workspace, is_published: bool) -> None:
 
 
 def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
-    """Show the reward curves of a running training stage as one artifact, updated in place."""
-    kind, _, variant = stage.partition("@")
+    """Show the reward curve of a running training stage as one artifact, updated in place."""
+    kind, _, item = stage.partition("@")
+    variant, _, seed = item.rpartition("-")
     artifact: UUID | None = None
     shown = ""
 
@@ -86,7 +87,7 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
         from chunk_grpo.reporting.live import live_curves  # here: importing matplotlib takes seconds
 
         nonlocal artifact, shown
-        curves = live_curves(workspace.root / "logs", variant)
+        curves = live_curves(workspace.root / "logs", variant, int(seed))
         if curves is None or curves.markdown == shown:
             return
         if artifact is None:

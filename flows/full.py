@@ -32,7 +32,7 @@ def full(
     Args:
         preset: Name of a preset in conf/preset/. Default: params.yaml of the commit.
         overrides: Changes of parameters, as after `dvc exp run -S`: `train.iterations=20`, `~variants.dance`.
-        until: Last stage, or group of stages, to run: for example `profile_l1`, `train` or `train@chunk`.
+        until: Last stage, or group of stages, to run: for example `profile_l1`, `train` or `train@chunk-0`.
         force: Run every stage, even if its result is cached.
         commit: Commit, branch or tag of the code. `working-tree`: the files of the checkout as they are, uncommitted
             edits included; on this machine alone, and not published.

@@ -1,6 +1,7 @@
 r"""Write images of the pipeline for GenEval's original evaluator, and compare its results with ours.
 
-    python -m infra.geneval_folders write artifacts/images/chunk/images.parquet FOLDER --mode tuned --train-seed 0
+    python -m infra.geneval_folders write artifacts/images/chunk/seed-0/images.parquet FOLDER \
+        --mode tuned --train-seed 0
     # then, where mmdet is installed: python evaluation/evaluate_images.py FOLDER --outfile results.jsonl
     python -m infra.geneval_folders read results.jsonl --scores artifacts/scores/chunk/geneval.parquet \
         --mode tuned --train-seed 0

@@ -1,4 +1,7 @@
-"""Build every chunk plan of params.yaml from the measured profile, with the Eq. (16) weights of its chunks."""
+"""Build every chunk plan of params.yaml from the measured profile, with the Eq. (16) weights of its chunks.
+
+Each variant gets a copy of its plan: its training depends on that file alone.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -19,6 +22,9 @@ from stages._stage import argument, run_stage
 class Arguments:
     profile: str = field(metadata=argument("l1_profile/1, Parquet"))
     out: str = field(metadata=argument("folder for PLAN.parquet (chunk_plan/1) and chunks.json", writes=True))
+    variants: str = field(
+        metadata=argument("folder for VARIANT.parquet: chunk_plan/1 of each variant", writes=True)
+    )
 
 
 def mean_profile(location: str, num_sde_steps: int) -> list[float]:
@@ -59,9 +65,13 @@ def main(params: Params, arguments: Arguments) -> None:
     """Write every plan, and the sizes of all plans to one JSON file."""
     profile = mean_profile(arguments.profile, params.sampling.num_sde_steps)
     plans = {name: build_plan(settings, profile) for name, settings in params.chunks.plans.items()}
-    for name, plan in plans.items():
-        table = table_from_rows(plan_rows(name, plan, profile), "chunk_plan")
+    tables = {
+        name: table_from_rows(plan_rows(name, plan, profile), "chunk_plan") for name, plan in plans.items()
+    }
+    for name, table in tables.items():
         write_table(table, join(arguments.out, f"{name}.parquet"), "chunk_plan")
+    for name, variant in params.variants.items():
+        write_table(tables[variant.plan], join(arguments.variants, f"{name}.parquet"), "chunk_plan")
     write_json(
         {name: list(plan.sizes) for name, plan in sorted(plans.items())}, join(arguments.out, "chunks.json")
     )

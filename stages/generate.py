@@ -1,4 +1,4 @@
-"""Draw the evaluation images of one policy: the base model, or a variant in modes tuned and hybrid for every seed."""
+"""Draw the evaluation images of one policy: the base model, or a trained one in modes tuned and hybrid."""
 
 import sys
 from collections.abc import Iterator
@@ -38,15 +38,16 @@ class Arguments:
     embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards", reads=True))
     out: str = field(metadata=argument("folder for images.parquet and grid.png", writes=True))
     trained: str = field(
-        default="", metadata=argument("folder of the trained policies; omitted for `base`", reads=True)
+        default="", metadata=argument("folder of the trained policy; omitted for `base`", reads=True)
     )
+    seed: int = field(default=BASE_SEED, metadata=argument("training seed of the policy; omitted for `base`"))
 
 
 @contextmanager
-def policy(base: Family, trained: str, seed: int) -> Iterator[Family]:
-    """The trained policy of a seed. Inside the block it takes the place of the base model's network."""
+def policy(base: Family, trained: str) -> Iterator[Family]:
+    """A trained policy. Inside the block it takes the place of the base model's network."""
     with (
-        input_dir(join(trained, f"seed-{seed}", "transformer")) as folder,
+        input_dir(join(trained, "transformer")) as folder,
         base.replaced_by(Path(folder)) as tuned,
     ):
         yield tuned
@@ -74,31 +75,29 @@ Drawn = tuple[dict[str, object], NDArray[np.uint8]]
 def draw(
     base: Family, prompts: PromptSet, params: Params, arguments: Arguments, workers: Workers
 ) -> Iterator[Drawn]:
-    """Draw all images of all training seeds; yield them in the main process."""
+    """Draw all images; yield them in the main process."""
     s = params.generate
     settings = GenerationSettings(
         times_of(s, lambda: base), s.base_steps, s.images_per_prompt, s.batch_size, s.seed
     )
-    seeds = params.train.seeds if arguments.trained else (BASE_SEED,)
     modes = 2 if arguments.trained else 1
     spans = batch_spans(prompts, settings)
     own_images = sum(map(len, spans[workers.share[0] :: workers.share[1]]))
-    with Meter(f"drawing {arguments.policy}", len(seeds) * modes * own_images) as meter:
-        for seed in seeds:
-            tuned = partial(policy, base, arguments.trained, seed) if arguments.trained else None
-            own = generate(base, tuned, prompts, settings, meter.advance, workers.share)
+    with Meter(f"drawing {arguments.policy}", modes * own_images) as meter:
+        tuned = partial(policy, base, arguments.trained) if arguments.trained else None
+        own = generate(base, tuned, prompts, settings, meter.advance, workers.share)
 
-            def rows_of_next(
-                _: range, own: Iterator[list[GeneratedImage]] = own, seed: int = seed
-            ) -> list[Drawn]:
-                return [(image_row(arguments.policy, seed, image), image.picture) for image in next(own)]
+        def rows_of_next(_: range) -> list[Drawn]:
+            return [
+                (image_row(arguments.policy, arguments.seed, image), image.picture) for image in next(own)
+            ]
 
-            for rows in workers.in_order(spans, rows_of_next):
-                yield from rows
+        for rows in workers.in_order(spans, rows_of_next):
+            yield from rows
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Draw and store all images, and a grid of the first images of the first training seed."""
+    """Draw and store all images, and a grid of the first ones."""
     workers = Workers()
     send_files(inputs_of(arguments))
     shown: list[NDArray[np.uint8]] = []

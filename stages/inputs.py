@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chunk_grpo.artifacts import write_json
+from chunk_grpo.artifacts import output_dir, write_json
 from chunk_grpo.artifacts.storage import filesystem, is_remote, storage_errors
 from chunk_grpo.config import Params
 from chunk_grpo.config.families import is_own
@@ -27,6 +27,7 @@ from chunk_grpo.config.scorers import (
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.recorded import checkpoint_record
 from chunk_grpo.scorers.running.source_files import source_digest
+from stages._settings import training_settings
 from stages._stage import argument, run_stage
 
 _VERSION = ("ETag", "etag", "LastModified", "last_modified", "mtime", "size")
@@ -39,6 +40,9 @@ class Arguments:
     prompts: str = field(metadata=argument("JSON: content of the prompt files", writes=True))
     scorers: str = field(
         metadata=argument("JSON: settings of each scorer, and content of its code and files", writes=True)
+    )
+    variants: str = field(
+        metadata=argument("folder for VARIANT.json: settings of each variant's training", writes=True)
     )
     names: str = field(
         metadata=argument("JSON: names in the order of params.yaml; DVC ignores that order", writes=True)
@@ -156,6 +160,9 @@ def main(params: Params, arguments: Arguments) -> None:
     write_json(model_record(params, digests), arguments.model)
     write_json(prompt_records(params, digests), arguments.prompts)
     write_json(scorer_records(params, digests), arguments.scorers)
+    with output_dir(arguments.variants) as folder:
+        for name in params.variants:
+            write_json(training_settings(params, name), str(folder / f"{name}.json"))
     write_json(name_records(params), arguments.names)
     digests.save()
 

@@ -3,10 +3,10 @@
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chunk_grpo.artifacts import table_from_rows, write_json, write_table
+from chunk_grpo.artifacts import output_dir, table_from_rows, write_json, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import token_limits
@@ -26,7 +26,9 @@ class Arguments:
     training: str = field(metadata=argument("prompts/1, Parquet: splits train and eval", writes=True))
     scheduled: str = field(
         metadata=argument(
-            "prompts/1, Parquet: rows of `training` that training or the profile uses", writes=True
+            "folder for prompts/1: rows of `training` that each seed's training uses (seed-N.parquet), and "
+            "those that the profile uses (profile.parquet)",
+            writes=True,
         )
     )
     evaluation: str = field(
@@ -51,15 +53,18 @@ def table_rows(split: Split) -> list[Row]:
     ]
 
 
-def scheduled_rows(train: Sequence[Row], heldout: Sequence[Row], params: Params) -> list[Row]:
-    """Rows of the train and eval prompts that training or the profile uses; the others need no embeddings.
+def scheduled_rows(
+    train: Sequence[Row], heldout: Sequence[Row], params: Params
+) -> Mapping[str, Sequence[Row]]:
+    """Rows of the train and eval prompts that the profile and each seed's training use; the others need no embeddings.
 
-    Training uses the prompts of the iterations of each seed, the profile the first ones, the held-out reward the first
-    eval prompts.
+    The profile uses the first prompts, a training those of its iterations, and the first eval prompts for the held-out
+    reward. A table each, so that another seed changes no input of the others.
     """
     iterations, count = params.train.iterations, params.train.prompts_per_iteration
-    used = set(scheduled_prompts(params.train.seeds, iterations, count, len(train)))
-    used.update(range(min(params.profile.num_prompts, len(train))))
+    of_seed = {seed: scheduled_prompts(seed, iterations, count, len(train)) for seed in params.train.seeds}
+    of_profile = range(min(params.profile.num_prompts, len(train)))
+    used = set(of_profile).union(*of_seed.values())
     if len(used) < len(train):
         _LOG.warning(
             "train: %s of %s prompts are used: by the iterations and seeds of `train`, and by the profile. "
@@ -67,7 +72,10 @@ def scheduled_rows(train: Sequence[Row], heldout: Sequence[Row], params: Params)
             f"{len(used):,}",
             f"{len(train):,}",
         )
-    return [*(train[at] for at in sorted(used)), *heldout[: params.train.heldout.num_prompts]]
+    watched = heldout[: params.train.heldout.num_prompts]
+    return {"profile": [train[at] for at in of_profile]} | {
+        f"seed-{seed}": [*(train[at] for at in chosen), *watched] for seed, chosen in of_seed.items()
+    }
 
 
 def compared_rows(rows: Sequence[Row], params: Params) -> list[Row]:
@@ -111,10 +119,12 @@ def main(params: Params, arguments: Arguments) -> None:
     evaluated = rows | {"eval": compared_rows(rows["eval"], params)}
     for location, chosen in (
         (arguments.training, [*rows["train"], *rows["eval"]]),
-        (arguments.scheduled, scheduled_rows(rows["train"], rows["eval"], params)),
         (arguments.evaluation, [row for name, of in evaluated.items() if name != "train" for row in of]),
     ):
         write_table(table_from_rows(chosen, "prompts"), location, "prompts")
+    with output_dir(arguments.scheduled) as folder:
+        for name, used in scheduled_rows(rows["train"], rows["eval"], params).items():
+            write_table(table_from_rows(used, "prompts"), str(folder / f"{name}.parquet"), "prompts")
     write_json({name: report.as_json() for name, report in reports.items()}, arguments.report)
 
 

@@ -17,7 +17,7 @@ from chunk_grpo.library.profiles import curves
 from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
-from stages._inputs import encoded_prompts, first, load_model
+from stages._inputs import encoded_prompts, load_model
 from stages._launch.processes import run_processes
 from stages._stage import argument, inputs_of
 from stages._times import times_of
@@ -28,7 +28,7 @@ class Arguments:
     model: str = field(
         metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
     )
-    prompts: str = field(metadata=argument("prompts/1, Parquet", reads=True))
+    prompts: str = field(metadata=argument("prompts/1, Parquet: the profile's prompts", reads=True))
     embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards", reads=True))
     out: str = field(metadata=argument("l1_profile/1, Parquet", writes=True))
     plot: str = field(
@@ -84,7 +84,7 @@ def main(params: Params, arguments: Arguments) -> None:
     workers = Workers()
     send_files(inputs_of(arguments))
     with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
-        prompts = stored.require(first(stored.of("train"), params.profile.num_prompts))
+        prompts = stored.require(stored.of())
         family = load_model(params, arguments.model, ("transformer",), params.sampling)
         table = table_from_rows(profile_rows(family, prompts, params, workers), "l1_profile")
     if not workers.is_main:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chunk_grpo.artifacts import read_json, read_parts, read_table, table_from_rows, write_table
+from chunk_grpo.artifacts import join, read_json, read_parts, read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import Params
 from chunk_grpo.config.scorers import InProcess, ScorerSettings
@@ -46,21 +46,25 @@ GROUP = ("mode", "train_seed", "prompt_id")
 class Arguments:
     spec: str = field(metadata=argument("JSON of stage check_scorers: spec of the scorer", reads=True))
     prompts: str = field(metadata=argument("prompts/1, Parquet", reads=True))
-    images: str = field(metadata=argument("images/1, Parquet", reads=True))
+    images: str = field(
+        metadata=argument(
+            "images/1, Parquet, or a folder with seed-N/images.parquet of each training seed", reads=True
+        )
+    )
     out: str = field(metadata=argument("scores/2, Parquet", writes=True))
 
 
 class Images:
-    """Images of one policy for the prompts of some splits. They stay in their table, which is read in parts."""
+    """Images of one policy for the prompts of some splits. They stay in their tables, which are read in parts."""
 
-    def __init__(self, location: str, prompt_ids: Iterable[str]) -> None:
+    def __init__(self, locations: Sequence[str], prompt_ids: Iterable[str]) -> None:
         """Read the columns that name the images.
 
         Args:
-            location: images/1, Parquet.
+            locations: images/1, Parquet: one table or several.
             prompt_ids: Prompts of the splits.
         """
-        self._location, self._ids = location, pa.array(prompt_ids, pa.string())
+        self._locations, self._ids = locations, pa.array(prompt_ids, pa.string())
         self.groups: Counter[tuple[Any, ...]] = Counter()
         """Number of images of each group."""
         for part in self._parts(GROUP):
@@ -70,13 +74,14 @@ class Images:
         return self.groups.total()
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Rows of images/1, in the table's order."""
+        """Rows of images/1, in the tables' order."""
         for part in self._parts(None):
             yield from part.to_pylist()
 
     def _parts(self, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-        for part in read_parts(self._location, "images", columns):
-            yield part.filter(pc.is_in(part["prompt_id"], self._ids))
+        for location in self._locations:
+            for part in read_parts(location, "images", columns):
+                yield part.filter(pc.is_in(part["prompt_id"], self._ids))
 
 
 def whole_groups(
@@ -219,34 +224,48 @@ def too_many_refused(
     )
 
 
-def kept_scores(spec: ScorerSpec, settings: ScorerSettings, arguments: Arguments) -> KeptScores:
+def tables_of(params: Params, arguments: Arguments) -> list[str]:
+    """Tables of the images, in the order of the training seeds."""
+    if arguments.images.endswith(".parquet"):
+        return [arguments.images]
+    return [join(arguments.images, f"seed-{seed}", "images.parquet") for seed in params.train.seeds]
+
+
+def kept_scores(
+    spec: ScorerSpec, settings: ScorerSettings, tables: Sequence[str], prompts: str
+) -> KeptScores:
     """Store for this computation: one per scorer, code, images, prompts and batch size."""
     about = [spec.key, spec.hash, spec.splits, settings.images_at_once]
     digest = hashlib.sha256(json.dumps(about).encode())
     add_code(digest)
-    add_files(digest, (arguments.images, arguments.prompts))
+    add_files(digest, (*tables, prompts))
     return KeptScores(KEPT / digest.hexdigest()[:16])
 
 
 def images_to_score(
-    arguments: Arguments, spec: ScorerSpec, prompts: Mapping[str, Mapping[str, str]]
+    tables: Sequence[str], spec: ScorerSpec, prompts: Mapping[str, Mapping[str, str]], known: str
 ) -> Images:
     """Find the images of the scorer's splits.
+
+    Args:
+        tables: images/1, Parquet.
+        spec: The scorer's spec.
+        prompts: Rows of prompts/1 by prompt id.
+        known: Their table, for messages.
 
     Raises:
         DataError: A prompt is unknown, or these splits have no images.
     """
-    for part in read_parts(arguments.images, "images", ["prompt_id"]):
-        for name in part["prompt_id"].unique().to_pylist():
-            if name not in prompts:
-                raise DataError(
-                    f"{arguments.images}: prompt_id {name!r} is not in {arguments.prompts}; run `dvc repro`"
-                )
+    for table in tables:
+        for part in read_parts(table, "images", ["prompt_id"]):
+            for name in part["prompt_id"].unique().to_pylist():
+                if name not in prompts:
+                    raise DataError(f"{table}: prompt_id {name!r} is not in {known}; run `dvc repro`")
     splits = spec.splits
-    chosen = Images(arguments.images, [name for name, row in prompts.items() if row["split"] in splits])
+    chosen = Images(tables, [name for name, row in prompts.items() if row["split"] in splits])
     if not len(chosen):
         raise DataError(
-            f"{arguments.images}: must hold images of prompts of the splits {', '.join(splits)} "
+            f"{', '.join(tables)}: must hold images of prompts of the splits {', '.join(splits)} "
             f"(scorers.{spec.key}.splits), got none"
         )
     return chosen
@@ -265,10 +284,11 @@ def main(params: Params, arguments: Arguments) -> None:
     send_files(inputs_of(arguments))
     spec = spec_from(read_json(arguments.spec), arguments.spec)
     prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
-    images = images_to_score(arguments, spec, prompts)
+    tables = tables_of(params, arguments)
+    images = images_to_score(tables, spec, prompts, arguments.prompts)
     scorer = place_checked(spec, params.scorers, params.executors)
     try:
-        kept = kept_scores(spec, scorer.settings, arguments)
+        kept = kept_scores(spec, scorer.settings, tables, arguments.prompts)
         rows = score_rows(spec.key, scorer, images, prompts, kept, workers, spec.refusals)
         table = table_from_rows(rows, "scores")
     finally:

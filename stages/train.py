@@ -1,4 +1,4 @@
-"""Train one variant with every training seed; write the policies and their metrics."""
+"""Train one variant with one training seed; write the policy and its metrics."""
 
 import hashlib
 import json
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import torch
+from safetensors.torch import save
 
 from chunk_grpo.artifacts import (
     check_writable,
-    find_files,
     output_dir,
     read_json,
     read_table,
@@ -25,7 +25,6 @@ from chunk_grpo.artifacts import (
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.base import release_memory
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_checked
@@ -36,21 +35,43 @@ from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.optimizers import require_optimizer
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
-from chunk_grpo.training.schedule import scheduled_prompts
+from chunk_grpo.training.schedule import prompts_of_iteration, scheduled_prompts
 from chunk_grpo.training.starts import starts_of_update
 from chunk_grpo.training.trainer import Trainer
 from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model
 from stages._kept import KEPT, add_files
 from stages._launch.code import add_code
 from stages._launch.processes import run_processes
+from stages._settings import training_settings
 from stages._stage import argument, inputs_of
 from stages._times import times_of
 
 TIMED = ("seconds_", "rate_")
 """Prefixes of wall-clock metrics, which differ between runs and are written to a file of their own."""
 
-CURVES = {"reward_mean": "", "heldout_reward": "-held-out"}
-"""Metric that is drawn, to the end of its file's name."""
+CURVES = {"reward_mean": "reward", "heldout_reward": "held-out"}
+"""Metric that is drawn, to the name of its file."""
+
+COMPUTES = (
+    "chunk_grpo/core",
+    "chunk_grpo/families",
+    "chunk_grpo/seeding.py",
+    "chunk_grpo/training",
+    "stages/_inputs.py",
+    "stages/_times.py",
+    "stages/train.py",
+)
+"""Code that decides what a training computes. The code of scorers is in their specs."""
+
+MOVES_NOTHING = (
+    "iterations",
+    "checkpoint_every",
+    "checkpoints_kept",
+    "keep_state",
+    "reward_attempts",
+    "reward_wait",
+)
+"""Settings of `train` that change no state of a training at a given iteration."""
 
 LOGS = Path("logs")
 """Tracker logs. Not a DVC output: they contain timestamps."""
@@ -59,6 +80,10 @@ LOGS = Path("logs")
 @dataclass(frozen=True)
 class Arguments:
     variant: str = field(metadata=argument("name of the variant"))
+    seed: int = field(metadata=argument("training seed"))
+    settings: str = field(
+        metadata=argument("JSON of stage inputs: settings of the variant's training", reads=True)
+    )
     model: str = field(
         metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
     )
@@ -68,8 +93,10 @@ class Arguments:
     scorers: str = field(
         metadata=argument("JSON of stage check_scorers: specs of the scorers used in training", reads=True)
     )
-    out: str = field(metadata=argument("folder for seed-N/transformer and metrics.parquet", writes=True))
-    curves: str = field(metadata=argument("folder for seed-N.csv, curves for `dvc plots`", writes=True))
+    out: str = field(metadata=argument("folder for transformer/ and metrics.parquet", writes=True))
+    curves: str = field(
+        metadata=argument("folder for reward.csv and held-out.csv, for `dvc plots`", writes=True)
+    )
     timings: str = field(metadata=argument("train_metrics/1, Parquet: wall-clock metrics", writes=True))
 
 
@@ -86,21 +113,50 @@ def variant_of(params: Params, arguments: Arguments) -> VariantParams:
     return params.variants[arguments.variant]
 
 
-def checkpoint_key(params: Params, arguments: Arguments) -> str:
+def check_settings(params: Params, arguments: Arguments) -> None:
+    """Compare the recorded settings with params.yaml: DVC depends on the record, the stage reads params.yaml.
+
+    Raises:
+        DataError: They differ.
+    """
+    if read_json(arguments.settings) != training_settings(params, arguments.variant):
+        raise DataError(
+            f"{arguments.settings}: must have the settings of params.yaml for variant {arguments.variant}, got "
+            "others; run `dvc repro`"
+        )
+
+
+def checkpoint_key(params: Params, arguments: Arguments, data: TrainingData) -> str:
     """Digest of the computation: a checkpoint is resumed only with the same code, settings and inputs.
 
     It includes the variant's name: two variants with equal settings may train at the same time, and the first one to
-    finish removes its checkpoints.
+    finish removes its checkpoints. Of the embeddings those of the first iteration and of the held-out prompts stand
+    for all: the others are of the same encoder, and more iterations have more of them.
     """
-    content = params.model_dump(mode="json")
-    sections = {name: content[name] for name in ("model", "sampling", "rewards", "train")}
-    variant = content["variants"][arguments.variant]
-    plan = content["chunks"]["plans"][variant["plan"]]
-    digest = hashlib.sha256(json.dumps([sections, arguments.variant, variant, plan]).encode())
-    add_code(digest)
-    files = (arguments.model, arguments.prompts, arguments.plan, arguments.scorers)
-    add_files(digest, (*files, *find_files(arguments.embeddings, "*")))
+    settings = training_settings(params, arguments.variant)
+    if not depends_on_iterations(params, arguments.variant):
+        settings["train"] = {k: v for k, v in settings["train"].items() if k not in MOVES_NOTHING}
+    content = params.model_dump(mode="json", include={"model", "sampling", "rewards"})
+    about = [content, settings, arguments.variant, arguments.seed]
+    digest = hashlib.sha256(json.dumps(about).encode())
+    add_code(digest, *COMPUTES)
+    add_files(digest, (arguments.model, arguments.prompts, arguments.plan, arguments.scorers))
+    count = params.train.prompts_per_iteration
+    first_ones = prompts_of_iteration(0, count, len(data.prompts), arguments.seed)
+    for prompts in (data.prompts.rows(first_ones), data.heldout):
+        tensors = prompts.conditioning.to("cpu").tensors
+        digest.update(save({name: tensor.contiguous() for name, tensor in sorted(tensors.items())}))
     return digest.hexdigest()[:16]
+
+
+def depends_on_iterations(params: Params, variant: str) -> bool:
+    """Whether the state at an iteration depends on how many follow.
+
+    Annealed selection does. The last iteration is measured even if it is not due, which counts where held-out scores
+    select a policy.
+    """
+    heldout = params.train.heldout
+    return params.variants[variant].selection == "annealed" or heldout.decides or heldout.keep_best
 
 
 def read_method(params: Params, arguments: Arguments) -> Method:
@@ -130,7 +186,7 @@ def read_training_data(params: Params, arguments: Arguments, stored: EncodedProm
     """
     train, prompts = params.train, stored.of("train")
     scorers, unseen = read_scorers(params, arguments.scorers), train.heldout.scorers
-    used = scheduled_prompts(train.seeds, train.iterations, train.prompts_per_iteration, len(prompts))
+    used = scheduled_prompts(arguments.seed, train.iterations, train.prompts_per_iteration, len(prompts))
     return TrainingData(
         prompts=stored.require(prompts, used),
         heldout=stored.require(first(stored.of("eval"), train.heldout.num_prompts)),
@@ -161,46 +217,46 @@ def metric_rows(variant: str, seed: int, rows: Iterable[MetricRow]) -> list[dict
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Train every seed; resume from a checkpoint if there is one.
+    """Train; resume from a checkpoint if there is one.
 
     Raises:
         ConfigError: The variant is unknown, the package of the optimiser is missing, or the processes are not set up
             to train together.
+        DataError: The settings differ from the recorded ones.
     """
     variant_of(params, arguments)
+    check_settings(params, arguments)
     require_optimizer(params.train.optimizer)
     processes = Processes()  # before anything is loaded: this selects the process's GPU
     processes.receive(inputs_of(arguments))
     writes = processes.is_main
     for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)
-    key = processes.once_a_machine(lambda: checkpoint_key(params, arguments), "the inputs of this training")
-    folder, is_owner = KEPT / key, processes.owns_disk(KEPT)
     method = read_method(params, arguments)
-    shown = {
-        "variant": params.variants[arguments.variant].model_dump(mode="json"),
-        "train": params.train.model_dump(mode="json"),
-    }
-    rows: list[dict[str, str | int | float]] = []
+    name = f"{arguments.variant}/seed-{arguments.seed}"
+    shown = training_settings(params, arguments.variant)
     with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
         data = read_training_data(params, arguments, stored)
+        key = processes.once_a_machine(
+            lambda: checkpoint_key(params, arguments, data), "the inputs of this training"
+        )
+        folder, is_owner = KEPT / key, processes.owns_disk(KEPT)
+        paths = RunPaths(folder, key, LOGS, name, params.trackers, shown)
         with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
-            for seed in params.train.seeds:
-                name = f"{arguments.variant}/seed-{seed}"
-                paths = RunPaths(folder / f"seed-{seed}", key, LOGS, name, params.trackers, shown)
-                place = draft / f"seed-{seed}"
-                metrics = train_seed(params, arguments.model, data, method, seed, paths, place)
-                rows += metric_rows(arguments.variant, seed, metrics)
+            metrics = train(params, arguments.model, data, method, arguments.seed, paths, draft)
             if writes:
+                rows = metric_rows(arguments.variant, arguments.seed, metrics)
                 write_metrics(rows, draft, arguments.timings)
                 write_curves(rows, arguments.curves)
+    if params.train.keep_state:
+        return
     # Machine 0 forgets first: parts on the other machines without its files do no harm, but not the reverse.
     processes.by_main(lambda: forget(folder))
     if is_owner:
         forget(folder)
 
 
-def train_seed(
+def train(
     params: Params,
     model: str,
     data: TrainingData,
@@ -209,13 +265,11 @@ def train_seed(
     paths: RunPaths,
     out: Path,
 ) -> list[MetricRow]:
-    """Train one seed and write its policies to `out`. The model and the optimiser are freed at the end."""
+    """Train, and write the policy, and the best one if it is kept, to `out`."""
     family = load_model(params, model, ("transformer",), params.sampling)
     trainer = Trainer(family, data, method, params.train, seed, paths)
     metrics = trainer.run(lambda: STOP.requested)
     trainer.save_policies(out)
-    del family, trainer
-    release_memory()
     return metrics
 
 
@@ -228,19 +282,18 @@ def write_metrics(rows: list[dict[str, str | int | float]], draft: Path, timings
 
 
 def write_curves(rows: list[dict[str, str | int | float]], location: str) -> None:
-    """Write the training reward of each seed by iteration, and that of its held-out images, to the folder `location`.
+    """Write the training reward by iteration, and that of the held-out images, to the folder `location`.
 
     A file for each line of a plot: DVC draws all files of a folder.
     """
     with output_dir(location) as folder:
-        for seed in dict.fromkeys(row["train_seed"] for row in rows):
-            for metric, name in CURVES.items():
-                points = [row for row in rows if (row["train_seed"], row["metric"]) == (seed, metric)]
-                columns = {
-                    "iteration": [row["iteration"] for row in points],
-                    "reward": [row["value"] for row in points],
-                }
-                write_csv(pa.table(columns), str(folder / f"seed-{seed}{name}.csv"))
+        for metric, name in CURVES.items():
+            points = [row for row in rows if row["metric"] == metric]
+            columns = {
+                "iteration": [row["iteration"] for row in points],
+                "reward": [row["value"] for row in points],
+            }
+            write_csv(pa.table(columns), str(folder / f"{name}.csv"))
 
 
 def forget(folder: Path) -> None:
@@ -250,8 +303,8 @@ def forget(folder: Path) -> None:
     best policies that it needs.
     """
     if not folder.exists():
-        return  # no checkpoint was due before every seed stopped early
-    for path in sorted(folder.glob("seed-*/iteration-*.pt")):
+        return  # no checkpoint was due before training stopped early
+    for path in sorted(folder.glob("iteration-*.pt")):
         path.unlink()
     shutil.rmtree(folder)
 

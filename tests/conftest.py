@@ -23,8 +23,9 @@ ORDER = (
     "inputs",
     "prepare_prompts",
     "check_scorers",
-    "encode_prompts@training",
+    "encode_prompts@profile",
     "encode_prompts@evaluation",
+    "encode_training",
     "profile_l1",
     "chunk_boundaries",
     "train",
@@ -41,8 +42,8 @@ class Workspace:
 
     root: Path
     variant: str = VARIANT
-    plan: str = "listed"
     scorer: str = SCORER
+    seed: int = 0
 
     @property
     def artifacts(self) -> Path:
@@ -60,13 +61,14 @@ class Workspace:
         stages = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
         stage, _, part = stage.partition("@")
         text = stages[stage].get("do", stages[stage])["cmd"]
-        key = {"score": f"{self.variant}-{self.scorer}", "score_base": self.scorer}.get(stage, self.variant)
+        of_seed = f"{self.variant}-{self.seed}"
+        key = {"score": f"{self.variant}-{self.scorer}", "score_base": self.scorer}.get(stage, of_seed)
         values = {
             "key": part or key,
-            "item.plan": self.plan,
             "item.variant": self.variant,
             "item.scorer": self.scorer,
-            "item": {"training": "scheduled"}.get(part, part),
+            "item.seed": str(self.seed),
+            "item": {"profile": "scheduled/profile", "": str(self.seed)}.get(part, part),
         }
         for name, value in values.items():
             text = text.replace(f"${{{name}}}", value)
@@ -77,17 +79,24 @@ class Workspace:
         return module, options
 
     def run(self, stage: str, **changes: str) -> int:
-        """Run a stage in this process."""
+        """Run a stage in this process; before a training, record its settings, as DVC would."""
+        if stage == "train":
+            assert self.run("inputs") == 0
         module, options = self.options(stage, **changes)
         code = importlib.import_module(module)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.root)
             return int(importlib.import_module("stages._stage").run_stage(code.main, code.Arguments, options))
 
+    def images(self, policy: str) -> str:
+        """Location of the images of `base` or of the variant."""
+        folder = self.artifacts / "images" / policy
+        return str((folder if policy == "base" else folder / f"seed-{self.seed}") / "images.parquet")
+
     def schedule(self, **train: Any) -> None:
-        """Change `train` of params.yaml, and encode the prompts that training then uses, as DVC would."""
+        """Change `train` of params.yaml, and record it and encode the prompts that training then uses, as DVC would."""
         self.edit(lambda raw: raw["train"].update(train))
-        for stage in ("prepare_prompts", "encode_prompts@training"):
+        for stage in ("inputs", "prepare_prompts", "encode_training"):
             assert self.run(stage) == 0, stage
 
     def process(self, stage: str, *prefix: str, **changes: str) -> "subprocess.Popen[str]":

@@ -190,11 +190,11 @@ def test_a_picture_that_is_damaged(workspace: Workspace) -> None:
 
 def test_embeddings_of_other_prompts(workspace: Workspace) -> None:
     """The same names for other texts, as after a change of prompts.seed without encoding again."""
-    path = workspace.artifacts / "prompts" / "training.parquet"
+    path = workspace.artifacts / "prompts" / "scheduled" / "profile.parquet"
     change_row(path, 0, lambda row: row.update(prompt="a dog"))
     assert refused(workspace, "profile_l1", DATA) == (
-        "artifacts/embeddings/training: must hold the prompts of artifacts/prompts/training.parquet that this "
-        "stage uses, got no row for 'train-00000', 'a dog'; run `dvc repro`"
+        "artifacts/embeddings/profile: must hold the prompts of artifacts/prompts/scheduled/profile.parquet that "
+        "this stage uses, got no row for 'train-00000', 'a dog'; run `dvc repro`"
     )
 
 

@@ -109,6 +109,7 @@ class TrainParams(Section):
             weights are.
         checkpoint_every: iterations between two checkpoints of the optimiser and the weights.
         checkpoints_kept: number of checkpoints kept, the newest ones.
+        keep_state: whether the checkpoints remain after training, so that more `iterations` go on from them.
         heldout: evaluation on held-out prompts during training.
     """
 
@@ -142,4 +143,5 @@ class TrainParams(Section):
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
     checkpoint_every: PositiveInt = 10
     checkpoints_kept: PositiveInt = 2
+    keep_state: bool = False
     heldout: HeldoutParams

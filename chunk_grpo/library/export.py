@@ -80,14 +80,14 @@ def card(params: Params, checkout: Path, variant: str, seed: int, kind: Kind) ->
         is_on_hub=not (checkout / params.model.checkpoint).exists(),
         reward=mix_text(params.rewards),
         method=recipe(params.variants[variant]),
-        commit=_commit(checkout, variant),
+        commit=_commit(checkout, variant, seed),
         summary=read_json(str(report)) if report.exists() else None,
         settings=json.dumps(settings, indent=1),
     )
 
 
-def _commit(checkout: Path, variant: str) -> str:
-    path = checkout / "artifacts" / "runs" / f"train@{variant}.json"
+def _commit(checkout: Path, variant: str, seed: int) -> str:
+    path = checkout / "artifacts" / "runs" / f"train@{variant}-{seed}.json"
     return str(read_json(str(path))["commit"]) if path.exists() else "unknown"
 
 

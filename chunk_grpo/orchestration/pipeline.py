@@ -46,7 +46,7 @@ class StageSpec:
     """One stage of dvc.yaml.
 
     Attributes:
-        name: Name as in `dvc repro NAME`; `train@chunk` for a generated stage.
+        name: Name as in `dvc repro NAME`; `train@chunk-0` for a generated stage.
         needs: Names of the stages whose outputs this one reads.
         work_pool: `meta.work_pool` of dvc.yaml; None runs the stage where the flow runs.
         flow: `meta.flow`: flow that is deployed to that pool.
@@ -76,7 +76,7 @@ class Pipeline:
         """The stages in the order of `dvc repro`: each after all stages that it needs.
 
         Args:
-            targets: Stages (`train@chunk`) or groups of stages (`train`) to include, with the stages that they need;
+            targets: Stages (`train@chunk-0`) or groups of stages (`train`) to include, with the stages that they need;
                 None for all stages.
 
         Raises:
@@ -164,7 +164,7 @@ class Pipeline:
             known: Outputs that this method returned in another workspace of the same run; None: run the stages.
 
         Returns:
-            Text of each output by its path.
+            Text of each file of the outputs by its path.
 
         Raises:
             StageFailed: A command failed; with its exit code and last lines.
@@ -179,7 +179,10 @@ class Pipeline:
                 shell = ["/bin/sh", "-c", stage["cmd"]]
                 if code := self.commands.run(shell, self.root, self._environment(), dvc_log.add):
                     raise StageFailed(name, code, tuple(dvc_log.lines))
-                outputs |= {out: (self.root / out).read_text(encoding="utf-8") for out in stage["outs"]}
+                paths = [path for out in stage["outs"] for path in _files(self.root / out)]
+                outputs |= {
+                    path.relative_to(self.root).as_posix(): path.read_text(encoding="utf-8") for path in paths
+                }
         for path, text in (known or {}).items():
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             (self.root / path).write_text(text, encoding="utf-8")
@@ -308,6 +311,11 @@ def _collect(repo: Repo, target: str | None) -> list[Stage]:
         raise ConfigError(
             f"dvc.yaml has no stage and no group of stages {target!r}; it has {known}"
         ) from error
+
+
+def _files(output: Path) -> list[Path]:
+    """The file, or the files of the folder, sorted."""
+    return sorted(path for path in output.rglob("*") if path.is_file()) if output.is_dir() else [output]
 
 
 def _address(stage: Stage, root: str) -> str:

@@ -8,7 +8,7 @@ from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.passes import Iteration, heldout_evaluations, iteration
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
-from chunk_grpo.planning.storage import checkpoint_bytes, images_of, prompts_of
+from chunk_grpo.planning.storage import checkpoint_bytes, encoded_for_training, images_of, prompts_of
 from chunk_grpo.planning.traffic import Traffic, traffic_of
 
 TERA, GIGA = 1e12, 1e9
@@ -119,7 +119,7 @@ def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
     tuned = rows * ((generated.num_steps + generated.base_steps) * drawn + 2 * decode)
     scores = images_of(params) * scoring(params, tuple(params.scorers)).flop
     return [
-        _shared("encode", (prompts.encoded + prompts.evaluated) * text, machine),
+        _shared("encode", (sum(encoded_for_training(params)) + prompts.evaluated) * text, machine),
         _shared("profile", profile * 2 * params.sampling.num_steps * forward, machine),
         *(_training(settings, variant, machine) for variant in params.variants),
         _shared("generate", base + runs * tuned, machine),

@@ -193,17 +193,15 @@ def _beside(settings: Settings) -> dict[str, float]:
 def _loading(settings: Settings, variant: str) -> dict[str, float]:
     """The whole network in its own type on each card, then its shards beside it; unsharded weights are cast one by one.
 
-    Scorers are loaded when they are first asked, so they are there from the second seed on.
+    Scorers are loaded later, when they are first asked.
     """
     whole = float(settings.element * settings.network.weights)
     held = held_weights(settings)
     network = {"whole network": whole, "weights": whole / settings.spread}
     if not settings.shards:
         network = {"weights": max(whole, held)}
-    beside = _beside(settings)
-    if len(settings.params.train.seeds) == 1:
-        beside["scorers"] = 0.0
-    return {**network, "KL reference": _reference(settings, variant) / settings.spread, **beside}
+    reference = {"KL reference": _reference(settings, variant) / settings.spread}
+    return {**network, **reference, **_beside(settings), "scorers": 0.0}
 
 
 def _batch(settings: Settings, variant: str) -> dict[str, float]:

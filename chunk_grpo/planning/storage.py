@@ -37,14 +37,16 @@ class Prompts:
         listed: Training prompts in params.yaml.
         used: Training prompts that the schedule draws, at most.
         is_exact: Whether `used` is exact.
-        encoded: Prompts of the training embeddings, at most: the drawn ones, the profile's, and the held-out ones.
+        encoded_of_seed: Prompts of a seed's training embeddings: the drawn ones, and the held-out ones.
+        encoded_of_profile: Prompts of the profile's embeddings.
         evaluated: Prompts with evaluation images; those of files without a count are not in it.
     """
 
     listed: int
     used: int
     is_exact: bool
-    encoded: int
+    encoded_of_seed: int
+    encoded_of_profile: int
     evaluated: int
 
 
@@ -64,9 +66,15 @@ def prompts_of(params: Params) -> Prompts:
         if count is None and not isinstance(benchmark, CocoPrompts):
             count = BENCHMARK_PROMPTS.get(benchmark.kind, 0)
         evaluated += count or 0
-    encoded = min(source.train_count, used + params.profile.num_prompts)
-    encoded += min(train.heldout.num_prompts, source.eval_count)
-    return Prompts(source.train_count, used, is_exact, encoded, evaluated)
+    of_seed = min(source.train_count, drawn) + min(train.heldout.num_prompts, source.eval_count)
+    of_profile = min(source.train_count, params.profile.num_prompts)
+    return Prompts(source.train_count, used, is_exact, of_seed, of_profile, evaluated)
+
+
+def encoded_for_training(params: Params) -> list[int]:
+    """Prompts of the embeddings of the profile, and of each training seed."""
+    prompts = prompts_of(params)
+    return [prompts.encoded_of_profile, *len(params.train.seeds) * [prompts.encoded_of_seed]]
 
 
 def counts_all(params: Params) -> bool:
@@ -82,7 +90,7 @@ class Storage:
     """Bytes and files of a run.
 
     Attributes:
-        training_embeddings: Embeddings of the training prompts.
+        training_embeddings: Embeddings of the profile's prompts, and of the training prompts of all seeds.
         evaluation_embeddings: Embeddings of the evaluation prompts.
         checkpoint: One checkpoint of a training run.
         checkpoints: Checkpoints on the disk while one more is written, with the best policy's.
@@ -145,7 +153,7 @@ def storage_of(settings: Settings) -> Storage:
     runs = len(params.variants) * len(train.seeds)
     pixels = params.generate.height * params.generate.width
     return Storage(
-        training_embeddings=float(prompts.encoded * settings.row_bytes),
+        training_embeddings=float(sum(encoded_for_training(params)) * settings.row_bytes),
         evaluation_embeddings=float(prompts.evaluated * settings.row_bytes),
         checkpoint=checkpoint,
         checkpoints=float((train.checkpoints_kept + 1) * checkpoint + best * policy),
@@ -166,23 +174,28 @@ def objects_of(settings: Settings) -> int:
     """
     params = settings.params
     variants, seeds = len(params.variants), len(params.train.seeds)
+    runs = variants * seeds
     best = 2 if params.train.heldout.keep_best else 1
     files = 1 if settings.adapts else 1 + weight_files(policy_bytes(settings))
-    fixed = 4 + 2 + prompt_objects(settings)  # inputs, profile
+    fixed = 4 + variants + 1 + 2 + prompt_objects(settings)  # inputs, profile
     specs = len(params.scorers) + 2
-    plans = len(params.chunks.plans) + 2
+    plans = len(params.chunks.plans) + 2 + variants + 1
     curves = 2  # of rollouts and held-out images
-    trained = variants * (seeds * (best * files + curves) + 1 + 1 + 2)  # metrics, timings, folders
-    images = (1 + variants) * 3
+    trained = runs * (best * files + 1 + curves + 1 + 2)  # metrics, timings, folders
+    images = (1 + runs) * 3
     scores = (1 + variants) * len(params.scorers)
-    stages = 6 + 2 * variants + 1 + scores  # a manifest each
+    stages = 6 + seeds + 2 * runs + 1 + scores  # a manifest each
     return fixed + specs + plans + trained + images + scores + stages
 
 
 def prompt_objects(settings: Settings) -> int:
-    """Objects of the prompts (three tables, the checks) and their embeddings (shards, index and folder, twice)."""
-    prompts, rows = prompts_of(settings.params), max(1, SHARD_BYTES // settings.row_bytes)
-    return 4 + sum(math.ceil(count / rows) + 2 for count in (prompts.encoded, prompts.evaluated))
+    """Objects of the prompts (tables, the folder of scheduled ones, the checks) and their embeddings.
+
+    Embeddings are shards, an index and a folder.
+    """
+    params, rows = settings.params, max(1, SHARD_BYTES // settings.row_bytes)
+    counts = [*encoded_for_training(params), prompts_of(params).evaluated]
+    return 3 + 1 + (len(counts) - 1) + sum(math.ceil(count / rows) + 2 for count in counts)
 
 
 def weight_files(size: float) -> int:

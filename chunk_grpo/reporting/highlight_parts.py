@@ -36,6 +36,7 @@ from chunk_grpo.reporting.evidence import (
 from chunk_grpo.reporting.figures import png
 from chunk_grpo.reporting.gallery import Column, GridRow
 from chunk_grpo.reporting.highlight import Highlight, data_uri, escaped, plot_uri
+from chunk_grpo.reporting.inputs import read_metrics
 from chunk_grpo.reporting.page import HALF, MARGINS, ROW
 from chunk_grpo.reporting.palette import INK, MUTED, PAPER, SHADE_EVEN, SHADE_ODD
 from chunk_grpo.reporting.series import Chunk
@@ -50,7 +51,7 @@ IMAGES_LIMIT = 1_000_000
 QUALITY = 84
 """JPEG quality."""
 
-Key = TypeVar("Key", str, tuple[str, str])
+Key = TypeVar("Key", str, int, tuple[str, str])
 
 
 def profile_highlight(settings: ReportSettings, profile: Path, plans: Mapping[str, Path]) -> Highlight:
@@ -112,9 +113,10 @@ def draw_plans(axes: Axes, plans: Mapping[str, Sequence[Chunk]], last_step: int)
     axes.set_title("chunks of every plan")
 
 
-def rewards_highlight(settings: ReportSettings, metrics: Mapping[str, Path]) -> Highlight:
-    """Reward by iteration of the variants that have trained."""
-    picture = reward_curves(_read(metrics, "train_metrics"), settings.variants)
+def rewards_highlight(settings: ReportSettings, metrics: Mapping[str, Sequence[Path]]) -> Highlight:
+    """Reward by iteration of the variants and seeds that have trained."""
+    found = {variant: read_metrics(list(map(str, files))) for variant, files in metrics.items()}
+    picture = reward_curves(found, settings.variants)
     parts = [
         "## Reward by iteration",
         "Mean over training seeds; with few variants, bands show the lowest and highest seed. "

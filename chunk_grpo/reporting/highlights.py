@@ -55,8 +55,14 @@ class Highlights:
         settings = settings_from(params)
         policies = (BASE, *settings.variants)
         plans = _all_of({plan: at / f"chunks/{plan}.parquet" for plan in params.chunks.plans})
-        trained = _there({v: at / f"train/{v}/metrics.parquet" for v in settings.variants})
-        drawn = _there({p: at / f"images/{p}/images.parquet" for p in policies})
+        seeds = settings.train_seeds
+        ended = {
+            v: list(_there({s: at / f"train/{v}/seed-{s}/metrics.parquet" for s in seeds}).values())
+            for v in settings.variants
+        }
+        trained = {variant: files for variant, files in ended.items() if files}
+        of_first = {v: at / f"images/{v}/seed-{min(seeds)}/images.parquet" for v in settings.variants}
+        drawn = _there({BASE: at / f"images/{BASE}/images.parquet", **of_first})
         of_base, *of_variants = (
             _all_of({(p, s): at / f"scores/{p}/{s}.parquet" for s in settings.scorers}) for p in policies
         )
@@ -67,7 +73,8 @@ class Highlights:
         if plans:
             yield "chunks", partial(parts.chunks_highlight, params, plans), plans.values()
         if trained:
-            yield "rewards", partial(parts.rewards_highlight, settings, trained), trained.values()
+            files = [file for of_variant in trained.values() for file in of_variant]
+            yield "rewards", partial(parts.rewards_highlight, settings, trained), files
         if prompts.is_file() and BASE in drawn and len(drawn) > 1:
             make = partial(parts.images_highlight, settings, prompts, drawn)
             yield "images", make, (prompts, *drawn.values())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 import yaml
 
 from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
@@ -32,8 +33,8 @@ class Folders:
         prompts: The prompts table.
         profile: The l1_profile table.
         chunks: Folder of PLAN.parquet.
-        train: Folder of VARIANT/metrics.parquet.
-        images: Folder of POLICY/images.parquet.
+        train: Folder of VARIANT/seed-N/metrics.parquet.
+        images: Folder of base/images.parquet and VARIANT/seed-N/images.parquet.
         scores: Folder of POLICY/SCORER.parquet.
         runs: Folder of run manifests, STAGE.json.
     """
@@ -113,21 +114,27 @@ def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
         DataError: A file is missing, corrupt or has another schema; the message names it.
         TransientError: The object store does not answer.
     """
-    policies = (BASE, *settings.variants)
+    policies, shown_seed = (BASE, *settings.variants), min(settings.train_seeds)
     plans = [settings.shown_plan, *([settings.guided_plan] if settings.guided_plan else [])]
     return Evidence(
         prompts=_read(folders.prompts, "prompts"),
         profile=_read(folders.profile, "l1_profile"),
         plans={p: _read(join(folders.chunks, f"{p}.parquet"), "chunk_plan") for p in plans},
         metrics={
-            v: _read(join(folders.train, v, "metrics.parquet"), "train_metrics") for v in settings.variants
+            v: read_metrics(
+                [join(folders.train, v, f"seed-{seed}", "metrics.parquet") for seed in settings.train_seeds]
+            )
+            for v in settings.variants
         },
         scores={
             (p, s): _read(join(folders.scores, p, f"{s}.parquet"), "scores")
             for p in policies
             for s in (use.name for use in settings.measured)
         },
-        images={p: join(folders.images, p, "images.parquet") for p in policies},
+        images={
+            BASE: join(folders.images, BASE, "images.parquet"),
+            **{v: join(folders.images, v, f"seed-{shown_seed}", "images.parquet") for v in settings.variants},
+        },
         runs=tuple(sorted(_manifests(folders.runs, settings), key=lambda run: (run.started_at, run.stage))),
     )
 
@@ -136,15 +143,25 @@ def _read(path: str, schema: SchemaName) -> Source:
     return Source(path, read_table(path, schema))
 
 
-_BY_NAME = ("train", "generate", "score", "score_base")
-"""Stages that run once per variant or scorer of params.yaml."""
+def read_metrics(paths: Sequence[str]) -> Source:
+    """The metrics of a variant, from a table of each training seed.
+
+    Raises:
+        DataError: As `read_evidence`.
+    """
+    return Source(paths[0], pa.concat_tables([read_table(path, "train_metrics") for path in paths]))
+
+
+_BY_NAME = ("encode_training", "train", "generate", "score", "score_base")
+"""Stages that run once per variant, training seed or scorer of params.yaml."""
 
 
 def _manifests(folder: str, settings: ReportSettings) -> Iterator[RunManifest]:
-    """Manifests of this run; those of other variants and scorers may remain from earlier parameters."""
+    """Manifests of this run; those of other variants, seeds and scorers may remain from earlier parameters."""
     scorers = [use.name for use in settings.measured]
-    pairs = {f"{variant}-{scorer}" for variant in settings.variants for scorer in scorers}
-    items = {*settings.variants, *scorers, *pairs}
+    seeds = list(map(str, settings.train_seeds))
+    pairs = {f"{variant}-{of}" for variant in settings.variants for of in (*seeds, *scorers)}
+    items = {*seeds, *scorers, *pairs}
     for path in find_files(folder, "*.json"):
         run = read_manifest(path)
         stage, _, item = run.stage.partition("@")

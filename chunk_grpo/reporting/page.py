@@ -15,7 +15,7 @@ from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves
-from chunk_grpo.reporting.evidence import BASE, MODES, Evidence, ReportSettings
+from chunk_grpo.reporting.evidence import BASE, MODES, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.gallery import VISIBLE, Column, grid_png
 from chunk_grpo.reporting.reward_hacking import watched
@@ -84,7 +84,8 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
     texts = {
         "index.html": render("index.html.j2", content, svgs),
         "report.md": render("report.md.j2", content, {}),
-        "summary.json": json.dumps(summary(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n",
+        "summary.json": _json(summary(content)),
+        "metrics.json": _json(metrics(content)),
         **plot_files(content),
     }
     return pictures | {name: text.encode() for name, text in texts.items()}
@@ -187,8 +188,24 @@ def curve_figures(content: Content) -> dict[str, Figure]:
     return found
 
 
+def metrics(content: Content) -> dict[str, object]:
+    """The training reward on held-out prompts, for `dvc metrics` and `dvc exp show`: base, then variant and mode.
+
+    One number a policy, so that the table of experiments fits a screen.
+    """
+    found: dict[str, object] = {"base": _rounded(content.base[REWARD].mean)}
+    for variant in content.settings.variants:
+        chosen = [c for c in content.comparisons if (c.variant, c.measure) == (variant, REWARD)]
+        found[variant] = {c.mode: _rounded(c.mean) for c in chosen}
+    return found
+
+
+def _json(content: Mapping[str, object]) -> str:
+    return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
 def summary(content: Content) -> dict[str, object]:
-    """Nested numbers for `dvc metrics`: base means, then variant, mode, measure."""
+    """Nested numbers for programs: base means, then variant, mode, measure."""
     reach = content.comparisons[0].difference
     found: dict[str, object] = {
         "prompts": reach.num_prompts,

@@ -91,7 +91,7 @@ class PlanMoment:
 def trained_in_numbers(
     variant: str, source: Source, training: TrainingSettings, runs: Sequence[RunManifest]
 ) -> Trained:
-    """Training statistics of one variant; the duration is that of the stage train@VARIANT."""
+    """Training statistics of one variant; the duration is that of the stages train@VARIANT-SEED."""
     # Iteration 0 is the base, which was not trained.
     values = {
         metric: {key: value for key, value in found.items() if key[1] > 0}
@@ -103,8 +103,11 @@ def trained_in_numbers(
 
     ranges, fidelity = training.clip_ranges[variant], mean("fidelity_p99")
     lows, highs = values.get("ratio_min", {}), values.get("ratio_max", {})
-    seconds = next((run.seconds for run in runs if run.stage == f"train@{variant}"), None)
-    iterations = len(values.get("clip_fraction", {}))
+    clip_fractions = values.get("clip_fraction", {})
+    iterations = len(clip_fractions)
+    stages = {f"train@{variant}-{seed}" for seed, _ in clip_fractions}
+    times = [run.seconds for run in runs if run.stage in stages]
+    seconds = sum(times) if len(times) == len(stages) else None
     return Trained(
         variant=variant,
         images=training.images[variant],

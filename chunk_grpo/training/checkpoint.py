@@ -222,16 +222,21 @@ class CheckpointStore:
     def _by_main(self, action: Callable[[], T]) -> T:
         return action() if self._processes is None else self._processes.by_main(action)
 
-    def latest(self) -> TrainingState | None:
+    def latest(self, last: int | None = None) -> TrainingState | None:
         """The newest intact checkpoint of this computation, with tensors on the CPU; None without any checkpoint.
 
         Logs a warning for each newer checkpoint that is refused. Removes nothing.
+
+        Args:
+            last: Last iteration of the run, whose checkpoint may be among those of a longer one; None: any.
 
         Raises:
             DataError: All checkpoints are refused, or the folder cannot be read.
         """
         refused: dict[Path, str] = {}
         for iteration, path in self._by_main(lambda: self._files(_CHECKPOINT)[::-1]):
+            if last is not None and iteration > last:
+                continue
             try:
                 state = self._read(path, iteration)
             except _RefusedError as error:

@@ -20,7 +20,7 @@ from chunk_grpo.artifacts.storage import storage_errors
 from chunk_grpo.errors import DataError
 
 FILE = "progress.jsonl"
-FORMAT = "chunk_grpo.progress/1"
+FORMAT = "chunk_grpo.progress/2"
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,12 @@ class Heading:
     Attributes:
         identity: Name of the computation: code, settings and inputs.
         seed: Training seed of this run.
-        seeds: Training seeds of all runs of the variant, in the order of the runs.
         iterations: Number of iterations of a whole run.
         done: Number of iterations that were complete when this process started.
     """
 
     identity: str
     seed: int
-    seeds: tuple[int, ...]
     iterations: int
     done: int
 
@@ -123,8 +121,7 @@ def read_journal(path: Path) -> Record | None:
     first = next(entries, None)
     if first is None or first.get("format") != FORMAT:
         raise DataError(f"{path}: must be a journal of the format {FORMAT}. Delete it, or train again.")
-    values = {field.name: first[field.name] for field in fields(Heading)}
-    heading = Heading(**{**values, "seeds": tuple(first["seeds"])})
+    heading = Heading(**{field.name: first[field.name] for field in fields(Heading)})
     metrics: dict[int, dict[str, float]] = {}
     times: dict[int, float] = {}
     ended = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from chunk_grpo.seeding import generator
@@ -27,17 +25,14 @@ def prompts_of_iteration(iteration: int, count: int, total: int, seed: int) -> l
     return picked
 
 
-def scheduled_prompts(seeds: Iterable[int], iterations: int, count: int, total: int) -> list[int]:
-    """Sorted indices of the prompts that any iteration of any training seed uses; early stopping uses fewer.
+def scheduled_prompts(seed: int, iterations: int, count: int, total: int) -> list[int]:
+    """Sorted indices of the prompts that any iteration of a training uses; early stopping uses fewer.
 
     Args:
-        seeds: Training seeds.
+        seed: Training seed.
         iterations: Number of iterations.
         count: Number of prompts per iteration.
         total: Number of training prompts.
     """
-    used: set[int] = set()
-    for seed in seeds:
-        # The first iterations * count draws are whole epochs and the start of another.
-        used.update(prompts_of_iteration(0, min(iterations * count, total), total, seed))
-    return sorted(used)
+    # The first iterations * count draws are whole epochs and the start of another.
+    return sorted(prompts_of_iteration(0, min(iterations * count, total), total, seed))

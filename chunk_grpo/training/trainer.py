@@ -116,7 +116,7 @@ class Trainer:
         self._done = 0
         self._unfinished: IterationState | None = None
         self._resume()
-        heading = Heading(paths.identity, seed, settings.seeds, settings.iterations, self._done)
+        heading = Heading(paths.identity, seed, settings.iterations, self._done)
         first = self._done if self._is_evaluation_due() else self._done + 1
         self._sinks = open_sinks(paths, heading, self._rows, first, is_main=self._processes.is_main)
 
@@ -288,9 +288,12 @@ class Trainer:
 
     def _is_evaluation_due(self) -> bool:
         """Whether a held-out evaluation is due and was not already done before a stop."""
-        iteration, every = self._done, self._settings.heldout.every
-        due = iteration % every == 0 or iteration == self._settings.iterations
-        return due and not any(row[:2] == (iteration, "heldout_reward") for row in self._rows)
+        measured = any(row[:2] == (self._done, "heldout_reward") for row in self._rows)
+        return self._is_measured(self._done) and not measured
+
+    def _is_measured(self, iteration: int) -> bool:
+        """Whether the policy is measured on held-out prompts after an iteration."""
+        return iteration % self._settings.heldout.every == 0 or iteration == self._settings.iterations
 
     def _evaluate_if_due(self) -> None:
         """Evaluate the policy on the held-out prompts if due."""
@@ -335,8 +338,11 @@ class Trainer:
             self._check()
 
     def _resume(self) -> None:
-        """Restore the newest checkpoint."""
-        state = self._checkpoints.latest()
+        """Restore the newest checkpoint that a run of this length has; there may be later ones of a longer run."""
+        last = self._settings.iterations
+        state = self._checkpoints.latest(last)
+        if state is not None and state.iteration == last and state.extra["unfinished"] is not None:
+            state = self._checkpoints.latest(last - 1)  # that one has begun an iteration after the last one
         if state is None:
             return
         found = {"network": state.network, "optimizer": state.optimizer, "average": state.extra["average"]}
@@ -347,7 +353,10 @@ class Trainer:
             self._best_state = state.extra["best"]
             self._learner.bounds = self._controller.bounds
         self._heldout.load_state(state.extra["heldout"])
-        self._rows, self._done = [(i, n, v) for i, n, v in state.rows], state.iteration
+        self._rows = [
+            (i, n, v) for i, n, v in state.rows if not n.startswith("heldout") or self._is_measured(i)
+        ]
+        self._done = state.iteration
         if state.extra["unfinished"] is not None:
             self._resume_unfinished(state.extra["unfinished"], state.iteration + 1)
 
@@ -384,11 +393,5 @@ class Trainer:
             "controller": None if self._controller is None else self._controller.state(),
             "best": self._best_state,
         }
-        state = TrainingState(
-            iteration=self._done,
-            network=trained["network"],
-            optimizer=trained["optimizer"],
-            rows=self._rows,
-            extra=extra,
-        )
-        self._checkpoints.save(state)
+        network, optimizer = trained["network"], trained["optimizer"]
+        self._checkpoints.save(TrainingState(self._done, network, optimizer, self._rows, extra))

@@ -7,11 +7,19 @@ import chunk_grpo
 import stages
 
 
-def add_code(digest: "hashlib._Hash") -> None:
-    """Add all code of the pipeline to a digest."""
+def add_code(digest: "hashlib._Hash", *parts: str) -> None:
+    """Add code of the pipeline to a digest.
+
+    Args:
+        digest: Digest to update.
+        parts: Packages and modules, such as `chunk_grpo/core` and `stages/train.py`; none: all.
+    """
     for package in (chunk_grpo.__file__, stages.__file__):
-        for path in sorted(Path(package).parent.rglob("*.py")):
-            digest.update(path.read_bytes())
+        root = Path(package).parent
+        for path in sorted(root.rglob("*.py")):
+            name = f"{root.name}/{path.relative_to(root).as_posix()}"
+            if not parts or any(name == part or name.startswith(f"{part}/") for part in parts):
+                digest.update(path.read_bytes())
 
 
 def code_digest() -> str:

@@ -166,13 +166,16 @@ def within(path: str, declared: str) -> bool:
     return path == declared or path.startswith(f"{declared}.")
 
 
+RECORDED = {"train": {"train", "variants", "chunks.plans"}}
+"""Read of params.yaml, but compared with a record of the stage `inputs`, on which the stage depends instead."""
+
 NOT_REALLY = {
     # The checkpoint's key holds whole sections, all of them among the stage's params; the names of the variants
     # are read for an error message; trackers are told what comes out and change nothing of it.
     # What moves a score of `scorers` is in the specs, on which the stage depends; `executors` says where a scorer runs.
     "train": {"*", "variants", "trackers", "executors", "scorers", "pools"},
-    "generate_base": {"train.seeds"},  # behind `--trained`, which this stage is not given
-    "score_base": {"executors", "scorers"},
+    # `train.seeds` name the tables of a folder of images, and the base has one table.
+    "score_base": {"executors", "scorers", "train.seeds"},
     "score": {"executors", "scorers"},
     "report": {"executors", "pools"},
 }
@@ -186,6 +189,7 @@ def test_params_are_what_the_stage_reads(stage: str) -> None:
     read = set(read_paths(file_of(module_of(stage)), "main")) - NOT_REALLY.get(stage, set())
     if "*" in read:
         read = SECTIONS - NOT_REALLY.get(stage, set())
+    read = {path for path in read if not any(within(path, name) for name in RECORDED.get(stage, ()))}
     declared = declared_paths(stage)
     missing = sorted(path for path in read if not any(within(path, name) for name in declared))
     surplus = [
@@ -195,8 +199,13 @@ def test_params_are_what_the_stage_reads(stage: str) -> None:
     assert not surplus, f"dvc.yaml, {stage}: remove from params, nothing reads them: {surplus}"
 
 
-def test_the_base_policy_is_drawn_without_training_seeds() -> None:
-    assert "--trained" not in STAGES["generate_base"]["cmd"]
+def test_the_base_is_one_table_of_images() -> None:
+    assert re.search(r"--images \S+\.parquet\b", STAGES["score_base"]["cmd"])
+
+
+@pytest.mark.parametrize("stage", RECORDED)
+def test_the_record_of_the_settings_is_a_dep(stage: str) -> None:
+    assert "artifacts/inputs/variants/${item.variant}.json" in STAGES[stage]["deps"]
 
 
 @pytest.mark.parametrize("stage", STAGES)

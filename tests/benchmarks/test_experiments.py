@@ -28,7 +28,7 @@ def of_stages(workspace: Workspace, policy: str, mode: str) -> float:
 
 def pictures(workspace: Workspace, policy: str, mode: str) -> NDArray[np.float32]:
     """Images of eval prompts, [B, 3, H, W] in [0, 1]."""
-    rows = read_table(str(workspace.artifacts / f"images/{policy}/images.parquet"), "images").to_pylist()
+    rows = read_table(workspace.images(policy), "images").to_pylist()
     wanted = [row for row in rows if row["mode"] == mode and row["prompt_id"].startswith("eval")]
     images = [decode_image(row["image"]["bytes"], row["prompt_id"]) for row in wanted]
     return np.stack(images).transpose(0, 3, 1, 2) / np.float32(255)

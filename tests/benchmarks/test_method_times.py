@@ -48,7 +48,7 @@ def timed(checkout: Path, iterations: range) -> None:
             for iteration in iterations
             for part, value in zip(method_times.PARTS, seconds, strict=True)
         ]
-        path = checkout / "artifacts/timings" / f"{variant}.parquet"
+        path = checkout / "artifacts/timings" / variant / "seed-0.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_table(table_from_rows(rows, "train_metrics"), str(path), "train_metrics")
 
@@ -69,4 +69,4 @@ def test_what_cannot_be_compared_is_refused(checkout: Path, capsys: pytest.Captu
     assert "--to: must be one of dance, tempflow, got 'chunk'" in capsys.readouterr().err
     timed(checkout, range(1, 2))
     assert method_times.main([str(checkout), "--to", "dance"]) == 3
-    assert "dance.parquet: has one iteration" in capsys.readouterr().err
+    assert "timings/dance: has one iteration" in capsys.readouterr().err

@@ -102,6 +102,6 @@ def test_the_small_run_ends_with_a_report(tmp_path: Path, capsys: pytest.Capture
     assert main(["--small", "--folder", str(tmp_path), "--json", str(tmp_path / "result.json")]) == 0
     assert (tmp_path / "clone" / "artifacts" / "report" / "report.md").exists()
     found = {stage["stage"]: stage for stage in json.loads((tmp_path / "result.json").read_text())["stages"]}
-    assert {"inputs", "prepare_prompts", "train@chunk-ws", "report"} < set(found)
-    assert all(100 < found[name]["peak_mib"] < 2000 for name in ("train@chunk-ws", "generate_base"))
-    assert "| `train@chunk-ws` |" in capsys.readouterr().out.replace("  ", "")
+    assert {"inputs", "prepare_prompts", "train@chunk-ws-0", "report"} < set(found)
+    assert all(100 < found[name]["peak_mib"] < 2000 for name in ("train@chunk-ws-0", "generate_base"))
+    assert "| `train@chunk-ws-0` |" in capsys.readouterr().out.replace("  ", "")

@@ -19,7 +19,7 @@ def smoke(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Work
     shutil.copytree(finished.artifacts, root / "artifacts")
     shutil.copy(finished.root / "params.yaml", root)
     made = Workspace(root)
-    dance = replace(made, variant="dance", plan="step")
+    dance = replace(made, variant="dance")
     for stage in ("train", "generate"):
         assert dance.run(stage) == 0, stage
     for scorer in SCORERS:

@@ -72,6 +72,7 @@ class Reader:
     def _yaml(self, block: Block, text: str) -> None:
         if block.stages:
             self.checkout.edit(lambda raw: raw.update(merged(raw, text, block.place)))
+            assert self.checkout.run("inputs") == 0
         for stage in block.stages:
             process = self.checkout.process(stage)
             _, errors = process.communicate(timeout=LIMIT)

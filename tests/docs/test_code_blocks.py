@@ -108,19 +108,20 @@ def test_the_documented_plots_are_the_profile_and_a_curve_of_each_seed(checkout:
     assert points == [(sampler, step) for sampler in ("sde", "ode") for step in range(17)]
     params = load_params(checkout.root / "params.yaml")
     assert set(others) == {
-        f"artifacts/curves/{variant}/seed-{seed}{kind}.csv"
+        f"artifacts/curves/{variant}/seed-{seed}/{kind}.csv"
         for variant in params.variants
         for seed in params.train.seeds
-        for kind in ("", "-held-out")
+        for kind in ("reward", "held-out")
     }
     for name, (curve,) in others.items():
-        variant, seed, kind = re.fullmatch(r"artifacts/curves/([\w-]+)/seed-(\d+)(.*)\.csv", name).groups()  # type: ignore[union-attr]
-        table = read_table(str(checkout.artifacts / f"train/{variant}/metrics.parquet"), "train_metrics")
-        metric = "heldout_reward" if kind else "reward_mean"
+        variant, seed, kind = re.fullmatch(r"artifacts/curves/([\w-]+)/seed-(\d+)/(.*)\.csv", name).groups()  # type: ignore[union-attr]
+        path = checkout.artifacts / f"train/{variant}/seed-{seed}/metrics.parquet"
+        table = read_table(str(path), "train_metrics")
+        metric = {"reward": "reward_mean", "held-out": "heldout_reward"}[kind]
         expected = [
             (row["iteration"], pytest.approx(row["value"], abs=1e-5))
             for row in table.to_pylist()
-            if (row["train_seed"], row["metric"]) == (int(seed), metric)
+            if row["metric"] == metric
         ]
         drawn = [(int(p["iteration"]), float(p["reward"])) for p in curve["content"]["data"]["values"]]
         assert drawn == expected

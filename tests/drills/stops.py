@@ -60,11 +60,11 @@ class Repository:
     @property
     def folder(self) -> Path:
         """Folder with the outputs of the training."""
-        return self.root / "artifacts" / "train" / VARIANT
+        return self.root / "artifacts" / "train" / VARIANT / "seed-0"
 
     def checkpoints(self) -> list[Path]:
         """Paths of the checkpoints, oldest first."""
-        return sorted(self.root.glob(".ckpt/*/seed-*/iteration-*.pt"), key=lambda path: path.name)
+        return sorted(self.root.glob(".ckpt/*/iteration-*.pt"), key=lambda path: path.name)
 
     def newest(self) -> int:
         """Iteration of the newest checkpoint; 0 if there is none."""

@@ -19,7 +19,7 @@ from tests.drills.watch import FINAL, Watch, load, seconds_until_gone, serving, 
 from tests.waiting import wait_for
 
 VARIANT = "chunk-ws"
-STAGE = f"train@{VARIANT}"
+STAGE = f"train@{VARIANT}-0"
 COMMAND = f"stages.train --manifest artifacts/runs/{STAGE}.json"
 PARAMETERS: dict[str, Any] = {"preset": "smoke", "until": STAGE, "overrides": {"train": {"iterations": 8}}}
 """Flow parameters; enough iterations for a kill between the first checkpoint and the end."""
@@ -99,14 +99,14 @@ def disturbed(watch: Watch, victim: Victim, console: Console) -> str:
 
 def checkpoints(watch: Watch) -> list[Path]:
     """Checkpoints of the running training, newest last."""
-    found = (watch.prefect.home / "state" / ".ckpt").glob("*/seed-*/iteration-*.pt")
+    found = (watch.prefect.home / "state" / ".ckpt").glob("*/iteration-*.pt")
     return sorted(found, key=lambda path: path.name)
 
 
 def outputs(watch: Watch, run: str) -> dict[str, bytes]:
     """Outputs of the training in the clone of a run: content by path."""
     clone = max(watch.prefect.home.glob(f"runs/*-{run}-*"))
-    folder = clone / "artifacts" / "train" / VARIANT
+    folder = clone / "artifacts" / "train" / VARIANT / "seed-0"
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

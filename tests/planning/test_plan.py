@@ -9,6 +9,7 @@ from chunk_grpo.planning.cost import Seconds, iteration_cost
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
 from chunk_grpo.planning.passes import iteration
+from chunk_grpo.planning.storage import encoded_for_training
 from chunk_grpo.planning.traffic import Traffic, traffic_of
 from tests.planning.planned import edited, plan, preset, settings
 
@@ -239,7 +240,7 @@ def test_another_family() -> None:
     found = plan(params, 8)
     assert found.weights == 2_243_171_520 and found.fits
     assert found.memory[2].parts["weights"] == 4 * (found.weights / 8 + 384**2 * 1536)
-    prompts = found.prompts.encoded * 2 * (333 * 4096 + 2048)
+    prompts = sum(encoded_for_training(params)) * 2 * (333 * 4096 + 2048)
     assert found.storage.training_embeddings == prompts
     # Two evaluations. Image tokens: 16 products of D x D in 13 blocks with dual attention, 12 in 11; text: 12 in 23.
     D, L, T = 1536, 2025, 333

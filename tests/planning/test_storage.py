@@ -36,7 +36,7 @@ def smoke(finished: Workspace) -> Settings:
 def test_embeddings(finished: Workspace, smoke: Settings) -> None:
     """Bytes of a row; the evaluation prompts of smoke are all distinct, so they have a row each."""
     folder = finished.artifacts / "embeddings"
-    for split in ("training", "evaluation"):
+    for split in ("training", "profile", "evaluation"):
         files = [
             p for p in folder.rglob("shard-*.safetensors") if p.relative_to(folder).parts[0].startswith(split)
         ]
@@ -54,7 +54,7 @@ def test_images(finished: Workspace, smoke: Settings) -> None:
     """All variants' images; one variant was run here."""
     variants, seeds = len(smoke.params.variants), len(smoke.params.train.seeds)
     base = read_table(str(finished.artifacts / "images/base/images.parquet"), "images").num_rows
-    own = read_table(str(finished.artifacts / f"images/{VARIANT}/images.parquet"), "images").num_rows
+    own = read_table(finished.images(VARIANT), "images").num_rows
     assert images_of(smoke.params) == base + variants * own
     assert own == 2 * seeds * base
 
@@ -91,7 +91,8 @@ def test_objects(finished: Workspace, smoke: Settings) -> None:
     written = sum(1 for part in parts for path in part.rglob("*") if path.is_file())
     variants, scorers = len(smoke.params.variants), len(smoke.params.scorers)
     assert (variants, scorers) == (2, 3)
-    folders = 1 + 1 + 2 * variants + (1 + variants)  # specs, chunks, policies, curves, images: an object each
+    # An object each: records of variants, specs, chunks of plans and variants, policies, curves, images.
+    folders = 1 + 1 + 2 + 2 * variants + (1 + variants)
     of_variant = (
         3 + 2 + 1 + 2 + 2
     )  # policy and metrics, curves, timings, images, manifests of train and generate
@@ -101,8 +102,9 @@ def test_objects(finished: Workspace, smoke: Settings) -> None:
 
 
 def test_objects_of_embeddings() -> None:
-    """63 prompts of FLUX.1-dev in a shard: 2,464 in 40, 400 in 7; index and folder of both, four files of prompts."""
-    assert prompt_objects(settings(preset("flux-dev"), 8)) == 40 + 2 + 7 + 2 + 4
+    """63 prompts of FLUX.1-dev in a shard: 32 in 1, 2,432 in 39, 400 in 7; index and folder of each; of the prompts two
+    tables, the checks, and a folder of two tables."""
+    assert prompt_objects(settings(preset("flux-dev"), 8)) == 1 + 2 + 39 + 2 + 7 + 2 + 3 + 1 + 2
 
 
 def test_prompts_of_one_seed_are_exact() -> None:

@@ -96,7 +96,7 @@ def test_stages(prepared: Workspace, waits: dict[str, Counter[str]]) -> None:
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in METHODS]
 )
 def test_methods(name: str, prepared: Workspace, waits: dict[str, Counter[str]]) -> None:
-    trained = replace(prepared, variant=name, plan=METHODS[name]["plan"])
+    trained = replace(prepared, variant=name)
     assert trained.run("chunk_boundaries") == 0
     assert trained.run("train") == 0
     evaluates_old = "likelihood" in METHODS[name]  # like `old_log_probs: training`

@@ -127,7 +127,9 @@ def picture(prompt: str, jitter: int, size: int) -> bytes:
     return out.getvalue()
 
 
-def image_rows(policy: str, prompts: list[dict[str, object]], size: int) -> list[dict[str, object]]:
+def image_rows(
+    policy: str, seed: int, prompts: list[dict[str, object]], size: int
+) -> list[dict[str, object]]:
     return [
         {
             "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"],
@@ -137,7 +139,8 @@ def image_rows(policy: str, prompts: list[dict[str, object]], size: int) -> list
                 "path": f"{prompt['prompt_id']}-0.png",
             },
         }
-        for mode, seed in images_of(policy)
+        for mode, of in images_of(policy)
+        if of == seed
         for index, prompt in enumerate(prompts)
     ]  # fmt: skip
 
@@ -172,30 +175,23 @@ def plan_rows(plan: str, sizes: tuple[int, ...]) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def metric_rows(variant: str, place: int) -> list[dict[str, object]]:
+def metric_rows(variant: str, place: int, seed: int) -> list[dict[str, object]]:
     rows = []
-    for seed in SEEDS:
-        scatter = np.random.default_rng([seed, place])
-        for iteration in range(31):
-            rise = LIFT.get(variant, 0.0) * iteration / 30
-            values: Mapping[str, float] = {
-                "reward_mean": 0.85 + rise + scatter.normal(0, 0.03),
-                "ratio_min": 1 - abs(scatter.normal(8e-5, 2e-5)),
-                "ratio_max": 1 + abs(scatter.normal(9e-5, 2e-5)),
-                "clip_fraction": abs(scatter.normal(0.08, 0.02)),
-                "grad_norm": abs(scatter.normal(0.4, 0.05)),
-                **({"heldout_reward": 0.84 + rise + scatter.normal(0, 0.01)} if iteration % 5 == 0 else {}),
-            }
-            rows += [
-                {
-                    "variant": variant,
-                    "train_seed": seed,
-                    "iteration": iteration,
-                    "metric": m,
-                    "value": float(v),
-                }
-                for m, v in values.items()
-            ]
+    scatter = np.random.default_rng([seed, place])
+    for iteration in range(31):
+        rise = LIFT.get(variant, 0.0) * iteration / 30
+        values: Mapping[str, float] = {
+            "reward_mean": 0.85 + rise + scatter.normal(0, 0.03),
+            "ratio_min": 1 - abs(scatter.normal(8e-5, 2e-5)),
+            "ratio_max": 1 + abs(scatter.normal(9e-5, 2e-5)),
+            "clip_fraction": abs(scatter.normal(0.08, 0.02)),
+            "grad_norm": abs(scatter.normal(0.4, 0.05)),
+            **({"heldout_reward": 0.84 + rise + scatter.normal(0, 0.01)} if iteration % 5 == 0 else {}),
+        }
+        rows += [
+            {"variant": variant, "train_seed": seed, "iteration": iteration, "metric": m, "value": float(v)}
+            for m, v in values.items()
+        ]
     return rows
 
 
@@ -227,14 +223,21 @@ def write_run(
     for plan, sizes in (("listed", (2, 3, 4, 7)), ("guided", (2, 3, 5, 6))):
         save(plan_rows(plan, sizes), "chunk_plan", f"chunks/{plan}.parquet")
     for place, variant in enumerate(variants):
-        save(metric_rows(variant, place), "train_metrics", f"train/{variant}/metrics.parquet")
+        for seed in SEEDS:
+            save(
+                metric_rows(variant, place, seed),
+                "train_metrics",
+                f"train/{variant}/seed-{seed}/metrics.parquet",
+            )
     for place, policy in enumerate((*variants, "base")):
-        save(image_rows(policy, prompts, image_size), "images", f"images/{policy}/images.parquet")
+        for seed in (-1,) if policy == "base" else SEEDS:
+            folder = policy if policy == "base" else f"{policy}/seed-{seed}"
+            save(image_rows(policy, seed, prompts, image_size), "images", f"images/{folder}/images.parquet")
         for scorer in SCORERS:
             rows = score_rows(policy, place, scorer, prompts, samples)
             save(rows, "scores", f"scores/{policy}/{scorer}.parquet")
-    stages = ("prepare_prompts", "encode_prompts@training", "encode_prompts@evaluation", "profile_l1")
-    stages += ("train@dance", "train@chunk", "generate@chunk")
+    stages = ("prepare_prompts", "encode_prompts@profile", "encode_training@0", "profile_l1")
+    stages += ("train@dance-0", "train@chunk-0", "generate@chunk-0")
     for minute, stage in enumerate((*stages, "train@of-earlier-parameters")):
         write_json(manifest(stage, minute, 3.2 + 41.7 * minute), root / "runs" / f"{stage}.json")
     params = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())

@@ -9,7 +9,7 @@ from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS
-from tests.reporting.conftest import SCORERS, VARIANTS, Run, write_run
+from tests.reporting.conftest import SCORERS, VARIANTS, Run, images_of, write_run
 
 MODEL = {"checkpoint": "a/model", "revision": None}
 BASE_SCORERS: dict[str, Any] = {
@@ -71,15 +71,11 @@ def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: s
     run.change_params(change)
     for scorer, split in (("geneval", "things"), ("wise", "knowledge")):
         for policy in ("base", *VARIANTS):
-            shown = read_table(run.root / "images" / policy / "images.parquet", "images")
-            modes = {
-                (row["mode"], row["train_seed"]) for row in shown.select(["mode", "train_seed"]).to_pylist()
-            }
             rows = [
                 {"policy": policy, "mode": mode, "train_seed": seed, "prompt_id": p["prompt_id"], "sample": 0}
                 | {"scorer": scorer, "metric": "score"}
                 | {"value": value(policy, p["category"], int(p["prompt_id"].rsplit("-", 1)[1]))}
-                for mode, seed in sorted(modes)
+                for mode, seed in sorted(images_of(policy))
                 for p in more
                 if p["split"] == split
             ]

@@ -68,13 +68,13 @@ def test_each_appears_as_soon_as_its_inputs_exist_and_once(workspace: Workspace)
     assert after("profile_l1") == ["l1-profile"]
     assert after("chunk_boundaries") == ["l1-profile", "chunks"]
     assert after() == []
-    assert after("train@chunk") == ["rewards"]
-    assert after("generate@chunk") == []
-    assert after("generate@base") == ["images"]
+    assert after("train@chunk-0") == ["rewards"]
+    assert after("generate@chunk-0") == []
+    assert after("generate_base") == ["images"]
     assert after(*(f"score@base-{s}" for s in SCORERS)) == []
     assert after("score@chunk-shapes-exact", "score@chunk-shapes-graded") == []
     assert after("score@chunk-shapes-vivid") == ["scores"]
-    assert after("train@dance", "generate@dance") == ["rewards", "images"]
+    assert after("train@dance-0", "generate@dance-0") == ["rewards", "images"]
     assert after() == []
 
 
@@ -161,7 +161,7 @@ def test_the_scores_are_those_of_the_report(workspace: Workspace, done: Run) -> 
 
 
 def test_rewards_and_scores_of_some_variants_name_the_others(workspace: Workspace) -> None:
-    workspace.finish("prepare_prompts", "train@chunk", "score@dance-shapes-exact")
+    workspace.finish("prepare_prompts", "train@chunk-0", "score@dance-shapes-exact")
     workspace.finish(*(f"score@{p}-{s}" for p in ("base", "chunk") for s in SCORERS))
     rewards, scores = made(workspace).values()
     assert "Not trained yet: dance, chunk-ws." in rewards.markdown
@@ -179,10 +179,21 @@ def colour(policy: str, mode: str, train_seed: int, prompt: int, sample: int) ->
     return 40 * ("base", *VARIANTS).index(policy) + 5 * len(mode), 20 * (train_seed + 2), 2 * prompt + sample
 
 
+def images_place(workspace: Workspace, policy: str) -> Path:
+    """The table of the base's images, or of those of the first training seed."""
+    folder = policy if policy == "base" else f"{policy}/seed-0"
+    return workspace.root / "artifacts" / "images" / folder / "images.parquet"
+
+
+def first_rows(policy: str, prompts: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Rows of the base's images, or of those of the first training seed."""
+    return image_rows(policy, -1 if policy == "base" else 0, prompts, 16)
+
+
 def coloured(policy: str, prompts: list[dict[str, object]]) -> list[dict[str, object]]:
     """Images of two samples, each of one colour, the later ones first."""
     rows = []
-    for row in image_rows(policy, prompts, 16):
+    for row in first_rows(policy, prompts):
         for sample in (1, 0):
             number = [prompt["prompt_id"] for prompt in prompts].index(row["prompt_id"])
             out = io.BytesIO()
@@ -209,7 +220,7 @@ def test_a_row_of_the_grid_has_one_prompt_and_one_seed(workspace: Workspace) -> 
     workspace.finish("prepare_prompts")
     prompts = prompt_rows(8)
     for policy in ("base", "chunk", "dance"):
-        place = workspace.root / "artifacts" / "images" / policy / "images.parquet"
+        place = images_place(workspace, policy)
         write_table(table_from_rows(coloured(policy, prompts), "images"), place, "images")
     markdown = made(workspace)["images"].markdown
     assert "![Image grid: base, dance tuned, chunk tuned](" in markdown
@@ -236,9 +247,9 @@ def test_the_grid_has_the_reports_prompts(workspace: Workspace, done: Run) -> No
 
 
 def test_images_of_other_seeds_are_not_set_side_by_side(workspace: Workspace) -> None:
-    workspace.finish("prepare_prompts", "generate@base")
-    rows = [{**row, "seed": 1} for row in image_rows("chunk", prompt_rows(8), 16)]
-    place = workspace.root / "artifacts" / "images" / "chunk" / "images.parquet"
+    workspace.finish("prepare_prompts", "generate_base")
+    rows = [{**row, "seed": 1} for row in first_rows("chunk", prompt_rows(8))]
+    place = images_place(workspace, "chunk")
     write_table(table_from_rows(rows, "images"), place, "images")
     with pytest.raises(DataError, match="images are paired by seed"):
         Highlights(workspace.root).new()
@@ -252,13 +263,13 @@ def test_large_images_are_reduced_and_prompts_left_out_until_they_fit(workspace:
     generator, prompts = np.random.default_rng(0), prompt_rows(4)
     for policy in ("base", *VARIANTS):
         rows = []
-        for row in image_rows(policy, prompts, 16):
-            if row["train_seed"] in (-1, 0) and row["mode"] != "hybrid":
+        for row in first_rows(policy, prompts):
+            if row["mode"] != "hybrid":
                 out = io.BytesIO()
                 pixels = generator.integers(0, 255, (400, 400, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(out, "PNG")
                 rows.append({**row, "image": {"bytes": out.getvalue(), "path": "x.png"}})
-        place = workspace.root / "artifacts" / "images" / policy / "images.parquet"
+        place = images_place(workspace, policy)
         write_table(table_from_rows(rows, "images"), place, "images")
     place = workspace.root / "artifacts" / "prompts" / "evaluation.parquet"
     write_table(table_from_rows(prompts, "prompts"), place, "prompts")

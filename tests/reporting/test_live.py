@@ -33,8 +33,8 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def heading(seed: int = 0, seeds: tuple[int, ...] = (0,), done: int = 0, identity: str = "a") -> Heading:
-    return Heading(identity, seed, seeds, iterations=10, done=done)
+def heading(done: int = 0) -> Heading:
+    return Heading("a", seed=0, iterations=10, done=done)
 
 
 def write(
@@ -61,50 +61,48 @@ def write(
 
 
 def shown(logs: Path) -> str:
-    found = live_curves(logs, "chunk")
+    found = live_curves(logs, "chunk", 0)
     assert found is not None
     return found.markdown
 
 
 def test_a_training_that_has_not_begun_shows_nothing(tmp_path: Path) -> None:
-    assert live_curves(tmp_path / "logs", "chunk") is None
+    assert live_curves(tmp_path / "logs", "chunk", 0) is None
     (tmp_path / "chunk" / "seed-0").mkdir(parents=True)
-    assert live_curves(tmp_path, "chunk") is None
+    assert live_curves(tmp_path, "chunk", 0) is None
 
 
 def test_before_the_first_iteration_there_is_a_text_alone(tmp_path: Path, clocked: Clock) -> None:
     Journal(tmp_path / "chunk" / "seed-0", heading(), []).close(is_finished=False)
-    found = live_curves(tmp_path, "chunk")
+    found = live_curves(tmp_path, "chunk", 0)
     assert found is not None and "![" not in found.markdown
-    assert "## chunk: iteration 0 of 10\n" in found.markdown
+    assert "## chunk, training seed 0: iteration 0 of 10\n" in found.markdown
     assert (
         "The process started at 2001-01-01 12:00:00 UTC; none of its iterations has ended." in found.markdown
     )
-    assert "| 0 | 0 of 10 | running | – | – | – | – |" in found.markdown
+    assert "| training | – | – |" in found.markdown
 
 
 def test_where_it_is_and_when_it_ends(tmp_path: Path, clocked: Clock) -> None:
-    """Three iterations of 30 s after 100 s of held-out images; seven of seed 0 and ten of seed 1 are left: 510 s."""
-    write(tmp_path, clocked, [0.25, 0.5, 0.75], heading(seeds=(0, 1)))
-    found = live_curves(tmp_path, "chunk")
+    """Three iterations of 30 s after 100 s of held-out images; seven are left: 210 s."""
+    write(tmp_path, clocked, [0.25, 0.5, 0.75], heading())
+    found = live_curves(tmp_path, "chunk", 0)
     assert found is not None
-    assert found.key == "reward-chunk"
-    assert found.markdown.splitlines()[0] == "## chunk: iteration 3 of 10, training seed 0 (1 of 2)"
-    assert "Training reward at iteration 3: 0.750. " in found.markdown
+    assert found.key == "reward-chunk-seed-0"
+    assert found.markdown.splitlines()[0] == "## chunk, training seed 0: iteration 3 of 10"
     assert (
         "30.0 s per iteration; the last one ended at 2001-01-01 12:03:10 UTC. "
-        "8 min 30 s left after that, expected end 2001-01-01 12:11:40 UTC."
+        "3 min 30 s left after that, expected end 2001-01-01 12:06:40 UTC."
     ) in found.markdown
-    assert "| 0 | 3 of 10 | running | 0.250 | 0.750 | 0.500 | 0.625 |" in found.markdown
+    assert "| training | 0.250 | 0.750 |" in found.markdown
+    assert "| held-out | 0.500 | 0.625 |" in found.markdown
     assert 10_000 < len(found.markdown) < 80_000
-    assert (
-        "![Training reward by iteration, one line per training seed](data:image/png;base64," in found.markdown
-    )
+    assert "![Training reward by iteration](data:image/png;base64," in found.markdown
 
 
 def test_the_pace_is_that_of_the_last_iterations(tmp_path: Path, clocked: Clock) -> None:
     """25 iterations of 10 s, then five of 50 s: of the last 20 gaps 15 are of 10 s, so 20 s on average."""
-    head = Heading("a", 0, (0,), iterations=100, done=0)
+    head = Heading("a", 0, iterations=100, done=0)
     made = Journal(tmp_path, head, [])
     for number in range(1, 31):
         clocked.now += 10 if number <= 25 else 50
@@ -128,88 +126,60 @@ def test_after_a_resume_the_time_of_other_processes_does_not_count(tmp_path: Pat
     assert "40.0 s per iteration" in text and "2 min 00 s left" in text
 
 
-def test_seeds_are_compared_at_the_iteration_of_the_last_one(tmp_path: Path, clocked: Clock) -> None:
-    """0.5 and 0.75 at iteration 2: mean 0.625, standard deviation 0.25 / sqrt(2) = 0.177."""
-    seeds = (3, 5)
-    write(tmp_path, clocked, [0.0, 0.5, *[0.9] * 8], heading(3, seeds), ends=True)
-    write(tmp_path, clocked, [0.1, 0.75], heading(5, seeds))
-    text = shown(tmp_path)
-    assert "iteration 2 of 10, training seed 5 (2 of 2)" in text
-    assert "at iteration 2: 0.625 ± 0.177 (mean and standard deviation of 2 training seeds)." in text
-    assert "4 min 00 s left" in text  # of seed 5 alone
-    assert "| 3 | 10 of 10 | ended | 0.000 | 0.900 | 0.500 | 0.625 |" in text
-    assert "| 5 | 2 of 10 | running | 0.100 | 0.750 | 0.500 | 0.625 |" in text
-
-
-def test_between_two_seeds_the_next_one_is_still_to_come(tmp_path: Path, clocked: Clock) -> None:
-    write(tmp_path, clocked, [0.5] * 10, heading(0, (0, 1)), ends=True)
-    assert "5 min 00 s left" in shown(tmp_path)
-
-
 def test_the_end_is_told(tmp_path: Path, clocked: Clock) -> None:
     """Also where training has ended early."""
     write(tmp_path, clocked, [0.5] * 4, heading(), ends=True)
     text = shown(tmp_path)
     assert "Training ended at 2001-01-01 12:03:40 UTC." in text
     assert "expected end" not in text
-    assert "| 0 | 4 of 10 | ended |" in text
+    assert "iteration 4 of 10" in text
 
 
-def test_what_an_earlier_training_left_is_not_shown(tmp_path: Path, clocked: Clock) -> None:
-    """Journals of later seeds with the same settings, and of any seed with other settings."""
-    seeds = (0, 1, 2)
-    for seed in seeds:
-        write(tmp_path, clocked, [0.1] * 10, heading(seed, seeds), ends=True)
-    write(tmp_path, clocked, [0.2] * 3, heading(0, seeds))
-    assert [line.split(" | ")[0] for line in shown(tmp_path).splitlines() if line.startswith("| ")][1:] == [
-        "| 0"
-    ]
-    write(tmp_path, clocked, [0.3] * 3, heading(1, seeds, identity="b"))
-    assert [line.split(" | ")[0] for line in shown(tmp_path).splitlines() if line.startswith("| ")][1:] == [
-        "| 1"
-    ]
+def test_other_seeds_have_their_own(tmp_path: Path, clocked: Clock) -> None:
+    write(tmp_path, clocked, [0.1], heading())
+    assert live_curves(tmp_path, "chunk", 1) is None
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, clocked: Clock) -> None:
     path = write(tmp_path, clocked, [0.25, 0.5], heading())
-    before = live_curves(tmp_path, "chunk")
+    before = live_curves(tmp_path, "chunk", 0)
     with path.open("a") as stream:
         stream.write('{"iteration": 3, "metrics": {"reward_mean": 0.9')
-    assert live_curves(tmp_path, "chunk") == before
+    assert live_curves(tmp_path, "chunk", 0) == before
 
 
 def test_equal_journals_give_equal_highlights_at_any_time(tmp_path: Path, clocked: Clock) -> None:
     write(tmp_path, clocked, [0.25, 0.5], heading())
-    before = live_curves(tmp_path, "chunk")
+    before = live_curves(tmp_path, "chunk", 0)
     clocked.now += 1000
-    assert live_curves(tmp_path, "chunk") == before
+    assert live_curves(tmp_path, "chunk", 0) == before
 
 
 def test_a_journal_of_another_version_is_told(tmp_path: Path) -> None:
     (tmp_path / "chunk" / "seed-0").mkdir(parents=True)
     (tmp_path / "chunk" / "seed-0" / FILE).write_text('{"format": "chunk_grpo.progress/9"}\n')
     with pytest.raises(DataError, match="must be a journal of the format"):
-        live_curves(tmp_path, "chunk")
+        live_curves(tmp_path, "chunk", 0)
 
 
 @pytest.mark.slow
 def test_the_curves_grow_while_the_stage_trains(workspace: Workspace) -> None:
     """The stage as a process of its own, without trackers, looked at until it ends."""
     workspace.edit(lambda raw: raw.update(trackers=[]))
-    workspace.edit(lambda raw: raw["train"].update(iterations=6))
+    workspace.schedule(iterations=6)
     logs = workspace.root / "logs"
     shutil.rmtree(logs)  # of the stage that has run before
     seen: list[str] = []
     with workspace.process("train") as process:
         while process.poll() is None:
-            found = live_curves(logs, VARIANT)
+            found = live_curves(logs, VARIANT, 0)
             if found is not None and found.markdown.splitlines()[0] not in seen:
                 seen.append(found.markdown.splitlines()[0])
             time.sleep(0.02)
         _, errors = process.communicate()
     assert process.returncode == 0, errors
-    last = live_curves(logs, VARIANT)
+    last = live_curves(logs, VARIANT, 0)
     assert last is not None and "Training ended at" in last.markdown
     assert len(seen) >= 4  # a look takes about as long as an iteration of the smoke preset
-    assert seen[-1] == f"## {VARIANT}: iteration 6 of 6"
+    assert seen[-1] == f"## {VARIANT}, training seed 0: iteration 6 of 6"
     assert [path.name for path in (logs / VARIANT / "seed-0").iterdir()] == [FILE]

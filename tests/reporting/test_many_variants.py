@@ -33,10 +33,10 @@ def optional_rows(variant: str, seed: int) -> list[dict[str, object]]:
 def files(crowd: Callable[[tuple[str, ...]], Run]) -> dict[str, bytes]:
     run = crowd(VARIANTS)
     for variant in VARIANTS:
-        path = run.root / "train" / variant / "metrics.parquet"
-        rows = read_table(path, "train_metrics").to_pylist()
-        rows += [row for seed in (0, 1, 2) for row in optional_rows(variant, seed)]
-        write_table(table_from_rows(rows, "train_metrics"), path, "train_metrics")
+        for seed in (0, 1, 2):
+            path = run.root / "train" / variant / f"seed-{seed}" / "metrics.parquet"
+            rows = read_table(path, "train_metrics").to_pylist() + optional_rows(variant, seed)
+            write_table(table_from_rows(rows, "train_metrics"), path, "train_metrics")
     run.change_params(lambda params: params["train"].update(iterations=40))  # the metrics end at 30
     return run.build()
 

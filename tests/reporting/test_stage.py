@@ -12,10 +12,10 @@ from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from stages import report
 from stages._stage import run_stage
 
-from .conftest import Run, plan_rows, write_run
+from .conftest import VARIANTS, Run, plan_rows, write_run
 
 FILES = {
-    *("index.html", "report.md", "summary.json"),
+    *("index.html", "report.md", "summary.json", "metrics.json"),
     *("differences.png", "grid.png", "profile.png", "curves.png", "training.png"),
     *("won.png", "lost.png"),
     *(f"plots/{name}.csv" for name in ("chunk_draws", "differences", "how_trained", "l1_profile", "pairs")),
@@ -108,6 +108,12 @@ def test_summary_holds_what_the_page_says(files: dict[str, bytes]) -> None:
     by_hand = chunk["mean"] - 0.6 * found["chunk"]["tuned"]["shapes-vivid"]["mean"]
     assert by_hand == pytest.approx(found["chunk"]["tuned"]["shapes-graded"]["mean"], abs=2e-6)
     assert "shapes-exact_overall" in found["dance"]["hybrid"]
+    metrics = json.loads(files["metrics.json"])
+    assert metrics.pop("base") == found["base"]["training_reward"]
+    assert metrics == {
+        variant: {mode: found[variant][mode]["training_reward"]["mean"] for mode in ("tuned", "hybrid")}
+        for variant in VARIANTS
+    }
 
 
 def test_a_title_is_escaped(small: Run) -> None:
@@ -128,8 +134,8 @@ def test_without_wise_prompts_the_page_says_so(small: Run) -> None:
     "path",
     [
         "scores/chunk/shapes-vivid.parquet",
-        "images/dance/images.parquet",
-        "train/chunk-ws/metrics.parquet",
+        "images/dance/seed-0/images.parquet",
+        "train/chunk-ws/seed-1/metrics.parquet",
         "chunks/guided.parquet",
     ],
 )
@@ -145,7 +151,7 @@ def test_missing_file_is_named(small: Run, path: str, capsys: pytest.CaptureFixt
     [
         ("scores/chunk/shapes-vivid.parquet", "train_seed", 1, "policy=chunk mode=tuned train_seed=1"),
         ("scores/base/shapes-exact.parquet", "prompt_id", "eval-005", "prompt_id=eval-005 (split eval)"),
-        ("train/chunk/metrics.parquet", "metric", "grad_norm", "no row with metric=grad_norm"),
+        ("train/chunk/seed-*/metrics.parquet", "metric", "grad_norm", "no row with metric=grad_norm"),
     ],
     ids=["training seed", "unscored prompt of the base", "required metric"],
 )
@@ -153,11 +159,12 @@ def test_missing_rows_are_named(
     small: Run, path: str, column: str, value: str | int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     schema = "train_metrics" if path.startswith("train/") else "scores"
-    table = read_table(small.root / path, schema)
-    write_table(table.filter(pc.not_equal(table[column], value)), small.root / path, schema)
+    for changed in small.root.glob(path):
+        table = read_table(changed, schema)
+        write_table(table.filter(pc.not_equal(table[column], value)), changed, schema)
     assert run_stage(report.main, report.Arguments, small.options) == 3
     message = capsys.readouterr().err
-    assert path in message and told in message
+    assert path.replace("*", "0") in message and told in message
 
 
 def test_artifacts_of_earlier_versions_lack_what_is_optional(files: dict[str, bytes]) -> None:

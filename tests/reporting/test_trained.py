@@ -62,7 +62,10 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
         *((0, i, "fidelity_p99", 2e-5 * i) for i in (1, 2)),
     ]
     found = trained_in_numbers(
-        "v", metrics_source(*rows), SETTINGS, [manifest("x", 9.0), manifest("train@v", 10.0)]
+        "v",
+        metrics_source(*rows),
+        SETTINGS,
+        [manifest("x", 9.0), manifest("train@v-0", 6.0), manifest("train@v-1", 4.0)],
     )
     assert found.clip_fraction == pytest.approx(0.25)  # 0.1, 0.2, 0.3, 0.4
     assert found.trained_items == 150

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from chunk_grpo.artifacts import table_from_rows, write_table
 
-from .conftest import SCORERS, VARIANTS, Run, plan_rows, write_run
+from .conftest import SCORERS, SEEDS, VARIANTS, Run, plan_rows, write_run
 
 PLANS = {
     "step": (1,) * 16,
@@ -19,8 +19,13 @@ INPUTS = {
     "profile_l1": ("l1_profile.parquet", "profile/l1_profile.parquet"),
     "chunk_boundaries": ("chunks", "chunks"),
     "prepare_prompts": ("prompts.parquet", "prompts/evaluation.parquet"),
-    **{f"train@{v}": (f"train/{v}", f"train/{v}") for v in VARIANTS},
-    **{f"generate@{p}": (f"images/{p}", f"images/{p}") for p in ("base", *VARIANTS)},
+    "generate_base": ("images/base", "images/base"),
+    **{
+        f"{stage}@{v}-{seed}": (f"{folder}/{v}/seed-{seed}", f"{folder}/{v}/seed-{seed}")
+        for stage, folder in (("train", "train"), ("generate", "images"))
+        for v in VARIANTS
+        for seed in SEEDS
+    },
     **{
         f"score@{p}-{s}": (f"scores/{p}/{s}.parquet", f"scores/{p}/{s}.parquet")
         for p in ("base", *VARIANTS)

@@ -15,7 +15,7 @@ from infra.geneval_folders import main
 RECORDS = [{"tag": tag, "include": [{"class": "dog", "count": 1}], "exclude": []} for tag in TAGS]
 NAMES = [f"things-{n:05d}" for n in range(6)]
 WHO = {"policy": "chunk", "mode": "tuned", "train_seed": 0}
-IMAGES = "artifacts/images/chunk/images.parquet"
+IMAGES = "artifacts/images/chunk/seed-0/images.parquet"
 PROMPTS = ["--prompts", "prompts.parquet", "--split", "things"]
 
 

@@ -180,7 +180,7 @@ def shared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     monkeypatch.setenv(PROCESSES, "2")
     workspace.schedule(prompts_per_iteration=4, iterations=4)
     (workspace.artifacts / "train" / VARIANT).rename(workspace.root / "older")
-    (workspace.artifacts / "runs" / f"train@{VARIANT}.json").unlink()
+    (workspace.artifacts / "runs" / f"train@{VARIANT}-0.json").unlink()
     return workspace
 
 
@@ -197,18 +197,18 @@ def finish(workspace: Workspace) -> dict[str, bytes]:
 def test_training_in_two_processes_is_stopped_goes_on_and_ends_the_same(shared: Workspace) -> None:
     whole = finish(shared)
     metrics = read_table(
-        shared.artifacts / "train" / VARIANT / "metrics.parquet", "train_metrics"
+        shared.artifacts / "train" / VARIANT / "seed-0" / "metrics.parquet", "train_metrics"
     ).to_pylist()
     assert max(row["iteration"] for row in metrics) == 4
-    assert read_manifest(shared.artifacts / "runs" / f"train@{VARIANT}.json").stage == f"train@{VARIANT}"
+    assert read_manifest(shared.artifacts / "runs" / f"train@{VARIANT}-0.json").stage == f"train@{VARIANT}-0"
     (shared.artifacts / "train" / VARIANT).rename(shared.root / "whole")
     with shared.process("train") as process:
-        wait_for(lambda: any((shared.root / ".ckpt").glob("*/seed-0/iteration-*.pt")), 120, "training")
+        wait_for(lambda: any((shared.root / ".ckpt").glob("*/iteration-*.pt")), 120, "training")
         process.terminate()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     assert "Traceback" not in errors
-    assert not (shared.artifacts / "train" / VARIANT).exists()
+    assert not (shared.artifacts / "train" / VARIANT / "seed-0").exists()
     assert finish(shared) == whole
 
 
@@ -235,7 +235,7 @@ sys.exit(run_processes(main, Arguments, divisible=shared_rows))
 
 @pytest.mark.slow
 def test_all_processes_wait_until_the_first_one_has_saved(shared: Workspace) -> None:
-    shared.edit(lambda raw: raw["train"].update(checkpoint_every=4))
+    shared.schedule(checkpoint_every=4)
     shutil.rmtree(shared.root / "logs")
     (shared.root / "slow.py").write_text(SLOW_SAVE)
     command = [sys.executable, "slow.py", *shared.options("train")[1]]
@@ -247,7 +247,7 @@ def test_all_processes_wait_until_the_first_one_has_saved(shared: Workspace) -> 
         process.terminate()
         wait_for((shared.root / "saving").exists, 60, "saving")
         pair = psutil.Process(process.pid).children()
-        while not (kept := list((shared.root / ".ckpt").glob("*/seed-0/iteration-*.pt"))):
+        while not (kept := list((shared.root / ".ckpt").glob("*/iteration-*.pt"))):
             assert [each.status() != psutil.STATUS_ZOMBIE for each in pair] == [True, True]
             time.sleep(0.1)
         _, errors = process.communicate(timeout=60)
@@ -266,4 +266,4 @@ def test_training_runs_under_accelerate_launch(shared: Workspace) -> None:
         [*command, "-m", module, *options], cwd=shared.root, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert (shared.artifacts / "train" / VARIANT / "metrics.parquet").exists()
+    assert (shared.artifacts / "train" / VARIANT / "seed-0" / "metrics.parquet").exists()

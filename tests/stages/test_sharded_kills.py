@@ -22,7 +22,7 @@ KILLS, LOADING_SHARE = 20, 0.2
 
 def newest(folder: Path) -> int:
     """Iteration of the newest checkpoint; 0 without one."""
-    names = [path.stem for path in (folder / ".ckpt").glob("*/seed-0/iteration-*.pt")]
+    names = [path.stem for path in (folder / ".ckpt").glob("*/iteration-*.pt")]
     return max((int(name.removeprefix("iteration-")) for name in names), default=0)
 
 

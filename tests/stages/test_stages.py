@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from chunk_grpo.config import load_params
 from chunk_grpo.core.choices import SDES
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.training.schedule import prompts_of_iteration
-from stages.train import Arguments, checkpoint_key, forget
+from stages.train import forget
 from tests.conftest import ORDER, SCORER, VARIANT, Workspace
 from tests.waiting import wait_for
 
@@ -78,7 +78,14 @@ def test_prompts_are_balanced_and_held_out(finished: Workspace) -> None:
     assert all(json.loads(row["metadata"])["prompt"] == row["prompt"] for row in found)
 
 
-@pytest.mark.parametrize(("part", "table"), [("training", "scheduled"), ("evaluation", "evaluation")])
+@pytest.mark.parametrize(
+    ("part", "table"),
+    [
+        ("training/seed-0", "scheduled/seed-0"),
+        ("profile", "scheduled/profile"),
+        ("evaluation", "evaluation"),
+    ],
+)
 def test_embeddings_have_a_row_for_every_text(part: str, table: str, finished: Workspace) -> None:
     index = rows(finished, f"embeddings/{part}/index.parquet", "embeddings")
     prompts = rows(finished, f"prompts/{table}.parquet", "prompts")
@@ -106,11 +113,43 @@ def test_only_prompts_that_training_or_the_profile_uses_are_encoded(
         for s in ("train", "eval")
     )
     drawn = {at for i in range(2) for at in prompts_of_iteration(i, 2, 16, seed=0)}
-    expected = [train[at] for at in sorted(drawn | {0, 1, 2, 3})] + heldout[:2]
+    expected = [train[at] for at in sorted(drawn)] + heldout[:2]
     assert (params.prompts.train_count, len(train), len(heldout)) == (16, 16, 8)
-    assert [row["prompt_id"] for row in rows(finished, "prompts/scheduled.parquet", "prompts")] == expected
+    assert [
+        row["prompt_id"] for row in rows(finished, "prompts/scheduled/seed-0.parquet", "prompts")
+    ] == expected
+    profile = rows(finished, "prompts/scheduled/profile.parquet", "prompts")
+    assert [row["prompt_id"] for row in profile] == train[:4]
     assert workspace.run("prepare_prompts") == 0
-    assert f"train: {len(expected) - 2} of 16 prompts are used" in caplog.text
+    assert f"train: {len(drawn | {0, 1, 2, 3})} of 16 prompts are used" in caplog.text
+
+
+def test_another_seed_changes_nothing_of_the_first(workspace: Workspace) -> None:
+    """The inputs of a seed's training, which DVC compares; and the scores are those of both seeds."""
+    inputs = ("inputs/variants/", "prompts/scheduled/seed-0", "prompts/scheduled/profile", "variants/")
+    before = workspace.files()
+    workspace.edit(lambda raw: raw["train"].update(seeds=[3, 0]))
+    for stage in ORDER[: ORDER.index("train")]:
+        assert replace(workspace, seed=3).run(stage) == 0, stage
+    after = workspace.files()
+    for name in (name for name in before if name.startswith(inputs)):
+        assert after[name] == before[name], name
+    assert {name for name in after if "seed-3" in name} >= {
+        "prompts/scheduled/seed-3.parquet",
+        "embeddings/training/seed-3/index.parquet",
+    }
+    for stage in ("train", "generate", "score"):
+        assert replace(workspace, seed=3).run(stage) == 0, stage
+    scores = rows(workspace, f"scores/{VARIANT}/{SCORER}.parquet", "scores")
+    assert list(dict.fromkeys(row["train_seed"] for row in scores)) == [3, 0]
+
+
+def test_settings_that_were_not_recorded_are_refused(workspace: Workspace) -> None:
+    workspace.edit(lambda raw: raw["train"].update(kl_coef=0.5))
+    with workspace.process("train") as process:
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3
+    assert f"artifacts/inputs/variants/{VARIANT}.json: must have the settings of params.yaml" in errors
 
 
 def test_a_schedule_without_embeddings_is_refused_before_work(
@@ -124,8 +163,9 @@ def test_a_schedule_without_embeddings_is_refused_before_work(
     capsys.readouterr()
     assert workspace.run("train") == 3
     assert re.match(
-        r"error: artifacts/embeddings/training: must hold the prompts of artifacts/prompts/training\.parquet that this "
-        r"stage uses, got no row for 'train-\d+', '.*'; run `dvc repro`\n",
+        r"error: artifacts/embeddings/training/seed-0: must hold the prompts of "
+        r"artifacts/prompts/training\.parquet that this stage uses, got no row for 'train-\d+', '.*'; "
+        r"run `dvc repro`\n",
         capsys.readouterr().err,
     )
 
@@ -182,7 +222,7 @@ def test_every_plan_covers_the_noisy_steps_with_its_weights(finished: Workspace)
 
 def test_training_leaves_loadable_policies_and_no_checkpoint(finished: Workspace) -> None:
     params = load_params(finished.root / "params.yaml")
-    found = rows(finished, f"train/{VARIANT}/metrics.parquet", "train_metrics")
+    found = rows(finished, f"train/{VARIANT}/seed-0/metrics.parquet", "train_metrics")
     assert {row["train_seed"] for row in found} == set(params.train.seeds)
     heldout = [row["iteration"] for row in found if row["metric"] == "heldout_reward"]
     assert heldout == list(range(params.train.iterations + 1))
@@ -196,7 +236,7 @@ def test_training_leaves_loadable_policies_and_no_checkpoint(finished: Workspace
 
 
 def test_every_policy_draws_the_same_prompts_and_seeds(finished: Workspace) -> None:
-    tables = [rows(finished, f"images/{name}/images.parquet", "images") for name in ("base", VARIANT)]
+    tables = [rows(finished, finished.images(name), "images") for name in ("base", VARIANT)]
     base, tuned = tables
     starts = {(row["prompt_id"], row["sample"]): row["seed"] for row in base}
     assert len(starts) == len(base) == 12
@@ -207,13 +247,13 @@ def test_every_policy_draws_the_same_prompts_and_seeds(finished: Workspace) -> N
     paths = [row["image"]["path"] for row in base + tuned]
     assert len(set(paths)) == len(paths)
     assert decode_image(base[0]["image"]["bytes"], paths[0]).shape == (32, 32, 3)
-    grid = (finished.artifacts / "images" / VARIANT / "grid.png").read_bytes()
+    grid = (finished.artifacts / "images" / VARIANT / "seed-0" / "grid.png").read_bytes()
     assert decode_image(grid, "grid.png").shape[2] == 3
 
 
 def test_every_image_has_a_score(finished: Workspace) -> None:
     for name in ("base", VARIANT):
-        images = rows(finished, f"images/{name}/images.parquet", "images")
+        images = rows(finished, finished.images(name), "images")
         scores = rows(finished, f"scores/{name}/{SCORER}.parquet", "scores")
         keys = ("policy", "mode", "train_seed", "prompt_id", "sample")
         assert [[r[k] for k in keys] for r in scores] == [[r[k] for k in keys] for r in images]
@@ -226,11 +266,11 @@ def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace
     workspace.schedule(iterations=6)
     assert workspace.run("train") == 0
     whole = results(workspace)
-    target = workspace.artifacts / "train" / VARIANT
+    target = workspace.artifacts / "train" / VARIANT / "seed-0"
     target.rename(workspace.root / "older")
     with workspace.process("train") as process:
         first = (workspace.root / ".ckpt").glob
-        wait_for(lambda: any(first("*/seed-0/*.pt")), 120, "the first iteration")
+        wait_for(lambda: any(first("*/*.pt")), 120, "the first iteration")
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 75
@@ -239,7 +279,7 @@ def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace
     )
     assert "Traceback" not in errors
     assert not target.exists()
-    assert len(list((workspace.root / ".ckpt").glob("*/seed-0/*.pt"))) >= 1
+    assert len(list((workspace.root / ".ckpt").glob("*/*.pt"))) >= 1
     assert workspace.run("train") == 0
     assert results(workspace) == whole
     assert list((workspace.root / ".ckpt").iterdir()) == []
@@ -254,7 +294,7 @@ def test_an_adapter_is_trained_drawn_and_scored(workspace: Workspace) -> None:
     folder = workspace.artifacts / "train" / VARIANT / "seed-0" / "transformer"
     assert [path.name for path in folder.iterdir()] == ["pytorch_lora_weights.safetensors"]
     images = {"base": rows(workspace, "images/base/images.parquet", "images")}
-    for row in rows(workspace, f"images/{VARIANT}/images.parquet", "images"):
+    for row in rows(workspace, f"images/{VARIANT}/seed-0/images.parquet", "images"):
         images.setdefault(row["mode"], []).append(row)
     pictures = {mode: [row["image"]["bytes"] for row in found] for mode, found in images.items()}
     assert all(a != b for a, b in zip(pictures["tuned"], pictures["base"], strict=True))
@@ -270,14 +310,15 @@ def test_a_guided_policy_is_trained_and_drawn(workspace: Workspace) -> None:
         raw["sampling"]["cfg_scale"] = raw["generate"]["cfg_scale"] = 2.0
 
     workspace.edit(guide)
-    for stage in ORDER[3:10]:
+    for stage in ORDER[3:11]:
         assert workspace.run(stage) == 0, stage
     after = workspace.files()
-    for name in (f"images/{VARIANT}/images.parquet", "images/base/images.parquet"):
+    for name in (f"images/{VARIANT}/seed-0/images.parquet", "images/base/images.parquet"):
         assert after[name] != before[name]
     assert sorted(name for name in after if name.endswith("negative.safetensors")) == [
         "embeddings/evaluation/negative.safetensors",
-        "embeddings/training/negative.safetensors",
+        "embeddings/profile/negative.safetensors",
+        "embeddings/training/seed-0/negative.safetensors",
     ]
 
 
@@ -286,8 +327,8 @@ def test_the_best_policy_outlives_the_checkpoints_that_name_it(
 ) -> None:
     """A run that is killed while it cleans up goes on from the last checkpoint, if there is one, and needs both."""
     for name in ("iteration-000001.pt", "iteration-000002.pt", "best/iteration-000001.pt"):
-        (tmp_path / "seed-0" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "seed-0" / name).touch()
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     left: list[str] = []
     monkeypatch.setattr(
         shutil, "rmtree", lambda folder: left.extend(p.parent.name for p in folder.rglob("*.pt"))
@@ -305,45 +346,6 @@ def test_training_that_stops_early_may_have_no_checkpoint(workspace: Workspace) 
     workspace.edit(edit)
     workspace.schedule(learning_rate=1e-12, iterations=6, checkpoint_every=5)
     assert workspace.run("train") == 0
-    metrics = rows(workspace, f"train/{VARIANT}/metrics.parquet", "train_metrics")
+    metrics = rows(workspace, f"train/{VARIANT}/seed-0/metrics.parquet", "train_metrics")
     assert max(row["iteration"] for row in metrics) == 1
     assert not list((workspace.root / ".ckpt").glob("*"))
-
-
-def train_arguments(workspace: Workspace) -> Arguments:
-    """Arguments of the stage `train`, valid in any current folder."""
-    _, options = workspace.options("train")
-    given = dict(zip(options[::2], options[1::2], strict=True))
-    paths = {
-        field.name: given[f"--{field.name}"].replace("artifacts/", f"{workspace.artifacts}/")
-        for field in fields(Arguments)
-    }
-    return Arguments(**paths)
-
-
-def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Variants with equal settings may train side by side; and another base policy may have the name of the first."""
-    code, model = tmp_path / "stages", workspace.root / "model"
-    shutil.copytree(Path(stages.__file__).parent, code)
-    shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, model)
-    monkeypatch.setattr(stages, "__file__", str(code / "__init__.py"))
-    workspace.edit(lambda raw: raw["model"].update(checkpoint=str(model)))
-    workspace.edit(lambda raw: raw["variants"].update(twin=raw["variants"][VARIANT]))
-    params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
-
-    def key(**changes: str) -> str:
-        assert workspace.run("inputs") == 0
-        return checkpoint_key(params, replace(arguments, **changes))
-
-    first = key()
-    assert key() == first != key(variant="twin")
-    weights = model / "transformer" / "diffusion_pytorch_model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert key() != first
-    weights.write_bytes(content)
-    assert key() == first
-    (code / "train.py").write_text((code / "train.py").read_text() + "# another version\n")
-    assert key() != first

@@ -31,6 +31,7 @@ def trained_by_judge(workspace: Workspace, background: bool = True) -> None:
 
 def train(workspace: Workspace, stop: bool = False) -> tuple[int, str]:
     """Exit code and words of the stage; with `stop` it gets SIGTERM when the reward hangs."""
+    assert workspace.run("inputs") == 0
     process = workspace.process("train")
     try:
         end = time.monotonic() + 100

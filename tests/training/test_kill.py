@@ -61,10 +61,9 @@ class Victim:
     """A workspace whose training is killed."""
 
     workspace: Workspace
-    plan: str = "listed"
 
     def start(self) -> "subprocess.Popen[str]":
-        return self.workspace.process("train", plan=f"artifacts/chunks/{self.plan}.parquet")
+        return self.workspace.process("train")
 
     def outputs(self) -> dict[str, bytes]:
         """Weights and metrics, without the measured seconds."""
@@ -86,12 +85,12 @@ class Victim:
 
     def newest(self) -> int:
         """Iteration of the newest checkpoint; 0 when there is none."""
-        names = [path.stem for path in (self.workspace.root / ".ckpt").glob("*/seed-0/iteration-*.pt")]
+        names = [path.stem for path in (self.workspace.root / ".ckpt").glob("*/iteration-*.pt")]
         return max((int(name.removeprefix("iteration-")) for name in names), default=0)
 
     def partial(self) -> set[tuple[str, int]]:
         """The checkpoints that are being written, or were when their process died."""
-        found = (self.workspace.root / ".ckpt").glob("*/seed-0/*.partial")
+        found = (self.workspace.root / ".ckpt").glob("*/*.partial")
         return {(path.name, path.stat().st_ino) for path in found}
 
     def live(self, phase: Phase, delay: float, story: Story) -> None:
@@ -138,9 +137,10 @@ def victim(planned: Workspace, root: Path, variant: dict[str, Any], train: dict[
     shutil.copytree(planned.root, root)
     made = Workspace(root)
     made.edit(lambda raw: raw["variants"][VARIANT].update(variant))
-    made.schedule(**train)
     made.edit(lambda raw: raw["train"]["heldout"].update(keep_best=True))
-    return Victim(made, variant.get("plan", "listed"))
+    made.schedule(**train)
+    assert made.run("chunk_boundaries") == 0
+    return Victim(made)
 
 
 PHASES: tuple[Phase, ...] = ("saving", "training", "training", "loading", "training", "training")
@@ -152,7 +152,7 @@ def ends_as_if_untouched(made: Victim, kills: int) -> Story:
     longest = finish(made) * TRAINING_SHARE
     untouched, journal = made.outputs(), made.journal()
     random_, story = random.Random(0), Story()
-    assert untouched.keys() >= {f"train/{VARIANT}/metrics.parquet"}
+    assert untouched.keys() >= {f"train/{VARIANT}/seed-0/metrics.parquet"}
     shutil.rmtree(made.workspace.artifacts / "train")
     while (died := sum(story.died.values())) < kills:
         finished, phase = story.finished, PHASES[died % len(PHASES)]
@@ -171,7 +171,7 @@ def finish(made: Victim) -> float:
     with made.start() as process:
         _wait(process, lambda: made.begun() > begun)
         start = time.monotonic()
-        _wait(process, (made.workspace.artifacts / "train" / VARIANT).exists)
+        _wait(process, (made.workspace.artifacts / "train" / VARIANT / "seed-0").exists)
         seconds = time.monotonic() - start
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors

@@ -84,7 +84,7 @@ def stop(workspace: Workspace, moment: Moment) -> tuple[int, str, float]:
 @pytest.mark.parametrize("where", MOMENTS)
 def test_sigterm_is_answered_in_time_and_costs_nothing(where, workspace):
     moment = MOMENTS[where]
-    target = workspace.artifacts / "train" / VARIANT
+    target = workspace.artifacts / "train" / VARIANT / "seed-0"
     untouched = {path.relative_to(target): path.read_bytes() for path in files(target)}
     target.rename(workspace.root / "older")
     code, errors, seconds = stop(workspace, moment)
@@ -92,7 +92,7 @@ def test_sigterm_is_answered_in_time_and_costs_nothing(where, workspace):
     assert (code, "Traceback" in errors) == (75, False), errors
     assert seconds < SECONDS
     assert not target.exists()
-    newest = max(workspace.root.glob(".ckpt/*/seed-0/iteration-*.pt"))
+    newest = max(workspace.root.glob(".ckpt/*/iteration-*.pt"))
     state = torch.load(newest, weights_only=True)["state"]
     unfinished = state["extra"]["unfinished"]
     assert state["iteration"] == moment.iteration

@@ -1,7 +1,6 @@
 """The loop on the real toy checkpoint: repeatable to the byte, stoppable anywhere, and it does what it says."""
 
 import json
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from chunk_grpo.errors import DataError, TransientError
-from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.run import RunPaths
-from stages.train import train_seed
 
-from .conftest import CHUNK_WS, Outcome, method_of, small_params
+from .conftest import Outcome
 
 Train = Callable[..., Outcome]
 
@@ -179,21 +175,3 @@ def test_the_rollouts_batch_size_changes_results_by_rounding_only(train, whole, 
             [row[2] for row in kept], rel=1e-3, abs=1e-5
         )
         assert values[1, "fidelity_p99"] < 1e-4
-
-
-def test_nothing_of_a_seed_is_left_when_the_next_one_is_loaded(policy, data, tmp_path, monkeypatch):
-    """Weights, and with them gradients and the optimiser's state, which refers to the weights."""
-    params, left = small_params(CHUNK_WS, iterations=1), []
-
-    def load(*_: object) -> FluxFamily:
-        assert [ref() for ref in left] == [None] * len(left)
-        family = policy()
-        left.extend(weakref.ref(each) for each in (family.transformer, *family.transformer.parameters()))
-        return family
-
-    monkeypatch.setattr("stages.train.load_model", load)
-    for seed in range(2):
-        paths = RunPaths(tmp_path / str(seed), "test", tmp_path / "logs", "it")
-        assert train_seed(params, "", data, method_of(params), seed, paths, tmp_path / f"out-{seed}")
-    assert len(left) > 2
-    assert [ref() for ref in left] == [None] * len(left)

@@ -1,0 +1,142 @@
+"""Checkpoints of training: what names the computation, and more iterations that go on from a kept one."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save
+
+import stages
+from chunk_grpo.artifacts import read_table, write_table
+from chunk_grpo.artifacts.embeddings import open_embeddings
+from chunk_grpo.config import load_params
+from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.training.journal import FILE, read_journal
+from chunk_grpo.training.run import TrainingData
+from stages._inputs import encoded_prompts, first
+from stages.train import Arguments, checkpoint_key, depends_on_iterations, read_training_data
+from tests.conftest import VARIANT, Workspace
+
+
+def train_arguments(workspace: Workspace) -> Arguments:
+    """Arguments of the stage `train`, valid in any current folder."""
+    _, options = workspace.options("train")
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    paths = {
+        field.name: given[f"--{field.name}"].replace("artifacts/", f"{workspace.artifacts}/")
+        for field in fields(Arguments)
+    }
+    return Arguments(**paths | {"seed": workspace.seed})
+
+
+def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variants with equal settings may train side by side; and another base policy may have the name of the first."""
+    code, model = tmp_path / "stages", workspace.root / "model"
+    shutil.copytree(Path(stages.__file__).parent, code)
+    shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, model)
+    monkeypatch.setattr(stages, "__file__", str(code / "__init__.py"))
+    workspace.edit(lambda raw: raw["model"].update(checkpoint=str(model)))
+    workspace.edit(lambda raw: raw["variants"].update(twin=raw["variants"][VARIANT]))
+    params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
+
+    def key(**changes: Any) -> str:
+        assert workspace.run("inputs") == 0
+        with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
+            data = read_training_data(params, arguments, stored)
+            return checkpoint_key(params, replace(arguments, **changes), data)
+
+    first = key()
+    assert key() == first != key(variant="twin")
+    (code / "report.py").write_text((code / "report.py").read_text() + "# another version\n")
+    assert key() == first
+    weights = model / "transformer" / "diffusion_pytorch_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert key() != first
+    weights.write_bytes(content)
+    assert key() == first
+    (code / "train.py").write_text((code / "train.py").read_text() + "# another version\n")
+    assert key() != first
+
+
+@pytest.mark.parametrize("variant", [VARIANT, "dance"])
+def test_more_iterations_go_on_from_the_kept_state(variant: str, workspace: Workspace) -> None:
+    """Two and two iterations give the bytes of four; a measurement that was due as the last one is left out."""
+    trained = replace(workspace, variant=variant)
+    trained.edit(lambda raw: raw["train"].update(ema_decay=0.5))
+    trained.edit(lambda raw: raw["train"]["heldout"].update(every=3))
+
+    def train(iterations: int, keep: bool = True) -> dict[str, bytes]:
+        trained.schedule(iterations=iterations, keep_state=keep, checkpoints_kept=4)
+        assert trained.run("train") == 0
+        return {
+            name: content
+            for name, content in trained.files().items()
+            if name.startswith((f"train/{variant}/", f"curves/{variant}/"))
+        }
+
+    def begun_after() -> int:
+        record = read_journal(trained.root / "logs" / variant / "seed-0" / FILE)
+        assert record is not None
+        return record.heading.done
+
+    four = train(4, keep=False)
+    assert list((trained.root / ".ckpt").iterdir()) == []
+    two = train(2)
+    assert begun_after() == 0
+    assert train(4) == four
+    assert begun_after() == 2
+    assert train(2) == two
+    assert begun_after() == 2
+
+
+@pytest.mark.parametrize(
+    ("edit", "others"),
+    [
+        (lambda raw: raw["train"].update(checkpoint_every=7, keep_state=True, iterations=9), False),
+        (lambda raw: raw["train"].update(kl_coef=0.5), True),
+        (lambda raw: raw["variants"][VARIANT].update(selection="annealed"), True),
+    ],
+)
+def test_settings_that_move_nothing_name_no_other_computation(
+    edit: Callable[[dict[str, Any]], object], others: bool, workspace: Workspace
+) -> None:
+    def key() -> str:
+        params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
+        with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
+            prompts, heldout = stored.of("train"), stored.require(first(stored.of("eval"), 2))
+            data = TrainingData(prompts, heldout, Reward({}, {}))
+            return checkpoint_key(params, arguments, data)
+
+    before = key()
+    workspace.edit(edit)
+    assert (key() != before) == others
+
+
+def test_annealed_draws_depend_on_the_number_of_iterations(workspace: Workspace) -> None:
+    params = load_params(workspace.root / "params.yaml")
+    assert not depends_on_iterations(params, VARIANT)
+    workspace.edit(lambda raw: raw["variants"][VARIANT].update(selection="annealed"))
+    assert depends_on_iterations(load_params(workspace.root / "params.yaml"), VARIANT)
+
+
+def test_a_text_has_the_same_embedding_whichever_others_are_encoded(workspace: Workspace) -> None:
+    """The batches of smoke are not full."""
+    path = workspace.artifacts / "prompts/evaluation.parquet"
+    prompts = read_table(path, "prompts")
+
+    def tensors() -> dict[tuple[str, str], bytes]:
+        assert workspace.run("encode_prompts@evaluation") == 0
+        with open_embeddings(str(workspace.artifacts / "embeddings/evaluation")) as found:
+            return {key: save(found.read([row])) for key, row in found.row_of.items()}
+
+    every = tensors()
+    write_table(prompts.slice(3), str(path), "prompts")
+    some = tensors()
+    assert 0 < len(some) < len(every)
+    assert some.items() <= every.items()
