@@ -254,7 +254,13 @@ def hypothesis_rows(block: Block) -> list[list[str]]:
     found = [block.difference(h.first, h.second, block.reward) for h in HYPOTHESES]
     corrected = holm([interval.p_value for interval in found])
     return [
-        [h.name, signed(interval.mean), interval_text(interval), f"{p:.3f}", f"{detectable(interval):.3f}"]
+        [
+            h.name,
+            signed(interval.mean),
+            interval_text(interval),
+            f"{p:.3f}" if p >= 0.001 else "< 0.001",
+            f"{detectable(interval):.3f}",
+        ]
         for h, interval, p in zip(HYPOTHESES, found, corrected, strict=True)
     ]
 

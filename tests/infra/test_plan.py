@@ -49,7 +49,7 @@ def test_the_stop_setting_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--preset", "flux-dev", "--gpus", "8", "--strict"]) == 2
 
 
-@pytest.mark.parametrize("preset", ["tiny", "methods", "random-scorers", "smoke", "tiny-study"])
+@pytest.mark.parametrize("preset", ["tiny", "methods", "random-scorers", "smoke", "study-vivid"])
 def test_every_preset_can_be_planned(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--preset", preset, "--strict"]) == 0
     assert "What is off" in capsys.readouterr().out
