@@ -79,9 +79,10 @@ class Workspace:
         return module, options
 
     def run(self, stage: str, **changes: str) -> int:
-        """Run a stage in this process; before a training, record its settings, as DVC would."""
+        """Run a stage in this process; before a training, record its settings anew, and nothing else."""
         if stage == "train":
-            assert self.run("inputs") == 0
+            others = {name: f"recorded/{name}.json" for name in ("model", "prompts", "scorers", "names")}
+            assert self.run("inputs", **others) == 0
         module, options = self.options(stage, **changes)
         code = importlib.import_module(module)
         with pytest.MonkeyPatch.context() as patch:

@@ -73,15 +73,17 @@ def test_edits_of_a_users_files_are_noticed(checkout: Path) -> None:
 def test_a_typo_leaves_the_results_where_they_are(checkout: Path) -> None:
     """DVC removes the outputs of a stage before it runs; the first stage refuses before it comes to others."""
     dvc(checkout, "repro", "prepare_prompts")
-    before = {path: digest(path) for path in (checkout / "artifacts" / "prompts").iterdir()}
+    before = digests(checkout / "artifacts" / "prompts")
     kept = (checkout / "params.yaml").read_bytes()
     Workspace(checkout).edit(lambda raw: raw["prompts"].update(train_count="many"))
     done = python(checkout, "-m", "dvc", "repro", "prepare_prompts")
     assert done.returncode != 0
     assert "prompts.train_count: must be a whole number, got 'many'" in done.stderr
-    assert {path: digest(path) for path in (checkout / "artifacts" / "prompts").iterdir()} == before
+    assert digests(checkout / "artifacts" / "prompts") == before
     (checkout / "params.yaml").write_bytes(kept)
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def digests(folder: Path) -> dict[Path, str]:
+    """Digest of each file."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -33,7 +33,7 @@ def test_a_trained_policy_that_is_cut_off(workspace: Workspace, capsys: pytest.C
 def test_a_model_that_gives_nan_at_the_profile(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = workspace.artifacts / "embeddings" / "training"
+    folder = workspace.artifacts / "embeddings" / "profile"
     index = read_table(folder / "index.parquet", "embeddings").to_pylist()
     record = [row for row in index if row["prompt_id"].startswith("train-")][1]
     path: Path = folder / "shard-00000.safetensors"

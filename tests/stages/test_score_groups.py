@@ -69,7 +69,7 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
     groups = [("tuned", 0, f"eval-{number}") for number in range(30)]
     path = tmp_path / "images.parquet"
     write_rows(records([*groups, ("tuned", 0, "wise-0")]), path, "images", row_group_bytes=1000)
-    images = Images(str(path), [name for _, _, name in groups])
+    images = Images([str(path)], [name for _, _, name in groups])
     assert (len(images), images.groups) == (30, Counter(groups))
     prompts = {name: {"prompt": "a circle", "metadata": "{}"} for _, _, name in groups}
     kept = KeptScores(tmp_path / "kept")

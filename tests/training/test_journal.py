@@ -13,7 +13,7 @@ from chunk_grpo.training.journal import FILE, Heading, Journal, Record, read_jou
 
 from .conftest import Outcome
 
-HEADING = Heading("abc", seed=1, seeds=(0, 1), iterations=9, done=0)
+HEADING = Heading("abc", seed=1, iterations=9, done=0)
 
 
 def read(folder: Path) -> Record:
@@ -67,12 +67,12 @@ def test_a_line_that_is_not_whole_ends_what_is_read(end, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "iteration,reward\n", '{"format": "chunk_grpo.progress/2"}\n', "[1]\n"]
+    "content", ["", "iteration,reward\n", '{"format": "chunk_grpo.progress/1"}\n', "[1]\n"]
 )
 def test_another_file_is_refused(content, tmp_path):
     (tmp_path / FILE).write_text(content)
     with pytest.raises(
-        DataError, match=r"progress\.jsonl: must be a journal of the format chunk_grpo\.progress/1"
+        DataError, match=r"progress\.jsonl: must be a journal of the format chunk_grpo\.progress/2"
     ):
         read_journal(tmp_path / FILE)
 
@@ -94,7 +94,7 @@ def test_a_full_disk_is_told(tmp_path):
 def test_a_run_leaves_all_its_metrics(train, tmp_path):
     made, record = train(tmp_path, seed=3, iterations=2), read(tmp_path / "logs" / "it")
     assert without_times(record) == of(made)
-    assert record.heading == Heading("test", 3, (0, 1, 2), 2, 0)
+    assert record.heading == Heading("test", 3, 2, 0)
     assert sorted(record.times) == [1, 2]
     assert record.ended is not None
     assert record.started < record.times[1] < record.times[2] < record.ended

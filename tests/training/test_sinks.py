@@ -21,7 +21,7 @@ from chunk_grpo.training.run import RunPaths
 from chunk_grpo.training.sinks import MetricSink, open_sinks
 
 CONFIG = {"train": {"learning_rate": 1e-5, "plan": [2, 3]}, "seed": 0}
-HEADING = Heading("abc", seed=0, seeds=(0,), iterations=9, done=0)
+HEADING = Heading("abc", seed=0, iterations=9, done=0)
 Open = Callable[..., list[MetricSink]]
 
 
