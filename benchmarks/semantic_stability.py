@@ -102,7 +102,11 @@ def measure(
     policies = (BASE[0], *(params.variants if variants is None else variants))
     with Meter("policies", len(policies)) as meter:
         for variant in policies:
-            for (mode, _seed), images in sorted(_images(checkout, variant, captions).items()):
+            tables = [f"seed-{seed}/images.parquet" for seed in params.train.seeds]
+            paths = [checkout / "artifacts/images" / variant / name for name in tables]
+            if variant == BASE[0]:
+                paths = [checkout / "artifacts/images" / variant / "images.parquet"]
+            for (mode, _seed), images in sorted(_images(paths, captions).items()):
                 detected = {
                     prompt: [_found(image) for image in of_prompt] for prompt, of_prompt in images.items()
                 }
@@ -153,10 +157,9 @@ def _found(image: NDArray[np.uint8]) -> Found:
 
 
 def _images(
-    checkout: Path, variant: str, prompts: Mapping[str, str]
+    paths: Sequence[Path], prompts: Mapping[str, str]
 ) -> dict[tuple[str, int], dict[str, list[NDArray[np.uint8]]]]:
     """(mode, training seed) to the images of each prompt, in the order of their samples."""
-    paths = sorted((checkout / "artifacts/images" / variant).rglob("images.parquet"))
     rows = [row for path in paths for row in read_table(str(path), "images").to_pylist()]
     found: dict[tuple[str, int], dict[str, list[NDArray[np.uint8]]]] = {}
     for row in sorted(rows, key=lambda row: row["sample"]):

@@ -87,7 +87,7 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
         from chunk_grpo.reporting.live import live_curves  # here: importing matplotlib takes seconds
 
         nonlocal artifact, shown
-        curves = live_curves(workspace.root / "logs", variant, int(seed))
+        curves = live_curves(workspace.root / "logs", variant, seed)
         if curves is None or curves.markdown == shown:
             return
         if artifact is None:

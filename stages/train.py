@@ -55,23 +55,20 @@ CURVES = {"reward_mean": "reward", "heldout_reward": "held-out"}
 COMPUTES = (
     "chunk_grpo/core",
     "chunk_grpo/families",
+    "chunk_grpo/image_files.py",
+    "chunk_grpo/scorers/base.py",
+    "chunk_grpo/scorers/reward.py",
+    "chunk_grpo/scorers/running",
     "chunk_grpo/seeding.py",
     "chunk_grpo/training",
     "stages/_inputs.py",
     "stages/_times.py",
     "stages/train.py",
 )
-"""Code that decides what a training computes. The code of scorers is in their specs."""
+"""Code that decides what a training computes. The code of single scorers is in their specs."""
 
-MOVES_NOTHING = (
-    "iterations",
-    "checkpoint_every",
-    "checkpoints_kept",
-    "keep_state",
-    "reward_attempts",
-    "reward_wait",
-)
-"""Settings of `train` that change no state of a training at a given iteration."""
+MOVES_NOTHING = {"checkpoint_every", "checkpoints_kept", "keep_state", "reward_attempts", "reward_wait"}
+"""Settings of `train` that change no state of a training."""
 
 LOGS = Path("logs")
 """Tracker logs. Not a DVC output: they contain timestamps."""
@@ -134,8 +131,8 @@ def checkpoint_key(params: Params, arguments: Arguments, data: TrainingData) -> 
     for all: the others are of the same encoder, and more iterations have more of them.
     """
     settings = training_settings(params, arguments.variant)
-    if not depends_on_iterations(params, arguments.variant):
-        settings["train"] = {k: v for k, v in settings["train"].items() if k not in MOVES_NOTHING}
+    without = MOVES_NOTHING | (set() if depends_on_iterations(params, arguments.variant) else {"iterations"})
+    settings["train"] = {key: value for key, value in settings["train"].items() if key not in without}
     content = params.model_dump(mode="json", include={"model", "sampling", "rewards"})
     about = [content, settings, arguments.variant, arguments.seed]
     digest = hashlib.sha256(json.dumps(about).encode())
@@ -225,10 +222,10 @@ def main(params: Params, arguments: Arguments) -> None:
         DataError: The settings differ from the recorded ones.
     """
     variant_of(params, arguments)
-    check_settings(params, arguments)
     require_optimizer(params.train.optimizer)
     processes = Processes()  # before anything is loaded: this selects the process's GPU
     processes.receive(inputs_of(arguments))
+    check_settings(params, arguments)
     writes = processes.is_main
     for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)

@@ -146,7 +146,7 @@ def test_checkpoint(
     damage(model)
     workspace.edit(put("model.checkpoint", str(model)))
     assert workspace.run("inputs") == 0
-    message = refused(workspace, "encode_prompts@training", DATA)
+    message = refused(workspace, "encode_prompts@evaluation", DATA)
     assert message.startswith(beginning.format(model=model))
 
 

@@ -109,7 +109,7 @@ class TrainParams(Section):
             weights are.
         checkpoint_every: iterations between two checkpoints of the optimiser and the weights.
         checkpoints_kept: number of checkpoints kept, the newest ones.
-        keep_state: whether the checkpoints remain after training, so that more `iterations` go on from them.
+        keep_state: whether the checkpoints are kept after training; a run with more `iterations` continues from them.
         heldout: evaluation on held-out prompts during training.
     """
 

@@ -93,7 +93,8 @@ class Storage:
         training_embeddings: Embeddings of the profile's prompts, and of the training prompts of all seeds.
         evaluation_embeddings: Embeddings of the evaluation prompts.
         checkpoint: One checkpoint of a training run.
-        checkpoints: Checkpoints on the disk while one more is written, with the best policy's.
+        checkpoints: Checkpoints on the disk while one more is written, with the best policy's; with `train.keep_state`
+            those of all runs.
         policy: One saved policy.
         policies: Policies of all variants and seeds, with the best ones.
         images: Number of evaluation images.
@@ -151,12 +152,13 @@ def storage_of(settings: Settings) -> Storage:
     best = 1 if train.heldout.keep_best else 0
     checkpoint, policy = checkpoint_bytes(settings), policy_bytes(settings)
     runs = len(params.variants) * len(train.seeds)
+    kept_runs = runs if train.keep_state else 1
     pixels = params.generate.height * params.generate.width
     return Storage(
         training_embeddings=float(sum(encoded_for_training(params)) * settings.row_bytes),
         evaluation_embeddings=float(prompts.evaluated * settings.row_bytes),
         checkpoint=checkpoint,
-        checkpoints=float((train.checkpoints_kept + 1) * checkpoint + best * policy),
+        checkpoints=float(kept_runs * (train.checkpoints_kept * checkpoint + best * policy) + checkpoint),
         policy=policy,
         policies=float(runs * (1 + best) * policy),
         images=images_of(params),

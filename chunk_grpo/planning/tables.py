@@ -128,7 +128,7 @@ def _storage(plan: Plan) -> Table:
         ("embeddings, training", _gigabytes(stored.training_embeddings)),
         ("embeddings, evaluation", _gigabytes(stored.evaluation_embeddings)),
         ("a checkpoint", _gigabytes(stored.checkpoint)),
-        ("checkpoints of a training, with one more being written", _gigabytes(stored.checkpoints)),
+        ("checkpoints, with one more being written", _gigabytes(stored.checkpoints)),
         ("policies", _gigabytes(stored.policies)),
         (f"{stored.images:,} images", _gigabytes(stored.image_bytes)),
         ("disk in all, one training at a time", _gigabytes(stored.disk)),

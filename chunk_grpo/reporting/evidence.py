@@ -171,7 +171,8 @@ class Evidence:
         profile: Schema l1_profile.
         plans: Plan name to schema chunk_plan.
         metrics: Variant to schema train_metrics.
-        images: Policy (base, then the variants) to the path of schema images; the grid reads its own rows of them.
+        images: Policy (base, then the variants) to the path of schema images, for a variant of its lowest training
+            seed. The grid reads its own rows of them.
         scores: (policy, scorer) to schema scores.
         runs: Manifests of the stages that ran, in display order.
     """

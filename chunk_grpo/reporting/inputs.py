@@ -157,7 +157,7 @@ _BY_NAME = ("encode_training", "train", "generate", "score", "score_base")
 
 
 def _manifests(folder: str, settings: ReportSettings) -> Iterator[RunManifest]:
-    """Manifests of this run; those of other variants, seeds and scorers may remain from earlier parameters."""
+    """Manifests of this run. The folder may have others, of earlier variants, seeds and scorers."""
     scorers = [use.name for use in settings.measured]
     seeds = list(map(str, settings.train_seeds))
     pairs = {f"{variant}-{of}" for variant in settings.variants for of in (*seeds, *scorers)}

@@ -23,13 +23,13 @@ RECENT = 20
 """Number of recent iterations whose mean time predicts the remaining ones."""
 
 
-def live_curves(logs: Path, variant: str, seed: int) -> Highlight | None:
+def live_curves(logs: Path, variant: str, seed: str) -> Highlight | None:
     """Progress and reward curve of a training; None if it has not started.
 
     Args:
         logs: Folder of the journals, VARIANT/seed-N/progress.jsonl.
         variant: Name of the variant.
-        seed: Training seed.
+        seed: Training seed, as in the name of the folder.
 
     Raises:
         DataError: The journal has another version or cannot be read.

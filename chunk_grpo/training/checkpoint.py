@@ -228,7 +228,7 @@ class CheckpointStore:
         Logs a warning for each newer checkpoint that is refused. Removes nothing.
 
         Args:
-            last: Last iteration of the run, whose checkpoint may be among those of a longer one; None: any.
+            last: Largest iteration of a checkpoint; None: no limit.
 
         Raises:
             DataError: All checkpoints are refused, or the folder cannot be read.

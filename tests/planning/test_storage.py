@@ -85,6 +85,16 @@ def test_checkpoints(smoke: Settings, tmp_path: Path) -> None:
     assert checkpoint_bytes(smoke) == pytest.approx(file.stat().st_size, rel=0.03)
 
 
+def test_kept_checkpoints_are_those_of_all_runs() -> None:
+    """Two seeds of three variants; two checkpoints and the best policy each, and one that is being written."""
+    plain = edited(preset("flux-dev"), train={"seeds": (0, 1)})
+    kept = edited(plain, train={"keep_state": True})
+    assert len(plain.variants) == 3 and plain.train.heldout.keep_best
+    found = storage_of(settings(plain, 8))
+    assert found.checkpoints == 3 * found.checkpoint + found.policy
+    assert storage_of(settings(kept, 8)).checkpoints == 13 * found.checkpoint + 6 * found.policy
+
+
 def test_objects(finished: Workspace, smoke: Settings) -> None:
     """Files of the finished stages besides prompts; of two variants and three scorers one each was run."""
     parts = [path for path in finished.artifacts.iterdir() if path.name not in ("prompts", "embeddings")]

@@ -61,20 +61,20 @@ def write(
 
 
 def shown(logs: Path) -> str:
-    found = live_curves(logs, "chunk", 0)
+    found = live_curves(logs, "chunk", "0")
     assert found is not None
     return found.markdown
 
 
 def test_a_training_that_has_not_begun_shows_nothing(tmp_path: Path) -> None:
-    assert live_curves(tmp_path / "logs", "chunk", 0) is None
+    assert live_curves(tmp_path / "logs", "chunk", "0") is None
     (tmp_path / "chunk" / "seed-0").mkdir(parents=True)
-    assert live_curves(tmp_path, "chunk", 0) is None
+    assert live_curves(tmp_path, "chunk", "0") is None
 
 
 def test_before_the_first_iteration_there_is_a_text_alone(tmp_path: Path, clocked: Clock) -> None:
     Journal(tmp_path / "chunk" / "seed-0", heading(), []).close(is_finished=False)
-    found = live_curves(tmp_path, "chunk", 0)
+    found = live_curves(tmp_path, "chunk", "0")
     assert found is not None and "![" not in found.markdown
     assert "## chunk, training seed 0: iteration 0 of 10\n" in found.markdown
     assert (
@@ -86,7 +86,7 @@ def test_before_the_first_iteration_there_is_a_text_alone(tmp_path: Path, clocke
 def test_where_it_is_and_when_it_ends(tmp_path: Path, clocked: Clock) -> None:
     """Three iterations of 30 s after 100 s of held-out images; seven are left: 210 s."""
     write(tmp_path, clocked, [0.25, 0.5, 0.75], heading())
-    found = live_curves(tmp_path, "chunk", 0)
+    found = live_curves(tmp_path, "chunk", "0")
     assert found is not None
     assert found.key == "reward-chunk-seed-0"
     assert found.markdown.splitlines()[0] == "## chunk, training seed 0: iteration 3 of 10"
@@ -137,29 +137,29 @@ def test_the_end_is_told(tmp_path: Path, clocked: Clock) -> None:
 
 def test_other_seeds_have_their_own(tmp_path: Path, clocked: Clock) -> None:
     write(tmp_path, clocked, [0.1], heading())
-    assert live_curves(tmp_path, "chunk", 1) is None
+    assert live_curves(tmp_path, "chunk", "1") is None
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, clocked: Clock) -> None:
     path = write(tmp_path, clocked, [0.25, 0.5], heading())
-    before = live_curves(tmp_path, "chunk", 0)
+    before = live_curves(tmp_path, "chunk", "0")
     with path.open("a") as stream:
         stream.write('{"iteration": 3, "metrics": {"reward_mean": 0.9')
-    assert live_curves(tmp_path, "chunk", 0) == before
+    assert live_curves(tmp_path, "chunk", "0") == before
 
 
 def test_equal_journals_give_equal_highlights_at_any_time(tmp_path: Path, clocked: Clock) -> None:
     write(tmp_path, clocked, [0.25, 0.5], heading())
-    before = live_curves(tmp_path, "chunk", 0)
+    before = live_curves(tmp_path, "chunk", "0")
     clocked.now += 1000
-    assert live_curves(tmp_path, "chunk", 0) == before
+    assert live_curves(tmp_path, "chunk", "0") == before
 
 
 def test_a_journal_of_another_version_is_told(tmp_path: Path) -> None:
     (tmp_path / "chunk" / "seed-0").mkdir(parents=True)
     (tmp_path / "chunk" / "seed-0" / FILE).write_text('{"format": "chunk_grpo.progress/9"}\n')
     with pytest.raises(DataError, match="must be a journal of the format"):
-        live_curves(tmp_path, "chunk", 0)
+        live_curves(tmp_path, "chunk", "0")
 
 
 @pytest.mark.slow
@@ -172,13 +172,13 @@ def test_the_curves_grow_while_the_stage_trains(workspace: Workspace) -> None:
     seen: list[str] = []
     with workspace.process("train") as process:
         while process.poll() is None:
-            found = live_curves(logs, VARIANT, 0)
+            found = live_curves(logs, VARIANT, "0")
             if found is not None and found.markdown.splitlines()[0] not in seen:
                 seen.append(found.markdown.splitlines()[0])
             time.sleep(0.02)
         _, errors = process.communicate()
     assert process.returncode == 0, errors
-    last = live_curves(logs, VARIANT, 0)
+    last = live_curves(logs, VARIANT, "0")
     assert last is not None and "Training ended at" in last.markdown
     assert len(seen) >= 4  # a look takes about as long as an iteration of the smoke preset
     assert seen[-1] == f"## {VARIANT}, training seed 0: iteration 6 of 6"

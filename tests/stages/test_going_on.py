@@ -17,7 +17,7 @@ from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.run import TrainingData
 from stages._inputs import encoded_prompts, first
-from stages.train import Arguments, checkpoint_key, depends_on_iterations, read_training_data
+from stages.train import Arguments, checkpoint_key, read_training_data
 from tests.conftest import VARIANT, Workspace
 
 
@@ -95,34 +95,48 @@ def test_more_iterations_go_on_from_the_kept_state(variant: str, workspace: Work
     assert begun_after() == 2
 
 
+def key_of(workspace: Workspace) -> str:
+    """Name of the computation, without scorers."""
+    params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
+    with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
+        heldout = stored.require(first(stored.of("eval"), 2))
+        return checkpoint_key(params, arguments, TrainingData(stored.of("train"), heldout, Reward({}, {})))
+
+
 @pytest.mark.parametrize(
-    ("edit", "others"),
+    ("edit", "is_another"),
     [
         (lambda raw: raw["train"].update(checkpoint_every=7, keep_state=True, iterations=9), False),
+        (lambda raw: raw["train"].update(seeds=[0, 5]), False),
         (lambda raw: raw["train"].update(kl_coef=0.5), True),
-        (lambda raw: raw["variants"][VARIANT].update(selection="annealed"), True),
+        (lambda raw: raw["train"].update(group_size=8), True),
     ],
 )
 def test_settings_that_move_nothing_name_no_other_computation(
-    edit: Callable[[dict[str, Any]], object], others: bool, workspace: Workspace
+    edit: Callable[[dict[str, Any]], object], is_another: bool, workspace: Workspace
 ) -> None:
-    def key() -> str:
-        params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
-        with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
-            prompts, heldout = stored.of("train"), stored.require(first(stored.of("eval"), 2))
-            data = TrainingData(prompts, heldout, Reward({}, {}))
-            return checkpoint_key(params, arguments, data)
-
-    before = key()
+    before = key_of(workspace)
     workspace.edit(edit)
-    assert (key() != before) == others
+    assert (key_of(workspace) != before) == is_another
 
 
-def test_annealed_draws_depend_on_the_number_of_iterations(workspace: Workspace) -> None:
-    params = load_params(workspace.root / "params.yaml")
-    assert not depends_on_iterations(params, VARIANT)
-    workspace.edit(lambda raw: raw["variants"][VARIANT].update(selection="annealed"))
-    assert depends_on_iterations(load_params(workspace.root / "params.yaml"), VARIANT)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda raw: raw["variants"][VARIANT].update(selection="annealed"),
+        lambda raw: raw["train"]["heldout"].update(keep_best=True),
+        lambda raw: raw["train"]["heldout"].update(patience=3),
+    ],
+)
+def test_where_states_depend_on_the_number_of_iterations_it_is_part_of_the_name(
+    edit: Callable[[dict[str, Any]], object], workspace: Workspace
+) -> None:
+    workspace.edit(edit)
+    before = key_of(workspace)
+    workspace.edit(lambda raw: raw["train"].update(checkpoint_every=7, keep_state=True))
+    assert key_of(workspace) == before
+    workspace.edit(lambda raw: raw["train"].update(iterations=9))
+    assert key_of(workspace) != before
 
 
 def test_a_text_has_the_same_embedding_whichever_others_are_encoded(workspace: Workspace) -> None:

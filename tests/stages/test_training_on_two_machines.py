@@ -24,7 +24,7 @@ def shared(workspace: Workspace) -> Workspace:
     """A workspace with sharded training still to do."""
     workspace.schedule(prompts_per_iteration=4, iterations=4, shard_weights=True, checkpoint_every=1)
     shutil.rmtree(workspace.artifacts / "train" / VARIANT)
-    (workspace.artifacts / "runs" / f"train@{VARIANT}.json").unlink()
+    (workspace.artifacts / "runs" / f"train@{VARIANT}-0.json").unlink()
     return workspace
 
 
