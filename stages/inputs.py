@@ -25,7 +25,7 @@ from chunk_grpo.config.scorers import (
     WiseScorer,
 )
 from chunk_grpo.digests import Digests
-from chunk_grpo.families.recorded import checkpoint_record
+from chunk_grpo.families.recorded import checkpoint_record, policy_record
 from chunk_grpo.scorers.running.source_files import source_digest
 from stages._settings import training_settings
 from stages._stage import argument, run_stage
@@ -42,7 +42,10 @@ class Arguments:
         metadata=argument("JSON: settings of each scorer, and content of its code and files", writes=True)
     )
     variants: str = field(
-        metadata=argument("folder for VARIANT.json: settings of each variant's training", writes=True)
+        metadata=argument(
+            "folder for VARIANT.json: settings of each variant's training, and content of the policy it starts from",
+            writes=True,
+        )
     )
     names: str = field(
         metadata=argument("JSON: names in the order of params.yaml; DVC ignores that order", writes=True)
@@ -143,6 +146,12 @@ def _hub_commit(kind: str, repository: str, revision: str | None) -> str | None:
     return reference.read_text().strip() if reference.is_file() else revision
 
 
+def start_record(params: Params, digests: Digests) -> dict[str, str | None] | None:
+    """Content of the policy with which training starts; None for the base model."""
+    start = params.train.start_from
+    return None if start is None else policy_record(start, "train.start_from", digests)
+
+
 def name_records(params: Params) -> dict[str, list[str]]:
     """Names in the order of params.yaml, which is the order in the report."""
     mappings: dict[str, Mapping[str, object]] = {
@@ -162,7 +171,8 @@ def main(params: Params, arguments: Arguments) -> None:
     write_json(scorer_records(params, digests), arguments.scorers)
     with output_dir(arguments.variants) as folder:
         for name in params.variants:
-            write_json(training_settings(params, name), str(folder / f"{name}.json"))
+            settings = training_settings(params, name)
+            write_json({**settings, "start": start_record(params, digests)}, str(folder / f"{name}.json"))
     write_json(name_records(params), arguments.names)
     digests.save()
 

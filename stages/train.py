@@ -24,7 +24,10 @@ from chunk_grpo.artifacts import (
 )
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.core.chunking import ChunkPlan
+from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.families.recorded import policy_record
+from chunk_grpo.families.saved import local_policy
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_checked
@@ -114,12 +117,19 @@ def check_settings(params: Params, arguments: Arguments) -> None:
     """Compare the recorded settings with params.yaml: DVC depends on the record, the stage reads params.yaml.
 
     Raises:
-        DataError: They differ.
+        DataError: They differ, or the policy to start from has changed.
     """
-    if read_json(arguments.settings) != training_settings(params, arguments.variant):
+    recorded, start = read_json(arguments.settings), params.train.start_from
+    record = recorded.pop("start")
+    if recorded != training_settings(params, arguments.variant):
         raise DataError(
             f"{arguments.settings}: must have the settings of params.yaml for variant {arguments.variant}, got "
             "others; run `dvc repro`"
+        )
+    if start is not None and policy_record(start, "train.start_from", Digests()) != record:
+        raise DataError(
+            f"train.start_from: the files of {start.path} differ from those recorded in {arguments.settings}; run "
+            "`dvc repro` to start from the current ones"
         )
 
 
@@ -134,7 +144,7 @@ def checkpoint_key(params: Params, arguments: Arguments, data: TrainingData) -> 
     without = MOVES_NOTHING | (set() if depends_on_iterations(params, arguments.variant) else {"iterations"})
     settings["train"] = {key: value for key, value in settings["train"].items() if key not in without}
     content = params.model_dump(mode="json", include={"model", "sampling", "rewards"})
-    about = [content, settings, arguments.variant, arguments.seed]
+    about = [content, settings, read_json(arguments.settings)["start"], arguments.variant, arguments.seed]
     digest = hashlib.sha256(json.dumps(about).encode())
     add_code(digest, *COMPUTES)
     add_files(digest, (arguments.model, arguments.prompts, arguments.plan, arguments.scorers))
@@ -219,7 +229,7 @@ def main(params: Params, arguments: Arguments) -> None:
     Raises:
         ConfigError: The variant is unknown, the package of the optimiser is missing, or the processes are not set up
             to train together.
-        DataError: The settings differ from the recorded ones.
+        DataError: The settings or the policy to start from differ from the recorded ones.
     """
     variant_of(params, arguments)
     require_optimizer(params.train.optimizer)
@@ -238,7 +248,9 @@ def main(params: Params, arguments: Arguments) -> None:
             lambda: checkpoint_key(params, arguments, data), "the inputs of this training"
         )
         folder, is_owner = KEPT / key, processes.owns_disk(KEPT)
-        paths = RunPaths(folder, key, LOGS, name, params.trackers, shown)
+        start = params.train.start_from
+        begin = None if start is None else local_policy(start, "train.start_from")
+        paths = RunPaths(folder, key, LOGS, name, params.trackers, shown, begin)
         with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
             metrics = train(params, arguments.model, data, method, arguments.seed, paths, draft)
             if writes:

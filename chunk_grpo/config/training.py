@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.config.section import BatchSize, ClipRange, Fraction, ImageCount, Section, Seed
 
 
@@ -95,6 +96,8 @@ class TrainParams(Section):
             `training`: recomputed in the update's batches, for low precision.
         reward_attempts: attempts to score a batch before training stops; it can be resumed.
         reward_wait: seconds before the second attempt; the wait doubles with each further attempt.
+        start_from: saved policy with whose weights training starts; null: the base model. The reference of the KL
+            divergence is the base model in both cases.
         lora: low-rank adapters to train instead of the full weights; null: train all weights.
         gradient_checkpointing: whether activations are recomputed in the backward pass instead of stored.
         offload: parts that are on the GPU only while images are decoded and scored, and else in the CPU's memory:
@@ -133,6 +136,7 @@ class TrainParams(Section):
     old_log_probs: Literal["rollout", "training"] = "rollout"
     reward_attempts: PositiveInt = 3
     reward_wait: Annotated[float, Field(ge=0, le=86_400)] = 2.0
+    start_from: PolicyFiles | None = None
     lora: LoraParams | None = None
     gradient_checkpointing: bool = False
     offload: tuple[Literal["vae", "scorers"], ...] = ()

@@ -230,22 +230,38 @@ class Family(VelocityModel, Protocol):
         """A second model with a copy of the velocity network. The other parts are shared."""
         ...
 
-    def with_transformer(self, folder: Path) -> Family:
+    def with_transformer(self, path: Path) -> Family:
         """A second, frozen model with the velocity network that `save_transformer` wrote. The other parts are shared.
 
         With an adapter, this model's frozen weights are shared too: do not train them afterwards. Passes run in the
         type of the weights. The velocities equal the saved policy's bit for bit, unless it ran under autocast.
 
         Args:
-            folder: Folder of the transformer or adapter.
+            path: Folder of the transformer or adapter, also of other programs in the layouts of diffusers or PEFT, or
+                the file of an adapter.
 
         Raises:
-            DataError: The folder holds neither a transformer nor an adapter, or one of another model.
-            ValueError: The folder holds an adapter, but this model's weights are trained and no longer its base.
+            DataError: There is neither a transformer nor an adapter, or one of another model.
+            ValueError: There is an adapter, but this model's weights are trained and no longer its base.
         """
         ...
 
-    def replaced_by(self, folder: Path) -> AbstractContextManager[Family]:
+    def start_state(self, path: Path, options: TuningOptions) -> dict[str, Tensor]:
+        """Weights of a saved policy for `load_trainable_state`, float32 in the CPU's memory.
+
+        Call before `prepare_training`, and load after it and after `reference`: the reference is then the base model.
+
+        Args:
+            path: As in `with_transformer`. If all weights are trained, an adapter is merged into the base model's.
+            options: Options of the training.
+
+        Raises:
+            ConfigError: An adapter is trained, but the policy is a transformer.
+            DataError: As in `with_transformer`.
+        """
+        ...
+
+    def replaced_by(self, path: Path) -> AbstractContextManager[Family]:
         """Context of a `with_transformer` model whose velocity network takes this one's place on the device.
 
         Inside the block this model computes no velocity. With an adapter both share their weights, which stay in place.

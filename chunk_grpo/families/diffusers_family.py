@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.attention import set_backend, try_backend
 from chunk_grpo.families.base import (
     Conditioning,
@@ -23,21 +23,19 @@ from chunk_grpo.families.base import (
     VelocityModel,
     release_memory,
 )
-from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_trained, load_network
 from chunk_grpo.families.compiling import compile_blocks, try_compiler
 from chunk_grpo.families.grids import linear_shift, scheduler_times
 from chunk_grpo.families.loading import load_pipeline
 from chunk_grpo.families.lora import (
-    WEIGHTS,
     add_lora,
     has_lora,
     load_exactly,
     lora_parameters,
     lora_state,
     save_lora,
-    with_lora,
 )
 from chunk_grpo.families.reference import WithoutLora
+from chunk_grpo.families.saved import policy_in, saved_network, start_state
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
 
 if TYPE_CHECKING:
@@ -335,32 +333,33 @@ class DiffusersFamily(ABC):
             compile_blocks(twin)
         return copied
 
-    def with_transformer(self, folder: Path) -> Self:
+    def with_transformer(self, path: Path) -> Self:
         """A second, frozen model with a saved transformer or adapter; see `Family.with_transformer`."""
-        if (folder / WEIGHTS).exists():
-            if not has_lora(self.transformer) and any(w.requires_grad for w in self.transformer.parameters()):
-                raise ValueError(f"{folder}: an adapter needs the base model, but these weights are trained")
-            return self.using(with_lora(self.transformer, folder))
-        if not (folder / "config.json").exists():
-            raise DataError(
-                f"{folder}: must hold config.json of a transformer or {WEIGHTS} of an adapter, got neither; "
-                f"{TRAIN_AGAIN}"
-            )
-        check_trained(folder, self.transformer.config)
-        network = load_network(self.network_class, folder, self._options.dtype)
-        return self.using(network.requires_grad_(False).eval().to(self._options.device))
+        network = self.transformer
+        if (
+            policy_in(path).is_file()
+            and not has_lora(network)
+            and any(w.requires_grad for w in network.parameters())
+        ):
+            raise ValueError(f"{path}: an adapter needs the base model, but these weights are trained")
+        saved = saved_network(network, path, self.pipeline_class, self._options.dtype)
+        return self.using(saved.to(self._options.device))
+
+    def start_state(self, path: Path, options: TuningOptions) -> dict[str, Tensor]:
+        """Trained weights of a saved policy; see `Family.start_state`."""
+        return start_state(self.transformer, path, self.pipeline_class, options)
 
     @contextmanager
-    def replaced_by(self, folder: Path) -> Iterator[Self]:
+    def replaced_by(self, path: Path) -> Iterator[Self]:
         """Context of a trained model in this one's place; see `Family.replaced_by`."""
-        if (folder / WEIGHTS).exists():
-            yield self.with_transformer(folder)
+        if policy_in(path).is_file():
+            yield self.with_transformer(path)
             return
         network = self.transformer
         place = network.device
         network.to("cpu")
         try:
-            yield self.with_transformer(folder)
+            yield self.with_transformer(path)
         finally:
             release_memory()
             network.to(place)

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.adapter_files import WEIGHTS
 from chunk_grpo.families.base import Family
-from chunk_grpo.families.lora import WEIGHTS
 
 
 def comfyui_lora(folder: Path, out: Path) -> None:

@@ -10,24 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.families.adapter_files import PREFIX, WEIGHTS, read_adapter
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.sharding import StoredTensor, local_shard
 
-WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
-"""Name of the weights file in an adapter folder."""
-
 _ADAPTER = "default"
-_PREFIX = "transformer."
-"""Prefix of the weight names in the file: the part of the pipeline."""
 
 
 def has_lora(network: nn.Module) -> bool:
@@ -145,51 +140,71 @@ def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
         "lora_alpha": config.lora_alpha,
         "target_modules": sorted(config.target_modules),
     }
-    metadata = {f"{_PREFIX}{name}": value for name, value in settings.items()}
-    state = {f"{_PREFIX}{name}": value.contiguous() for name, value in state.items()}
+    metadata = {f"{PREFIX}{name}": value for name, value in settings.items()}
+    state = {f"{PREFIX}{name}": value.contiguous() for name, value in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         state, folder / WEIGHTS, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(metadata, sort_keys=True)}
     )
 
 
-def with_lora(network: Any, folder: Path) -> Any:
-    """A frozen network with the adapter from a folder. Its base weights are shared with `network`.
+def with_lora(network: Any, path: Path, pipeline_class: Any) -> Any:
+    """A frozen network with the adapter from a file. Its base weights are shared with `network`.
 
     Args:
         network: Diffusers transformer. It is not changed, and its own adapter is not copied.
-        folder: Folder written by `save_lora` or diffusers.
+        path: File of the adapter.
+        pipeline_class: Pipeline of diffusers.
 
     Raises:
         DataError: The file is damaged, or the adapter belongs to another model.
     """
-    path = folder / WEIGHTS
+    adapter = read_adapter(path, pipeline_class)
     adapted = copy.deepcopy(network, memo={id(weight): weight for weight in network.parameters()})
     if has_lora(adapted):
         adapted.unload_lora()
     try:
-        state = load_file(path)
         # low_cpu_mem_usage creates the adapter on the meta device, so no random values are drawn.
         adapted.load_lora_adapter(
-            str(folder),
-            weight_name=WEIGHTS,
-            use_safetensors=True,
-            adapter_name=_ADAPTER,
-            low_cpu_mem_usage=True,
+            dict(adapter.weights), adapter_name=_ADAPTER, low_cpu_mem_usage=True, **adapter.settings
         )
         _widen(adapted)
         # Load again in float32: on a half-precision network the loader has rounded the values.
         load_exactly(
-            lora_state(adapted), {name.removeprefix(_PREFIX): value for name, value in state.items()}
+            lora_state(adapted),
+            {name.removeprefix(PREFIX): weight for name, weight in adapter.weights.items()},
         )
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: cut off or damaged ({error}); save the adapter again") from error
     except (RuntimeError, TypeError, ValueError, DataError) as error:
         raise DataError(
             f"{path}: not an adapter of this {type(network).__name__} ({error}). Load it on the checkpoint on "
             "which it was trained."
         ) from error
     return adapted.requires_grad_(False).eval()
+
+
+def rescaled_state(path: Path, pipeline_class: Any, bare: Any, scale: float) -> dict[str, Tensor]:
+    """Weights of an adapter, float32, with B such that with another scale the network computes the same.
+
+    Args:
+        path: File of the adapter.
+        pipeline_class: Pipeline of diffusers.
+        bare: Diffusers transformer of the base model without data, on the meta device.
+        scale: Scale of the output, alpha / rank.
+
+    Raises:
+        DataError: The file is damaged, or the adapter belongs to another model.
+    """
+    adapted = with_lora(bare, path, pipeline_class)
+    factors = {
+        f"{name}.lora_B.weight": layer.scaling[_ADAPTER] / scale
+        for name, layer in adapted.named_modules()
+        if isinstance(layer, LoraLayer)
+    }
+    weights = {
+        name.removeprefix(PREFIX): weight.float()
+        for name, weight in read_adapter(path, pipeline_class).weights.items()
+    }
+    return {name: weight * factors.get(name, 1.0) for name, weight in weights.items()}
 
 
 @torch.no_grad()

@@ -1,12 +1,13 @@
-"""Record of a base model's files, and the check that they have not changed since the run started."""
+"""Records of the files of a base model and of saved policies, and the check that they have not changed since."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError
 
@@ -31,16 +32,57 @@ def checkpoint_record(checkpoint: str, revision: str | None, digests: Digests) -
         ConfigError: The revision of a hub id is not a commit.
         DataError: A file cannot be read.
     """
-    folder = Path(checkpoint)
-    if folder.exists():
-        return {"files": digests.of(folder, _is_read), "commit": None}
-    if len(folder.parts) != 2 or checkpoint.startswith((".", "/", "~")):
+    return _content_record(checkpoint, revision, digests, ("model.checkpoint", "model.revision"), _is_read)
+
+
+def policy_record(policy: PolicyFiles, key: str, digests: Digests) -> dict[str, str | None]:
+    """Digest of a policy's files, or the commit of a hub id, as in `checkpoint_record`.
+
+    Args:
+        policy: The policy.
+        key: Its key in params.yaml, for messages.
+        digests: Cache of file digests.
+
+    Raises:
+        ConfigError: The revision of a hub id is not a commit.
+        DataError: A file cannot be read.
+    """
+    return _content_record(policy.path, policy.revision, digests, (f"{key}.path", f"{key}.revision"))
+
+
+def _content_record(
+    location: str,
+    revision: str | None,
+    digests: Digests,
+    keys: tuple[str, str],
+    chosen: Callable[[Path], bool] = lambda path: True,
+) -> dict[str, str | None]:
+    """Digest of a file or folder, or the commit of a hub id.
+
+    Args:
+        location: File, folder or hub id.
+        revision: Hub commit; None for a file or folder.
+        digests: Cache of file digests.
+        keys: Keys of location and revision in params.yaml, for messages.
+        chosen: The files of a folder that count, by their path in it.
+
+    Returns:
+        As `checkpoint_record`.
+
+    Raises:
+        ConfigError: The revision of a hub id is not a commit.
+        DataError: A file cannot be read.
+    """
+    path = Path(location)
+    if path.exists():
+        return {"files": digests.of(path, chosen), "commit": None}
+    if len(path.parts) != 2 or location.startswith((".", "/", "~")):
         return {"files": None, "commit": None}  # the first stage that needs the folder reports it
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ConfigError(
-            "model.revision: must be a commit of the hub (40 hexadecimal digits) where model.checkpoint is a hub id, "
-            f"got {revision!r} for {checkpoint}: a branch moves, and cached results would belong to another model. "
-            f"The commits are listed on the page of {checkpoint} under `Files and versions`."
+            f"{keys[1]}: must be a commit of the hub (40 hexadecimal digits) where {keys[0]} is a hub id, "
+            f"got {revision!r} for {location}: a branch moves, and cached results would belong to another model. "
+            f"The commits are listed on the page of {location} under `Files and versions`."
         )
     return {"files": None, "commit": revision}
 

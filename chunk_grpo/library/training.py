@@ -14,9 +14,12 @@ from chunk_grpo.config.models import SamplingParams
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.core.chunk_sampling import chunk_weights
+from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import release_memory
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.families.recorded import checkpoint_record
+from chunk_grpo.families.saved import local_policy
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.plans import build_plan
 from chunk_grpo.library.settings import METHOD, MethodSettings, checked, require_rules
@@ -68,7 +71,7 @@ def train(
     """Train a policy from the model, which stays as it is.
 
     A training that was interrupted goes on from its last checkpoint in `folder` when the same call is made again. With
-    other arguments, or another source of the reward, the folder is refused.
+    other arguments, other files of the model, or another source of the reward, the folder is refused.
 
     Args:
         model: The base model.
@@ -82,7 +85,7 @@ def train(
         unseen: Scorers of the held-out images that training does not raise, by name.
         seed: Training seed.
         **settings: Keys of the section `train` of params.yaml, such as `iterations`; those of docs/parameters.md that
-            are needed, but `seeds`.
+            are needed, but `seeds`. `start_from={"path": ...}` goes on from a saved policy.
 
     Raises:
         ConfigError: A setting is unknown or wrong, or the reward takes other arguments.
@@ -126,12 +129,14 @@ def train(
     times = model.times(sampling.num_steps, sampling.shift)
     plan = build_plan(method.plan, profile)
     chosen = resolved(method.variant, method.plan, sampling, train, plan, chunk_weights(profile, plan), times)
+    start = None if train.start_from is None else local_policy(train.start_from, "start_from")
+    files = _contents(model, start, Digests(place / "checkpoints" / "digests.json"))
     identity = _identity(
         [model.settings, sampling, method.variant, method.chunks, train],
-        [list(profile), *([each.ids, each.texts, each.metadata] for each in (prompts, held_out))],
+        [files, list(profile), *([each.ids, each.texts, each.metadata] for each in (prompts, held_out))],
         [reward, *watched.values()],
     )
-    paths = RunPaths(place / "checkpoints", identity, place / "logs", "policy")
+    paths = RunPaths(place / "checkpoints", identity, place / "logs", "policy", start=start)
     model.release()
     trainer = Trainer(model.loaded("transformer", "vae"), data, chosen, train, seed, paths)
     metrics = trainer.run(lambda: False)
@@ -156,6 +161,17 @@ def scorer_of(name: str, function: RewardFunction, batch_size: int) -> Scorer:
         options={},
     )
     return External(name, settings, function)
+
+
+def _contents(model: Model, start: Path | None, digests: Digests) -> list[Any]:
+    """Digests of the local files of the base model and of the policy to start from."""
+    base, revision = model.settings.checkpoint, model.settings.revision
+    found = [
+        checkpoint_record(base, revision, digests) if Path(base).exists() else None,
+        None if start is None else digests.of(start),
+    ]
+    digests.save()
+    return found
 
 
 def _identity(sections: Sequence[Any], values: Sequence[Any], functions: Sequence[RewardFunction]) -> str:

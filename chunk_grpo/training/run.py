@@ -39,6 +39,8 @@ class RunPaths:
         name: Name of the run, and of its folder below `logs`.
         trackers: Names of the trackers.
         config: Settings that the trackers show.
+        start: Saved policy with whose weights training starts, as `Family.with_transformer` takes it; None: the base
+            model's.
     """
 
     checkpoints: Path
@@ -47,3 +49,4 @@ class RunPaths:
     name: str
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    start: Path | None = None

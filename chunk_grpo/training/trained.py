@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from chunk_grpo.config import TrainParams
-from chunk_grpo.families.base import Family, TuningOptions
+from chunk_grpo.errors import DataError
+from chunk_grpo.families.base import Conditioning, Family, Spread, TuningOptions
+from chunk_grpo.seeding import derive_seed
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.learner import Learner
+
+VelocityFunction = Callable[[Tensor, Tensor, Conditioning], Tensor]
+"""`VelocityModel.velocity`."""
 
 
 class Trained:
@@ -39,6 +45,44 @@ class Trained:
         self._learner.load_optimizer(state["optimizer"])
         if self._average is not None:
             self._average.load_state(state["average"])
+
+
+def prepared(
+    family: Family,
+    settings: TrainParams,
+    seed: int,
+    spread: Spread | None,
+    start: Path | None,
+    *,
+    has_reference: bool,
+) -> VelocityFunction | None:
+    """Prepare the family for training, and return the velocity of the reference policy, the base model.
+
+    Args:
+        family: The base model.
+        settings: Section `train` of params.yaml.
+        seed: Training seed, of an adapter's initial weights.
+        spread: Function that shards the weights.
+        start: Saved policy with whose weights training starts; None: the base model's.
+        has_reference: Whether a reference policy is needed.
+
+    Raises:
+        ConfigError: The settings do not match the model, or `start` is a transformer where an adapter is trained.
+        DataError: `start` does not have the trained weights.
+    """
+    options = tuning_of(settings)
+    state = None if start is None else family.start_state(start, options)
+    family.prepare_training(options, derive_seed("adapter", seed), spread)
+    reference = family.reference().velocity if has_reference else None
+    if state is not None:
+        try:
+            family.load_trainable_state(state)
+        except DataError as error:
+            raise DataError(
+                f"train.start_from: {start}: must have the weights that are trained; an adapter has the rank and the "
+                f"targets of train.lora. {error}"
+            ) from error
+    return reference
 
 
 def copied(value: Any) -> Any:

@@ -21,7 +21,6 @@ from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
-from chunk_grpo.seeding import derive_seed
 from chunk_grpo.training.advantages import advantages_of, rewards_of
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.controller import Controller
@@ -48,7 +47,7 @@ from chunk_grpo.training.schedule import prompts_of_iteration
 from chunk_grpo.training.sinks import open_sinks
 from chunk_grpo.training.starts import Iteration, images_per_start, prompts_of_rows, starts_of_update
 from chunk_grpo.training.stopping import GivenUpError
-from chunk_grpo.training.trained import Trained, copied, tuning_of
+from chunk_grpo.training.trained import Trained, copied, prepared
 from chunk_grpo.training.update import Policies, UpdateStats
 
 PICTURES_SHOWN = 16
@@ -78,9 +77,11 @@ class Trainer:
             paths: Folders and names of the run.
 
         Raises:
-            ConfigError: The LoRA settings do not match the model, the trajectories of an update cannot be divided
-                evenly among the processes, or a tracker cannot be opened.
-            DataError: All checkpoints are refused, or the journal cannot be written.
+            ConfigError: The LoRA settings do not match the model, the policy to start from is a transformer where an
+                adapter is trained, the trajectories of an update cannot be divided evenly among the processes, or a
+                tracker cannot be opened.
+            DataError: All checkpoints are refused, the policy to start from does not have the trained weights, or the
+                journal cannot be written.
         """
         self._family, self._data, self._method, self._settings = family, data, method, settings
         self._seed = seed
@@ -92,9 +93,10 @@ class Trainer:
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes
         )
         self._best = CheckpointStore(paths.checkpoints / "best", paths.identity, keep=1)
-        family.prepare_training(tuning_of(settings), derive_seed("adapter", seed), self._processes.shard)
         has_reference = method.kl_coef > 0 or method.controlled
-        reference = family.reference().velocity if has_reference else None
+        reference = prepared(
+            family, settings, seed, self._processes.shard, paths.start, has_reference=has_reference
+        )
         family.use_network(self._processes.wrap(family.transformer))
         parameters = list(family.trainable_parameters())
         self._learner = Learner(

@@ -140,7 +140,7 @@ class TestFull:
 
     def test_a_folder_that_holds_neither_kind(self, tiny, tmp_path):
         with pytest.raises(
-            DataError, match=r"must hold config\.json of a transformer or pytorch_lora_weights"
+            DataError, match=r"must hold config\.json of a transformer, or one adapter \(pytorch_lora_weights"
         ):
             tiny().with_transformer(tmp_path)
 

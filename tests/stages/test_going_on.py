@@ -13,11 +13,12 @@ import stages
 from chunk_grpo.artifacts import read_table, write_table
 from chunk_grpo.artifacts.embeddings import open_embeddings
 from chunk_grpo.config import load_params
+from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.run import TrainingData
 from stages._inputs import encoded_prompts, first
-from stages.train import Arguments, checkpoint_key, read_training_data
+from stages.train import Arguments, check_settings, checkpoint_key, read_training_data
 from tests.conftest import VARIANT, Workspace
 
 
@@ -93,6 +94,25 @@ def test_more_iterations_go_on_from_the_kept_state(variant: str, workspace: Work
     assert begun_after() == 2
     assert train(2) == two
     assert begun_after() == 2
+
+
+def test_training_starts_from_a_policy_of_another_run(workspace: Workspace, tmp_path: Path) -> None:
+    """Its files are part of what names the computation."""
+    assert workspace.run("train") == 0
+    policy, start = tmp_path / "policy", {"revision": None, "file": None}
+    shutil.copytree(workspace.artifacts / "train" / VARIANT / "seed-0", policy)
+    before = workspace.files()[f"curves/{VARIANT}/seed-0/held-out.csv"].splitlines()
+    workspace.edit(lambda raw: raw["train"].update(start_from={"path": str(policy), **start}))
+    assert workspace.run("train") == 0
+    after = workspace.files()[f"curves/{VARIANT}/seed-0/held-out.csv"].splitlines()
+    assert float(after[1].split(b",")[1]) == pytest.approx(float(before[-1].split(b",")[1]), abs=1e-5)
+    name = key_of(workspace)
+    shutil.copytree(workspace.artifacts / "train" / VARIANT / "seed-0", policy, dirs_exist_ok=True)
+    with pytest.raises(DataError, match=r"train\.start_from: the files of .* differ from those recorded"):
+        params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
+        check_settings(params, arguments)
+    assert workspace.run("inputs") == 0
+    assert key_of(workspace) != name
 
 
 def key_of(workspace: Workspace) -> str:

@@ -119,10 +119,11 @@ def train(policy: Callable[[], FluxFamily], data: TrainingData) -> Callable[...,
         on: TrainingData | None = None,
         trackers: tuple[Literal["tensorboard"], ...] = (),
         save: bool = False,
+        start: Path | None = None,
         **changes: Any,
     ) -> Outcome:
         family, params = policy(), small_params(variant, **changes)
-        paths = RunPaths(folder, "test", folder / "logs", "it", trackers)
+        paths = RunPaths(folder, "test", folder / "logs", "it", trackers, start=start)
         trainer = Trainer(family, on or data, method_of(params), params.train, seed, paths)
         asked = itertools.count(1)
         rows = trainer.run(lambda: next(asked) == stop_at)

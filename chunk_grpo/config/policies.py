@@ -1,0 +1,43 @@
+"""Saved policies that params.yaml names: where training starts, and what the report compares beside the variants."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from chunk_grpo.config.section import Section, Text
+
+
+class PolicyFiles(Section):
+    """A saved policy: an adapter (LoRA), or a transformer in the layout of diffusers.
+
+    Attributes:
+        path: folder, file of an adapter, or hub id. In a folder: `transformer/`, as training and pipelines have it, a
+            transformer, or an adapter in the layout of diffusers or PEFT.
+        revision: hub commit; null for local files.
+        file: name of the adapter's file, for a folder or hub id with several; null: the only one.
+    """
+
+    path: Text
+    revision: str | None = None
+    file: Text | None = None
+
+
+class ComparedPolicy(PolicyFiles):
+    """A saved policy whose images are drawn, as those of the variants."""
+
+    kind: Literal["weights"]
+
+
+class ComparedImages(Section):
+    """Images that were made elsewhere.
+
+    Attributes:
+        path: folder with image files and `metadata.jsonl`, one line an image with `file_name` and `prompt`; each eval
+            and benchmark prompt has `generate.images_per_prompt` of them.
+    """
+
+    kind: Literal["images"]
+    path: Text
+
+
+AnyPolicy = Annotated[ComparedPolicy | ComparedImages, Field(discriminator="kind")]
