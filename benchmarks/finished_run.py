@@ -22,7 +22,7 @@ from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.spec import spec_from
 from chunk_grpo.training.rollouts import score_latents
 from stages._inputs import encoded_prompts, load_model
-from stages.generate import policy
+from stages.generate import trained_policy
 
 EVALUATION = Path("artifacts/prompts/evaluation.parquet"), Path("artifacts/embeddings/evaluation")
 BATCH = 64
@@ -48,7 +48,7 @@ class FinishedRun:
     @contextmanager
     def policy(self, variant: str, seed: int) -> Iterator[Family]:
         """A trained policy; inside the block it takes the place of the base model's network."""
-        with policy(self.base, f"artifacts/train/{variant}/seed-{seed}") as tuned:
+        with trained_policy(self.base, f"artifacts/train/{variant}/seed-{seed}") as tuned:
             yield tuned
 
     def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:

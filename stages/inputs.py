@@ -27,6 +27,7 @@ from chunk_grpo.config.scorers import (
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.recorded import checkpoint_record, policy_record
 from chunk_grpo.scorers.running.source_files import source_digest
+from stages._compared import compared_record
 from stages._settings import training_settings
 from stages._stage import argument, run_stage
 
@@ -46,6 +47,9 @@ class Arguments:
             "folder for VARIANT.json: settings of each variant's training, and content of the policy it starts from",
             writes=True,
         )
+    )
+    policies: str = field(
+        metadata=argument("folder for NAME.json: each compared policy, and content of its files", writes=True)
     )
     names: str = field(
         metadata=argument("JSON: names in the order of params.yaml; DVC ignores that order", writes=True)
@@ -159,6 +163,7 @@ def name_records(params: Params) -> dict[str, list[str]]:
         "scorers": params.scorers,
         "plans": params.chunks.plans,
         "benchmarks": params.prompts.benchmarks,
+        "policies": params.policies,
     }
     return {key: list(mapping) for key, mapping in mappings.items()}
 
@@ -173,6 +178,9 @@ def main(params: Params, arguments: Arguments) -> None:
         for name in params.variants:
             settings = training_settings(params, name)
             write_json({**settings, "start": start_record(params, digests)}, str(folder / f"{name}.json"))
+    with output_dir(arguments.policies) as folder:
+        for name in params.policies:
+            write_json(compared_record(params, name, digests), str(folder / f"{name}.json"))
     write_json(name_records(params), arguments.names)
     digests.save()
 

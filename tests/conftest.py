@@ -64,7 +64,8 @@ class Workspace:
         of_seed = f"{self.variant}-{self.seed}"
         key = {"score": f"{self.variant}-{self.scorer}", "score_base": self.scorer}.get(stage, of_seed)
         values = {
-            "key": part or key,
+            "key": f"{part}-{self.scorer}" if stage == "score_policy" else part or key,
+            "item.policy": part,
             "item.variant": self.variant,
             "item.scorer": self.scorer,
             "item.seed": str(self.seed),

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from chunk_grpo.config.families import known_family
+from chunk_grpo.config.policies import AnyPolicy
 from chunk_grpo.config.prompts import PromptsParams
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import (
@@ -273,6 +274,7 @@ class Params(Section):
         rewards: name in `scorers` to its weight in the training reward.
         variants: variant name to variant.
         scorers: scorer name to settings; all scorers score evaluation images.
+        policies: policy name to a saved policy, or to images, that the report compares beside the variants.
         executors: scorer name to executor; default: in the stage's process. Does not affect results.
         trackers: metric trackers during training. Does not affect results.
         pools: Prefect work pools of the stages. Does not affect results.
@@ -289,6 +291,7 @@ class Params(Section):
     train: TrainParams
     variants: Annotated[dict[Name, VariantParams], Field(min_length=1)]
     generate: GenerateParams
+    policies: dict[Name, AnyPolicy]
     scorers: Annotated[dict[Name, AnyScorer], Field(min_length=1)]
     executors: dict[Name, AnyExecutor]
     report: ReportParams

@@ -32,8 +32,8 @@ class ComparedImages(Section):
     """Images that were made elsewhere.
 
     Attributes:
-        path: folder with image files and `metadata.jsonl`, one line an image with `file_name` and `prompt`; each eval
-            and benchmark prompt has `generate.images_per_prompt` of them.
+        path: folder with image files and `metadata.jsonl`, a line for each image with `file_name` and `prompt`. Each
+            prompt with evaluation images needs `generate.images_per_prompt` of them; the first ones count.
     """
 
     kind: Literal["images"]

@@ -18,11 +18,14 @@ from chunk_grpo.config.models import (
     ReportParams,
     SamplingParams,
 )
+from chunk_grpo.config.policies import AnyPolicy
 from chunk_grpo.config.problems import Problem, nearest
 from chunk_grpo.config.prompts import FilePrompts, PromptFile, PromptsParams, WisePrompts
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, WiseScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
+    RESERVED_VARIANTS,
+    Variants,
     branches_fit_the_group,
     controllers_have_settings,
     exponents_have_weights,
@@ -118,6 +121,14 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
                 f"must be <= {most}: {MIN_GUIDED_SIZE} steps a chunk at least and {noisy}, "
                 f"got {plan.num_chunks}",
             )
+
+
+def policy_names_are_free(policies: Mapping[str, AnyPolicy], variants: Variants) -> Iterator[Problem]:
+    """No compared policy has the name of a variant or of the untrained policy."""
+    for name in policies:
+        if name in variants or name in RESERVED_VARIANTS:
+            what = "a variant" if name in variants else "the untrained policy"
+            yield Problem(("policies", name), f"this name means {what}; choose another")
 
 
 def scorers_exist(
@@ -287,6 +298,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (controllers_have_settings, ("variants", "train")),
     (forward_processes_need_no_transitions, ("variants",)),
     (variant_rewards_are_trained_on, ("variants", "rewards")),
+    (policy_names_are_free, ("policies", "variants")),
     (scorers_exist, ("scorers", "rewards", "train", "executors")),
     (heldout_scorers_are_unseen, ("train", "rewards")),
     (scorers_have_images, ("scorers", "prompts", "rewards")),

@@ -8,7 +8,13 @@ from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.passes import Iteration, heldout_evaluations, iteration
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
-from chunk_grpo.planning.storage import checkpoint_bytes, encoded_for_training, images_of, prompts_of
+from chunk_grpo.planning.storage import (
+    checkpoint_bytes,
+    encoded_for_training,
+    images_of,
+    prompts_of,
+    saved_policies,
+)
 from chunk_grpo.planning.traffic import Traffic, traffic_of
 
 TERA, GIGA = 1e12, 1e9
@@ -111,10 +117,8 @@ def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
     text, forward, drawn = text_flop(settings), settings.frozen_flop, settings.drawn_flop
     decode = settings.drawn_decoded.flop / generated.batch_size
     profile = params.profile.num_seeds * min(params.profile.num_prompts, prompts.listed)
-    runs, rows = (
-        len(params.variants) * len(train.seeds),
-        prompts.evaluated * generated.images_per_prompt,
-    )
+    runs = len(params.variants) * len(train.seeds) + saved_policies(params)
+    rows = prompts.evaluated * generated.images_per_prompt
     base = rows * (generated.num_steps * drawn + decode)
     tuned = rows * ((generated.num_steps + generated.base_steps) * drawn + 2 * decode)
     scores = images_of(params) * scoring(params, tuple(params.scorers)).flop

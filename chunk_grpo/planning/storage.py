@@ -141,9 +141,18 @@ def policy_bytes(settings: Settings) -> float:
 
 
 def images_of(params: Params) -> int:
-    """Evaluation images: prompts * images, once for the base, twice (tuned, hybrid) for each variant and seed."""
-    runs = 1 + 2 * len(params.variants) * len(params.train.seeds)
-    return prompts_of(params).evaluated * params.generate.images_per_prompt * runs
+    """Evaluation images: prompts * images, once for the base, twice (tuned, hybrid) for each variant and seed.
+
+    Also twice for each compared policy, and once where its images are given.
+    """
+    runs = len(params.variants) * len(params.train.seeds) + saved_policies(params)
+    given = len(params.policies) - saved_policies(params)
+    return prompts_of(params).evaluated * params.generate.images_per_prompt * (1 + 2 * runs + given)
+
+
+def saved_policies(params: Params) -> int:
+    """Compared policies whose images are drawn."""
+    return sum(policy.kind == "weights" for policy in params.policies.values())
 
 
 def storage_of(settings: Settings) -> Storage:
@@ -176,17 +185,17 @@ def objects_of(settings: Settings) -> int:
     """
     params = settings.params
     variants, seeds = len(params.variants), len(params.train.seeds)
-    runs = variants * seeds
+    runs, policies = variants * seeds, len(params.policies)
     best = 2 if params.train.heldout.keep_best else 1
     files = 1 if settings.adapts else 1 + weight_files(policy_bytes(settings))
-    fixed = 4 + variants + 1 + 2 + prompt_objects(settings)  # inputs, profile
+    fixed = 4 + variants + 1 + policies + 1 + 2 + prompt_objects(settings)  # inputs, profile
     specs = len(params.scorers) + 2
     plans = len(params.chunks.plans) + 2 + variants + 1
     curves = 2  # of rollouts and held-out images
     trained = runs * (best * files + 1 + curves + 1 + 2)  # metrics, timings, folders
-    images = (1 + runs) * 3
-    scores = (1 + variants) * len(params.scorers)
-    stages = 6 + seeds + 2 * runs + 1 + scores  # a manifest each
+    images = (1 + runs + policies) * 3
+    scores = (1 + variants + policies) * len(params.scorers)
+    stages = 6 + seeds + 2 * runs + policies + 1 + scores  # a manifest each
     return fixed + specs + plans + trained + images + scores + stages
 
 

@@ -11,7 +11,6 @@ from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.reporting.comparisons import Comparisons
 from chunk_grpo.reporting.evidence import (
     BASE,
-    MODES,
     Evidence,
     LeftOut,
     ReportSettings,
@@ -124,7 +123,7 @@ def split_tables(
     return {
         split: policy_table(
             Comparisons(book, of_split[0].prompts, settings),
-            settings.variants,
+            settings.drawn,
             [one.use.name for one in of_split],
         )
         for split, of_split in rest.items()
@@ -151,15 +150,14 @@ def _category_table(comparisons: Comparisons, settings: ReportSettings, one: Jud
     scorer, kind, benchmark = one.use.name, OVERALL[one.use.kind], one.benchmark
     categories = comparisons.prompts_of(scorer).categories
     overall = {
-        (variant, mode): comparisons.overall_against_base(variant, mode, scorer)
+        (policy, mode): comparisons.overall_against_base(policy, mode, scorer)
         if kind == "categories"
-        else comparisons.against_base(variant, mode, scorer).difference
-        for variant in settings.variants
-        for mode in MODES
+        else comparisons.against_base(policy, mode, scorer).difference
+        for policy, mode in settings.drawn
     }
     is_overall = kind == "categories" or benchmark is None or benchmark.complete
     head = "Overall" if is_overall else f"Mean of {len(categories):,} prompts"
-    table = category_table(comparisons, settings.variants, scorer, overall, kind == "prompts", head)
+    table = category_table(comparisons, settings.drawn, scorer, overall, kind == "prompts", head)
     note = f"{benchmark.what}. " if benchmark else ""
     return CategoryTable(one, table, note + _note(kind, categories, is_overall), is_overall, overall)
 

@@ -15,6 +15,8 @@ from chunk_grpo.reporting.palette import MANY
 from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+UNTRAINED = (-1,)
+"""Training seeds of a policy that was not trained here."""
 FROM_BASE = "difference from the base model"
 EXTRA_DIGITS = 3
 _WORDS = {"above": "higher", "below": "lower", "none": "no difference shown", "unknown": "undecided"}
@@ -25,7 +27,7 @@ class Comparison:
     """One policy in one mode on one measure, compared with the base.
 
     Attributes:
-        variant: Name of the variant.
+        variant: Name of the variant, or of another compared policy.
         mode: tuned or hybrid.
         measure: Scorer, or `REWARD`.
         mean: Mean of the policy over prompts and training seeds.
@@ -43,14 +45,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PairComparison:
-    """Two tuned variants on one measure: `first` minus `second`, paired by seed and prompt.
+    """Two compared policies on one measure, tuned: `first` minus `second`, paired by seed and prompt.
 
     Attributes:
-        first: Name of a variant.
-        second: Name of an earlier variant of params.yaml.
+        first: Name of a variant or another compared policy.
+        second: Name of one before it; variants come first.
         measure: Scorer, or `REWARD`.
         difference: Paired difference.
-        p_value: p-value of no difference, corrected by Holm's method for all pairs of variants on this measure.
+        p_value: p-value of no difference, corrected by Holm's method for all pairs on this measure.
     """
 
     first: str
@@ -119,18 +121,21 @@ class Comparisons:
         values = self._book.values(variant, mode, measure, prompts.ids)
         return self._interval(values - base, prompts, prompts.categories)
 
-    def between_variants(self, measure: str) -> list[PairComparison]:
-        """Compare every pair of tuned variants on one measure.
+    def between_policies(self, measure: str) -> list[PairComparison]:
+        """Compare every pair of compared policies on one measure, tuned.
+
+        A policy that was not trained here is compared with every training seed of a variant.
 
         Raises:
             DataError: two variants have different training seeds, so they cannot be paired.
         """
-        seeds = {v: self._book.train_seeds(v, "tuned", measure) for v in self._settings.variants}
+        names = self._settings.compared
+        seeds = {v: self._book.train_seeds(v, "tuned", measure) for v in names}
         prompts = self.prompts_of(measure)
-        values = {v: self._book.values(v, "tuned", measure, prompts.ids) for v in self._settings.variants}
+        values = {v: self._book.values(v, "tuned", measure, prompts.ids) for v in names}
         found = []
-        for second, first in combinations(self._settings.variants, 2):
-            if seeds[first] != seeds[second]:
+        for second, first in combinations(names, 2):
+            if len({seeds[first], seeds[second], UNTRAINED} - {UNTRAINED}) > 1:
                 raise DataError(
                     f"scores of {first!r} have the training seeds {list(seeds[first])}, scores of {second!r} have "
                     f"{list(seeds[second])}; variants are compared on the same `train.seeds`: train both again"
@@ -262,9 +267,9 @@ def _named(names: Sequence[str], tuned: Sequence[Comparison]) -> str:
 
 
 def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
-    """Describe which variants differ, measure by measure, with the correction for all pairs.
+    """Describe which policies differ, measure by measure, with the correction for all pairs.
 
-    With many variants, only the first is compared with the others. Its place does not depend on the scores; comparing
+    With many policies, only the first is compared with the others. Its place does not depend on the scores; comparing
     with the best variant would be biased, since it is selected by its scores.
 
     Args:
@@ -282,9 +287,9 @@ def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
             continue
         parts = [f"{_higher(p)} above {_lower(p)}" for p in shown]
         rest = "" if len(shown) == len(found) else " For the other pairs no difference is shown."
-        sentences.append(f"Tuned variants, {measure}: {_listed(parts)}.{rest}")
+        sentences.append(f"Tuned, {measure}: {_listed(parts)}.{rest}")
     if quiet:
-        sentences.append(f"Tuned variants, {_listed(quiet)}: no difference between them is shown.")
+        sentences.append(f"Tuned, {_listed(quiet)}: no difference between them is shown.")
     return sentences
 
 
@@ -305,8 +310,8 @@ def _order_of_many(measure: str, pairs: Sequence[PairComparison]) -> str:
     against = [(p.first, p.difference) for p in with_first(pairs)]
     apart = sum(p.is_shown for p in pairs)
     return (
-        f"Tuned variants compared with {pairs[0].second}, the first one, {measure}: {_summed_up(against)}. "
-        f"Of all {len(pairs)} pairs of variants, {apart} differ with the correction for all pairs."
+        f"Tuned policies compared with {pairs[0].second}, the first one, {measure}: {_summed_up(against)}. "
+        f"Of all {len(pairs)} pairs, {apart} differ with the correction for all pairs."
     )
 
 

@@ -26,7 +26,6 @@ from chunk_grpo.reporting.comparisons import (
 )
 from chunk_grpo.reporting.evidence import (
     BASE,
-    MODES,
     REWARD,
     Evidence,
     ReportSettings,
@@ -88,16 +87,20 @@ class Content:
         measures = (REWARD, *settings.scorers)
         shown = settings.measures
         self.comparisons = [
-            main.against_base(v, mode, m) for m in measures for v in settings.variants for mode in MODES
+            main.against_base(policy, mode, m) for m in measures for policy, mode in settings.drawn
         ]
         self.base = {m: main.base_mean(m) for m in measures}
-        self.pairs = {m: main.between_variants(m) for m in shown}
-        tuned = [c for c in self.comparisons if (c.mode, c.measure) == ("tuned", REWARD)]
+        self.pairs = {m: main.between_policies(m) for m in shown}
+        tuned = [
+            c
+            for c in self.comparisons
+            if (c.mode, c.measure) == ("tuned", REWARD) and c.variant in settings.variants
+        ]
         self.answer, self.sentence = headline(tuned, settings.label(REWARD))
         named = {settings.label(m): pairs for m, pairs in self.pairs.items()}
         self.remarks = [*_remarks(self.comparisons, settings), *order_sentences(named)]
         self.method = METHOD
-        self.preference = tables.policy_table(main, settings.variants, shown, settings.label)
+        self.preference = tables.policy_table(main, settings.drawn, shown, settings.label)
         texts = _texts(evidence)
         self.grids = _grids(evidence, settings, prompts, book, texts)
         self.flips = flips_of(evidence, settings, prompts, book, texts)
@@ -173,8 +176,8 @@ def _grids(
 ) -> list[Grid]:
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
     grids = []
-    for number, variants in enumerate(gallery.grid_variants(settings.variants), start=1):
-        columns = gallery.grid_columns(variants)
+    for number, variants in enumerate(gallery.grid_variants(settings.compared), start=1):
+        columns = gallery.grid_columns(settings.drawn_of(variants))
         images = {p: gallery.first_images(evidence.images[p], chosen) for p in (BASE, *variants)}
         rows = gallery.grid_rows(chosen, columns, images, texts, book, settings.scorers)
         grids.append(gallery.grid_of("grid" if number == 1 else f"grid-{number}", variants, columns, rows))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,10 @@ from chunk_grpo.errors import DataError
 
 BASE = "base"
 MODES = ("tuned", "hybrid")
+GIVEN = ("tuned",)
+"""Modes of images that were made elsewhere."""
+Drawn = tuple[str, str]
+"""(policy, mode) of images."""
 REWARD = "training reward"
 """The weighted sum of the reward scorers, as a measure beside the scorers themselves."""
 
@@ -94,7 +98,8 @@ class ReportSettings:
         preset: Name of the preset.
         model: Checkpoint of the base, with its revision.
         variants: Names in the order of params.yaml, which also sets the colours.
-        recipes: Variant to a description of its settings.
+        policies: Compared policies besides the variants, to the modes of their images.
+        recipes: Variant or compared policy to a description of its settings.
         other_plans: Plans of params.yaml that no variant trains with.
         rewards: Weight of each scorer in the training reward.
         measured: The scorers in the order of params.yaml.
@@ -115,6 +120,7 @@ class ReportSettings:
     preset: str
     model: str
     variants: tuple[str, ...]
+    policies: Mapping[str, tuple[str, ...]]
     recipes: Mapping[str, str]
     other_plans: tuple[str, ...]
     rewards: Mapping[str, float]
@@ -130,6 +136,25 @@ class ReportSettings:
     train_seeds: tuple[int, ...]
     image_seed: int
     parameters: str
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The variants, then the other compared policies. This order sets the colours."""
+        return (*self.variants, *self.policies)
+
+    @property
+    def drawn(self) -> tuple[Drawn, ...]:
+        """The images of all compared policies."""
+        return self.drawn_of(self.compared)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Compared policies whose images were made elsewhere."""
+        return tuple(name for name, modes in self.policies.items() if modes == GIVEN)
+
+    def drawn_of(self, names: Iterable[str]) -> tuple[Drawn, ...]:
+        """The images of some compared policies."""
+        return tuple((name, mode) for name in names for mode in self.policies.get(name, MODES))
 
     @property
     def scorers(self) -> tuple[str, ...]:
@@ -171,7 +196,7 @@ class Evidence:
         profile: Schema l1_profile.
         plans: Plan name to schema chunk_plan.
         metrics: Variant to schema train_metrics.
-        images: Policy (base, then the variants) to the path of schema images, for a variant of its lowest training
+        images: Policy (base, then the compared ones) to the path of schema images, for a variant of its lowest training
             seed. The grid reads its own rows of them.
         scores: (policy, scorer) to schema scores.
         runs: Manifests of the stages that ran, in display order.
@@ -244,14 +269,14 @@ class ScoreBook:
                 self._refused.setdefault(scorer, Counter())[prompt_id, sample] += 1
 
     def train_seeds(self, policy: str, mode: str, measure: str) -> tuple[int, ...]:
-        """Training seeds of a policy, ascending; (-1,) for the base."""
+        """Training seeds of a policy, ascending; (-1,) for the base and for policies that were not trained here."""
         return tuple(sorted(self._by_seed(policy, mode, next(iter(self._weights(measure))))))
 
     def values(self, policy: str, mode: str, measure: str, prompt_ids: Sequence[str]) -> NDArray[np.float64]:
         """Means over the samples of each prompt, [R, P].
 
         Args:
-            policy: "base" or a variant.
+            policy: "base" or a compared policy.
             mode: base, tuned or hybrid.
             measure: A scorer, or `REWARD`.
             prompt_ids: P prompts, each with at least one image that was not left out.

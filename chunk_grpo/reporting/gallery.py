@@ -1,4 +1,4 @@
-"""Image grid: the base and every variant on the same prompts and seeds.
+"""Image grid: the base and every compared policy on the same prompts and seeds.
 
 Prompts are drawn without using any score, in equal numbers from each category as long as it has prompts left. They are
 shown in the order of how much their images change.
@@ -21,7 +21,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageStat
 from chunk_grpo.artifacts import SCHEMAS, read_parts
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import number
-from chunk_grpo.reporting.evidence import BASE, MODES, ScoreBook, ScoredPrompts, Source
+from chunk_grpo.reporting.evidence import BASE, Drawn, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.palette import is_crowded
 
 TINY = 128
@@ -107,12 +107,12 @@ class GridRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """The base and some variants side by side.
+    """The base and some compared policies side by side.
 
     Attributes:
         name: Name of its file without suffix.
-        variants: The variants.
-        columns: The base, then each variant tuned and hybrid.
+        variants: The compared policies.
+        columns: The base, then the images of each compared policy.
         changed: Prompts with a visible change in any column, the most changed first.
         unchanged: The other prompts.
     """
@@ -123,6 +123,10 @@ class Grid:
     changed: tuple[GridRow, ...]
     unchanged: tuple[GridRow, ...]
 
+    def modes_of(self, variant: str) -> list[str]:
+        """Modes of a compared policy's columns."""
+        return [column.mode for column in self.columns if column.policy == variant]
+
 
 def grid_of(name: str, variants: Sequence[str], columns: Sequence[Column], rows: Sequence[GridRow]) -> Grid:
     """A grid of some rows in any order."""
@@ -132,14 +136,14 @@ def grid_of(name: str, variants: Sequence[str], columns: Sequence[Column], rows:
 
 
 def grid_variants(variants: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The variants of each grid: all in one grid, or if there are many, as many as fit the page width."""
+    """The compared policies of each grid: all in one grid, or if there are many, as many as fit the page width."""
     size = GRID_VARIANTS if is_crowded(variants) else len(variants)
     return tuple(tuple(variants[first : first + size]) for first in range(0, len(variants), size))
 
 
-def grid_columns(variants: Sequence[str]) -> tuple[Column, ...]:
-    """Columns of a grid: base, then each variant tuned and hybrid."""
-    return (Column(BASE, BASE), *(Column(v, mode) for v in variants for mode in MODES))
+def grid_columns(drawn: Sequence[Drawn]) -> tuple[Column, ...]:
+    """Columns of a grid: base, then the images of the compared policies."""
+    return (Column(BASE, BASE), *(Column(policy, mode) for policy, mode in drawn))
 
 
 def choose_prompts(prompts: ScoredPrompts, count: int, seed: int) -> tuple[str, ...]:

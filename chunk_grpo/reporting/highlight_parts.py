@@ -26,7 +26,6 @@ from chunk_grpo.reporting.comparisons import FROM_BASE, Comparisons, headline
 from chunk_grpo.reporting.content import REWARD_METRICS
 from chunk_grpo.reporting.evidence import (
     BASE,
-    MODES,
     REWARD,
     ReportSettings,
     ScoreBook,
@@ -201,7 +200,8 @@ def scores_highlight(
         )
     against = Comparisons(book, held_out, replace(settings, variants=scored))
     measures = settings.measures
-    drawn = {m: [against.against_base(v, mode, m) for v in scored for mode in MODES] for m in measures[:2]}
+    of_variants = settings.drawn_of(scored)
+    drawn = {m: [against.against_base(v, mode, m) for v, mode in of_variants] for m in measures[:2]}
     answer, sentence = headline([c for c in drawn[REWARD] if c.mode == "tuned"], settings.label(REWARD))
     draws = [
         partial(
@@ -219,7 +219,7 @@ def scores_highlight(
         f"![Differences from the base model with 95 % intervals: {' and '.join(drawn)}]({picture})",
         "Below each mean: the difference from the base and its 95 % interval. Filled dots: tuned; hollow: hybrid.",
     ]
-    for table in tables.in_parts(tables.policy_table(against, scored, measures, settings.label)):
+    for table in tables.in_parts(tables.policy_table(against, of_variants, measures, settings.label)):
         # Three short lines per cell keep the table narrow: pages that scroll tables sideways hide the last columns.
         parts.append(tables.to_markdown(table).replace(" (", "<br>("))
     parts.append(METHOD)

@@ -21,7 +21,7 @@ from chunk_grpo.artifacts import SchemaName, read_table, table_from_rows
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.evidence import BASE, MODES, ReportSettings, ScoreBook, ScoredPrompts, Source
+from chunk_grpo.reporting.evidence import BASE, ReportSettings, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.inputs import settings_from
 from chunk_grpo.reporting.statistics import crossed_interval
 
@@ -143,7 +143,7 @@ def measure(workspace: Path, evaluation: Evaluation) -> Measured:
     artifacts = workspace / "artifacts"
     sources = {
         (policy, use.name): _read(artifacts / "scores" / policy / f"{use.name}.parquet", "scores")
-        for policy in (BASE, *settings.variants)
+        for policy in (BASE, *settings.compared)
         for use in settings.measured
     }
     prompts = _read(artifacts / "prompts" / "evaluation.parquet", "prompts")
@@ -183,7 +183,7 @@ def _scores(
     book: ScoreBook, prompts: Source, settings: ReportSettings
 ) -> Iterator[tuple[Score, ScoredPrompts]]:
     """Every score of the workspace with its prompts."""
-    drawn = [(BASE, BASE), *((variant, mode) for variant in settings.variants for mode in MODES)]
+    drawn = [(BASE, BASE), *settings.drawn]
     for use in settings.measured:
         for split in use.splits:
             of_split = book.prompt_set(prompts, split, use.name)

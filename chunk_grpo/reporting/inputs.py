@@ -10,10 +10,13 @@ import yaml
 
 from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
 from chunk_grpo.config import Params
+from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.config.prompts import WisePrompts
 from chunk_grpo.config.scorers import AnyScorer, WiseScorer
 from chunk_grpo.reporting.evidence import (
     BASE,
+    GIVEN,
+    MODES,
     Evidence,
     PromptKind,
     ReportSettings,
@@ -22,7 +25,7 @@ from chunk_grpo.reporting.evidence import (
     TrainingSettings,
 )
 from chunk_grpo.reporting.score_ranges import scale
-from chunk_grpo.reporting.variant_summary import clip_ranges_of, images_of, recipe
+from chunk_grpo.reporting.variant_summary import clip_ranges_of, images_of, origin, recipe
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Folders:
         profile: The l1_profile table.
         chunks: Folder of PLAN.parquet.
         train: Folder of VARIANT/seed-N/metrics.parquet.
-        images: Folder of base/images.parquet and VARIANT/seed-N/images.parquet.
+        images: Folder of base/images.parquet, POLICY/images.parquet and VARIANT/seed-N/images.parquet.
         scores: Folder of POLICY/SCORER.parquet.
         runs: Folder of run manifests, STAGE.json.
     """
@@ -59,7 +62,12 @@ def settings_from(params: Params) -> ReportSettings:
         preset=params.composed_from,
         model=", revision ".join(filter(None, (params.model.checkpoint, params.model.revision))),
         variants=tuple(variants),
-        recipes={name: recipe(variant) for name, variant in variants.items()},
+        policies={
+            name: GIVEN if isinstance(policy, ComparedImages) else MODES
+            for name, policy in params.policies.items()
+        },
+        recipes={name: recipe(variant) for name, variant in variants.items()}
+        | {name: origin(policy) for name, policy in params.policies.items()},
         other_plans=tuple(name for name in params.chunks.plans if name not in trained),
         rewards=params.rewards,
         measured=tuple(_use(name, scorer) for name, scorer in params.scorers.items()),
@@ -114,7 +122,7 @@ def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
         DataError: A file is missing, corrupt or has another schema; the message names it.
         TransientError: The object store does not answer.
     """
-    policies, shown_seed = (BASE, *settings.variants), min(settings.train_seeds)
+    policies, shown_seed = (BASE, *settings.compared), min(settings.train_seeds)
     plans = [settings.shown_plan, *([settings.guided_plan] if settings.guided_plan else [])]
     return Evidence(
         prompts=_read(folders.prompts, "prompts"),
@@ -132,7 +140,7 @@ def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
             for s in (use.name for use in settings.measured)
         },
         images={
-            BASE: join(folders.images, BASE, "images.parquet"),
+            **{name: join(folders.images, name, "images.parquet") for name in (BASE, *settings.policies)},
             **{v: join(folders.images, v, f"seed-{shown_seed}", "images.parquet") for v in settings.variants},
         },
         runs=tuple(sorted(_manifests(folders.runs, settings), key=lambda run: (run.started_at, run.stage))),
@@ -152,16 +160,16 @@ def read_metrics(paths: Sequence[str]) -> Source:
     return Source(paths[0], pa.concat_tables([read_table(path, "train_metrics") for path in paths]))
 
 
-_BY_NAME = ("encode_training", "train", "generate", "score", "score_base")
-"""Stages that run once per variant, training seed or scorer of params.yaml."""
+_BY_NAME = ("encode_training", "train", "generate", "generate_policy", "score", "score_policy", "score_base")
+"""Stages that run once per variant, training seed, compared policy or scorer of params.yaml."""
 
 
 def _manifests(folder: str, settings: ReportSettings) -> Iterator[RunManifest]:
     """Manifests of this run. The folder may have others, of earlier variants, seeds and scorers."""
     scorers = [use.name for use in settings.measured]
     seeds = list(map(str, settings.train_seeds))
-    pairs = {f"{variant}-{of}" for variant in settings.variants for of in (*seeds, *scorers)}
-    items = {*seeds, *scorers, *pairs}
+    pairs = {f"{name}-{of}" for name in settings.compared for of in (*seeds, *scorers)}
+    items = {*seeds, *scorers, *settings.policies, *pairs}
     for path in find_files(folder, "*.json"):
         run = read_manifest(path)
         stage, _, item = run.stage.partition("@")

@@ -15,7 +15,7 @@ from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves
-from chunk_grpo.reporting.evidence import BASE, MODES, REWARD, Evidence, ReportSettings
+from chunk_grpo.reporting.evidence import BASE, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.gallery import VISIBLE, Column, grid_png
 from chunk_grpo.reporting.reward_hacking import watched
@@ -93,7 +93,7 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
 
 def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -> str:
     """Render one of the templates in templates/; both print sections.j2, with the blocks of their format."""
-    is_page, variants = template.endswith(".html.j2"), content.settings.variants
+    is_page, variants = template.endswith(".html.j2"), content.settings.compared
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("chunk_grpo.reporting"),
         autoescape=is_page,
@@ -144,7 +144,7 @@ def grid_pictures(content: Content) -> dict[str, bytes]:
 
 def difference_figure(content: Content) -> Figure:
     """Differences from the base: the training reward first, then each scorer; panels grow with their rows."""
-    variants = content.settings.variants
+    variants = content.settings.compared
     panels: list[tuple[Draw, str]] = []
     for measure in content.settings.measures:
         rows = [c for c in content.comparisons if c.measure == measure]
@@ -152,7 +152,7 @@ def difference_figure(content: Content) -> Figure:
         draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{name}, {FROM_BASE}")
         label = f"Differences from the base model on {name}, with 95 % intervals; the table below has the numbers."
         panels.append((draw, label))
-    height = max(HALF[1], MARGINS + ROW * len(variants) * len(MODES))
+    height = max(HALF[1], MARGINS + ROW * len(content.settings.drawn))
     return Figure(panels, (HALF[0], height), columns=2, legend=False)
 
 
@@ -189,12 +189,12 @@ def curve_figures(content: Content) -> dict[str, Figure]:
 
 
 def metrics(content: Content) -> dict[str, object]:
-    """The training reward on held-out prompts, for `dvc metrics` and `dvc exp show`: base, then variant and mode.
+    """The training reward on held-out prompts, for `dvc metrics` and `dvc exp show`: base, then policy and mode.
 
     One number a policy, so that the table of experiments fits a screen.
     """
     found: dict[str, object] = {"base": _rounded(content.base[REWARD].mean)}
-    for variant in content.settings.variants:
+    for variant in content.settings.compared:
         chosen = [c for c in content.comparisons if (c.variant, c.measure) == (variant, REWARD)]
         found[variant] = {c.mode: _rounded(c.mean) for c in chosen}
     return found
@@ -205,7 +205,7 @@ def _json(content: Mapping[str, object]) -> str:
 
 
 def summary(content: Content) -> dict[str, object]:
-    """Nested numbers for programs: base means, then variant, mode, measure."""
+    """Nested numbers for programs: base means, then policy, mode, measure."""
     reach = content.comparisons[0].difference
     found: dict[str, object] = {
         "prompts": reach.num_prompts,
@@ -213,16 +213,17 @@ def summary(content: Content) -> dict[str, object]:
         "train_seeds": reach.num_seeds,
         "base": {_key(m): _rounded(interval.mean) for m, interval in content.base.items()},
     }
-    for variant in content.settings.variants:
-        modes: dict[str, dict[str, object]] = {mode: {} for mode in MODES}
+    for variant in content.settings.compared:
+        drawn = content.settings.drawn_of([variant])
+        modes: dict[str, dict[str, object]] = {mode: {} for _, mode in drawn}
         for c in content.comparisons:
             if c.variant == variant:
                 modes[c.mode][_key(c.measure)] = {"mean": _rounded(c.mean), **_interval(c.difference)}
         for table in content.categories:
             split = "" if table.judged.split == EVAL else f"_{table.judged.split}"
             key = f"{table.judged.use.name}{split}_{'overall' if table.is_overall else 'mean'}"
-            for mode in MODES:
-                modes[mode][key] = _interval(table.overall[variant, mode])
+            for one in drawn:
+                modes[one[1]][key] = _interval(table.overall[one])
         found[variant] = modes
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -134,10 +133,13 @@ def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[
             markerfacecolor=PAPER if hollow else colour,
         )  # fmt: skip
     axes.axvline(0, color=MUTED, linewidth=1.2)
-    if is_crowded(variants):  # a variant's two rows share a label
-        axes.set_yticks([place + 0.5 for place in range(0, len(rows), 2)], [row.variant for row in rows[::2]])
+    if is_crowded(variants):  # a policy's rows share a label
+        places: dict[str, list[int]] = {}
+        for place, row in enumerate(rows):
+            places.setdefault(row.variant, []).append(place)
+        axes.set_yticks([sum(found) / len(found) for found in places.values()], list(places))
         axes.hlines(
-            np.arange(1.64, len(rows) - 1, 2),
+            [found[-1] + 0.64 for found in places.values()][:-1],
             0,
             1,
             transform=axes.get_yaxis_transform(),

@@ -40,7 +40,7 @@ METHOD = (
     "there is one training seed). The 95 % interval is the mean ± t × standard error, with t from Student’s "
     "distribution with Satterthwaite’s degrees of freedom; few training seeds therefore give a wide interval. The "
     "intervals are not corrected for multiple comparisons. Two variants count as different on a score only if the "
-    "p-value of their difference, corrected by Holm’s method for all pairs of variants on this score, is at most 0.05."
+    "p-value of their difference, corrected by Holm’s method for all pairs on this score, is at most 0.05."
 )
 
 

@@ -15,7 +15,7 @@ from chunk_grpo.reporting.comparisons import (
     number,
     signed,
 )
-from chunk_grpo.reporting.evidence import BASE, MODES
+from chunk_grpo.reporting.evidence import BASE, Drawn
 from chunk_grpo.reporting.series import Chunk
 from chunk_grpo.reporting.statistics import Interval
 
@@ -70,7 +70,7 @@ class Row:
     Attributes:
         head: Name of the row.
         cells: One cell for each value column.
-        variant: Variant whose colour marks the row; may be empty.
+        variant: Compared policy whose colour marks the row; may be empty.
         mode: base, tuned, hybrid, or another text that distinguishes the rows of a variant.
     """
 
@@ -100,18 +100,17 @@ def difference_cell(mean: float, difference: Interval) -> Cell:
 
 def policy_table(
     comparisons: Comparisons,
-    variants: Sequence[str],
+    drawn: Sequence[Drawn],
     measures: Sequence[str],
     label: Callable[[str], str] = str,
 ) -> Table:
-    """Table in the layout of the paper's Table 1: rows are base and variants, columns are measures."""
+    """Table in the layout of the paper's Table 1: rows are base and compared policies, columns are measures."""
     base = tuple(Cell(number(comparisons.base_mean(m).mean)) for m in measures)
     rows = [Row("base", base, mode=BASE)]
-    for variant in variants:
-        for mode in MODES:
-            found = [comparisons.against_base(variant, mode, m) for m in measures]
-            cells = tuple(difference_cell(c.mean, c.difference) for c in found)
-            rows.append(Row(f"{variant}, {mode}", cells, variant, mode))
+    for policy, mode in drawn:
+        found = [comparisons.against_base(policy, mode, m) for m in measures]
+        cells = tuple(difference_cell(c.mean, c.difference) for c in found)
+        rows.append(Row(f"{policy}, {mode}", cells, policy, mode))
     return Table(("policy", *map(label, measures)), tuple(rows))
 
 
@@ -130,7 +129,7 @@ def in_parts(table: Table) -> list[Table]:
 
 
 def pairs_table(pairs: Mapping[str, Sequence[PairComparison]], label: Callable[[str], str] = str) -> Table:
-    """Differences between tuned variants, one column per measure; a verdict needs the correction for all pairs."""
+    """Differences between policies, one column per measure; a verdict needs the correction for all pairs."""
     rows = []
     for of_pair in zip(*pairs.values(), strict=True):
         cells = (
@@ -142,12 +141,12 @@ def pairs_table(pairs: Mapping[str, Sequence[PairComparison]], label: Callable[[
             for p in of_pair
         )
         rows.append(Row(f"{of_pair[0].first} − {of_pair[0].second}", tuple(cells)))
-    return Table(("tuned variants", *map(label, pairs)), tuple(rows))
+    return Table(("tuned", *map(label, pairs)), tuple(rows))
 
 
 def category_table(
     comparisons: Comparisons,
-    variants: Sequence[str],
+    drawn: Sequence[Drawn],
     scorer: str,
     overall: Mapping[tuple[str, str], Interval],
     by_prompts: bool,
@@ -157,9 +156,9 @@ def category_table(
 
     Args:
         comparisons: Comparisons on the prompts of one split.
-        variants: Variants, two rows each.
+        drawn: Images of the compared policies, a row each.
         scorer: Scorer whose values are shown.
-        overall: (variant, mode) to the difference of the overall from the base.
+        overall: Images to the difference of the overall from the base.
         by_prompts: Whether the overall is the mean over prompts instead of categories.
         overall_head: Head of the column of the overall.
     """
@@ -170,7 +169,7 @@ def category_table(
     counts = {c: prompts.categories.count(c) for c in categories}
     weights = {c: counts[c] if by_prompts else 1 for c in categories}
     rows = []
-    for policy, mode in ((BASE, BASE), *((variant, mode) for variant in variants for mode in MODES)):
+    for policy, mode in ((BASE, BASE), *drawn):
         means = comparisons.by_category(policy, mode, scorer, categories)
         cells = [Cell(number(mean, 2)) for mean in means.values()]
         mean = sum(weights[c] * mean for c, mean in means.items()) / sum(weights.values())

@@ -1,4 +1,4 @@
-"""Description of variants: the settings by which they differ."""
+"""Description of variants, by the settings in which they differ, and of other compared policies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chunk_grpo.config import Params, VariantParams
+from chunk_grpo.config.policies import AnyPolicy, ComparedImages
 from chunk_grpo.core.choices import (
     ADVANTAGE_STDS,
     COMBINATIONS,
@@ -36,6 +37,14 @@ def recipe(variant: VariantParams) -> str:
     own = variant.model_dump(mode="json", exclude={"objective", "plan"}, exclude_defaults=True)
     parts = [OBJECTIVES[variant.objective].label, f"plan {variant.plan}"]
     return ", ".join(parts + [_setting(key, value) for key, value in own.items()])
+
+
+def origin(policy: AnyPolicy) -> str:
+    """Where a compared policy or its images are from."""
+    if isinstance(policy, ComparedImages):
+        return f"images made elsewhere, {policy.path}"
+    parts = [policy.path, policy.file, policy.revision and f"revision {policy.revision}"]
+    return f"saved policy {', '.join(filter(None, parts))}"
 
 
 def clip_ranges_of(params: Params, variant: str) -> tuple[float, ...]:

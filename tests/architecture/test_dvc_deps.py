@@ -166,7 +166,7 @@ def within(path: str, declared: str) -> bool:
     return path == declared or path.startswith(f"{declared}.")
 
 
-RECORDED = {"train": {"train", "variants", "chunks.plans"}}
+RECORDED = {"train": {"train", "variants", "chunks.plans"}, "generate_policy": {"policies"}}
 """Read of params.yaml, but compared with a record of the stage `inputs`, on which the stage depends instead."""
 
 NOT_REALLY = {
@@ -174,8 +174,12 @@ NOT_REALLY = {
     # are read for an error message; trackers are told what comes out and change nothing of it.
     # What moves a score of `scorers` is in the specs, on which the stage depends; `executors` says where a scorer runs.
     "train": {"*", "variants", "trackers", "executors", "scorers", "pools"},
-    # `train.seeds` name the tables of a folder of images, and the base has one table.
+    # `train.seeds` name the tables of a folder of images, and base and compared policies have one table.
     "score_base": {"executors", "scorers", "train.seeds"},
+    "score_policy": {"executors", "scorers", "train.seeds"},
+    # Read where the command has --saved.
+    "generate_base": {"policies", "policies.*"},
+    "generate": {"policies", "policies.*"},
     "score": {"executors", "scorers"},
     "report": {"executors", "pools"},
 }
@@ -199,13 +203,20 @@ def test_params_are_what_the_stage_reads(stage: str) -> None:
     assert not surplus, f"dvc.yaml, {stage}: remove from params, nothing reads them: {surplus}"
 
 
-def test_the_base_is_one_table_of_images() -> None:
-    assert re.search(r"--images \S+\.parquet\b", STAGES["score_base"]["cmd"])
+@pytest.mark.parametrize("stage", ["score_base", "score_policy"])
+def test_policies_without_seeds_have_one_table_of_images(stage: str) -> None:
+    assert re.search(r"--images \S+\.parquet\b", STAGES[stage]["cmd"])
+
+
+@pytest.mark.parametrize(("stage", "is_read"), [("generate", False), ("generate_policy", True)])
+def test_a_saved_policy_is_on_the_command_line(stage: str, is_read: bool) -> None:
+    assert ("--saved" in STAGES[stage]["cmd"]) == is_read
 
 
 @pytest.mark.parametrize("stage", RECORDED)
 def test_the_record_of_the_settings_is_a_dep(stage: str) -> None:
-    assert "artifacts/inputs/variants/${item.variant}.json" in STAGES[stage]["deps"]
+    deps = STAGES[stage]["deps"]
+    assert any(re.match(r"artifacts/inputs/(variants|policies)/\$\{[a-z.]+\}\.json", dep) for dep in deps)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -121,6 +121,20 @@ def test_scoring_again_without_a_change_is_nothing_new(watch: Watch, published: 
     assert evaluations(published) == before
 
 
+def test_another_policy_is_evaluated_beside_the_models(watch: Watch, published: Path) -> None:
+    """Its transformer is the base model's, so are its scores; the models are not trained again."""
+    trained = (published / "dvc.lock").read_bytes()
+    toy = {"toy": {"kind": "weights", "path": "assets/tiny-flux"}}
+    name, _ = evaluated(watch, published, overrides={**seed(3), "policies": toy})
+    rows = [row for row in read_history(published / HISTORY) if row.evaluation == name]
+    means = {
+        policy: {(row.split, row.scorer): row.mean for row in rows if (row.policy, row.mode) == policy}
+        for policy in {(row.policy, row.mode) for row in rows}
+    }
+    assert means["toy", "tuned"] == means["toy", "hybrid"] == means["base", "base"] != means["dance", "tuned"]
+    assert (published / "dvc.lock").read_bytes() == trained
+
+
 def test_a_moved_score_is_told(watch: Watch, published: Path, known: str) -> None:
     """The only evaluation that is known has means that no score can reach."""
     shift(published, known)

@@ -138,8 +138,8 @@ def test_pairs_are_corrected_for_each_other() -> None:
     }
     base = source("base", "base", "x", {(-1, prompt_id, 0): 0.0 for prompt_id in ("p", "q")})
     scores = ScoreBook({("base", "x"): base, **sources}, {"x": 1.0})
-    settings: Any = SimpleNamespace(variants=names)
-    pairs = Comparisons(scores, PROMPTS, settings).between_variants("x")
+    settings: Any = SimpleNamespace(compared=names)
+    pairs = Comparisons(scores, PROMPTS, settings).between_policies("x")
     assert [(p.first, p.second) for p in pairs] == [("b", "a"), ("c", "a"), ("c", "b")]
     assert [p.p_value for p in pairs] == holm([p.difference.p_value for p in pairs])
     values = {name: scores.values(name, "tuned", "x", ["p", "q"]) for name in names}
