@@ -33,7 +33,7 @@ _PAGE = 200  # the server's limit of log lines per request
 def run_on_pool(
     spec: StageSpec, workspace: Workspace, log: Log, *, force: bool
 ) -> tuple[StageOutcome, list[dict[str, Any]]]:
-    """Run deployment FLOW/POOL of a stage and wait for it without a timeout: training may take days.
+    """Run deployment FLOW/FLOW-POOL of a stage and wait for it without a timeout: training may take days.
 
     Args:
         spec: The stage.
@@ -47,7 +47,7 @@ def run_on_pool(
     Raises:
         RuntimeError: The deployment does not exist, or its run did not complete.
     """
-    deployment = f"{spec.flow}/{spec.work_pool}"
+    deployment = f"{spec.flow}/{spec.flow}-{spec.work_pool}"
     parameters = {"name": spec.name, "spec": workspace.spec.as_parameter(), "force": force}
     # A retried run finds the flow runs that it started before, unless the specification (commit) has changed.
     prefix = f"{flow_run.id}/{workspace.spec.digest()}/{spec.name}"

@@ -1,4 +1,4 @@
-"""Set up a Prefect server: work pools, automations and the deployments of infra/prefect.yaml.
+"""Set up a Prefect server: work pools, automations and the deployments of prefect.yaml.
 
 `python -m infra.setup` uses the server of PREFECT_API_URL (default: prefect.toml). It can be run again at any time:
 existing objects are kept or updated, never duplicated. The webhook URL for notifications is a secret and therefore read
@@ -41,7 +41,23 @@ from infra import automations
 from infra.runs import runs_in
 
 ROOT = Path(__file__).resolve().parents[1]
-PREFECT_FILE = Path("infra/prefect.yaml")
+PREFECT_FILE = Path("prefect.yaml")
+FROM_THE_CLONE: list[dict[str, dict[str, Any]]] = [
+    {
+        "prefect.deployments.steps.run_shell_script": {
+            "id": "repository",
+            "script": "sh -c 'printf %s "
+            '"${CHUNK_GRPO_REPOSITORY:?not set for this worker; start it with python -m infra.worker}"\'',
+            "stream_output": False,
+        }
+    },
+    {"prefect.deployments.steps.set_working_directory": {"directory": "{{ repository.stdout }}"}},
+]
+"""Pull steps of workers that are started in a clone: they load the flows from their own $CHUNK_GRPO_REPOSITORY.
+
+A command reads it, because Prefect would replace `{{ $VARIABLE }}` on the machine of `prefect deploy`. Without the
+variable the command and the run fail.
+"""
 POOL_TYPES = ("process", "kubernetes", "ecs")
 
 
@@ -80,7 +96,7 @@ class SetUp:
     """Wanted set-up of a server.
 
     Attributes:
-        root: Repository with infra/prefect.yaml and the flows.
+        root: Repository with prefect.yaml and the flows.
         gpu_workers: Number of GPU workers, used as the limit of the pool `gpu`; None keeps the limit of an existing
             pool.
         new_gpu_limit: Limit of a new pool `gpu` if `gpu_workers` is None.
@@ -88,7 +104,7 @@ class SetUp:
         templates: Base job template files by pool name; a pool without one has process workers.
         webhook: URL notified of failed runs and moved scores; None leaves notifications unchanged.
         reset_schedules: Whether to reset existing deployments to the schedules and default parameters of
-            infra/prefect.yaml, and to enable them.
+            prefect.yaml, and to enable them.
     """
 
     root: Path = ROOT
@@ -269,7 +285,7 @@ async def _emit(events: Sequence[Event]) -> None:
 
 
 def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
-    """The text of infra/prefect.yaml, with the values that users may have changed in the Prefect UI.
+    """The text of prefect.yaml for workers in a clone, with the values that users may have changed in the Prefect UI.
 
     Otherwise `prefect deploy` would enable paused deployments and overwrite their schedules and default parameters.
 
@@ -278,8 +294,13 @@ def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
         existing: Deployments of the server.
     """
     content = yaml.safe_load((root / PREFECT_FILE).read_text(encoding="utf-8"))
+    content["pull"] = FROM_THE_CLONE
+    del content["build"]
     known = {(deployment.name, deployment.entrypoint): deployment for deployment in existing}
     for wanted in content["deployments"]:
+        wanted["work_pool"].pop(
+            "job_variables", None
+        )  # the workers' environment or the pool's template has them
         if found := known.get((wanted["name"], wanted["entrypoint"])):
             wanted["paused"] = found.paused
             wanted["parameters"] = found.parameters
@@ -292,7 +313,7 @@ def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
 
     Args:
         root: Root of the repository.
-        content: Text of the deployment file, as infra/prefect.yaml.
+        content: Text of the deployment file, as prefect.yaml.
         environment: Environment of the command.
 
     Raises:

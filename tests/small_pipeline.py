@@ -126,7 +126,8 @@ def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
         }
         for name in ("conf", "flows", "infra"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(REPOSITORY / "prefect.toml", folder)
+        for name in ("prefect.toml", "prefect.yaml"):
+            shutil.copy(REPOSITORY / name, folder)
         for preset, variants in (("tiny", "chunk-ws"), ("smoke", "pair")):
             file = folder / "conf" / "preset" / f"{preset}.yaml"
             text = file.read_text().replace(f"/variants: {variants}", "/variants: small")

@@ -115,7 +115,7 @@ def _dvc(words: list[str]) -> Iterator[str]:
 def _deployments() -> dict[str, Any]:
     """The flow behind each deployment, by `FLOW/DEPLOYMENT`."""
     flows = {}
-    for deployment in yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text("utf-8"))["deployments"]:
+    for deployment in yaml.safe_load((ROOT / "prefect.yaml").read_text("utf-8"))["deployments"]:
         file, function = deployment["entrypoint"].split(":")
         flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), function)
         flows[f"{flow.name}/{deployment['name']}"] = flow

@@ -84,7 +84,7 @@ def test_a_training_run_that_is_lost_twice_is_not_started_a_third_time(watch: Wa
     parent = watch.ended(victims.run, 60)
     victims.tell("parent Failed")
     assert parent["state_type"] == "FAILED"
-    assert "stage train@a by train/gpu: Crashed" in parent["state"]["message"]
+    assert "stage train@a by train/train-gpu: Crashed" in parent["state"]["message"]
     time.sleep(AGAIN_AFTER_SECONDS + 15)
     assert victims.children() == ["CRASHED", "CRASHED"]
     assert watch.run(victims.run)["state_type"] == "FAILED"

@@ -36,7 +36,7 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
         assert pools == {"cpu": None, "gpu": 1}
         flows = {flow["id"]: flow["name"] for flow in post(prefect, "flows/filter")}
         deployments = {f"{flows[d['flow_id']]}/{d['name']}": d for d in post(prefect, "deployments/filter")}
-        stages = [f"{flow}/gpu" for flow in ("encode", "profile", "train", "generate", "score")]
+        stages = [f"{flow}/{flow}-gpu" for flow in ("encode", "profile", "train", "generate", "score")]
         pools = {name: d["work_pool_name"] for name, d in deployments.items()}
         runs = [f"chunk-grpo/{name}" for name in ("full", "ablations", "reevaluate")]
         assert pools == {**dict.fromkeys(runs, "cpu"), **dict.fromkeys(stages, "gpu")}

@@ -15,7 +15,7 @@ import yaml
 from prefect.events.schemas.events import Event, Resource
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra import serve, worker
+from infra import serve, setup, worker
 from infra.local_prefect import LocalPrefect, free_port, shares, visible_gpus
 from infra.setup import SetUp, SetUpError, _watch, read_template
 
@@ -192,7 +192,7 @@ def test_a_worker_knows_its_own_process_id(pool: str) -> None:
 
 def test_flows_are_loaded_from_the_repository_of_the_worker(tmp_path: Path) -> None:
     """Prefect fills in `{{ $VARIABLE }}` at deployment, and drops other unknown names on the worker."""
-    pull = yaml.safe_load((REPOSITORY / "infra/prefect.yaml").read_text())["pull"]
+    pull = yaml.safe_load(setup.deployments_file(REPOSITORY, []))["pull"]
     first, second = (next(iter(step.values())) for step in pull)
     assert second["directory"] == f"{{{{ {first['id']}.stdout }}}}"
     assert "{{" not in first["script"]
@@ -203,6 +203,32 @@ def test_flows_are_loaded_from_the_repository_of_the_worker(tmp_path: Path) -> N
     missing = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert missing.returncode != 0
     assert "CHUNK_GRPO_REPOSITORY: not set for this worker" in missing.stderr
+
+
+def test_every_deployment_has_a_name_of_its_own() -> None:
+    found = [one["name"] for one in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]]
+    assert len(set(found)) == len(found) == 8
+
+
+@pytest.mark.parametrize(
+    ("origin", "printed"),
+    [
+        (None, "{folder}"),
+        ("https://example.org/chunk-grpo.git", "https://example.org/chunk-grpo.git"),
+        ("git@example.org:chunk-grpo.git", "git@example.org:chunk-grpo.git"),
+        ("https://me:secret@example.org/chunk-grpo.git", ""),
+    ],
+)
+def test_workers_of_prefect_clone_the_origin(origin: str | None, printed: str, tmp_path: Path) -> None:
+    """An address with a token is refused: every reader of the deployment would see it."""
+    step = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["build"][0]
+    command = shlex.split(step["prefect.deployments.steps.run_shell_script"]["script"])
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    if origin is not None:
+        subprocess.run(["git", "remote", "add", "origin", origin], cwd=tmp_path, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == printed.format(folder=tmp_path)
+    assert (done.returncode != 0) == ("has a user or a token" in done.stderr) == (printed == "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads which ports Linux hands out")
