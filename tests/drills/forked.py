@@ -9,12 +9,16 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = (
     *(
         "accelerate",
@@ -54,25 +58,25 @@ sys.exit(int(answer) if answer else 1)
 @contextmanager
 def forking(folder: Path) -> Iterator[Path]:
     """Run the server inside the context; yield the folder to put first on PATH."""
-    programs, path = folder / "bin", str(folder / "socket")
+    programs, path = folder / "bin", folder / "socket"
     programs.mkdir(parents=True)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
-        listening.listen()
-        server = os.fork()
-        if server == 0:
-            _serve(listening)
+    # A new process: a fork of a test would keep the streams that pytest captures.
+    server = subprocess.Popen([sys.executable, "-m", __name__, str(path)], cwd=ROOT)
     try:
+        wait_for(path.exists, 60, "the server")
         for name in ("python", "python3"):
-            (programs / name).write_text(_CLIENT.format(python=sys.executable, path=path))
+            (programs / name).write_text(_CLIENT.format(python=sys.executable, path=str(path)))
             (programs / name).chmod(0o755)
         yield programs
     finally:
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
+        server.kill()
+        server.wait()
 
 
-def _serve(listening: socket.socket) -> None:
+def _serve(path: str) -> None:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in _IMPORTED:
         __import__(name)
@@ -132,3 +136,7 @@ def _run(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,102 @@
+"""Commit params.yaml and dvc.lock of a finished run and push its results, so that `dvc pull` in a clone brings them.
+
+python -m infra.track [--message TEXT] [--checkout FOLDER]      (make track)
+
+The run must be up to date: nothing that `dvc repro` would run, no edits besides params.yaml, and a DVC remote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from chunk_grpo.config import load_params
+from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.git import git, uncommitted
+
+ROOT = Path(__file__).resolve().parents[1]
+TRACKED = ("params.yaml", "dvc.lock")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Push and commit; return the exit code: 2 if the run cannot be tracked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--message", help="message of the commit (default: `run: ` and the preset's name)")
+    parser.add_argument(
+        "--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)"
+    )
+    options = parser.parse_args(argv)
+    try:
+        track(options.checkout, options.message)
+    except ChunkGrpoError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def track(checkout: Path, message: str | None = None) -> None:
+    """Push the results of a checkout to its DVC remote, and commit what `dvc pull` needs.
+
+    Raises:
+        ConfigError: The run is not up to date, there are other edits or no remote, or a command of DVC or git failed.
+    """
+    params = load_params(checkout / "params.yaml")
+    edits = [line for line in uncommitted(checkout) if not line.endswith("params.yaml")]
+    if edits:
+        raise ConfigError(
+            f"{checkout}: must have no uncommitted edits besides params.yaml, since the results are of these files, "
+            f"got {', '.join(' '.join(line.split()) for line in edits)}; commit them, or undo them and run `dvc repro`"
+        )
+    if not dvc(checkout, "config", "--", "core.remote", check=False).strip():
+        raise ConfigError(
+            f"{checkout}: has no DVC remote from which others could pull; add one: "
+            "`dvc remote add -d store s3://BUCKET/dvc`"
+        )
+    if changed := to_run(checkout):
+        raise ConfigError(
+            f"{checkout}: the run is not finished or not of these files: {', '.join(changed)}; run `dvc repro` first"
+        )
+    dvc(checkout, "push")
+    git(checkout, "add", "--", *TRACKED)
+    if git(checkout, "status", "--porcelain", "--", *TRACKED):
+        git(
+            checkout,
+            "commit",
+            "--quiet",
+            "--message",
+            message or f"run: {params.composed_from}",
+            "--",
+            *TRACKED,
+        )
+    sys.stdout.write(f"{git(checkout, 'log', '-1', '--oneline')}")
+
+
+def to_run(checkout: Path) -> list[str]:
+    """Stages that `dvc repro` would run, besides `inputs`, which always runs."""
+    if not (checkout / "dvc.lock").exists():
+        return ["all stages"]
+    found = json.loads(dvc(checkout, "status", "--json"))
+    return [name for name, why in found.items() if why != ["always changed"]]
+
+
+def dvc(checkout: Path, *arguments: str, check: bool = True) -> str:
+    """Output of a DVC command.
+
+    Raises:
+        ConfigError: The command failed, and `check` is on.
+    """
+    command = [sys.executable, "-m", "dvc", *arguments]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise ConfigError(f"dvc {arguments[0]} failed: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""`make track`: a finished run that a clone gets by `dvc pull`."""
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.track import main
+
+Shell = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def made(
+    make_pipeline: Callable[[Path], Path], shell: Shell, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The small pipeline, finished. Read only: `finished` is a copy to change."""
+    root = make_pipeline(tmp_path_factory.mktemp("made") / "checkout")
+    dvc(shell, root, "repro")
+    return root
+
+
+@pytest.fixture
+def finished(made: Path, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The finished pipeline with a remote."""
+    root = tmp_path / "checkout"
+    shutil.copytree(made, root)
+    for name, value in {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@localhost"}.items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name.replace("AUTHOR", "COMMITTER"), value)
+    dvc(shell, root, "remote", "add", "--local", "-d", "store", str(tmp_path / "remote"))
+    return root
+
+
+def dvc(shell: Shell, folder: Path, *arguments: str) -> str:
+    return shell(folder, sys.executable, "-m", "dvc", *arguments)
+
+
+def test_a_clone_pulls_the_results(finished: Path, shell: Shell, tmp_path: Path) -> None:
+    params = finished / "params.yaml"
+    params.write_text(params.read_text().replace("title: ", "title: Another "))
+    dvc(shell, finished, "repro")
+    (finished / "staged.txt").write_text("")
+    assert main(["--checkout", str(finished)]) == 2  # another edit
+    (finished / "staged.txt").unlink()
+    assert main(["--checkout", str(finished), "--message", "a run"]) == 0
+    assert shell(finished, "git", "log", "-1", "--format=%s").strip() == "a run"
+    assert shell(finished, "git", "status", "--short") == ""
+    clone = tmp_path / "clone"
+    shell(tmp_path, "git", "clone", "--quiet", str(finished), str(clone))
+    dvc(shell, clone, "remote", "add", "--local", "-d", "store", str(finished.parent / "remote"))
+    dvc(shell, clone, "pull")
+    report = Path("artifacts", "report", "report.md")
+    assert (clone / report).read_bytes() == (finished / report).read_bytes()
+    assert "Another" in (clone / "prepared.txt").read_text()
+    assert dvc(shell, clone, "status", "--json").strip() == "{}"
+    assert main(["--checkout", str(finished)]) == 0  # again: nothing is new
+    assert shell(finished, "git", "log", "-1", "--format=%s").strip() == "a run"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / ".dvc" / "config.local").unlink(), "has no DVC remote"),
+        (lambda folder: (folder / "dvc.lock").unlink(), "not finished or not of these files: all stages"),
+        (
+            lambda folder: (folder / "params.yaml").write_text(
+                (folder / "params.yaml").read_text().replace("title: ", "title: Another ")
+            ),
+            "not finished or not of these files: prepare",
+        ),
+        (
+            lambda folder: (folder / "stages" / "work.py").write_text("# nothing\n"),
+            r"no uncommitted edits besides params.yaml, .* got M stages/work.py",
+        ),
+    ],
+)
+def test_what_cannot_be_tracked(
+    spoil: Callable[[Path], None],
+    message: str,
+    finished: Path,
+    shell: Shell,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = shell(finished, "git", "rev-parse", "HEAD")
+    spoil(finished)
+    assert main(["--checkout", str(finished)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert shell(finished, "git", "rev-parse", "HEAD") == before
