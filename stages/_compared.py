@@ -1,6 +1,7 @@
 """Records of the section `policies`: settings and content of each policy, compared with params.yaml."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from chunk_grpo.artifacts import read_json
@@ -16,15 +17,21 @@ def compared_record(params: Params, name: str, digests: Digests) -> dict[str, An
 
     Raises:
         ConfigError: The revision of a hub id is not a commit.
-        DataError: A file cannot be read.
+        DataError: There is no such file or folder, or it cannot be read.
     """
     policy = params.policies[name]
     content: Mapping[str, str | None] = (
-        {"files": digests.of(policy.path)}
+        {"files": _folder(policy.path, name, digests)}
         if isinstance(policy, ComparedImages)
         else policy_record(policy, f"policies.{name}", digests)
     )
     return {"settings": policy.model_dump(mode="json"), "content": dict(content)}
+
+
+def _folder(path: str, name: str, digests: Digests) -> str | None:
+    if not Path(path).is_dir():
+        raise DataError(f"policies.{name}.path: must be a folder with images, got {path}, which is none")
+    return digests.of(path)
 
 
 def recorded_policy(params: Params, name: str, location: str) -> AnyPolicy:

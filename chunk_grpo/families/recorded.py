@@ -45,9 +45,12 @@ def policy_record(policy: PolicyFiles, key: str, digests: Digests) -> dict[str, 
 
     Raises:
         ConfigError: The revision of a hub id is not a commit.
-        DataError: A file cannot be read.
+        DataError: There is no such file, or it cannot be read.
     """
-    return _content_record(policy.path, policy.revision, digests, (f"{key}.path", f"{key}.revision"))
+    found = _content_record(policy.path, policy.revision, digests, (f"{key}.path", f"{key}.revision"))
+    if not any(found.values()):
+        raise DataError(f"{key}.path: no such file or folder, and no hub id (owner/name), got {policy.path}")
+    return found
 
 
 def _content_record(

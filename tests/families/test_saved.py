@@ -191,5 +191,7 @@ class TestPlaces:
         }
         with pytest.raises(DataError, match=r"policies\.it\.path: somebody/else is no file or folder here"):
             local_policy(PolicyFiles(path="somebody/else", revision=COMMIT), "policies.it")
+        with pytest.raises(DataError, match=r"policies\.it\.path: no such file or folder, .* got /nowhere/a"):
+            policy_record(PolicyFiles(path="/nowhere/a"), "policies.it", Digests(tmp_path / "known"))
         with pytest.raises(ConfigError, match=r"policies\.it\.revision: must be a commit of the hub"):
             policy_record(PolicyFiles(path="somebody/lora"), "policies.it", Digests(tmp_path / "known"))

@@ -168,6 +168,15 @@ def test_files_that_have_changed_since(
     assert workspace.run("generate_policy@mine") == 0
 
 
+@pytest.mark.parametrize("kind", ["weights", "images"])
+def test_a_policy_that_is_not_there_ends_the_run_at_once(
+    kind: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace.edit(lambda raw: raw.update(policies={"mine": {"kind": kind, "path": "./nowhere"}}))
+    assert workspace.run("inputs") == 3
+    assert re.search(r"policies\.mine\.path: .*, got \./nowhere", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("name", ["base", VARIANT])
 def test_names_that_are_taken(name: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     workspace.edit(lambda raw: raw.update(policies={name: {"kind": "weights", "path": "saved"}}))
