@@ -298,9 +298,8 @@ def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
     del content["build"]
     known = {(deployment.name, deployment.entrypoint): deployment for deployment in existing}
     for wanted in content["deployments"]:
-        wanted["work_pool"].pop(
-            "job_variables", None
-        )  # the workers' environment or the pool's template has them
+        # The workers' environment has them, or the pool's template.
+        wanted["work_pool"].pop("job_variables", None)
         if found := known.get((wanted["name"], wanted["entrypoint"])):
             wanted["paused"] = found.paused
             wanted["parameters"] = found.parameters

@@ -82,6 +82,9 @@ def to_run(checkout: Path) -> list[str]:
     if not (checkout / "dvc.lock").exists():
         return ["all stages"]
     found = json.loads(dvc(checkout, "status", "--json"))
+    if "inputs" in found:  # it records the user's files and settings, which the other stages depend on
+        dvc(checkout, "repro", "--single-item", "inputs")
+        found = json.loads(dvc(checkout, "status", "--json"))
     return [name for name, why in found.items() if why != ["always changed"]]
 
 
