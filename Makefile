@@ -36,7 +36,7 @@ params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, methods, â
 plan: $(STAMP) ## print what a run will take, of params.yaml or PRESET=flux-dev (GPUS=8; OPTIONS='--price 2.5')
 	$(BIN)/python -m infra.plan $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET)) --gpus $(or $(GPUS),1) $(OPTIONS)
 
-track: $(STAMP) ## commit params.yaml and dvc.lock of a finished run, and push its results for `dvc pull`
+track: $(STAMP) ## commit params.yaml and dvc.lock of a finished run, and push its results for `dvc pull dvc.yaml`
 	$(BIN)/python -m infra.track
 
 serve: $(STAMP) ## start Prefect server, workers and deployments; stop with Ctrl-C (GPU_WORKERS=1)

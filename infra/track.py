@@ -1,4 +1,4 @@
-"""Commit params.yaml and dvc.lock of a finished run and push its results, so that `dvc pull` in a clone brings them.
+"""Commit params.yaml and dvc.lock of a finished run, and push its results for `dvc pull dvc.yaml` in a clone.
 
 python -m infra.track [--message TEXT] [--checkout FOLDER]      (make track)
 
@@ -19,6 +19,7 @@ from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.git import git, uncommitted
 
 ROOT = Path(__file__).resolve().parents[1]
+PIPELINE = "dvc.yaml"  # not that of pretraining/
 TRACKED = ("params.yaml", "dvc.lock")
 
 
@@ -62,7 +63,7 @@ def track(checkout: Path, message: str | None = None) -> None:
         raise ConfigError(
             f"{checkout}: the run is not finished or not of these files: {', '.join(changed)}; run `dvc repro` first"
         )
-    dvc(checkout, "push")
+    dvc(checkout, "push", PIPELINE)
     git(checkout, "add", "--", *TRACKED)
     if git(checkout, "status", "--porcelain", "--", *TRACKED):
         git(
@@ -81,10 +82,10 @@ def to_run(checkout: Path) -> list[str]:
     """Stages that `dvc repro` would run, besides `inputs`, which always runs."""
     if not (checkout / "dvc.lock").exists():
         return ["all stages"]
-    found = json.loads(dvc(checkout, "status", "--json"))
+    found = json.loads(dvc(checkout, "status", "--json", PIPELINE))
     if "inputs" in found:  # it records the user's files and settings, which the other stages depend on
         dvc(checkout, "repro", "--single-item", "inputs")
-        found = json.loads(dvc(checkout, "status", "--json"))
+        found = json.loads(dvc(checkout, "status", "--json", PIPELINE))
     return [name for name, why in found.items() if why != ["always changed"]]
 
 

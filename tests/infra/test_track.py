@@ -52,7 +52,7 @@ def test_a_clone_pulls_the_results(finished: Path, shell: Shell, tmp_path: Path)
     clone = tmp_path / "clone"
     shell(tmp_path, "git", "clone", "--quiet", str(finished), str(clone))
     dvc(shell, clone, "remote", "add", "--local", "-d", "store", str(finished.parent / "remote"))
-    dvc(shell, clone, "pull")
+    dvc(shell, clone, "pull", "dvc.yaml")
     report = Path("artifacts", "report", "report.md")
     assert (clone / report).read_bytes() == (finished / report).read_bytes()
     assert "Another" in (clone / "prepared.txt").read_text()
