@@ -174,10 +174,11 @@ def main(params: Params, arguments: Arguments) -> None:
     write_json(model_record(params, digests), arguments.model)
     write_json(prompt_records(params, digests), arguments.prompts)
     write_json(scorer_records(params, digests), arguments.scorers)
+    start = start_record(params, digests)
     with output_dir(arguments.variants) as folder:
         for name in params.variants:
             settings = training_settings(params, name)
-            write_json({**settings, "start": start_record(params, digests)}, str(folder / f"{name}.json"))
+            write_json({**settings, "start": start}, str(folder / f"{name}.json"))
     with output_dir(arguments.policies) as folder:
         for name in params.policies:
             write_json(compared_record(params, name, digests), str(folder / f"{name}.json"))

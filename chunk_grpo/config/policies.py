@@ -23,7 +23,7 @@ class PolicyFiles(Section):
 
 
 class ComparedPolicy(PolicyFiles):
-    """A saved policy whose images are drawn, as those of the variants."""
+    """A saved policy that draws evaluation images."""
 
     kind: Literal["weights"]
 

@@ -27,9 +27,9 @@ PREFIX = "transformer."
 
 _PEFT_CONFIG, _PEFT_PREFIX = "adapter_config.json", "base_model.model."
 _PEFT_SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora")
-"""Settings of peft that decide what an adapter computes, apart from those of `_PEFT_OTHERS`."""
+"""Settings of peft that diffusers gets."""
 _PEFT_OTHERS = ("use_dora", "modules_to_save", "layers_to_transform", "fan_in_fan_out")
-"""Settings of peft for adapters of other kinds; here they must be off."""
+"""Settings of peft that must be off: they are of other kinds of adapters."""
 
 
 @dataclass(frozen=True)

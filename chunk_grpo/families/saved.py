@@ -53,7 +53,7 @@ def policy_in(path: Path) -> Path:
 
 
 def saved_network(network: Any, path: Path, pipeline_class: Any, dtype: torch.dtype) -> Any:
-    """A frozen network with a saved policy. With an adapter, its base weights are those of `network`.
+    """A frozen network with the weights of a saved policy. An adapter shares the base weights of `network`.
 
     Args:
         network: Transformer of the base model.

@@ -85,7 +85,7 @@ def train(
         unseen: Scorers of the held-out images that training does not raise, by name.
         seed: Training seed.
         **settings: Keys of the section `train` of params.yaml, such as `iterations`; those of docs/parameters.md that
-            are needed, but `seeds`. `start_from={"path": ...}` goes on from a saved policy.
+            are needed, but `seeds`. `start_from={"path": ...}` names a policy to start from.
 
     Raises:
         ConfigError: A setting is unknown or wrong, or the reward takes other arguments.

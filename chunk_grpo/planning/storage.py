@@ -93,8 +93,8 @@ class Storage:
         training_embeddings: Embeddings of the profile's prompts, and of the training prompts of all seeds.
         evaluation_embeddings: Embeddings of the evaluation prompts.
         checkpoint: One checkpoint of a training run.
-        checkpoints: Checkpoints on the disk while one more is written, with the best policy's; with `train.keep_state`
-            those of all runs.
+        checkpoints: Checkpoints on the disk while one more is written, with the best policy's. `train.keep_state` keeps
+            the checkpoints of all runs.
         policy: One saved policy.
         policies: Policies of all variants and seeds, with the best ones.
         images: Number of evaluation images.

@@ -107,7 +107,7 @@ def test_no_adapter_at_all(tiny: Load, tmp_path: Path) -> None:
 
 
 class TestStart:
-    """Training from a saved policy: before the first update, velocities are those of the policy."""
+    """Before the first update, training has the velocities of the saved policy."""
 
     def started(self, load: Load, path: Path, **settings: object) -> FluxFamily:
         family, tuning = load(), options(**settings)

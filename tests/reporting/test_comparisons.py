@@ -220,3 +220,19 @@ def test_nothing_left_is_an_error() -> None:
     found = with_refused(*((0, name, sample) for name in ("p", "q") for sample in (0, 1)))
     with pytest.raises(DataError, match=r"^x: every prompt has an image that its scorer refused"):
         found.answered("x", PROMPTS)
+
+
+def test_a_policy_from_elsewhere_is_compared_with_every_seed() -> None:
+    """Variants are paired by seed with each other, a policy without seeds with each of theirs."""
+    of_a = {(0, "p", 0): 1.0, (1, "p", 0): 3.0, (0, "q", 0): 2.0, (1, "q", 0): 6.0}
+    of_other = {(-1, "p", 0): 0.5, (-1, "q", 0): 1.0}
+    base = source("base", "base", "x", {(-1, prompt_id, 0): 0.0 for prompt_id in ("p", "q")})
+    sources = {
+        ("base", "x"): base,
+        ("a", "x"): source("a", "tuned", "x", of_a),
+        ("other", "x"): source("other", "tuned", "x", of_other),
+    }
+    settings: Any = SimpleNamespace(compared=("a", "other"))
+    (pair,) = Comparisons(ScoreBook(sources, {"x": 1.0}), PROMPTS, settings).between_policies("x")
+    assert (pair.first, pair.second, pair.difference.num_seeds) == ("other", "a", 2)
+    assert pair.difference.mean == pytest.approx(0.75 - 3.0)
