@@ -27,6 +27,7 @@ from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
+from chunk_grpo.parallel import leave_group
 from chunk_grpo.stopping import STOP
 
 _MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -78,7 +79,9 @@ def run_stage(
                 check_writable(location)
             main(parameters, arguments(**options))
     except (ChunkGrpoError, Stopped) as error:
+        leave_group(has_failed=True)
         return report_error(error)
+    leave_group()
     return 0
 
 

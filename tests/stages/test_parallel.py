@@ -13,9 +13,8 @@ from tests.training.worker import environment
 
 WORK = """
 import os, signal, sys
-from torch import distributed
 from chunk_grpo.errors import ChunkGrpoError, DataError
-from chunk_grpo.parallel import Workers
+from chunk_grpo.parallel import Workers, leave_group
 
 def work(job):
     if job == 3 and sys.argv[1] == "refused":
@@ -29,7 +28,7 @@ try:
         print(result)
 except ChunkGrpoError as error:
     print(f"{type(error).__name__}: {error}")
-distributed.destroy_process_group()
+leave_group()
 """
 
 

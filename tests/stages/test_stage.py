@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from torch import distributed
 
 from chunk_grpo.artifacts import read_manifest
 from chunk_grpo.config import Params
+from chunk_grpo.errors import DataError
 from stages._stage import argument, let_memory_grow, run_stage
 from tests.conftest import ROOT
 from tests.stages.started import Started
@@ -87,6 +89,28 @@ def test_a_stop_signal_lets_training_save_first(started: Started, tmp_path: Path
         assert process.wait(timeout=10) == 75
     assert started.says(0) == "saved"
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_leaves_its_group_before_it_ends(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of the group would abort some processes at their end."""
+
+    @dataclass(frozen=True)
+    class Arguments:
+        """Nothing."""
+
+    def main(params: Params, arguments: Arguments) -> None:
+        distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+        if fails:
+            raise DataError("no such row")
+
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(tmp_path / "run.json")]
+    assert run_stage(main, Arguments, options) == (3 if fails else 0)
+    assert not distributed.is_initialized()
 
 
 def test_an_argument_of_another_type_is_refused() -> None:
