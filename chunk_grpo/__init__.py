@@ -3,8 +3,7 @@
 Shape letters: B trajectories, G images of a group, P prompts, S steps, K chunks, L latent tokens, D token channels,
 C H W image. `t` is the noise level: 1 is noise, 0 is data.
 
-`load`, `method`, `train`, `sample`, `score` and `compare` are imported at their first use (docs/library.md): torch and
-diffusers take seconds.
+The functions of docs/library.md are imported at their first use: torch and diffusers take seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chunk_grpo.library.export import export
     from chunk_grpo.library.images import Images, compare, sample, score
     from chunk_grpo.library.model import Model, load
     from chunk_grpo.library.settings import method
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "export": "export",
     **dict.fromkeys(("Images", "compare", "sample", "score"), "images"),
     **dict.fromkeys(("Model", "load"), "model"),
     "method": "settings",
@@ -28,7 +29,7 @@ _MODULES = {
 }
 """Public name to its module in chunk_grpo.library."""
 
-__all__ = ["Images", "Model", "Policy", "compare", "load", "method", "sample", "score", "train"]
+__all__ = ["Images", "Model", "Policy", "compare", "export", "load", "method", "sample", "score", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(argv: Sequence[str] | None = None) -> int:
     """Export; return the exit code: 2 for wrong arguments, 3 where the run lacks the policy."""
     from chunk_grpo.errors import ChunkGrpoError
-    from chunk_grpo.library.export import Kind, export
+    from chunk_grpo.library.export import Kind, export_run
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     try:
-        export(options.checkout, options.variant, options.seed, options.to, options.out)
+        export_run(options.checkout, options.variant, options.seed, options.to, options.out)
     except ChunkGrpoError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunk_grpo.config.models import SamplingParams
+from pydantic import BaseModel, ValidationError
+
+from chunk_grpo.artifacts import read_json, write_json
+from chunk_grpo.config.load import tuples
+from chunk_grpo.config.models import ChunksParams, ModelParams, SamplingParams
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.config.training import TrainParams
+from chunk_grpo.config.variants import VariantParams
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.digests import Digests
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import release_memory
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.recorded import checkpoint_record
@@ -52,6 +57,47 @@ class Policy:
 
     folder: Path
     metrics: Sequence[MetricRow]
+
+
+class TrainingRecord(BaseModel):
+    """What a training in a folder was: `training.json` there.
+
+    Attributes:
+        model: Base model.
+        sampling: Sampler of the rollouts.
+        variant: The method.
+        chunks: Its plan.
+        train: Sizes and rates.
+        reward: Name of the reward function.
+        num_prompts: Number of training prompts.
+    """
+
+    model: ModelParams
+    sampling: SamplingParams
+    variant: VariantParams
+    chunks: ChunksParams
+    train: TrainParams
+    reward: str
+    num_prompts: int
+
+    @classmethod
+    def of(cls, trained: Path) -> TrainingRecord:
+        """The record of a trained policy.
+
+        Args:
+            trained: Folder of the transformer, `Policy.folder`.
+
+        Raises:
+            DataError: There is none, or not of this version.
+        """
+        path = trained.parent / "training.json"
+        content = read_json(str(path))
+        try:
+            return cls.model_validate(tuples(content))
+        except ValidationError as error:
+            raise DataError(
+                f"{path}: not of this version of chunk-grpo ({error.errors()[0]['msg']})"
+            ) from error
 
 
 def train(
@@ -141,6 +187,16 @@ def train(
     trainer = Trainer(model.loaded("transformer", "vae"), data, chosen, train, seed, paths)
     metrics = trainer.run(lambda: False)
     trainer.save_policies(place)
+    record = TrainingRecord(
+        model=model.settings,
+        sampling=sampling,
+        variant=method.variant,
+        chunks=method.chunks,
+        train=train,
+        reward=reward.__qualname__,
+        num_prompts=len(prompts),
+    )
+    write_json(record.model_dump(mode="json"), str(place / "training.json"))
     del trainer
     release_memory()
     return Policy(place / "transformer", metrics)

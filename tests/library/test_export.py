@@ -3,13 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file
 
+import chunk_grpo as cg
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.reporting.statistics import Interval
 from infra import export
 from tests.conftest import ROOT, VARIANT, Workspace
 from tests.families.conftest import disturb, options
@@ -107,3 +111,39 @@ def test_what_cannot_be_exported_leaves_nothing(
     out.mkdir()
     assert exported(run, "diffusers", out) == 2
     assert "exists; name another folder" in capsys.readouterr().err
+
+
+def test_a_policy_of_the_library_is_exported_with_its_card(tmp_path: Path) -> None:
+    """The adapter acts in diffusers as in training; a name is the file's, and intervals stand in the card."""
+
+    def green(images: Any, prompts: Any, metadata: Any) -> Any:
+        return images[..., 1].mean(axis=(1, 2)) / 255
+
+    model = cg.load(str(ROOT / "assets" / "tiny-flux"), height=32, width=32, max_sequence_length=8)
+    prompts = model.encode(["a red circle", "a blue square"])
+    sampling = model.sampling(num_steps=4, shift=3.0)
+    profile = model.profile(prompts, sampling, seeds=1)
+    policy = cg.train(
+        model, prompts, prompts.rows([1]), green, cg.method("step"), sampling, profile, tmp_path / "policy",
+        iterations=1, prompts_per_iteration=2, group_size=2, updates_per_iteration=1, learning_rate=1e-2,
+        clip_range=1e-3, lora={"rank": 2, "alpha": 4.0, "targets": ["to_q"]},
+    )  # fmt: skip
+    rise = Interval(0.25, 0.125, 0.375, 0.05, 3.0, 1, 4, 4)
+    cg.export(policy, tmp_path / "comfyui", "comfyui", name="green", measured={"green, hybrid": rise})
+    assert (tmp_path / "comfyui" / "green.safetensors").exists()
+    card = (tmp_path / "comfyui" / "README.md").read_text()
+    assert "# green\n\nPolicy `green`, training seed 0, trained with chunk-grpo.\n" in card
+    assert "| prompts | 2 for training |\n" in card
+    assert "| adapter | rank 2, alpha 4, to_q |\n" in card
+    assert "| green, hybrid | +0.250 (+0.125\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}+0.375) |\n" in card
+    cg.export(policy.folder, tmp_path / "merged", "merged")
+    drawn: dict[str, Any] = {"num_steps": 4, "shift": 3.0}
+    merged = cg.sample(model, prompts, tmp_path / "merged", **drawn).pictures.astype(int)
+    tuned = cg.sample(model, prompts, policy, **drawn).pictures.astype(int)
+    assert abs(merged - tuned).max() <= 1
+    assert abs(merged - cg.sample(model, prompts, **drawn).pictures).max() > 1
+    assert "Nothing was given to this card." in (tmp_path / "merged" / "README.md").read_text()
+    with pytest.raises(ConfigError, match="to: must be one of diffusers, comfyui, merged, got 'safetensors'"):
+        cg.export(policy, tmp_path / "other", "safetensors")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"training\.json"):
+        cg.export(tmp_path / "merged", tmp_path / "other")
