@@ -1,5 +1,6 @@
 """Experience: every trajectory is a function of its name alone, and nothing that is not a number passes."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,11 +11,12 @@ import torch
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.advantages import rewards_of
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
 from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
-from chunk_grpo.training.starts import Iteration
+from chunk_grpo.training.starts import Iteration, starts_per_prompt
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
 
@@ -83,6 +85,48 @@ def test_a_group_may_share_its_first_noise_and_nothing_else(family, data):
     assert not torch.equal(groups[0, 0, 0], groups[1, 0, 0])
     for group in groups[:, :, 1].flatten(2):  # after the first step
         assert float(torch.pdist(group).min()) > 1
+
+
+def test_a_batch_waits_for_the_scores_of_the_one_before(family, data, monkeypatch):
+    """Unless they are made in the background. The seconds of the reward are those of its own work."""
+    events = []
+    scores = Reward.scores
+
+    def slow(self, batch):
+        time.sleep(0.1)  # a batch that did not wait would begin meanwhile
+        events.append("scored")
+        return scores(self, batch)
+
+    monkeypatch.setattr(Reward, "scores", slow)
+    method = method_of(small_params(CHUNK_WS, group_size=G))
+    where = Iteration(1, data.prompts.rows([1, 3]), range(2 * G))
+    settings = RolloutSettings(G, 2, False, False, 0, decode_batch_size=2)
+    start = time.perf_counter()
+    made = collect_experience(
+        family, method, where, data.reward, settings, check=lambda: events.append("evaluated")
+    )
+    elapsed = time.perf_counter() - start
+    assert events == (["evaluated"] * (len(PROFILE) + 1) + ["scored"]) * 3
+    assert 0.3 <= made.seconds["reward"] <= elapsed
+    assert made.seconds["reward"] <= made.seconds["rollout"] <= elapsed
+
+
+def test_one_branch_point_gives_one_step_a_row(family, data):
+    branching = {
+        "objective": "step",
+        "plan": "step",
+        "branching": {"points": 1, "children": G},
+        "fraction": 1.0,
+    }
+    method = method_of(small_params(branching, group_size=G))
+    settings = RolloutSettings(G, 4, False, True, 0, decode_batch_size=4)
+    starts = range(starts_per_prompt(G, method.branching))
+    made = collect_experience(
+        family, method, Iteration(1, data.prompts.rows([1]), starts), data.reward, settings
+    )
+    assert made.trajectories.states.shape == (G, 2, *family.latent_shape)
+    assert len(set(made.trajectories.first_step.tolist())) == 1
+    assert made.trajectories.noisy.sum(dim=1).tolist() == [1] * G
 
 
 def heldout(family: FluxFamily, data: TrainingData, batch_size: int = 4, seed: int = 9) -> np.ndarray:
