@@ -63,22 +63,6 @@ def results_of_all(
     return [result for result, _ in everybody]
 
 
-def leave_group(*, has_failed: bool = False) -> None:
-    """Leave the process group, if this process is in one. Call it before the process ends.
-
-    Otherwise a thread of gloo may still hold a tensor when Python has shut down, and aborts the process.
-
-    Args:
-        has_failed: Whether this process may end before the others. NCCL would wait for them, so its group is kept.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return
-    from torch import distributed  # here: slow to import
-
-    if distributed.is_initialized() and not (has_failed and distributed.get_backend() != "gloo"):
-        distributed.destroy_process_group()
-
-
 class Workers:
     """The processes of a stage. All must call `in_order` with equal jobs."""
 

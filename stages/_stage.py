@@ -27,7 +27,6 @@ from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
-from chunk_grpo.parallel import leave_group
 from chunk_grpo.stopping import STOP
 
 _MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -83,6 +82,22 @@ def run_stage(
         return report_error(error)
     leave_group()
     return 0
+
+
+def leave_group(*, has_failed: bool = False) -> None:
+    """Leave the process group, if this process is in one. Call it before the process ends.
+
+    Otherwise a thread of gloo may still hold a tensor when Python has shut down, and aborts the process.
+
+    Args:
+        has_failed: Whether this process may end before the others. NCCL would wait for them, so its group is kept.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    from torch import distributed  # here: slow to import
+
+    if distributed.is_initialized() and not (has_failed and distributed.get_backend() != "gloo"):
+        distributed.destroy_process_group()
 
 
 def let_memory_grow() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,9 +15,7 @@ from chunk_grpo.artifacts import output_dir, read_json, write_text
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.models import ModelParams, SamplingParams
 from chunk_grpo.config.training import TrainParams
-from chunk_grpo.config.variants import VariantParams
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.base import Family
 from chunk_grpo.families.export import comfyui_lora, merged
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.training import Policy, TrainingRecord
@@ -49,19 +47,31 @@ class _Card:
 
     Attributes:
         title: Its heading.
-        subject: What was exported, as the start of a sentence.
-        hub_id: Base model on the hub; None: a local folder.
-        facts: Rows of its first table, each a label and a text.
+        name: Name of the policy or variant.
+        seed: Training seed.
+        model: Base model.
+        train: Sizes and rates.
+        sampling: Sampler of the rollouts.
+        method: Objective, plan and settings of the variant.
+        prompts: Where the prompts are from, and their number.
+        reward: Training reward.
         measured: Scores of the policy.
         settings: All settings.
+        commit: Commit that trained it; None: not recorded.
     """
 
     title: str
-    subject: str
-    hub_id: str | None
-    facts: Sequence[tuple[str, str]]
+    name: str
+    seed: int
+    model: ModelParams
+    train: TrainParams
+    sampling: SamplingParams
+    method: str
+    prompts: str
+    reward: str
     measured: _Measured
     settings: Mapping[str, Any]
+    commit: str | None = None
 
 
 def export(
@@ -95,21 +105,19 @@ def export(
     ]
     text = "Differences with 95 % intervals." if rows else "Nothing was given to this card."
     card = _Card(
-        name,
-        f"Policy `{name}`, training seed {record.train.seeds[0]}, trained",
-        None if Path(record.model.checkpoint).exists() else record.model.checkpoint,
-        _facts(
-            record.model,
-            record.train,
-            record.sampling,
-            record.variant,
-            f"{record.num_prompts} for training",
-            record.reward,
-        ),
-        _Measured(text, ["difference"] if rows else [], rows),
-        record.model_dump(mode="json"),
+        title=name,
+        name=name,
+        seed=record.train.seeds[0],
+        model=record.model,
+        train=record.train,
+        sampling=record.sampling,
+        method=recipe(record.variant),
+        prompts=f"{record.num_prompts} for training",
+        reward=record.reward,
+        measured=_Measured(text, ["difference"], rows),
+        settings=record.model_dump(mode="json"),
     )
-    _write(trained, Path(out), to, name, card, lambda: _base(record.model, record.model.checkpoint))
+    _write(trained, Path(out), to, name, card, record.model)
 
 
 def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -> None:
@@ -133,38 +141,36 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
             f"{', '.join(map(str, params.train.seeds))}, got {variant} with seed {seed}"
         )
     trained = checkout / "artifacts" / "train" / variant / f"seed-{seed}" / "transformer"
-    local = checkout / params.model.checkpoint
-    facts = _facts(
-        params.model,
-        params.train,
-        params.sampling,
-        params.variants[variant],
-        f"{params.prompts.source}, {params.prompts.train_count} for training",
-        mix_text(params.rewards),
-    )
+    if not trained.is_dir():
+        raise DataError(f"{trained}: no such folder; run `dvc repro` there, or `dvc pull`")
+    model, local = params.model, checkout / params.model.checkpoint
     card = _Card(
-        params.report.title,
-        f"Policy `{variant}`, training seed {seed}, trained",
-        None if local.exists() else params.model.checkpoint,
-        [*facts, ("commit", _commit(checkout, variant, seed))],
-        _report(params, checkout, variant),
-        params.model_dump(mode="json", exclude={"pools", "trackers", "executors"}),
+        title=params.report.title,
+        name=variant,
+        seed=seed,
+        model=model,
+        train=params.train,
+        sampling=params.sampling,
+        method=recipe(params.variants[variant]),
+        prompts=f"{params.prompts.source}, {params.prompts.train_count} for training",
+        reward=mix_text(params.rewards),
+        measured=_report(params, checkout, variant),
+        settings=params.model_dump(mode="json", exclude={"pools", "trackers", "executors"}),
+        commit=_commit(checkout, variant, seed),
     )
-    base = str(local) if local.exists() else params.model.checkpoint
-    _write(trained, out, kind, f"{variant}-seed-{seed}", card, lambda: _base(params.model, base))
+    base = model.model_copy(update={"checkpoint": str(local)}) if local.exists() else model
+    _write(trained, out, kind, f"{variant}-seed-{seed}", card, base)
 
 
-def _write(trained: Path, out: Path, kind: Kind, name: str, card: _Card, base: Callable[[], Family]) -> None:
+def _write(trained: Path, out: Path, kind: Kind, name: str, card: _Card, base: ModelParams) -> None:
     """Write the weights and the card, all or nothing.
 
     Raises:
         ConfigError: The folder exists.
-        DataError: There is no policy, or no adapter where one is needed.
+        DataError: There is no adapter where one is needed.
     """
     if out.exists():
         raise ConfigError(f"{out}: exists; name another folder, or remove this one")
-    if not trained.is_dir():
-        raise DataError(f"{trained}: no such folder; run `dvc repro` there, or `dvc pull`")
     with output_dir(str(out)) as draft:
         match kind:
             case "diffusers":
@@ -172,11 +178,12 @@ def _write(trained: Path, out: Path, kind: Kind, name: str, card: _Card, base: C
             case "comfyui":
                 comfyui_lora(trained, draft / f"{name}.safetensors")
             case "merged":
-                merged(base(), trained, draft)
-        write_text(_text(card, kind), str(draft / "README.md"))
+                merged(Model(base, cfg_scale=1.0).loaded("transformer"), trained, draft)
+        is_on_hub = not Path(base.checkpoint).exists()
+        write_text(_text(card, kind, is_on_hub), str(draft / "README.md"))
 
 
-def _text(card: _Card, kind: Kind) -> str:
+def _text(card: _Card, kind: Kind, is_on_hub: bool) -> str:
     loader = jinja2.PackageLoader("chunk_grpo", "library/templates")
     environment = jinja2.Environment(
         loader=loader,
@@ -185,47 +192,9 @@ def _text(card: _Card, kind: Kind) -> str:
         undefined=jinja2.StrictUndefined,
         autoescape=False,
     )
-    settings = json.dumps(card.settings, indent=1)
-    return environment.get_template("card.md").render(card=card, kind=kind, settings=settings)
-
-
-def _facts(
-    model: ModelParams,
-    train: TrainParams,
-    sampling: SamplingParams,
-    variant: VariantParams,
-    prompts: str,
-    reward: str,
-) -> list[tuple[str, str]]:
-    """First table of a card."""
-    revision = f" at {model.revision}" if model.revision else ""
-    lora = train.lora
-    return [
-        ("base model", f"{model.checkpoint}{revision}, family {model.family}"),
-        ("prompts", prompts),
-        ("training reward", reward),
-        ("method", recipe(variant)),
-        (
-            "adapter",
-            f"rank {lora.rank}, alpha {lora.alpha:g}, {', '.join(lora.targets)}"
-            if lora
-            else "none: all weights were trained",
-        ),
-        (
-            "images",
-            f"{train.iterations} iterations of {train.prompts_per_iteration} prompts x {train.group_size} images",
-        ),
-        (
-            "updates",
-            f"{train.updates_per_iteration} an iteration, learning rate {train.learning_rate:g}, "
-            f"clip range {train.clip_range:g}",
-        ),
-        (
-            "rollouts",
-            f"{sampling.num_steps} steps, eta {sampling.eta:g}, cfg scale {sampling.cfg_scale:g}, "
-            f"{model.width} x {model.height} pixels",
-        ),
-    ]
+    return environment.get_template("card.md").render(
+        vars(card), kind=kind, is_on_hub=is_on_hub, settings=json.dumps(card.settings, indent=1)
+    )
 
 
 def _report(params: Params, checkout: Path, variant: str) -> _Measured:
@@ -256,7 +225,3 @@ def _cell(found: Mapping[str, Any]) -> str:
 def _commit(checkout: Path, variant: str, seed: int) -> str:
     path = checkout / "artifacts" / "runs" / f"train@{variant}-{seed}.json"
     return str(read_json(str(path))["commit"]) if path.exists() else "unknown"
-
-
-def _base(model: ModelParams, checkpoint: str) -> Family:
-    return Model(model.model_copy(update={"checkpoint": checkpoint}), cfg_scale=1.0).loaded("transformer")

@@ -91,6 +91,11 @@ class TrainingRecord(BaseModel):
             DataError: There is none, or not of this version.
         """
         path = trained.parent / "training.json"
+        if not (trained.is_dir() and path.exists()):
+            raise DataError(
+                f"{trained}: must be the folder `transformer` of a policy, with {path.name} beside it; the same call "
+                "of `train` writes it"
+            )
         content = read_json(str(path))
         try:
             return cls.model_validate(tuples(content))
@@ -193,7 +198,7 @@ def train(
         variant=method.variant,
         chunks=method.chunks,
         train=train,
-        reward=reward.__qualname__,
+        reward=reward.__name__,
         num_prompts=len(prompts),
     )
     write_json(record.model_dump(mode="json"), str(place / "training.json"))

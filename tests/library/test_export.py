@@ -133,7 +133,8 @@ def test_a_policy_of_the_library_is_exported_with_its_card(tmp_path: Path) -> No
     assert (tmp_path / "comfyui" / "green.safetensors").exists()
     card = (tmp_path / "comfyui" / "README.md").read_text()
     assert "# green\n\nPolicy `green`, training seed 0, trained with chunk-grpo.\n" in card
-    assert "| prompts | 2 for training |\n" in card
+    assert "| prompts | 2 for training |\n| training reward | green |\n" in card
+    assert "| commit |" not in card
     assert "| adapter | rank 2, alpha 4, to_q |\n" in card
     assert "| green, hybrid | +0.250 (+0.125\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}+0.375) |\n" in card
     cg.export(policy.folder, tmp_path / "merged", "merged")

@@ -14,7 +14,8 @@ from tests.training.worker import environment
 WORK = """
 import os, signal, sys
 from chunk_grpo.errors import ChunkGrpoError, DataError
-from chunk_grpo.parallel import Workers, leave_group
+from chunk_grpo.parallel import Workers
+from stages._stage import leave_group
 
 def work(job):
     if job == 3 and sys.argv[1] == "refused":

@@ -88,7 +88,7 @@ def test_a_group_may_share_its_first_noise_and_nothing_else(family, data):
 
 
 def test_a_batch_waits_for_the_scores_of_the_one_before(family, data, monkeypatch):
-    """Unless they are made in the background. The seconds of the reward are those of its own work."""
+    """`background` is off. The recorded seconds are those of the reward alone."""
     events = []
     scores = Reward.scores
 
