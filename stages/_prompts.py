@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from chunk_grpo.config.prompts import (
     AnyBenchmark,
@@ -16,19 +16,33 @@ from chunk_grpo.config.prompts import (
     PromptsParams,
 )
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.tokens import TokenLimits
 from chunk_grpo.prompts import (
     CheckedPrompts,
     FieldNames,
+    Findings,
     PromptReport,
     PromptRow,
     PromptSource,
+    beginning,
     coco_prompts,
+    content_key,
+    drop_long,
+    hub_file,
     read_geneval,
+    read_geneval_benchmark,
     read_prompt_file,
     read_wise,
     shared_prompts,
+    text_key,
 )
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowledge_prompts
+
+Limits: TypeAlias = Callable[[], TokenLimits]
+"""Function that returns the token limits of the text encoders, which needs the model's tokenizers."""
+
+Content: TypeAlias = Callable[[PromptRow], Hashable]
+"""Function that returns what a prompt asks for."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +61,12 @@ class Split:
     report: PromptReport | None = None
 
 
-def splits_of(settings: PromptsParams) -> Iterator[Split]:
+def splits_of(settings: PromptsParams, limits: Limits) -> Iterator[Split]:
     """Yield train, eval and every other split.
+
+    Args:
+        settings: The section `prompts` of params.yaml.
+        limits: Function that returns the token limits of the text encoders; called if long prompts are dropped.
 
     Raises:
         DataError: A file is missing, too short, or has prompts that the checks reject.
@@ -59,9 +77,9 @@ def splits_of(settings: PromptsParams) -> Iterator[Split]:
         yield Split("train", coco_prompts(settings.train_count, settings.seed, "train"))
         yield Split("eval", coco_prompts(settings.eval_count, settings.seed, "eval"))
     else:
-        yield from _files(settings)
+        yield from _files(settings, limits)
     for name, benchmark in settings.benchmarks.items():
-        yield _benchmark(name, benchmark, settings)
+        yield _benchmark(name, benchmark, settings, limits)
 
 
 def _shapes(settings: PromptsParams) -> Iterator[Split]:
@@ -92,44 +110,73 @@ def _balanced(pools: Sequence[Sequence[PromptSpec]], count: int, rng: random.Ran
     return chosen
 
 
-def _files(settings: PromptsParams) -> Iterator[Split]:
-    """Train and eval prompts, disjoint, from one file in seeded order or from one file each."""
+def _files(settings: PromptsParams, limits: Limits) -> Iterator[Split]:
+    """Train and eval prompts with different contents, from one file in seeded order or from one file each."""
     if settings.train_file is None:
-        raise ValueError(
-            "prompts.train_file: required with source: file"
-        )  # for mypy: params.yaml is rejected before this
-    read = _read(settings.train_file, settings)
+        raise ValueError("prompts.train_file: required")  # for mypy: params.yaml is rejected before this
+    content = content_key if settings.source == "geneval" else text_key
+    read = _read(settings.train_file, settings, limits)
     drawn = CheckedPrompts(tuple(random.Random(settings.seed).sample(read.rows, len(read.rows))), read.report)
-    train = drawn.part(0, settings.train_count)
     if settings.eval_file is None:
-        needed = settings.train_count + settings.eval_count
-        _require(drawn, needed, "prompts.train_count + prompts.eval_count", settings.train_file)
-        evaluated = drawn.part(settings.train_count, needed)
-        evaluated = replace(evaluated, report=replace(evaluated.report, findings=(), notes=()))
-        remedy = (
-            "Set `prompts.checks.duplicates: drop`, which keeps the first of the file's equal prompts, or take them "
-            "out of it"
-        )
+        train, evaluated = _of_one_file(drawn, settings, content)
     else:
         _require(drawn, settings.train_count, "prompts.train_count", settings.train_file)
-        held_out = _read(settings.eval_file, settings)
+        held_out = _read(settings.eval_file, settings, limits)
         _require(held_out, settings.eval_count, "prompts.eval_count", settings.eval_file)
         evaluated = held_out.part(0, settings.eval_count)
-        remedy = "Take them out of one of the two files"
-    _refuse_shared(evaluated, train, remedy)
+        train = _without_shared(drawn, evaluated, settings, content)
+        _require(train, settings.train_count, "prompts.train_count", settings.train_file)
+        train = train.part(0, settings.train_count)
     yield Split("train", train.rows, train.report)
     yield Split("eval", evaluated.rows, evaluated.report)
 
 
-def _refuse_shared(evaluated: CheckedPrompts, train: CheckedPrompts, remedy: str) -> None:
-    """Reject eval prompts that are also train prompts."""
-    shared = shared_prompts(evaluated.rows, train.rows)
-    if shared:
-        row, other = shared[0]
+def _of_one_file(
+    drawn: CheckedPrompts, settings: PromptsParams, content: Content
+) -> tuple[CheckedPrompts, CheckedPrompts]:
+    """The first prompts are trained on; those after them with other contents are evaluated on.
+
+    Raises:
+        DataError: The file has too few prompts.
+    """
+    train = drawn.part(0, settings.train_count)
+    known = {content(row) for row in train.rows}
+    after = drawn.rows[settings.train_count :]
+    others = tuple(row for row in after if content(row) not in known)
+    if len(others) < settings.eval_count and settings.train_file is not None:
+        needed = settings.train_count + settings.eval_count
+        _require(drawn, needed, "prompts.train_count + prompts.eval_count", settings.train_file)
         raise DataError(
-            f"{row.source}, {evaluated.report.unit} {row.line}: {row.text!r} is also trained on ({other.source}, "
-            f"{train.report.unit} {other.line}); eval prompts that are also trained on: {len(shared)}. {remedy}"
+            f"{settings.train_file.path}: must hold prompts.eval_count = {settings.eval_count} prompts that are not "
+            f"trained on, got {len(others)}: {len(after) - len(others)} of the other {len(after)} ask for the same as "
+            "a train prompt; lower the counts or add prompts"
         )
+    rows = others[: settings.eval_count]
+    return train, CheckedPrompts(rows, replace(drawn.report, used=len(rows), findings=(), notes=()))
+
+
+def _without_shared(
+    drawn: CheckedPrompts, evaluated: CheckedPrompts, settings: PromptsParams, content: Content
+) -> CheckedPrompts:
+    """Train prompts after the check of those that are in the eval split too.
+
+    Raises:
+        DataError: They are refused.
+    """
+    checks, report = settings.checks, drawn.report
+    candidates = drawn.rows if checks.shared == "drop" else drawn.rows[: settings.train_count]
+    shared = sorted(shared_prompts(candidates, evaluated.rows, content), key=lambda pair: pair[0].line)
+    findings = Findings(report.sources, report.unit)
+    for row, other in shared:
+        message = f"in the eval split too ({other.source}, {evaluated.report.unit} {other.line}): {beginning(row.text)}"
+        findings.add("shared", "prompts of the eval split", row.source, row.line, message)
+    findings.refuse(checks)
+    found = replace(report, findings=(*report.findings, *findings.reported(checks)))
+    if checks.shared != "drop":
+        return CheckedPrompts(drawn.rows, found)
+    taken = {row.line for row, _ in shared}
+    rows = tuple(row for row in drawn.rows if row.line not in taken)
+    return CheckedPrompts(rows, replace(found, kept=len(rows), used=len(rows)))
 
 
 def _require(checked: CheckedPrompts, count: int, name: str, file: PromptFile) -> None:
@@ -145,21 +192,30 @@ def _require(checked: CheckedPrompts, count: int, name: str, file: PromptFile) -
     )
 
 
-def _read(file: PromptFile, settings: PromptsParams) -> CheckedPrompts:
-    fields = FieldNames(file.prompt_field, file.category_field)
-    source = PromptSource(file.path, file.hub_file, file.revision, fields=fields, limit=file.limit)
-    return read_prompt_file(source, settings.checks)
+def _read(
+    file: PromptFile, settings: PromptsParams, limits: Limits, *, plain: bool = False
+) -> CheckedPrompts:
+    """Prompts of a file; `plain`: of the kind `file`, whatever the source is."""
+    checks = settings.checks
+    if settings.source == "geneval" and not plain:
+        path = file.path if file.hub_file is None else hub_file(file.path, file.hub_file, file.revision)
+        checked = read_geneval(path, checks, file.limit)
+    else:
+        fields = FieldNames(file.prompt_field, file.category_field, file.metadata_fields)
+        source = PromptSource(file.path, file.hub_file, file.revision, fields=fields, limit=file.limit)
+        checked = read_prompt_file(source, checks)
+    return drop_long(checked, checks, limits()) if checks.too_long == "drop" else checked
 
 
-def _benchmark(name: str, benchmark: AnyBenchmark, settings: PromptsParams) -> Split:
+def _benchmark(name: str, benchmark: AnyBenchmark, settings: PromptsParams, limits: Limits) -> Split:
     if isinstance(benchmark, CocoPrompts):
         # exclude train prompts
         part: Literal["eval", "all"] = "eval" if settings.source == "coco" else "all"
         return Split(name, coco_prompts(benchmark.count, benchmark.seed, part))
     if isinstance(benchmark, FilePrompts):
-        checked = _read(benchmark.file, settings).part(0, benchmark.count)
+        checked = _read(benchmark.file, settings, limits, plain=True).part(0, benchmark.count)
     elif isinstance(benchmark, GenEvalPrompts):
-        checked = read_geneval(benchmark.path, settings.checks, benchmark.count)
+        checked = read_geneval_benchmark(benchmark.path, settings.checks, benchmark.count)
     else:
         checked = read_wise(
             benchmark.paths,

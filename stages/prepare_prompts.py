@@ -1,16 +1,19 @@
 """Choose the prompts of every split: captions of the toy world, prompts from files, and benchmarks."""
 
+import functools
 import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chunk_grpo.artifacts import output_dir, table_from_rows, write_json, write_table
+import pyarrow as pa
+
+from chunk_grpo.artifacts import output_dir, table_from_rows, write_csv, write_json, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import token_limits
-from chunk_grpo.prompts import check_lengths
+from chunk_grpo.prompts import PromptReport, check_lengths
 from chunk_grpo.training.schedule import scheduled_prompts
 from stages._prompts import Split, splits_of
 from stages._stage import argument, run_stage
@@ -19,6 +22,15 @@ _LOG = logging.getLogger(__name__)
 
 Row = dict[str, str]
 """Row of prompts/1."""
+
+FINDINGS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("split", "source", "unit")),
+        ("number", pa.int64()),
+        *((name, pa.string()) for name in ("problem", "action", "message")),
+    ]
+)
+"""Columns of the table of findings; `number` is that of the line, row or prompt, by `unit`."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class Arguments:
         )
     )
     report: str = field(metadata=argument("JSON: findings in the prompts, and the action taken", writes=True))
+    findings: str = field(metadata=argument("CSV: every prompt that broke a rule", writes=True))
 
 
 def table_rows(split: Split) -> list[Row]:
@@ -101,16 +114,26 @@ def compared_rows(rows: Sequence[Row], params: Params) -> list[Row]:
     return left
 
 
+def findings_table(reports: Mapping[str, PromptReport]) -> pa.Table:
+    """Every prompt that broke a rule, by split."""
+    rows = [
+        dict(zip(FINDINGS.names, (name, *row), strict=True))
+        for name, report in reports.items()
+        for row in report.findings_rows()
+    ]
+    return pa.Table.from_pylist(rows, schema=FINDINGS)
+
+
 def main(params: Params, arguments: Arguments) -> None:
     """Write the tables, and a report of prompts that were dropped, changed, or kept although suspicious."""
-    splits = list(
-        splits_of(params.prompts)
-    )  # first: report errors in prompt files before looking for the model
     model = params.model
-    limits = token_limits(model.family, model.checkpoint, model.revision, model.max_sequence_length)
+    limits = functools.cache(
+        lambda: token_limits(model.family, model.checkpoint, model.revision, model.max_sequence_length)
+    )
+    splits = list(splits_of(params.prompts, limits))  # first: errors in prompt files before the model's
     reports = {}
     for split in splits:
-        report = check_lengths(split.rows, split.report, params.prompts.checks, limits)
+        report = check_lengths(split.rows, split.report, params.prompts.checks, limits())
         if report is not None:
             reports[split.name] = report
             for line in report.lines():
@@ -126,6 +149,7 @@ def main(params: Params, arguments: Arguments) -> None:
         for name, used in scheduled_rows(rows["train"], rows["eval"], params).items():
             write_table(table_from_rows(used, "prompts"), str(folder / f"{name}.parquet"), "prompts")
     write_json({name: report.as_json() for name, report in reports.items()}, arguments.report)
+    write_csv(findings_table(reports), arguments.findings)
 
 
 if __name__ == "__main__":

@@ -156,8 +156,9 @@ def test_what_is_left_out_has_its_default_and_is_named() -> None:
     params = parse_params(given)
     assert (params.train.kl_coef, params.train.heldout.every, params.encode.batch_size) == (0.0, 10, 8)
     assert next(iter(notices(params))) == (
-        'left out, so with their defaults: prompts.checks = {"duplicates": "drop", "empty": "refuse", '
-        '"spaces": "strip", "too_long": "keep"}, encode.batch_size = 8, train.kl_coef = 0.0, train.heldout.every = 10'
+        'left out, so with their defaults: prompts.checks = {"records": "refuse", "characters": "refuse", '
+        '"duplicates": "drop", "empty": "refuse", "spaces": "strip", "too_long": "keep", "shared": "refuse"}, '
+        "encode.batch_size = 8, train.kl_coef = 0.0, train.heldout.every = 10"
     )
     listed = {**RAW, "encode": {"batch_size": 8}}
     assert parse_params(listed).encode == params.encode  # equal to the value that is given

@@ -8,7 +8,7 @@ from chunk_grpo.config.section import Name, PromptCount, Section, Seed, Text
 
 
 class PromptFile(Section):
-    """A file of prompts: .txt, .csv, .jsonl, .json or .parquet.
+    """A file of prompts: .txt, .csv, .tsv, .jsonl, .json or .parquet; with `source: geneval` GenEval's records, .jsonl.
 
     Attributes:
         path: path or URL; with `hub_file`, the id of a data set on the hub.
@@ -16,6 +16,7 @@ class PromptFile(Section):
         revision: revision of the data set; null: main. Must be null without `hub_file`.
         prompt_field: column or key of the prompt; null: `prompt` or `prompts`, in any case.
         category_field: column or key of the category; null: `category`, in any case, if there is one.
+        metadata_fields: columns or keys that scorers get as metadata; null: all but prompt and category.
         limit: number of records read from the beginning of the file; null: all.
     """
 
@@ -24,6 +25,7 @@ class PromptFile(Section):
     revision: Text | None = None
     prompt_field: Text | None = None
     category_field: Text | None = None
+    metadata_fields: tuple[Text, ...] | None = None
     limit: PromptCount | None = None
 
 
@@ -31,18 +33,25 @@ class PromptChecks(Section):
     """Actions for suspicious prompts. Every action is reported.
 
     Attributes:
+        records: action for records that cannot be read: without a prompt, of another form, too long for a prompt.
+        characters: action for prompts with control characters, signs of a wrong encoding or invisible characters.
         duplicates: action for prompts that are equal after Unicode NFC and collapsing of whitespace; `drop` keeps the
             first.
         empty: action for prompts that are missing or only whitespace.
         spaces: action for whitespace before or after the prompt.
         too_long: action for prompts with more tokens than a text encoder takes; with `keep` the encoder truncates them.
-            Applies to all prompts that are used, from any source.
+            Applies to all prompts that are used, from any source; `drop` to all that are read.
+        shared: action for train prompts that are in the file of the eval split too; `drop` takes them out of the train
+            split. GenEval's prompts are the same if they ask for the same.
     """
 
+    records: Literal["refuse", "drop"] = "refuse"
+    characters: Literal["refuse", "drop", "keep"] = "refuse"
     duplicates: Literal["refuse", "keep", "drop"] = "drop"
     empty: Literal["refuse", "drop"] = "refuse"
-    spaces: Literal["refuse", "strip", "keep"] = "strip"
-    too_long: Literal["refuse", "keep"] = "keep"
+    spaces: Literal["refuse", "drop", "strip", "keep"] = "strip"
+    too_long: Literal["refuse", "drop", "keep"] = "keep"
+    shared: Literal["refuse", "drop", "keep"] = "refuse"
 
 
 class CocoPrompts(Section):
@@ -113,8 +122,8 @@ class PromptsParams(Section):
 
     Attributes:
         source: source of the train and eval splits: `shapes` generates captions of the toy world, `coco` generates
-            prompts in GenEval's form, `file` reads files.
-        train_file: file of the train split; null unless `source` is `file`.
+            prompts in GenEval's form, `file` reads files, `geneval` files in GenEval's format.
+        train_file: file of the train split; null unless `source` is `file` or `geneval`.
         eval_file: file of the eval split; null: the eval split also comes from `train_file`.
         train_count: number of prompts of the train split.
         eval_count: number of prompts of the eval split; none of them is in the train split.
@@ -124,7 +133,7 @@ class PromptsParams(Section):
         benchmarks: further prompts by name of split; generated and scored as the eval split is.
     """
 
-    source: Literal["shapes", "coco", "file"]
+    source: Literal["shapes", "coco", "file", "geneval"]
     train_file: PromptFile | None = None
     eval_file: PromptFile | None = None
     train_count: PromptCount

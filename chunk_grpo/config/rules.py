@@ -57,13 +57,20 @@ JUDGED_PROMPTS: Mapping[str, tuple[str, ...]] = {
 
 
 def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
-    """Prompt files need `source: file` and vice versa; wise_count needs `source: shapes`."""
-    if prompts.source == "file" and prompts.train_file is None:
-        yield Problem(("prompts", "train_file"), "required with source: file, got null")
-    if prompts.source != "file":
-        for name in ("train_file", "eval_file"):
-            if getattr(prompts, name) is not None:
-                yield Problem(("prompts", name), f"must be null with source: {prompts.source}")
+    """Prompt files need `source: file` or `geneval` and vice versa; wise_count needs `source: shapes`."""
+    reads = prompts.source in ("file", "geneval")
+    if reads and prompts.train_file is None:
+        yield Problem(("prompts", "train_file"), f"required with source: {prompts.source}, got null")
+    for name in ("train_file", "eval_file"):
+        file: PromptFile | None = getattr(prompts, name)
+        if file is not None and not reads:
+            yield Problem(("prompts", name), f"must be null with source: {prompts.source}")
+        for key in ("prompt_field", "category_field", "metadata_fields"):
+            if file is not None and prompts.source == "geneval" and getattr(file, key) is not None:
+                yield Problem(
+                    ("prompts", name, key),
+                    f"must be null with source: geneval, whose format names the fields, got {getattr(file, key)!r}",
+                )
     if prompts.source != "shapes" and prompts.wise_count:
         yield Problem(
             ("prompts", "wise_count"), f"must be 0 with source: {prompts.source}, got {prompts.wise_count}"

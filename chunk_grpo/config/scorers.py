@@ -176,6 +176,8 @@ class GenEvalScorer(ScorerSettings):
         counting_threshold: confidence threshold for prompts that demand a number.
         max_objects: detections kept per class.
         position_threshold: fraction of the summed side lengths by which offsets between boxes are reduced.
+        reward: value of an image. `exact`: 1 or 0, GenEval's verdict; `graded`: Flow-GRPO's reward, at most 1, by the
+            numbers, colours and positions that are right.
     """
 
     kind: Literal["geneval"]
@@ -186,6 +188,7 @@ class GenEvalScorer(ScorerSettings):
     counting_threshold: Fraction
     max_objects: PositiveInt
     position_threshold: NonNegativeFloat
+    reward: Literal["exact", "graded"] = "exact"
 
 
 class RefusingScorer(ScorerSettings):

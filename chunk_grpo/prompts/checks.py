@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import TokenLimits
-from chunk_grpo.prompts.findings import Findings, beginning
+from chunk_grpo.prompts.findings import Findings, Kind, beginning
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 
-_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffd-\uffff\ud800-\udfff]")
-"""Control characters, line separators, byte order marks inside a text, and code points that are no characters."""
+_UNFIT = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060\u2066-\u2069\ufeff\ufffd-\uffff\ud800-\udfff]"
+)
+"""Control characters, line separators, byte order marks inside a text, code points that are no characters, and
+characters that nobody sees: zero-width spaces and overrides of the direction. Joiners belong to scripts and emojis.
+"""
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""Halves of a character, which UTF-8 and Parquet cannot store."""
 
 _NAMES = {
     "\t": " (a tab)",
@@ -22,6 +29,8 @@ _NAMES = {
     "\r": " (a carriage return)",
     "\ufeff": " (a byte order mark)",
     "\ufffd": " (a sign of a wrong encoding)",
+    "\u200b": " (a zero-width space)",
+    "\u202e": " (a right-to-left override)",
 }
 
 MAX_CHARACTERS = 10_000
@@ -29,7 +38,7 @@ MAX_CHARACTERS = 10_000
 
 
 def check_prompts(
-    rows: Iterable[PromptRow],
+    rows: Iterable[PromptRow | None],
     rules: PromptChecks,
     findings: Findings,
     notes: Sequence[str] = (),
@@ -37,9 +46,9 @@ def check_prompts(
     """Check all prompts, except for their number of tokens; refuse, drop, change or keep those that break a rule.
 
     Args:
-        rows: Prompts as read; an empty text is an empty prompt.
+        rows: Prompts as read; an empty text is an empty prompt, None a record that cannot be read.
         rules: Actions for suspicious prompts.
-        findings: Format problems found so far; problems of the prompts are added.
+        findings: Problems of the records found so far; problems of the prompts are added.
         notes: Notes for the report.
 
     Returns:
@@ -54,7 +63,7 @@ def check_prompts(
     read = 0
     for row in rows:
         read += 1
-        checked = _checked_text(row, rules, findings)
+        checked = None if row is None else _checked_text(row, rules, findings)
         if checked is None or _repeats(checked, first, rules, findings):
             continue
         kept.append(checked)
@@ -70,10 +79,37 @@ def check_prompts(
     )
 
 
+def drop_long(checked: CheckedPrompts, rules: PromptChecks, limits: TokenLimits) -> CheckedPrompts:
+    """Drop prompts that a text encoder would truncate.
+
+    Args:
+        checked: All prompts of a source.
+        rules: Actions; `too_long` is `drop`.
+        limits: Token limits of the text encoders.
+
+    Raises:
+        DataError: No prompt remains.
+    """
+    report = checked.report
+    findings = Findings(report.sources, report.unit)
+    long = _find_long(checked.rows, limits, findings)
+    rows = tuple(row for row in checked.rows if (row.source, row.line) not in long)
+    if not rows:
+        raise DataError(
+            f"{', '.join(report.sources)}: all {len(checked.rows)} prompts have more tokens than the text encoders "
+            "take. Set `prompts.checks.too_long: keep`, or raise `model.max_sequence_length` of T5."
+        )
+    found = (*report.findings, *findings.reported(rules))
+    return CheckedPrompts(rows, replace(report, kept=len(rows), used=len(rows), findings=found))
+
+
 def check_lengths(
     rows: Sequence[PromptRow], report: PromptReport | None, rules: PromptChecks, limits: TokenLimits
 ) -> PromptReport | None:
     """Find prompts that a text encoder would truncate.
+
+    Here `too_long: drop` acts like `keep`: `drop_long` has dropped what can be dropped. What is left was generated in a
+    certain number, or is one of a benchmark's questions.
 
     Args:
         rows: Prompts in use, in any order.
@@ -92,6 +128,19 @@ def check_lengths(
         sources = tuple(dict.fromkeys(row.source for row in rows))
         report = PromptReport(sources, "prompt", len(rows), len(rows), len(rows))
     findings = Findings(report.sources, report.unit)
+    _find_long(rows, limits, findings)
+    if rules.too_long == "drop":
+        rules = rules.model_copy(update={"too_long": "keep"})
+    findings.refuse(rules)
+    found = findings.reported(rules)
+    if drawn_here and not found:
+        return None
+    return replace(report, findings=(*report.findings, *found))
+
+
+def _find_long(rows: Iterable[PromptRow], limits: TokenLimits, findings: Findings) -> set[tuple[str, int]]:
+    """Sources and lines of the prompts with more tokens than an encoder takes; adds a finding for each encoder."""
+    long = set()
     for row in sorted(rows, key=lambda row: row.line):
         for encoder, (count, limit) in limits.items():
             tokens = count(row.text)
@@ -100,11 +149,8 @@ def check_lengths(
                 findings.add(
                     "too_long", f"longer than {encoder}'s {limit} tokens", row.source, row.line, text
                 )
-    findings.refuse(rules)
-    found = findings.reported(rules)
-    if drawn_here and not found:
-        return None
-    return replace(report, findings=(*report.findings, *found))
+                long.add((row.source, row.line))
+    return long
 
 
 def normalized(text: str) -> str:
@@ -113,13 +159,24 @@ def normalized(text: str) -> str:
 
 
 def shared_prompts(
-    rows: Iterable[PromptRow], others: Iterable[PromptRow]
+    rows: Iterable[PromptRow], others: Iterable[PromptRow], key: Callable[[PromptRow], Hashable]
 ) -> list[tuple[PromptRow, PromptRow]]:
-    """Prompts of `rows` that are also in `others`, each with its first match. For an evaluation set they are leaks."""
-    known: dict[str, PromptRow] = {}
+    """Prompts of `rows` that are also in `others`, each with its first match. For an evaluation set they are leaks.
+
+    Args:
+        rows: Prompts.
+        others: Prompts to compare with.
+        key: Content of a prompt; equal for prompts that are the same.
+    """
+    known: dict[Hashable, PromptRow] = {}
     for other in others:
-        known.setdefault(normalized(other.text), other)
-    return [(row, known[key]) for row in rows if (key := normalized(row.text)) in known]
+        known.setdefault(key(other), other)
+    return [(row, known[content]) for row in rows if (content := key(row)) in known]
+
+
+def text_key(row: PromptRow) -> Hashable:
+    """Content of a prompt of which only the text is known."""
+    return normalized(row.text)
 
 
 def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> PromptRow | None:
@@ -131,27 +188,35 @@ def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> Pr
     if len(bare) > MAX_CHARACTERS:
         bound = f"{MAX_CHARACTERS:,} characters"
         text = f"must have at most {bound}, got {len(bare):,}; is a line end missing? {beginning(bare)}"
-        findings.add("format", f"longer than {bound}", row.source, row.line, text)
+        findings.add("records", f"longer than {bound}", row.source, row.line, text)
         return None
     if bare != row.text:
         text = f"whitespace before or after the prompt: {beginning(row.text)}"
         findings.add("spaces", "whitespace around the prompt", row.source, row.line, text)
+        if rules.spaces == "drop":
+            return None
         if rules.spaces != "keep":
             row = replace(row, text=bare)
-    fit = [_fit(text, of, row, findings) for text, of in ((row.text, ""), (row.category, "category: "))]
+    fit = [
+        _fit(text, of, row, rules, findings) for text, of in ((row.text, ""), (row.category, "category: "))
+    ]
     return row if all(fit) else None
 
 
-def _fit(text: str, of: str, row: PromptRow, findings: Findings) -> bool:
-    """Check for characters that text encoders or tables reject; `of` names the text in the message."""
-    found = _UNFIT.search(text)
+def _fit(text: str, of: str, row: PromptRow, rules: PromptChecks, findings: Findings) -> bool:
+    """Whether the row stays: no unfit characters, or kept ones; `of` names the text in the message."""
+    unstorable = _SURROGATE.search(text)
+    found = unstorable or _UNFIT.search(text)
     if found is None:
         return True
     character = found.group()
     name = f"U+{ord(character):04X}" + _NAMES.get(character, "")
     message = f"{of}{name} at character {found.start() + 1}: {beginning(text)}"
-    findings.add("format", "invalid characters", row.source, row.line, message)
-    return False
+    kind: Kind = "records" if unstorable else "characters"
+    findings.add(
+        kind, "half a character" if unstorable else "invalid characters", row.source, row.line, message
+    )
+    return not unstorable and rules.characters == "keep"
 
 
 def _repeats(row: PromptRow, first: dict[str, PromptRow], rules: PromptChecks, findings: Findings) -> bool:

@@ -1,9 +1,24 @@
-"""Names of a record's fields: which one holds the prompt, and which one its category."""
+"""Names of a record's fields: those of the prompt, of its category, and of the metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ChosenFields:
+    """Fields to read.
+
+    Attributes:
+        prompt: Field of the prompt.
+        category: Field of its category; None: it has none.
+        metadata: Fields that scorers get.
+    """
+
+    prompt: str
+    category: str | None
+    metadata: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -13,13 +28,15 @@ class FieldNames:
     Attributes:
         prompt: Field with the prompt; None: the field named prompt or prompts, in any case.
         category: Field with the category; None: the field named category, in any case, if there is one.
+        metadata: Fields that scorers get; None: all others.
     """
 
     prompt: str | None = None
     category: str | None = None
+    metadata: tuple[str, ...] | None = None
 
-    def among(self, names: Sequence[str]) -> tuple[str, str | None]:
-        """Select the fields of the prompt and of the category, or None, of a record with these names.
+    def among(self, names: Sequence[str]) -> ChosenFields:
+        """Select the fields of a record with these names.
 
         Raises:
             ValueError: A required field is missing or ambiguous; the message lists the names.
@@ -37,7 +54,16 @@ class FieldNames:
                 f"needs one field {self.category or 'category'!r}, got {len(categories) or 'none'} among the fields "
                 f"{there}; name it by `category_field`"
             )
-        return prompts[0], categories[0] if categories else None
+        category = categories[0] if categories else None
+        others = [name for name in names if name.strip() and name not in (prompts[0], category)]
+        wanted = others if self.metadata is None else list(self.metadata)
+        for name in wanted:
+            if names.count(name) != 1:
+                raise ValueError(
+                    f"needs one field {name!r}, got {names.count(name) or 'none'} among the fields {there}; name the "
+                    "fields that scorers get by `metadata_fields` ([]: none)"
+                )
+        return ChosenFields(prompts[0], category, tuple(wanted))
 
 
 def _matching(names: Sequence[str], wanted: str | None, usual: Sequence[str]) -> list[str]:

@@ -11,7 +11,9 @@ from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.rows import SHOWN, Action, Finding, Unit
 
-Kind: TypeAlias = Literal["format", "category", "duplicates", "empty", "spaces", "too_long"]
+Kind: TypeAlias = Literal[
+    "format", "category", "records", "characters", "duplicates", "empty", "spaces", "too_long", "shared"
+]
 """`format` is always refused; `category`, an invalid value in a category field that was not requested, is ignored; the
 others are names of rules in PromptChecks.
 """
@@ -20,11 +22,14 @@ QUOTED = 60
 """Maximum number of characters of a value quoted in a message."""
 
 _CHOICES: Mapping[Kind, str] = {
+    "records": "`prompts.checks.records: drop`",
+    "characters": "`prompts.checks.characters: drop` or `keep`",
     "duplicates": "`prompts.checks.duplicates: drop` (all but the first) or `keep`",
     "empty": "`prompts.checks.empty: drop`",
-    "spaces": "`prompts.checks.spaces: strip` or `keep`",
-    "too_long": "`prompts.checks.too_long: keep` (the text encoder truncates them) or, for T5, a higher "
+    "spaces": "`prompts.checks.spaces: strip`, `drop` or `keep`",
+    "too_long": "`prompts.checks.too_long: drop` or `keep` (the text encoder truncates them) or, for T5, a higher "
     "`model.max_sequence_length`",
+    "shared": "`prompts.checks.shared: drop` (from the train split) or `keep`",
 }
 
 
@@ -36,7 +41,7 @@ def action(rules: PromptChecks, kind: Kind) -> Action:
 
 @dataclass
 class Findings:
-    """Collected problems: per sort, all line numbers and the first SHOWN messages.
+    """Collected problems, by sort.
 
     Attributes:
         sources: Files, in the order of messages; with several files, messages name the file of each problem.
@@ -57,8 +62,7 @@ class Findings:
             line: Line number in the file.
             text: Message, with the beginning of the value.
         """
-        found = self._found.setdefault((kind, what, source), [])
-        found.append((line, text if len(found) < SHOWN else ""))
+        self._found.setdefault((kind, what, source), []).append((line, text))
 
     def refuse(self, rules: PromptChecks) -> None:
         """Raise if a problem has the action `refuse`.
@@ -93,7 +97,7 @@ class Findings:
                 action(rules, kind),
                 source,
                 tuple(line for line, _ in found),
-                tuple(text for _, text in found[:SHOWN]),
+                tuple(text for _, text in found),
             )
             for (kind, what, source), found in self._found.items()
         )

@@ -10,8 +10,9 @@ meaning).
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
@@ -19,20 +20,28 @@ from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.findings import Findings
 from chunk_grpo.prompts.records import json_lines
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
-from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS, TAGS, record_problems
+from chunk_grpo.scorers.geneval.records import (
+    OFFICIAL_COUNTS,
+    TAGS,
+    GenEvalRecord,
+    parse_record,
+    record_problems,
+)
+
+_OPPOSITE = {"left of": "right of", "above": "below"}
+"""Relations that are written the other way round to compare contents."""
 
 
-def read_geneval(location: Location, rules: PromptChecks, count: int | None = None) -> CheckedPrompts:
+def read_geneval(location: Location, rules: PromptChecks, limit: int | None = None) -> CheckedPrompts:
     """Read a file in the format of evaluation_metadata.jsonl.
 
     Args:
         location: Path or URL.
         rules: Actions for suspicious prompts.
-        count: Number of prompts taken from the beginning; None: all.
+        limit: Number of records read from the beginning; None: all.
 
     Returns:
-        The prompts; category is the tag, metadata the whole record. A note reports counts per tag that differ from
-        the official ones.
+        The prompts; category is the tag, metadata the whole record.
 
     Raises:
         DataError: The file is missing, or has records of another format or rejected prompts; one message lists all of
@@ -41,20 +50,63 @@ def read_geneval(location: Location, rules: PromptChecks, count: int | None = No
     """
     source = str(location)
     findings = Findings([source])
-    rows = []
-    for line, value in json_lines(location):
+    rows: list[PromptRow | None] = []
+    for line, value in itertools.islice(json_lines(location), limit):
         if value is None:
             rows.append(PromptRow("", "", {}, line, source))
             continue
         problems = [str(value)] if isinstance(value, ValueError) else record_problems(value)
         if isinstance(value, Mapping) and "prompt" not in value:
             problems.append("prompt: required, but missing")
-        for problem in problems:
-            findings.add("format", "not GenEval's format", source, line, problem)
+        if problems:
+            findings.add("records", "not GenEval's format", source, line, "; ".join(problems))
         if isinstance(value, Mapping) and not problems:
             rows.append(PromptRow(value["prompt"], value["tag"], value, line, source))
-    taken = check_prompts(rows, rules, findings).part(0, count)
-    return taken.noted(_notes(source, taken.rows))
+        else:
+            rows.append(None)
+    return check_prompts(rows, rules, findings)
+
+
+def read_geneval_benchmark(
+    location: Location, rules: PromptChecks, count: int | None = None
+) -> CheckedPrompts:
+    """`read_geneval` for a benchmark: the first `count` prompts, with a note if they are not the official ones.
+
+    Args:
+        location: Path or URL.
+        rules: Actions for suspicious prompts.
+        count: Number of prompts taken from the beginning; None: all.
+    """
+    taken = read_geneval(location, rules).part(0, count)
+    return taken.noted(_notes(str(location), taken.rows))
+
+
+def content_key(row: PromptRow) -> Hashable:
+    """What a prompt of GenEval asks for; equal for prompts that differ in wording or in the order of the objects only.
+
+    Args:
+        row: Prompt with a record as metadata.
+    """
+    record = parse_record(row.metadata)
+    return _wanted(record), _relations(record), tuple(sorted((x.class_name, x.count) for x in record.exclude))
+
+
+def _wanted(record: GenEvalRecord) -> Hashable:
+    return tuple(sorted((clause.class_name, clause.count, clause.colour or "") for clause in record.include))
+
+
+def _relations(record: GenEvalRecord) -> Hashable:
+    """Pairs of clauses with their relation: "a left of b" as "b right of a"."""
+    found = []
+    for clause in record.include:
+        if clause.position is None:
+            continue
+        relation, number = clause.position
+        of = [(one.class_name, one.count, one.colour or "") for one in (clause, record.include[number])]
+        if relation in _OPPOSITE:
+            relation, of = _OPPOSITE[relation], of[::-1]
+        found.append((relation, *of))
+    return tuple(sorted(found))
 
 
 def _notes(source: str, rows: Iterable[PromptRow]) -> list[str]:

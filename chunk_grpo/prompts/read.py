@@ -1,8 +1,9 @@
-"""Prompts from a file: text, CSV, JSON lines, a JSON array or Parquet; on a disk, in an object store or on the hub.
+"""Prompts from a file: text, CSV, TSV, JSON lines, a JSON array or Parquet; on a disk, in a store or on the hub.
 
 Supported layouts include: one prompt per line (the first 50,000 lines of DanceGRPO's assets/prompts.txt), a CSV file
 with the header `prompt`, JSON arrays of objects with `prompt` (train.json and test.json of ymhao/HPDv2, the files of
-MizzenAI/HPDv3), JSON arrays of prompts (HPSv2's benchmark), and DrawBench's columns `Prompts` and `Category`.
+MizzenAI/HPDv3), JSON arrays of prompts (HPSv2's benchmark), PartiPrompts.tsv, and DrawBench's columns `Prompts` and
+`Category`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import check_prompts
-from chunk_grpo.prompts.fields import FieldNames
+from chunk_grpo.prompts.fields import ChosenFields, FieldNames
 from chunk_grpo.prompts.findings import Findings, Kind, beginning
 from chunk_grpo.prompts.hub import hub_file
 from chunk_grpo.prompts.records import (
+    UNREAD,
     Record,
     csv_records,
     json_array,
@@ -28,13 +30,14 @@ from chunk_grpo.prompts.records import (
     parquet_records,
     require_file,
     text_lines,
+    tsv_records,
 )
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 
-_Known: TypeAlias = dict[tuple[str, ...], tuple[str, str | None]]
-"""Names of a record's fields to the fields of its prompt and of its category."""
+_Known: TypeAlias = dict[tuple[str, ...], ChosenFields]
+"""Names of a record's fields to the chosen ones."""
 
-_SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".json", ".parquet")
+_SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
         rules: Actions for suspicious prompts.
 
     Returns:
-        The prompts in the file's order, with a report. For JSON arrays and Parquet files, line numbers are row numbers.
+        The prompts in the file's order, with a report. Their metadata have the record's other fields with their types,
+        which are texts in CSV and TSV. For JSON arrays and Parquet files, line numbers are row numbers.
 
     Raises:
         ConfigError: A file of the hub is requested, but huggingface_hub is not installed.
@@ -93,23 +97,26 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
     records = _records(suffix, location, source)
     findings = Findings([source.name], "row" if suffix in (".json", ".parquet") else "line")
     known: _Known = {}
-    rows = [_row(record, source, findings, known) for record in itertools.islice(records, source.limit)]
+    unread: dict[str, None] = {}
+    rows = [
+        _row(record, source, findings, known, unread) for record in itertools.islice(records, source.limit)
+    ]
     notes = []
     if source.limit is not None and next(records, None) is not None:
         notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
-    ignored = dict.fromkeys(
-        name for names, read in known.items() for name in names if name.strip() and name not in read
-    )
-    if ignored:
-        notes.append(f"{source.name}: fields that were not read: {', '.join(ignored)}")
-    return check_prompts((row for row in rows if row is not None), rules, findings, notes)
+    kept = dict.fromkeys(name for chosen in known.values() for name in chosen.metadata if name not in unread)
+    if kept:
+        notes.append(f"{source.name}: fields kept as metadata: {', '.join(kept)}")
+    if unread:
+        notes.append(f"{source.name}: fields that were not read: {', '.join(unread)}")
+    return check_prompts(rows, rules, findings, notes)
 
 
 def _records(suffix: str, location: Location, source: PromptSource) -> Iterator[Record]:
     if suffix == ".txt":
         return enumerate(text_lines(location), start=1)
-    if suffix == ".csv":
-        return csv_records(location, source.fields, source.name)
+    if suffix in (".csv", ".tsv"):
+        return (csv_records if suffix == ".csv" else tsv_records)(location, source.fields, source.name)
     if suffix == ".json":
         return json_array(location, source.name)
     if suffix == ".parquet":
@@ -117,26 +124,51 @@ def _records(suffix: str, location: Location, source: PromptSource) -> Iterator[
     return json_lines(location)
 
 
-def _row(record: Record, source: PromptSource, findings: Findings, known: _Known) -> PromptRow | None:
-    """Prompt of a record; None if it has none."""
+def _row(
+    record: Record, source: PromptSource, findings: Findings, known: _Known, unread: dict[str, None]
+) -> PromptRow | None:
+    """Prompt of a record; None if it cannot be read."""
     line, value = record
     try:
-        text, category, name = _values(value, source.fields, known)
+        read = _fields_of(value, source.fields, known)
     except ValueError as error:
-        findings.add("format", "no prompt", source.name, line, str(error))
+        findings.add("records", "no prompt", source.name, line, str(error))
         return None
+    category, wanted = read.category, source.fields.category is not None
     if isinstance(category, bool) or not isinstance(category, str | int | None):
-        message = f"{name!r} must be text or a whole number, got {beginning(category)}"
-        kind: Kind = "category"
-        if source.fields.category is not None:
-            kind, message = "format", f"{message}; name another by `category_field`, or set that to null"
+        message = f"{read.category_name!r} must be text or a whole number, got {beginning(category)}"
+        if wanted:
+            message = f"{message}; name another by `category_field`, or set that to null"
+        kind: Kind = "records" if wanted else "category"
         findings.add(kind, "category of another kind", source.name, line, message)
+        if wanted:
+            return None
         category = None
-    return PromptRow(text, "" if category is None else str(category), {}, line, source.name)
+    unread.update(dict.fromkeys(read.unread))
+    return PromptRow(read.text, "" if category is None else str(category), read.metadata, line, source.name)
 
 
-def _values(value: object, wanted: FieldNames, known: _Known) -> tuple[str, object, str | None]:
-    """Prompt of a record, its category (any type), and the name of the category field.
+@dataclass(frozen=True)
+class _Fields:
+    """Fields of a record.
+
+    Attributes:
+        text: Text of the prompt.
+        category: Category, of any type.
+        category_name: Name of its field.
+        metadata: Data for scorers.
+        unread: Names of fields that were not read.
+    """
+
+    text: str
+    category: object = None
+    category_name: str | None = None
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+
+
+def _fields_of(value: object, wanted: FieldNames, known: _Known) -> _Fields:
+    """Fields of a record.
 
     Raises:
         ValueError: The record has no prompt.
@@ -144,14 +176,19 @@ def _values(value: object, wanted: FieldNames, known: _Known) -> tuple[str, obje
     if isinstance(value, ValueError):
         raise value
     if value is None or isinstance(value, str):
-        return value or "", None, None
+        return _Fields(value or "")
     if not isinstance(value, Mapping):
         raise ValueError(f"must be text or an object with a field for the prompt, got {beginning(value)}")
     names = tuple(value)
     if names not in known:
         known[names] = wanted.among(names)
-    prompt, category = known[names]
-    text = value[prompt]
+    chosen = known[names]
+    text = value[chosen.prompt]
     if not isinstance(text, str | None):
-        raise ValueError(f"{prompt!r} must be text, got {beginning(text)}")
-    return text or "", value[category] if category else None, category
+        raise ValueError(f"{chosen.prompt!r} must be text, got {beginning(text)}")
+    metadata = {name: value[name] for name in chosen.metadata if value[name] is not UNREAD}
+    read = {chosen.prompt, chosen.category, *metadata}
+    unread = tuple(name for name in names if name.strip() and name not in read)
+    return _Fields(
+        text or "", value[chosen.category] if chosen.category else None, chosen.category, metadata, unread
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +20,19 @@ from chunk_grpo.prompts.findings import beginning
 
 Record: TypeAlias = tuple[int, object]
 """Number of the line or row, from 1, and its value: text, a mapping of field names to values, None if it is empty, a
-ValueError if it cannot be read, or any other JSON value.
+ValueError if it cannot be read, or any other JSON value. A mapping has UNREAD for fields that were not read.
 """
+
+Quoting: TypeAlias = Literal[0, 3]
+"""csv.QUOTE_MINIMAL or csv.QUOTE_NONE."""
+
+UNREAD = object()
+"""Value of a field that was not read."""
+
+_DELIMITERS = (",", ";", "\t")
+"""Delimiters of .csv files, in the order in which the header is tried."""
+
+_DELIMITER_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 
 
 def require_file(location: Location) -> None:
@@ -53,10 +65,48 @@ def text_lines(location: Location) -> list[str]:
 def csv_records(location: Location, fields: FieldNames, source: str) -> Iterator[Record]:
     """Yield the rows below the header as mappings, with the line where each begins.
 
+    The delimiter is the first of comma, semicolon and tab with which the header has the required fields.
+
     Raises:
         DataError: The file cannot be read, is no CSV, or lacks a required field.
     """
-    rows = csv.reader([f"{line}\n" for line in text_lines(location)], strict=True)
+    lines = text_lines(location)
+    yield from _rows(lines, _delimiter(lines, fields), csv.QUOTE_MINIMAL, fields, source)
+
+
+def tsv_records(location: Location, fields: FieldNames, source: str) -> Iterator[Record]:
+    """Yield the rows below the header as mappings, with the line where each begins.
+
+    Spreadsheets put quotes around texts with quotes or tabs, as in CSV. Other writers do not (PartiPrompts.tsv): if a
+    quote in the file does not fit CSV's rules, all quotes are part of the texts.
+
+    Raises:
+        DataError: The file cannot be read, or lacks a required field.
+    """
+    lines = text_lines(location)
+    quoting: Quoting = csv.QUOTE_MINIMAL
+    try:
+        for _ in csv.reader([f"{line}\n" for line in lines], delimiter="\t", strict=True):
+            pass
+    except csv.Error:
+        quoting = csv.QUOTE_NONE
+    yield from _rows(lines, "\t", quoting, fields, source)
+
+
+def _delimiter(lines: Sequence[str], fields: FieldNames) -> str:
+    for delimiter in _DELIMITERS:
+        try:
+            fields.among(next(csv.reader(lines[:1], delimiter=delimiter), []))
+            return delimiter
+        except (ValueError, csv.Error):
+            continue
+    return _DELIMITERS[0]
+
+
+def _rows(
+    lines: Sequence[str], delimiter: str, quoting: Quoting, fields: FieldNames, source: str
+) -> Iterator[Record]:
+    rows = csv.reader([f"{line}\n" for line in lines], delimiter=delimiter, quoting=quoting, strict=True)
     line = 1
     try:
         header = next(rows, [])
@@ -66,8 +116,8 @@ def csv_records(location: Location, fields: FieldNames, source: str) -> Iterator
             value: object = dict(zip(header, row, strict=False)) if row else None
             if row and len(row) != len(header):
                 value = ValueError(
-                    f"{len(row)} fields, but the header has {len(header)} (text with a comma needs quotes): "
-                    f"{beginning(','.join(row))}"
+                    f"{len(row)} fields, but the header has {len(header)} (text with "
+                    f"{_DELIMITER_NAMES[delimiter]} needs quotes): {beginning(delimiter.join(row))}"
                 )
             yield line, value
             line = rows.line_num + 1
@@ -109,7 +159,7 @@ def json_array(location: Location, source: str) -> Iterator[Record]:
 
 
 def parquet_records(location: Location, fields: FieldNames, source: str) -> Iterator[Record]:
-    """Yield the rows as mappings; fields that are not read are None.
+    """Yield the rows as mappings. Metadata of a type that JSON lacks, such as images and dates, are not read.
 
     Raises:
         DataError: The file cannot be read, is damaged or no Parquet, or lacks a required field.
@@ -117,14 +167,16 @@ def parquet_records(location: Location, fields: FieldNames, source: str) -> Iter
     number = 0
     try:
         with input_file(location) as path, pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            chosen = fields.among(names)
-            columns = [name for name in names if name in chosen]  # others, such as images, may be large
+            schema = file.schema_arrow
+            chosen = fields.among(schema.names)
+            kept = [name for name in chosen.metadata if _is_json(schema.field(name).type)]
+            columns = [name for name in schema.names if name in (chosen.prompt, chosen.category, *kept)]
+            unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
             for batch in file.iter_batches(columns=columns):
                 for values in zip(*batch.columns, strict=True):
-                    texts = [value.as_py() for value in values]
+                    read = [_json_value(value.as_py()) for value in values]
                     number += 1
-                    yield number, dict.fromkeys(names) | dict(zip(columns, texts, strict=True))
+                    yield number, unread | dict(zip(columns, read, strict=True))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(
@@ -132,6 +184,36 @@ def parquet_records(location: Location, fields: FieldNames, source: str) -> Iter
         ) from error
     except ValueError as error:
         raise DataError(f"{source}: {error}.") from error
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Whether JSON has the values of a type."""
+    if pa.types.is_dictionary(kind):
+        return _is_json(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(_is_json(part.type) for part in kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _is_json(kind.value_type)
+    tests = (
+        pa.types.is_null,
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_string,
+        pa.types.is_large_string,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _json_value(value: Any) -> Any:
+    """A value of Parquet with null in place of NaN, as which pandas writes missing numbers."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, list):
+        return [_json_value(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _json_value(part) for name, part in value.items()}
+    return value
 
 
 def _text(location: Location) -> str:
@@ -147,4 +229,9 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return made
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+def _no_json(name: str) -> object:
+    """Reject NaN and Infinity, which Python's json accepts and other readers of the metadata do not."""
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_json)

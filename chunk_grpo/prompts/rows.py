@@ -44,14 +44,14 @@ class Finding:
             `ignore`: invalid value removed.
         source: Source of the rows.
         lines: Line numbers, ascending.
-        examples: Messages about the first rows, at most SHOWN.
+        messages: Message about each row.
     """
 
     what: str
     action: Action
     source: str
     lines: tuple[int, ...]
-    examples: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,16 @@ class PromptReport:
             )
         return said + list(self.notes)
 
+    def findings_rows(self) -> list[tuple[str, str, int, str, str, str]]:
+        """Every row that broke a rule: source, unit, line, problem, action, message."""
+        return [
+            (finding.source, self.unit, line, finding.what, finding.action, message)
+            for finding in self.findings
+            for line, message in zip(finding.lines, finding.messages, strict=True)
+        ]
+
     def as_json(self) -> dict[str, object]:
-        """Convert the report to JSON; only the first SHOWN line numbers of a finding are listed."""
+        """Convert the report to JSON; only the first SHOWN rows of a finding are listed."""
         findings = [
             {
                 "what": finding.what,
@@ -99,7 +107,7 @@ class PromptReport:
                 "source": finding.source,
                 "count": len(finding.lines),
                 "first": finding.lines[:SHOWN],
-                "examples": finding.examples,
+                "examples": finding.messages[:SHOWN],
             }
             for finding in self.findings
         ]

@@ -68,7 +68,7 @@ class ScorerUse:
 
     Attributes:
         name: Name of the scorer.
-        kind: Kind of the scorer.
+        kind: Kind of the scorer; geneval-graded for GenEval with graded rewards, which no benchmark publishes.
         splits: Splits of prompts whose images it judges.
         scale: Value range, as text.
         judge: The scorer's settings if its kind is wise; else None.

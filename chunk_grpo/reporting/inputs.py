@@ -12,7 +12,7 @@ from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read
 from chunk_grpo.config import Params
 from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.config.prompts import WisePrompts
-from chunk_grpo.config.scorers import AnyScorer, WiseScorer
+from chunk_grpo.config.scorers import AnyScorer, GenEvalScorer, WiseScorer
 from chunk_grpo.reporting.evidence import (
     BASE,
     GIVEN,
@@ -91,7 +91,10 @@ def settings_from(params: Params) -> ReportSettings:
 
 def _use(name: str, scorer: AnyScorer) -> ScorerUse:
     judge = scorer if isinstance(scorer, WiseScorer) else None
-    return ScorerUse(name, scorer.kind, scorer.splits, scale(scorer), judge)
+    kind = (
+        "geneval-graded" if isinstance(scorer, GenEvalScorer) and scorer.reward == "graded" else scorer.kind
+    )
+    return ScorerUse(name, kind, scorer.splits, scale(scorer), judge)
 
 
 def _prompt_kinds(params: Params) -> dict[str, PromptKind]:

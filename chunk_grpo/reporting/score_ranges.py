@@ -28,7 +28,7 @@ def scale(scorer: AnyScorer) -> str:
         case HPSv3Scorer():
             return "preference, unbounded"
         case GenEvalScorer():
-            return RIGHT_OR_NOT
+            return RIGHT_OR_NOT if scorer.reward == "exact" else "graded, at most 1"
         case WiseScorer():
             return "WiScore, 0 to 1" if scorer.protocol == "legacy" else RIGHT_OR_NOT
         case ExternalScorer():

@@ -7,7 +7,15 @@ import pytest
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import CheckedPrompts, PromptRow, PromptSource, check_lengths, read_prompt_file
+from chunk_grpo.prompts import (
+    CheckedPrompts,
+    FieldNames,
+    PromptRow,
+    PromptSource,
+    check_lengths,
+    drop_long,
+    read_prompt_file,
+)
 from tests.prompts import files
 from tests.prompts.files import LENIENT, STRICT
 
@@ -24,6 +32,12 @@ def refused(folder: Path, prompts: list[str], rules: PromptChecks = STRICT) -> l
     return files.refused(write(folder, prompts), rules).splitlines()
 
 
+CHARACTERS = [
+    *("\0", "\x1f", "\x7f", "\x85", "\u2028", "\u2029", "\ufeff", "\uffff"),
+    *("\u200b", "\u2060", "\u202e", "\u2066", "\ufffd"),
+]
+
+
 class TestRefusing:
     def test_all_problems_are_told_together(self, tmp_path: Path) -> None:
         assert refused(tmp_path, ["a cat", "", "a dog ", "a cat", "a\x07b", "bad \ufffd"]) == [
@@ -33,8 +47,9 @@ class TestRefusing:
             "  row 4: the same prompt as in row 1: 'a cat'",
             "  row 5: U+0007 at character 2: 'a\\x07b'",
             "  row 6: U+FFFD (a sign of a wrong encoding) at character 5: 'bad \ufffd'",
-            "Fix the file, or a copy of it, or set `prompts.checks.duplicates: drop` (all but the first) or `keep`; "
-            "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip` or `keep`.",
+            "Fix the file, or a copy of it, or set `prompts.checks.characters: drop` or `keep`; "
+            "`prompts.checks.duplicates: drop` (all but the first) or `keep`; "
+            "`prompts.checks.empty: drop`; `prompts.checks.spaces: strip`, `drop` or `keep`.",
         ]
 
     def test_twenty_are_shown_and_the_others_counted(self, tmp_path: Path) -> None:
@@ -45,14 +60,29 @@ class TestRefusing:
         assert refused(tmp_path, [""] * 20)[21].startswith("Fix")
         assert refused(tmp_path, ["x" * 500 + " "])[1].endswith("'" + "x" * 59 + "...")
 
-    @pytest.mark.parametrize(
-        "character", ["\0", "\x1f", "\x7f", "\x85", "\u2028", "\u2029", "\ufeff", "\ud800", "\uffff"]
-    )
-    def test_invalid_characters_are_refused_whatever_the_rules(self, character: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("character", [*CHARACTERS, "\ud800"])
+    def test_invalid_characters(self, character: str, tmp_path: Path) -> None:
         name = f"U+{ord(character):04X}"
         assert name in refused(tmp_path, [f"a{character}b"], LENIENT)[1]
         path = files.write(tmp_path / "o.json", json.dumps([{"prompt": "a", "category": character}]))
         assert f"  row 1: category: {name}" in files.refused(path, LENIENT)
+
+    @pytest.mark.parametrize("character", CHARACTERS)
+    def test_they_may_be_dropped_or_kept(self, character: str, tmp_path: Path) -> None:
+        for action, lines in (("drop", [1]), ("keep", [1, 2])):
+            rules = LENIENT.model_copy(update={"characters": action})
+            found = read(tmp_path, ["a", f"a{character}b"], rules)
+            assert [row.line for row in found.rows] == lines
+            assert [(f.what, f.action, f.lines) for f in found.report.findings] == [
+                ("invalid characters", action, (2,))
+            ]
+
+    def test_half_a_character_cannot_be_kept(self, tmp_path: Path) -> None:
+        """UTF-8 has no form for it; it is a record that cannot be read."""
+        keep = LENIENT.model_copy(update={"characters": "keep"})
+        assert "half a character" in refused(tmp_path, ["a", "a\ud800b"], keep)[0]
+        drop = keep.model_copy(update={"records": "drop"})
+        assert [row.text for row in read(tmp_path, ["a", "a\ud800b"], drop).rows] == ["a"]
 
     def test_letters_of_all_scripts_are_valid(self, tmp_path: Path) -> None:
         texts = ["猫", "कि\u200dख", "👩\u200d🎨", "a\u00a0b", "ﷺ", "e\u0301"]
@@ -102,6 +132,29 @@ class TestOtherRules:
         line_feed = "  row 1: U+000A (a line feed) at character 2: 'a\\n'"
         assert refused(tmp_path, ["a\n"], keep)[1] == line_feed
 
+    def test_whitespace_may_be_a_reason_to_drop(self, tmp_path: Path) -> None:
+        found = read(tmp_path, [" a", "b"], STRICT.model_copy(update={"spaces": "drop"}))
+        assert [row.text for row in found.rows] == ["b"]
+        assert [(f.action, f.lines) for f in found.report.findings] == [("drop", (1,))]
+
+    def test_records_that_cannot_be_read_are_dropped(self, tmp_path: Path) -> None:
+        lines = ['{"prompt": "a"}', '{"prompt": 3}', "{", '{"text": "b"}', '"c"', json.dumps("x" * 10_001)]
+        path = files.write(tmp_path / "p.jsonl", "\n".join(lines))
+        assert files.refused(path).startswith("4 problems (no prompt: 3, longer than 10,000 characters: 1)")
+        found = read_prompt_file(PromptSource(path), STRICT.model_copy(update={"records": "drop"}))
+        assert [row.text for row in found.rows] == ["a", "c"]
+        assert [(f.what, f.lines) for f in found.report.findings] == [
+            ("no prompt", (2, 3, 4)),
+            ("longer than 10,000 characters", (6,)),
+        ]
+        assert (found.report.read, found.report.kept) == (6, 2)
+
+    def test_a_category_that_was_asked_for_may_be_a_reason_to_drop(self, tmp_path: Path) -> None:
+        path = files.write(tmp_path / "p.jsonl", '{"prompt": "a", "k": 1.5}\n{"prompt": "b", "k": "x"}')
+        source = PromptSource(path, fields=FieldNames(category="k"))
+        found = read_prompt_file(source, STRICT.model_copy(update={"records": "drop"}))
+        assert [(row.text, row.category) for row in found.rows] == [("b", "x")]
+
 
 def words(text: str) -> int:
     return len(text.split())
@@ -120,7 +173,7 @@ class TestLengths:
             ("longer than clip's 2 tokens", "keep", (3, 4)),
             ("longer than t5's 3 tokens", "keep", (4,)),
         ]
-        assert report.findings[2].examples == ("4 tokens of t5, which takes 3: 'a b c d'",)
+        assert report.findings[2].messages == ("4 tokens of t5, which takes 3: 'a b c d'",)
         used = found.part(0, 2)
         assert check_lengths(used.rows, used.report, STRICT, LIMITS) == used.report
 
@@ -135,6 +188,25 @@ class TestLengths:
             "  row 1: 4 tokens of t5, which takes 3: 'a b c d'",
             "  row 3: 3 tokens of clip, which takes 2: 'a b c'",
         ]
+
+    def test_they_are_dropped_before_any_is_chosen(self, tmp_path: Path) -> None:
+        rules = LENIENT.model_copy(update={"too_long": "drop"})
+        found = drop_long(read(tmp_path, ["a b c d", "a", "a b", "a b c"], rules), rules, LIMITS)
+        assert [row.text for row in found.rows] == ["a", "a b"]
+        assert [(f.what, f.action, f.lines) for f in found.report.findings] == [
+            ("longer than clip's 2 tokens", "drop", (1, 4)),
+            ("longer than t5's 3 tokens", "drop", (1,)),
+        ]
+        assert (found.report.read, found.report.kept, found.report.used) == (4, 2, 2)
+        assert check_lengths(found.rows, found.report, rules, LIMITS) == found.report
+        with pytest.raises(DataError, match="all 1 prompts have more tokens than the text encoders take"):
+            drop_long(read(tmp_path, ["a b c"], rules), rules, LIMITS)
+
+    def test_what_cannot_be_dropped_is_kept(self) -> None:
+        rules = LENIENT.model_copy(update={"too_long": "drop"})
+        report = check_lengths([PromptRow("a b c", "", {}, 1, "coco")], None, rules, LIMITS)
+        assert report is not None
+        assert [f.action for f in report.findings] == ["keep"]
 
     def test_generated_prompts_are_told_by_their_number(self) -> None:
         rows = [PromptRow(text, "", {}, number, "coco") for number, text in enumerate(("a", "a b c", "a"), 1)]

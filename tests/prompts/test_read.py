@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def csv_text(*rows: list[str]) -> str:
 CONTENTS = {
     "p.txt": ("\n".join(TEXTS) + "\n", [1, 2, 3]),
     "p.csv": (csv_text(["prompt"], *([text] for text in TEXTS)), [2, 3, 4]),
+    "p.tsv": ("prompt\tnote\n" + "".join(f"{text}\t\n" for text in TEXTS), [2, 3, 4]),
+    "quoted.tsv": (csv_text(["prompt"], *([text] for text in TEXTS)), [2, 3, 4]),
     "p.jsonl": ("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS), [1, 2, 3]),
     "p.json": (json.dumps(TEXTS, indent=1), [1, 2, 3]),
     "objects.json": (json.dumps([{"prompt": t, "rank": [1, 2]} for t in TEXTS], indent=0), [1, 2, 3]),
@@ -51,7 +54,7 @@ class TestFormats:
         """Columns that are not asked for are not read: this one is no UTF-8."""
         other = pa.array([b"\xe9"] * 3).view(pa.string())
         path = parquet(tmp_path / "p.parquet", Prompt=TEXTS, Category=["x", None, "y"], other=other)
-        found = read_prompt_file(PromptSource(path), STRICT)
+        found = read_prompt_file(PromptSource(path, fields=FieldNames(metadata=())), STRICT)
         assert [(row.text, row.category, row.line) for row in found.rows] == list(
             zip(TEXTS, ["x", "", "y"], [1, 2, 3], strict=True)
         )
@@ -99,14 +102,111 @@ class TestFormats:
         assert refused(write(tmp_path / name, content)).startswith("must hold prompts, got none at all")
 
 
+class TestDialects:
+    """Files as spreadsheets and other programs write them."""
+
+    def test_quotes_of_a_tsv_that_no_spreadsheet_wrote_are_text(self, tmp_path: Path) -> None:
+        """Line 1562 of PartiPrompts.tsv begins with a quoted word."""
+        content = 'Prompt\tCategory\n"G O" on a wall\tWriting\na "b"\tWriting\n'
+        assert read(write(tmp_path / "p.tsv", content)) == ['"G O" on a wall', 'a "b"']
+        quoted = 'Prompt\tCategory\n"""G O"" on a wall"\tWriting\n"a\tb"\tx\n'
+        message = refused(write(tmp_path / "p.tsv", quoted))
+        assert "line 3: U+0009 (a tab) at character 2" in message
+        rules = STRICT.model_copy(update={"characters": "keep"})
+        assert read(write(tmp_path / "p.tsv", quoted), rules) == ['"G O" on a wall', "a\tb"]
+
+    @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+    def test_the_header_shows_the_delimiter_of_csv(self, delimiter: str, tmp_path: Path) -> None:
+        content = delimiter.join(("prompt", "text")) + "\n" + delimiter.join(('"a, b; c"', "x")) + "\n"
+        path = write(tmp_path / "p.csv", content)
+        assert [(row.text, row.metadata) for row in read_prompt_file(PromptSource(path), STRICT).rows] == [
+            ("a, b; c", {"text": "x"})
+        ]
+
+    def test_a_row_with_too_many_fields_names_its_delimiter(self, tmp_path: Path) -> None:
+        message = refused(write(tmp_path / "p.csv", "prompt;text\na;b;c\n"))
+        assert (
+            "line 2: 3 fields, but the header has 2 (text with a semicolon needs quotes): 'a;b;c'" in message
+        )
+
+    def test_a_hundred_thousand_lines_take_seconds(self, tmp_path: Path) -> None:
+        lines = "".join(f'"a cat, number {number}",text {number}\n' for number in range(100_000))
+        path = write(tmp_path / "p.csv", "prompt,text\n" + lines)
+        start = time.process_time()
+        assert len(read_prompt_file(PromptSource(path), STRICT).rows) == 100_000
+        assert time.process_time() - start < 20
+
+
+class TestMetadata:
+    """Fields besides prompt and category reach scorers."""
+
+    def test_json_keeps_its_types(self, tmp_path: Path) -> None:
+        others = {"text": "OPEN", "count": 2, "share": 0.5, "parts": [{"of": None}], "is_new": True}
+        path = write(tmp_path / "p.jsonl", json.dumps({"prompt": "a", "category": "x"} | others))
+        found = read_prompt_file(PromptSource(path), STRICT)
+        assert found.rows[0].metadata == others
+        assert found.report.notes == (f"{path}: fields kept as metadata: text, count, share, parts, is_new",)
+        assert read_prompt_file(PromptSource(write(tmp_path / "p.txt", "a")), STRICT).rows[0].metadata == {}
+
+    def test_csv_has_texts(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "p.csv", "prompt,text,count\na,OPEN,2\nb,,3\n")
+        rows = read_prompt_file(PromptSource(path), STRICT).rows
+        assert [row.metadata for row in rows] == [{"text": "OPEN", "count": "2"}, {"text": "", "count": "3"}]
+
+    def test_parquet_keeps_what_json_has(self, tmp_path: Path) -> None:
+        path = parquet(
+            tmp_path / "p.parquet",
+            prompt=["a", "b"],
+            count=[2, None],
+            share=[0.5, float("nan")],
+            parts=[[{"of": "x"}], []],
+            kind=pa.array(["x", "y"]).dictionary_encode(),
+            image=[{"bytes": b"\x89PNG", "path": "1.png"}] * 2,
+            day=pa.array([0, 1], pa.date32()),
+        )
+        found = read_prompt_file(PromptSource(path), STRICT)
+        assert [row.metadata for row in found.rows] == [
+            {"count": 2, "share": 0.5, "parts": [{"of": "x"}], "kind": "x"},
+            {"count": None, "share": None, "parts": [], "kind": "y"},
+        ]
+        assert found.report.notes == (
+            f"{path}: fields kept as metadata: count, share, parts, kind",
+            f"{path}: fields that were not read: image, day",
+        )
+
+    def test_fields_may_be_chosen(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "p.jsonl", json.dumps({"prompt": "a", "text": "x", "other": 1}))
+        found = read_prompt_file(PromptSource(path, fields=FieldNames(metadata=("text",))), STRICT)
+        assert found.rows[0].metadata == {"text": "x"}
+        assert found.report.notes[1] == f"{path}: fields that were not read: other"
+        message = refused(path, fields=FieldNames(metadata=("txt",)))
+        assert "line 1: needs one field 'txt', got none among the fields 'prompt', 'text', 'other'" in message
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            (
+                "p.csv",
+                "prompt,x,x\na,1,2\n",
+                "needs one field 'x', got 2 among the fields 'prompt', 'x', 'x'",
+            ),
+            ("p.jsonl", '{"prompt": "a", "x": NaN}', "line 1: no JSON (NaN is no JSON)"),
+        ],
+    )
+    def test_what_would_be_lost_or_changed_is_refused(
+        self, name: str, content: str, message: str, tmp_path: Path
+    ) -> None:
+        assert message in refused(write(tmp_path / name, content))
+
+
 class TestFields:
     def test_fields_may_be_named(self, tmp_path: Path) -> None:
         record = {"prompt": "not this", "caption": "a cat", "kind": 7, "other": 1}
         path = write(tmp_path / "p.jsonl", json.dumps(record))
         found = read_prompt_file(PromptSource(path, fields=FieldNames("caption", "kind")), STRICT)
         (row,) = found.rows
-        assert (row.text, row.category, row.metadata) == ("a cat", "7", {})
-        assert found.report.notes == (f"{path}: fields that were not read: prompt, other",)
+        assert (row.text, row.category, row.metadata) == ("a cat", "7", {"prompt": "not this", "other": 1})
+        assert found.report.notes == (f"{path}: fields kept as metadata: prompt, other",)
 
     @pytest.mark.parametrize(
         ("header", "names", "rule"),
@@ -153,7 +253,7 @@ class TestFields:
         assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "")]
         (finding,) = found.report.findings
         assert (finding.action, finding.lines) == ("ignore", (1,))
-        assert finding.examples == ("'Category' must be text or a whole number, got 1.0",)
+        assert finding.messages == ("'Category' must be text or a whole number, got 1.0",)
         assert found.report.lines()[1] == f"{path}: category of another kind: 1 ignored (row 1)"
         assert "row 1: 'Category' must be" in refused(path, fields=FieldNames(category="Category"))
 
@@ -197,7 +297,7 @@ class TestBrokenFiles:
             ("p.json", b'{"prompt": "a"}', "must be a JSON array of prompts, got {'prompt': 'a'}."),
             ("p.json", b"[" * 100_000, "must be one JSON array (maximum recursion depth exceeded"),
             ("p.parquet", b"a cat\n", "from row 1: no Parquet file, damaged, or not UTF-8 ("),
-            ("p.tsv", b"a cat\n", "must end in .txt, .csv, .jsonl, .ndjson, .json, .parquet, got .tsv; rename the"),
+            ("p.xls", b"a cat\n", "must end in .txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, got .xls; rename"),
         ],
     )  # fmt: skip
     def test_a_file_of_another_form(self, name: str, content: bytes, message: str, tmp_path: Path) -> None:

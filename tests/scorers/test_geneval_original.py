@@ -31,7 +31,14 @@ from chunk_grpo.scorers.geneval.rules import (
     tag_means,
 )
 from tests.scorers.checkpoints_geneval import load_classifier, make_geneval
-from tests.scorers.originals.geneval import evaluator, geneval_source, packages, run_file, stand_in
+from tests.scorers.originals.geneval import (
+    evaluator,
+    geneval_source,
+    graded_original,
+    packages,
+    run_file,
+    stand_in,
+)
 
 pytestmark = pytest.mark.network
 
@@ -160,6 +167,28 @@ def test_verdicts_and_reasons(original, tmp_path, monkeypatch):
     print(verdicts, rules)  # noqa: T201  # quoted in docs/scorers.md
     assert min(verdicts.values()) > 500
     assert min(rules[rule] for rule in ("include", "color", "position", "target", "exclude")) > 100
+
+
+def test_graded_rewards():
+    rng = np.random.default_rng(3)
+    values = Counter[bool]()
+    for _ in range(6000):
+        names = [str(name) for name in rng.choice(CLASS_NAMES, 3, replace=False)]
+        detections, record = random_detections(rng, names), random_record(rng, names)
+        colour_of = {float(score): str(rng.choice(COLOURS[:3])) for score in detections.scores}
+        threshold = 0.9 if record["tag"] == "counting" else 0.3
+        found = found_objects(detections, threshold, 16)
+        objects = {
+            name: [(np.append(detections.boxes[row], detections.scores[row]), None) for row in rows]
+            for name, rows in found.items()
+        }
+        reward = graded_original(lambda image, rows, name, c=colour_of: [c[float(box[4])] for box, _ in rows])
+        _, expected, _ = reward(None, objects, record)
+        value = our_verdict(detections, record, colour_of).graded
+        assert value == pytest.approx(expected, abs=1e-12)
+        values[value < 1] += 1
+    print(values)  # noqa: T201
+    assert min(values.values()) > 50
 
 
 def test_relative_positions(original):

@@ -206,6 +206,50 @@ def test_verdicts(rows, include, more, reasons):
     assert verdict.num_objects == sum(score > 0.3 for _, score, _ in rows)
 
 
+# Graded
+
+
+@pytest.mark.parametrize(
+    ("rows", "include", "colours", "parts"),
+    [
+        ([], [clause("cat")], {}, [0]),
+        (THREE, [clause("cat", 3)], {}, [1]),
+        (THREE, [clause("cat", 2)], {}, [1 / 2]),  # one too many of two
+        (THREE, [clause("cat")], {}, [-1]),  # 1 - 2 / 1
+        (THREE, [clause("cat", 4)], {}, [3 / 4]),
+        (THREE, [clause("cat", 3), clause("dog")], {}, [1, 0]),
+        # colour: a part of its own, 0 with a wrong number of objects
+        (THREE[:1], [RED_CAT], {("cat", 0): "red"}, [1, 1]),
+        (THREE[:1], [RED_CAT], {("cat", 0): "blue"}, [1, 0]),
+        (THREE[:2], [RED_CAT], {("cat", 0): "red"}, [0, 0]),
+        (
+            THREE,
+            [clause("cat", 3, color="red")],
+            {("cat", 0): "white", ("cat", 1): "red", ("cat", 2): "red"},
+            [1, 2 / 3],
+        ),
+        # position: 1, or 0 and 1 if it is wrong; 0 without a target or with a wrong number
+        ([CAT, DOG], [clause("cat"), RIGHT_DOG], {}, [1, 1, 1]),
+        ([CAT, DOG], [clause("dog"), clause("cat", position=["right of", 0])], {}, [1, 1, 0, 1]),
+        ([CAT, BEYOND, DOG], [clause("cat"), RIGHT_DOG], {}, [0, 1, 0]),
+        ([CAT], [clause("cat"), RIGHT_DOG], {}, [1, 0, 0]),
+        # a place is not asked of objects of another colour
+        (
+            [CAT, DOG],
+            [clause("cat"), clause("dog", color="red", position=["above", 0])],
+            {("dog", 1): "blue"},
+            [1, 1, 0],
+        ),
+    ],
+)
+def test_the_graded_reward_is_the_mean_of_its_parts(rows, include, colours, parts):
+    assert decide(rows, *include, colours=colours).graded == pytest.approx(sum(parts) / len(parts))
+
+
+def test_exclude_is_not_read_by_the_graded_reward():
+    assert decide(THREE, clause("cat", 3), exclude=LIMIT).graded == 1
+
+
 # Summary
 
 

@@ -1,5 +1,6 @@
 """Which prompts go into which split, from every source that params.yaml may name."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.conftest import CHECKPOINT, Workspace, any_prompt, new_workspace, pro
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = {"duplicates": "refuse", "empty": "refuse", "spaces": "strip", "too_long": "keep"}
+LIMITS = {"words": (lambda text: len(text.split()), 3)}
 DOGS = [[{"class": "dog", "count": count}] for count in (2, 3)]
 RECORD = {"tag": "counting", "include": DOGS[0], "exclude": DOGS[1]}
 QUESTION = {
@@ -33,7 +35,7 @@ def splits(**settings: Any) -> dict[str, Split]:
     given = {"source": "file", "train_file": None, "eval_file": None, "train_count": 3, "eval_count": 2}
     given |= {"wise_count": 0, "seed": 0, "checks": CHECKS, "benchmarks": {}, **settings}
     params = PromptsParams.model_validate_json(json.dumps(given))
-    return {split.name: split for split in splits_of(params)}
+    return {split.name: split for split in splits_of(params, lambda: LIMITS)}
 
 
 def write(path: Path, *lines: str) -> dict[str, Any]:
@@ -61,15 +63,81 @@ def test_what_is_trained_on_is_not_evaluated_on(tmp_path: Path) -> None:
     file, held_out = write(tmp_path / "a.txt", "x", "y", "z"), write(tmp_path / "b.txt", "a", "y  ")
     with pytest.raises(DataError) as caught:
         splits(train_file=file, eval_file=held_out)
-    assert str(caught.value).startswith(
-        f"{tmp_path / 'b.txt'}, line 2: 'y' is also trained on ({tmp_path / 'a.txt'}, line 2); "
-        "eval prompts that are also trained on: 1. Take them out of one of the two files"
-    )
-    same = write(tmp_path / "c.txt", "x", "x", "x", "x", "x")
+    assert str(caught.value).splitlines() == [
+        f"{tmp_path / 'a.txt'}: 1 problem (prompts of the eval split: 1)",
+        f"  line 2: in the eval split too ({tmp_path / 'b.txt'}, line 2): 'y'",
+        "Fix the file, or a copy of it, or set `prompts.checks.shared: drop` (from the train split) or `keep`.",
+    ]
+    same = write(tmp_path / "c.txt", "x", "x", "x", "x", "x", "y")
     with pytest.raises(
-        DataError, match=r"'x' is also trained on .* Set `prompts\.checks\.duplicates: drop`, which"
+        DataError, match=r"prompts\.eval_count = 2 prompts that are not trained on, got [01]: "
     ):
         splits(train_file=same, checks=CHECKS | {"duplicates": "keep"})
+
+
+def test_train_prompts_of_the_eval_split_may_be_dropped_or_kept(tmp_path: Path) -> None:
+    file, held_out = write(tmp_path / "a.txt", "v", "w", "x", "y"), write(tmp_path / "b.txt", "a", "y  ", "z")
+    for action, count, expected in (("drop", 3, {"v", "w", "x"}), ("keep", 4, {"v", "w", "x", "y"})):
+        checks = CHECKS | {"shared": action}
+        made = splits(train_file=file, eval_file=held_out, train_count=count, checks=checks)
+        assert set(texts(made["train"])) == expected
+        assert texts(made["eval"]) == ["a", "y"]
+        report = made["train"].report
+        assert report is not None
+        assert [(f.what, f.action, f.lines) for f in report.findings] == [
+            ("prompts of the eval split", action, (4,))
+        ]
+    with pytest.raises(DataError, match=r"train_count = 4 prompts, got 3 \(4 were read and 1 dropped\)"):
+        splits(train_file=file, eval_file=held_out, train_count=4, checks=CHECKS | {"shared": "drop"})
+
+
+def test_long_prompts_are_dropped_before_the_split(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "a.txt", *(f"prompt {n}" for n in range(5)), *(f"a long prompt {n}" for n in range(9))
+    )
+    made = splits(train_file=file, checks=CHECKS | {"too_long": "drop"})
+    assert {len(text.split()) for text in texts(made["train"]) + texts(made["eval"])} == {2}
+    report = made["train"].report
+    assert report is not None
+    assert (report.read, report.kept) == (14, 5)
+
+
+def geneval_file(path: Path, *pairs: tuple[str, str]) -> dict[str, Any]:
+    records = (
+        {
+            "tag": "two_object",
+            "include": [{"class": name, "count": 1} for name in pair],
+            "prompt": f"{pair[0]} {pair[1]}",
+        }
+        for pair in pairs
+    )
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return prompt_file(str(path))
+
+
+def test_prompts_of_geneval_are_trained_on_with_their_records(tmp_path: Path) -> None:
+    file = geneval_file(tmp_path / "a.jsonl", ("cat", "dog"), ("cow", "dog"), ("cat", "cow"), ("bus", "car"))
+    held_out = geneval_file(tmp_path / "b.jsonl", ("dog", "cow"), ("car", "cow"))
+    with pytest.raises(DataError, match=r"line 2: in the eval split too .*line 1\): 'cow dog'"):
+        splits(source="geneval", train_file=file, eval_file=held_out, train_count=4)
+    made = splits(source="geneval", train_file=file, eval_file=held_out, checks=CHECKS | {"shared": "drop"})
+    assert set(texts(made["train"])) == {"cat dog", "cat cow", "bus car"}
+    assert made["train"].rows[0].metadata["tag"] == "two_object"
+    assert made["train"].rows[0].category == "two_object"
+
+
+def test_one_file_of_geneval_is_shared_out_by_content(tmp_path: Path) -> None:
+    """The same objects in another order are not evaluated on."""
+    names = ("cat", "dog", "cow", "bus", "car")
+    pairs = [(one, other) for one in names for other in names if one != other]  # each content twice
+    file = geneval_file(tmp_path / "a.jsonl", *pairs)
+    for seed in range(5):
+        made = splits(source="geneval", train_file=file, train_count=8, eval_count=3, seed=seed)
+        contents = [{frozenset(text.split()) for text in texts(made[name])} for name in ("train", "eval")]
+        assert not contents[0] & contents[1]
+        assert (len(made["train"].rows), len(made["eval"].rows)) == (8, 3)
+    with pytest.raises(DataError, match=r"not trained on, got \d+: \d+ of the other 12 ask for the same as"):
+        splits(source="geneval", train_file=file, train_count=8, eval_count=12)
 
 
 def test_a_file_that_is_too_short_is_named_with_the_key_and_its_duplicates(tmp_path: Path) -> None:
@@ -177,6 +245,39 @@ def test_the_stage_tells_what_it_did_with_a_file(tmp_path: Path, caplog: pytest.
     assert ("keep", 1) in [entry for name, entry in by_kind.items() if "CLIP" in name]
     assert "train: a.txt: 16 of 26 prompts taken, 25 passed the checks" in caplog.messages
     assert "eval: a.txt: 9 of 26 prompts taken, 25 passed the checks" in caplog.messages
+
+
+def test_every_prompt_that_broke_a_rule_is_in_a_file(tmp_path: Path) -> None:
+    made = new_workspace(tmp_path)
+    write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(24)), *["prompt 3"] * 30, "a\u200bb")
+    given = {"source": "file", "train_file": prompt_file("a.txt"), "wise_count": 0, "eval_count": 8}
+    made.edit(lambda raw: raw["prompts"].update(given))
+    made.edit(lambda raw: raw["prompts"]["checks"].update(duplicates="drop", characters="drop"))
+    made.edit(any_prompt)
+    assert made.run("prepare_prompts") == 0
+    table = list(csv.DictReader((made.artifacts / "prompts" / "findings.csv").open()))
+    assert [int(row["number"]) for row in table] == [*range(25, 55), 55]
+    assert table[29] == {
+        "split": "train",
+        "source": "a.txt",
+        "unit": "line",
+        "number": "54",
+        "problem": "duplicates",
+        "action": "drop",
+        "message": "the same prompt as in line 4: 'prompt 3'",
+    }
+
+
+def test_columns_of_a_file_are_kept_for_the_scorers(tmp_path: Path) -> None:
+    made = new_workspace(tmp_path)
+    write(tmp_path / "a.csv", "prompt,text", *(f"prompt {n},SIGN {n}" for n in range(24)))
+    given = {"source": "file", "train_file": prompt_file("a.csv"), "wise_count": 0, "eval_count": 8}
+    made.edit(lambda raw: raw["prompts"].update(given))
+    made.edit(any_prompt)
+    assert made.run("prepare_prompts") == 0
+    for name in ("training", "evaluation"):
+        for row in read_table(str(made.artifacts / "prompts" / f"{name}.parquet"), "prompts").to_pylist():
+            assert json.loads(row["metadata"]) == {"text": row["prompt"].replace("prompt", "SIGN")}
 
 
 def checks_of(made: Workspace) -> Any:

@@ -77,10 +77,12 @@ class Verdict:
     Attributes:
         reasons: Unmet clauses in order; empty for a correct image.
         num_objects: Number of counted detections, of all classes.
+        graded: Output of `graded`.
     """
 
     reasons: tuple[Reason, ...]
     num_objects: int
+    graded: float
 
     @property
     def correct(self) -> bool:
@@ -176,7 +178,58 @@ def judge(
         count = len(found.get(limit.class_name, ()))
         if count >= limit.count:
             reasons.append(Reason("exclude", limit.class_name, f"fewer than {limit.count}", str(count)))
-    return Verdict(tuple(reasons), sum(len(rows) for rows in found.values()))
+    count = sum(len(rows) for rows in found.values())
+    return Verdict(tuple(reasons), count, graded(record, found, boxes, colours, position_threshold))
+
+
+def graded(
+    record: GenEvalRecord,
+    found: Found,
+    boxes: NDArray[np.float32],
+    colours: Mapping[Asked, str],
+    position_threshold: float,
+) -> float:
+    """Flow-GRPO's reward: the mean of a part for each number, colour and position that the record asks for.
+
+    A number's part is 1 - |asked - found| / asked, which is negative for more than twice as many objects. A colour's
+    part is the same of the objects with the colour. Colour and position count only with the exact number of objects,
+    and a position only with the right colour. `exclude` is not read. As in the original, a wrong position adds a part
+    of 0 and one of 1.
+
+    Source: evaluate_reward in reward_server/gen_eval.py of github.com/yifan123/reward-server, commit 7131478.
+
+    Args:
+        record: Record of the prompt.
+        found: Output of `found_objects`.
+        boxes: Boxes of the detections, float32 [N, 4].
+        colours: Colour from COLOURS for each entry of `asked_colours`.
+        position_threshold: `threshold` of `relations`.
+
+    Returns:
+        At most 1, which every correct image without extra objects has.
+    """
+    parts: list[float] = []
+    met: list[Sequence[int] | None] = []
+    for wanted in record.include:
+        rows = found.get(wanted.class_name, ())
+        parts.append(_closeness(wanted.count, len(rows)))
+        right = len(rows) == wanted.count
+        if not right and (wanted.colour is not None or wanted.position is not None):
+            parts.append(0.0)
+        if right and wanted.colour is not None:
+            count = [colours[wanted.class_name, row] for row in rows].count(wanted.colour)
+            parts.append(_closeness(wanted.count, count))
+            right = count == wanted.count
+        if right and wanted.position is not None:
+            reason = _elsewhere(wanted, rows, met, boxes, position_threshold)
+            right = reason is None
+            parts += [1.0] if reason is None else [0.0] if reason.rule == "target" else [0.0, 1.0]
+        met.append(rows if right else None)
+    return sum(parts) / len(parts)
+
+
+def _closeness(asked: int, found: int) -> float:
+    return 1 - abs(asked - found) / asked
 
 
 def _too_few(wanted: Wanted, rows: Sequence[int]) -> Reason | None:

@@ -30,7 +30,7 @@ from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_devic
 
 
 class GenEval(ConfiguredScorer[GenEvalScorer]):
-    """Value 1 if the image meets every clause of the prompt's record, else 0.
+    """Value 1 if the image meets every clause of the prompt's record, else 0; with `reward: graded` Flow-GRPO's reward.
 
     Details: `objects`, the number of counted detections; `unmet`, the number of unmet clauses.
     """
@@ -43,7 +43,8 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
     @property
     def name(self) -> str:
         """Name with the detector, which the score depends on."""
-        return f"geneval-hf/{model_name(self.settings.detector)}"
+        kind = "geneval-graded" if self.settings.reward == "graded" else "geneval-hf"
+        return f"{kind}/{model_name(self.settings.detector)}"
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
@@ -60,10 +61,11 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
         check_classes(self._key("detector"), self.folder("detector"))
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Values 1.0 or 0.0, with details."""
+        """Values with details."""
         verdicts = self.judge_rows(batch)
+        is_graded = self.settings.reward == "graded"
         return Scores(
-            np.array([float(verdict.correct) for verdict in verdicts]),
+            np.array([verdict.graded if is_graded else float(verdict.correct) for verdict in verdicts]),
             {
                 "objects": np.array([float(verdict.num_objects) for verdict in verdicts]),
                 "unmet": np.array([float(len(verdict.reasons)) for verdict in verdicts]),

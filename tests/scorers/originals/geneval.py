@@ -4,17 +4,21 @@ None of it is copied into this repository: the evaluator comes from a clone that
 from PyPI into a cache folder. Stand-ins replace only what the compared functions do not use.
 """
 
+import ast
 import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
+from chunk_grpo.scorers.geneval.records import COLOURS
 from tests.scorers.originals.environments import CACHE
 
 COMMIT = "af4902f24d3ca90ebbb446dd9891a59e0f82725f"
@@ -86,6 +90,25 @@ def evaluator(**modules: types.ModuleType) -> types.ModuleType:
     }
     module.__dict__.update(state)
     return module
+
+
+def graded_original(colours: Callable[..., list[str]]) -> Any:
+    """Flow-GRPO's evaluate_reward, with a function that names the colours of objects.
+
+    The function is inside another one, which loads models, so its source is taken out by name.
+    """
+    folder = Path(os.environ.get("REWARD_SERVER_SOURCE", ""))
+    path = folder / "reward_server" / "gen_eval.py"
+    if not path.is_file():
+        pytest.fail(
+            "set REWARD_SERVER_SOURCE to a clone of github.com/yifan123/reward-server (compared with commit 7131478); "
+            f"{str(folder)!r} has no reward_server/gen_eval.py"
+        )
+    wanted = ("relative_position", "evaluate_reward")
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if getattr(node, "name", None) in wanted]
+    scope = {"np": np, "POSITION_THRESHOLD": 0.1, "color_classification": colours, "COLORS": COLOURS}
+    exec(compile(ast.Module(found, []), str(path), "exec"), scope)
+    return scope["evaluate_reward"]
 
 
 def stand_in(name: str, **attributes: Any) -> Any:
