@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import sys
 from collections.abc import Sequence
 
@@ -24,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Command line; None: the process's.
 
     Returns:
-        Exit code: 0 after a signal, 2 for a bad configuration, 3 for a missing file, 1 after a second signal.
+        Exit code: 0 after a signal, 2 for a bad configuration, 3 for a missing file, 1 after a second signal, 75 if a
+        batch exceeded its time limit.
     """
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         scorer = _scorer(options.params, options.name, options.device)
         limits = Limits(options.queue, options.most_megabytes * 10**6, token)
-        serve(scorer, (options.host, options.port), limits, options.merge)
+        serve(scorer, (options.host, options.port), limits, options.merge, options.batch_seconds)
     except ImportError as error:
         sys.stderr.write(f'error: a package is not installed ({error}); pip install "chunk-grpo[serving]"\n')
         return ConfigError.exit_code
@@ -89,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
         default=512,
         help="maximum size of a request; a 1024x1024 image takes 4.2 (default: 512)",
     )
+    parser.add_argument(
+        "--batch-seconds",
+        type=_seconds,
+        default=3600.0,
+        help="time limit of a batch, including the time to load the model; beyond it the server ends with exit code "
+        "75, because a scorer that hangs cannot be ended alone (default: 3600)",
+    )
     parser.add_argument("--device", help="device such as cuda:0 (default: the first GPU, else the CPU)")
     return parser
 
@@ -97,6 +106,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text}")
+    return value
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def test_the_command_that_is_proposed_starts_a_server(
     """The server's own command line takes it; with TLS the server listens behind a proxy, at its own port."""
     started: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        "chunk_grpo.scorers.executors.http_server.serve", lambda s, at, limits, merge: started.append(at)
+        "chunk_grpo.scorers.executors.http_server.serve", lambda s, at, *rest: started.append(at)
     )
     for name in ("A_TOKEN", "VARIABLE"):
         monkeypatch.setenv(name, "a-token")

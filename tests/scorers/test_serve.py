@@ -101,6 +101,7 @@ class TestHealth:
         assert about == {
             "type": "ready",
             "state": "ready",
+            "scoring_seconds": None,
             "protocol": 2,
             "name": KEY,
             "version": 1,
@@ -348,6 +349,23 @@ class TestEnd:
         assert server.process.wait(5.0) == 1
         with pytest.raises(TransientError, match=r"failed: status 500|does not answer"):
             asked.result()
+
+    def test_a_batch_beyond_its_time_limit_ends_it(
+        self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
+    ) -> None:
+        server = start("--batch-seconds", "0.5")
+        asked = pool.submit(
+            client(server.url).score, batch("slow", seconds=60, begun=str(tmp_path / "begun"))
+        )
+        wait_for((tmp_path / "begun").exists)
+        health = httpx.get(f"{server.url}/health").json()
+        assert health["state"] == "scoring"
+        assert 0 <= health["scoring_seconds"] < 60
+        with pytest.raises(
+            TransientError, match=r"gave no answer within 0.5 s \(--batch-seconds\) and still runs"
+        ):
+            asked.result()
+        assert server.process.wait(5.0) == TransientError.exit_code
 
     def test_a_scorer_that_cannot_be_checked_ends_it_with_its_exit_code(
         self, params: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

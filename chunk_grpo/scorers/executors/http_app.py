@@ -66,7 +66,9 @@ class ScoringApp:
     async def _health(self, request: Request) -> Response:
         self._authorize(request)
         limits = {"queue_limit": self._limits.queue, "most_bytes": self._limits.most_bytes}
-        return _response(200, {**self._ready(), "state": "ready", "queue": self._held, **limits})
+        seconds = self._queue.scoring_seconds
+        state = {"state": "ready" if seconds is None else "scoring", "scoring_seconds": seconds}
+        return _response(200, {**self._ready(), **state, "queue": self._held, **limits})
 
     async def _score(self, request: Request) -> Response:
         self._authorize(request)

@@ -10,7 +10,7 @@ from types import FrameType
 
 import uvicorn
 
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, TransientError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.executors.http_app import Limits, ScoringApp
 from chunk_grpo.scorers.executors.scoring_queue import ScoringQueue
@@ -20,16 +20,28 @@ _LOG = logging.getLogger(__name__)
 _KEEP_SECONDS = 60  # keep-alive of idle connections; longer than the client's
 
 
-def serve(scorer: Scorer, address: tuple[str, int], limits: Limits, merge: int = 1) -> None:
+_ANSWER_SECONDS = 1.0
+"""Time for sending the error of a call that hangs, before the process ends."""
+
+
+def serve(
+    scorer: Scorer,
+    address: tuple[str, int],
+    limits: Limits,
+    merge: int = 1,
+    batch_seconds: float | None = None,
+) -> None:
     """Serve a scorer until SIGTERM or SIGINT. Must be called in the main thread.
 
-    A second signal ends the process with exit code 1 although a batch is being scored.
+    A second signal ends the process with exit code 1 although a batch is being scored, and a call that exceeds its time
+    limit ends it with exit code 75.
 
     Args:
         scorer: Scorer to serve.
         address: Host and port; port 0: any free port.
         limits: Limits for requests.
         merge: See ScoringQueue.
+        batch_seconds: See ScoringQueue.
 
     Raises:
         ConfigError: Listening on the address fails, or a package is missing.
@@ -38,15 +50,17 @@ def serve(scorer: Scorer, address: tuple[str, int], limits: Limits, merge: int =
     with _listen(*address) as listener:
         host, port = listener.getsockname()[:2]
         _LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-        ScoringServer(scorer, limits, merge).run([listener])
+        ScoringServer(scorer, limits, merge, batch_seconds).run([listener])
 
 
 class ScoringServer(uvicorn.Server):
     """Server with a scoring queue. After a signal it answers the running batch and refuses those that wait."""
 
-    def __init__(self, scorer: Scorer, limits: Limits, merge: int = 1) -> None:
+    def __init__(
+        self, scorer: Scorer, limits: Limits, merge: int = 1, batch_seconds: float | None = None
+    ) -> None:
         """See `serve`."""
-        self._queue = ScoringQueue(scorer, merge)
+        self._queue = ScoringQueue(scorer, merge, batch_seconds)
         config = uvicorn.Config(
             ScoringApp(self._queue, limits).asgi(),
             log_config=None,  # use this process's logging
@@ -71,9 +85,17 @@ class ScoringServer(uvicorn.Server):
         """Run server and queue; raise the error of a scorer that cannot be checked."""
         scoring = asyncio.create_task(self._queue.run())
         scoring.add_done_callback(lambda _: self.stop())
+        watching = asyncio.create_task(self._end_if_it_hangs())
         await super().serve(sockets)
+        watching.cancel()
         self._queue.leave()  # again, for a signal during startup, after which uvicorn may skip `shutdown`
         await scoring
+
+    async def _end_if_it_hangs(self) -> None:
+        await self._queue.hangs.wait()
+        _LOG.error("a batch exceeded its time limit and still runs; the server ends")
+        await asyncio.sleep(_ANSWER_SECONDS)
+        os._exit(TransientError.exit_code)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse the waiting batches, and wait for the answers."""

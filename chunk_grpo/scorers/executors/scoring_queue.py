@@ -36,18 +36,22 @@ class ScoringQueue:
 
     Attributes:
         ready: The `ready` message; None until the scorer is checked.
+        hangs: Set when a call exceeded its time limit. Its thread cannot be ended, so the process has to end.
     """
 
-    def __init__(self, scorer: Scorer, merge: int = 1) -> None:
+    def __init__(self, scorer: Scorer, merge: int = 1, batch_seconds: float | None = None) -> None:
         """Start nothing yet.
 
         Args:
             scorer: Scorer to use; `run` checks, calls and closes it.
             merge: Maximum number of images in one call that merges waiting batches; 1: no merging, so that rounding
                 does not depend on other clients.
+            batch_seconds: Time limit of a call; None: no limit.
         """
         self.ready: Mapping[str, Any] | None = None
-        self._scorer, self._merge = scorer, merge
+        self.hangs = asyncio.Event()
+        self._scorer, self._merge, self._limit = scorer, merge, batch_seconds
+        self._start: float | None = None
         self._jobs: deque[_Job] = deque()
         self._changed = asyncio.Event()
         self._is_leaving = False
@@ -64,6 +68,11 @@ class ScoringQueue:
         self._jobs.append(job)
         self._changed.set()
         return await job.answer
+
+    @property
+    def scoring_seconds(self) -> float | None:
+        """Seconds since the running call began; None between calls."""
+        return None if self._start is None else time.monotonic() - self._start
 
     def leave(self) -> None:
         """Refuse the waiting batches, and let `run` end after the batch being scored."""
@@ -110,17 +119,24 @@ class ScoringQueue:
 
     async def _score(self, jobs: Sequence[_Job], thread: ThreadPoolExecutor) -> None:
         start, whole = time.monotonic(), _joined([job.batch for job in jobs])
+        self._start = start
         try:
-            scores = await asyncio.get_running_loop().run_in_executor(thread, self._scorer.score, whole)
+            scores = await self._within_the_limit(whole, thread)
             if len(jobs) > 1:
                 check_scores(self._scorer.name, scores, whole.prompts)  # else it could not be divided
         except Exception as error:  # the client raises it
-            if len(jobs) > 1:  # score each alone: only the failing batches get the error
+            if (
+                len(jobs) > 1 and not self.hangs.is_set()
+            ):  # each alone: only the failing batches get the error
                 for job in jobs:
                     await self._score([job], thread)
-            elif not jobs[0].answer.done():
-                jobs[0].answer.set_exception(error)
+                return
+            for job in jobs:
+                if not job.answer.done():
+                    job.answer.set_exception(error)
             return
+        finally:
+            self._start = None
         _LOG.info(
             "%d images in %.2f s, %d batches wait", len(whole), time.monotonic() - start, len(self._jobs)
         )
@@ -130,6 +146,24 @@ class ScoringQueue:
             if not job.answer.done():
                 job.answer.set_result(scores if len(jobs) == 1 else scores.rows(first, last))
             first = last
+
+    async def _within_the_limit(self, batch: ScoreBatch, thread: ThreadPoolExecutor) -> Scores:
+        """Scores of a call.
+
+        Raises:
+            TransientError: The call exceeded the limit; `hangs` is set.
+        """
+        call = asyncio.get_running_loop().run_in_executor(thread, self._scorer.score, batch)
+        try:
+            return await asyncio.wait_for(asyncio.shield(call), self._limit)
+        except asyncio.TimeoutError as error:
+            if call.done():  # the scorer's own error
+                raise
+            self.hangs.set()
+            raise TransientError(
+                f"the scorer {self._scorer.name} gave no answer within {self._limit:g} s (--batch-seconds) and still "
+                "runs, so its server ends; start it again"
+            ) from error
 
 
 def _joined(batches: Sequence[ScoreBatch]) -> ScoreBatch:
