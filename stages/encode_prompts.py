@@ -10,6 +10,7 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.embeddings import distinct_texts, write_embeddings
 from chunk_grpo.config import Params
 from chunk_grpo.families.base import Family
+from chunk_grpo.families.cut_prompts import no_warnings_of_cut_prompts
 from chunk_grpo.machines import send_files
 from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.progress import Meter
@@ -39,7 +40,8 @@ def encoded(
 
     def encode(batch: Sequence[str]) -> Mapping[str, Tensor]:
         whole = [*batch, *[batch[-1]] * (batch_size - len(batch))]
-        tensors = family.encode(whole).to("cpu").tensors
+        with no_warnings_of_cut_prompts():  # the stage prepare_prompts has reported them
+            tensors = family.encode(whole).to("cpu").tensors
         return {name: tensor[: len(batch)] for name, tensor in tensors.items()}
 
     with Meter("encoding prompts", len(texts)) as meter:

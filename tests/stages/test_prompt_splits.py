@@ -307,6 +307,22 @@ def test_our_own_prompts_that_are_too_long_are_told_or_refused(
     assert made.run("prepare_prompts") == DataError.exit_code
 
 
+def test_cut_prompts_are_told_once_by_their_lines(tmp_path: Path) -> None:
+    """The libraries would print the text of each of them when it is encoded."""
+    made = new_workspace(tmp_path)
+    write(tmp_path / "a.txt", *(f"prompt {n} {'uvw ' * 40}" for n in range(24)))
+    made.edit(lambda raw: raw["prompts"].update(source="file", train_file=prompt_file("a.txt"), wise_count=0))
+    made.edit(lambda raw: raw["prompts"].update(eval_count=8))
+    made.edit(any_prompt)
+    assert [made.run(stage) for stage in ("inputs", "prepare_prompts")] == [0, 0]
+    assert {f["count"] for f in checks_of(made)["eval"]["findings"]} == {8}
+    process = made.process("encode_prompts@evaluation")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "uvw" not in errors
+    assert "sequence length" not in errors
+
+
 def test_captions_of_the_toy_world_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = new_workspace(tmp_path)
     assert made.run("prepare_prompts") == 0
