@@ -113,6 +113,7 @@ class ReportSettings:
         seed: Seed of the choice of grid prompts.
         train_seeds: Seeds of the training runs.
         image_seed: Seed of the noise of the evaluation images.
+        images_per_prompt: Number of evaluation images of each prompt.
         parameters: All parameters as YAML.
     """
 
@@ -135,6 +136,7 @@ class ReportSettings:
     seed: int
     train_seeds: tuple[int, ...]
     image_seed: int
+    images_per_prompt: int
     parameters: str
 
     @property

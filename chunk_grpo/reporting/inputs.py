@@ -81,6 +81,7 @@ def settings_from(params: Params) -> ReportSettings:
         seed=params.report.seed,
         train_seeds=params.train.seeds,
         image_seed=params.generate.seed,
+        images_per_prompt=params.generate.images_per_prompt,
         parameters=yaml.safe_dump(
             params.model_dump(mode="json", exclude={"executors", "pools"}),
             sort_keys=False,

@@ -18,6 +18,9 @@ from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, ProtocolName
 PAPER_BENCHMARKS = {"geneval": "GenEval", "wise": "WISE"}
 """Kind of scorer to the name of the benchmark that the paper reports."""
 
+GENEVAL_IMAGES = 4
+"""Images per prompt in GenEval's protocol."""
+
 PUBLISHED_JUDGES: dict[ProtocolName, str] = {"legacy": "gpt-4o-2024-05-13", "verified": "Qwen3.5-35B-A3B"}
 """Protocol to the judge model whose results WISE's repository lists."""
 
@@ -54,7 +57,7 @@ def benchmark_of(use: ScorerUse, split: str, prompts: Source, settings: ReportSe
     rows = [row for row_split, *row in zip(*columns, strict=True) if row_split == split]
     source = settings.prompt_kinds.get(split, PromptKind("unknown"))
     if use.kind == "geneval":
-        return _geneval(split, source, [category for category, _ in rows])
+        return _geneval(split, source, [category for category, _ in rows], settings.images_per_prompt)
     if use.judge is not None:
         ids = [json.loads(metadata).get("wise_id") for _, metadata in rows]
         return _wise(split, source, ids, use.judge)
@@ -72,11 +75,13 @@ def benchmarks_not_run(found: Sequence[Benchmark]) -> str:
     return f"The paper’s benchmarks: {', '.join(parts)}. Tables here may have their layout." if parts else ""
 
 
-def _geneval(split: str, source: PromptKind, categories: Sequence[str]) -> Benchmark:
+def _geneval(split: str, source: PromptKind, categories: Sequence[str], images: int) -> Benchmark:
     total, count = sum(OFFICIAL_COUNTS.values()), len(categories)
     rules = "judged by GenEval’s rules with a detector whose weights are not the original’s"
     if source.kind == "geneval" and Counter(categories) == Counter(OFFICIAL_COUNTS):
-        return Benchmark("geneval", split, True, f"GenEval’s official {total} prompts, {rules}", ())
+        number = [] if images == GENEVAL_IMAGES else [f"images per prompt: {images}, not {GENEVAL_IMAGES}"]
+        what = f"GenEval’s official {total} prompts, images per prompt: {images}, {rules}"
+        return Benchmark("geneval", split, True, what, ("another detector", *number))
     whose = "prompts in GenEval’s format" if source.kind == "geneval" else "prompts of this package"
     what = f"Not GenEval: {count} {whose}, not the official {total}, {rules}; no published number compares"
     return Benchmark("geneval", split, False, what, (f"its rules on {count} other prompts",))

@@ -37,8 +37,10 @@ def prompts(rows: Iterable[tuple[str, Mapping[str, object]]]) -> Source:
     )
 
 
-def found_of(use: ScorerUse, kind: PromptKind, source: Source) -> Benchmark:
-    settings = dataclasses.replace(settings_from(load_params()), prompt_kinds={"more": kind})
+def found_of(use: ScorerUse, kind: PromptKind, source: Source, images: int = 4) -> Benchmark:
+    settings = dataclasses.replace(
+        settings_from(load_params()), prompt_kinds={"more": kind}, images_per_prompt=images
+    )
     found = benchmark_of(use, "more", source, settings)
     assert found is not None
     return found
@@ -49,9 +51,14 @@ def tags(counts: Mapping[str, int]) -> Source:
 
 
 def test_genevals_own_prompts_are_geneval() -> None:
-    found = found_of(GENEVAL, PromptKind("geneval"), tags(OFFICIAL_COUNTS))
-    assert found.complete and not found.differs
-    assert "GenEval" not in benchmarks_not_run([found])
+    """Only the detector differs, and the number of images if it is another one."""
+    for images, differs in (
+        (4, ("another detector",)),
+        (1, ("another detector", "images per prompt: 1, not 4")),
+    ):
+        found = found_of(GENEVAL, PromptKind("geneval"), tags(OFFICIAL_COUNTS), images)
+        assert (found.complete, found.differs) == (True, differs)
+        assert f"GenEval (more: {', '.join(differs)}), WISE." in benchmarks_not_run([found])
 
 
 @pytest.mark.parametrize(
