@@ -15,15 +15,10 @@ from chunk_grpo.artifacts import output_dir, write_json
 from chunk_grpo.artifacts.storage import filesystem, is_remote, storage_errors
 from chunk_grpo.config import Params
 from chunk_grpo.config.families import is_own
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.config.prompts import AnyBenchmark, CocoPrompts, FilePrompts, GenEvalPrompts, PromptFile
-from chunk_grpo.config.scorers import (
-    AnyExecutor,
-    AnyScorer,
-    ExternalScorer,
-    InSubprocess,
-    Weights,
-    WiseScorer,
-)
+from chunk_grpo.config.scorer_settings import Weights
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InSubprocess
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.recorded import checkpoint_record, policy_record
 from chunk_grpo.scorers.running.source_files import source_digest

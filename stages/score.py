@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from chunk_grpo.artifacts import join, read_json, read_parts, read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import Params
-from chunk_grpo.config.scorers import InProcess, ScorerSettings
+from chunk_grpo.config.scorer_settings import ScorerSettings
+from chunk_grpo.config.scorers import InProcess
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.machines import owns_disk, send_files

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.config.models import (
     AdaptivePlan,
     ChunksParams,
@@ -21,7 +22,7 @@ from chunk_grpo.config.models import (
 from chunk_grpo.config.policies import AnyPolicy
 from chunk_grpo.config.problems import Problem, nearest
 from chunk_grpo.config.prompts import FilePrompts, PromptFile, PromptsParams, WisePrompts
-from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, WiseScorer
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
     RESERVED_VARIANTS,

@@ -3,93 +3,13 @@
 A scorer's settings affect its scores and are part of its identity; its executor does not affect scores.
 """
 
-import re
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from chunk_grpo.config.section import BatchSize, Fraction, Name, Section, Text
-
-Dtype = Literal["float32", "bfloat16"]
-
-
-def _without_user(url: object) -> object:
-    """Mask credentials: rejected URLs are quoted in error messages."""
-    return re.sub("//.*@", "//***@", url) if isinstance(url, str) else url
-
-
-def _checked_url(url: str) -> str:
-    if not re.fullmatch(r"https?://[^\s@?#]+", url) or not _has_a_possible_port(url):
-        raise PydanticCustomError(
-            "server_url",
-            "must be http:// or https:// with a host, and no user, password, query or fragment (store secrets in an "
-            "environment variable and name it with another key)",
-        )
-    return url
-
-
-def _has_a_possible_port(url: str) -> bool:
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:
-        return False
-
-
-Url = Annotated[str, AfterValidator(_checked_url), BeforeValidator(_without_user)]
-
-
-def _checked_variable(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise PydanticCustomError(
-            "variable", "must be the name of an environment variable: letters, digits and _, no digit first"
-        )
-    return name
-
-
-Variable = Annotated[str, AfterValidator(_checked_variable)]
-"""Name of an environment variable."""
-
-
-class Weights(Section):
-    """Location of a model's files.
-
-    Attributes:
-        checkpoint: local folder or hub id.
-        revision: hub commit; null for a local folder.
-    """
-
-    checkpoint: Text
-    revision: Text | None
-
-
-class ScorerSettings(Section):
-    """Settings common to all scorers.
-
-    Attributes:
-        splits: splits of the prompts whose images are scored.
-        batch_size: images scored at a time; reduced when the device runs out of memory.
-    """
-
-    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
-    """Settings that cannot change a score: the choice of images and the cost of scoring."""
-
-    splits: Annotated[tuple[Name, ...], Field(min_length=1)]
-    batch_size: BatchSize
-
-    @property
-    def images_at_once(self) -> int:
-        """Number of evaluation images passed to the scorer per call; their scores are stored together."""
-        return self.batch_size
+from chunk_grpo.config.judges import WiseScorer
+from chunk_grpo.config.scorer_settings import Dtype, RefusingScorer, ScorerSettings, Url, Variable, Weights
+from chunk_grpo.config.section import Fraction, Section, Text
 
 
 class ShapesScorer(ScorerSettings):
@@ -189,68 +109,6 @@ class GenEvalScorer(ScorerSettings):
     max_objects: PositiveInt
     position_threshold: NonNegativeFloat
     reward: Literal["exact", "graded"] = "exact"
-
-
-class RefusingScorer(ScorerSettings):
-    """Scorer that can fail to judge an image.
-
-    Attributes:
-        refusals: largest share of the evaluation images without a score; the stage fails above it.
-    """
-
-    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = ScorerSettings.NON_SCORING_FIELDS | {"refusals"}
-
-    refusals: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-
-class WiseScorer(RefusingScorer):
-    """WISE: a vision-language model behind an OpenAI-compatible endpoint judges images of knowledge prompts.
-
-    Attributes:
-        protocol: version of the protocol. `legacy`: consistency, realism and aesthetic quality, 0 to 2 each;
-            `verified`: right or wrong.
-        judge: id of the model at the endpoint; part of the metric's name.
-        instructions: local copy of WISE's evaluator, gpt_eval.py (legacy) or vllm_eval.py (verified), from which the
-            question is read. Only scores with it compare with published ones. Null: this package's wording.
-        request: fields that each request adds to this package's fields or replaces them with; null removes a field.
-            Qwen3.5 behind vLLM: {chat_template_kwargs: {enable_thinking: false}}.
-        base_url: URL of the endpoint, including /v1; no user, password or query.
-        api_key_variable: environment variable with the API key; null: the endpoint needs none.
-        concurrency: number of concurrent requests; independent of `batch_size`.
-        attempts: attempts at a failed request, and at a question whose answer cannot be parsed.
-        timeout_seconds: time limit of one request.
-        answers: folder of the stored answers, from which an interrupted run resumes.
-    """
-
-    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = RefusingScorer.NON_SCORING_FIELDS | {
-        *("concurrency", "attempts", "timeout_seconds", "api_key_variable", "answers"),
-        "instructions",  # the path; the content is hashed separately
-    }
-
-    kind: Literal["wise"]
-    protocol: Literal["legacy", "verified"]
-    judge: Text
-    instructions: Text | None
-    request: dict[str, Any]
-    base_url: Url
-    api_key_variable: Variable | None
-    concurrency: PositiveInt
-    attempts: PositiveInt
-    timeout_seconds: PositiveFloat
-    answers: Text
-
-    @property
-    def images_at_once(self) -> int:
-        """At least 16 per concurrent request, so that few of them idle while the slowest finishes."""
-        return max(16 * self.concurrency, self.batch_size)
-
-    @field_validator("request")
-    @classmethod
-    def _leaves_the_question_alone(cls, request: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted({"messages", "model", "n", "stream"} & set(request))
-        if taken:
-            raise ValueError(f"must not hold {', '.join(taken)}")
-        return request
 
 
 class ExternalScorer(RefusingScorer):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from chunk_grpo.artifacts import RunManifest
-from chunk_grpo.config.scorers import WiseScorer
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.errors import DataError
 
 BASE = "base"

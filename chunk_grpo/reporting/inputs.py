@@ -10,9 +10,10 @@ import yaml
 
 from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
 from chunk_grpo.config import Params
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.config.prompts import WisePrompts
-from chunk_grpo.config.scorers import AnyScorer, GenEvalScorer, WiseScorer
+from chunk_grpo.config.scorers import AnyScorer, GenEvalScorer
 from chunk_grpo.reporting.evidence import (
     BASE,
     GIVEN,

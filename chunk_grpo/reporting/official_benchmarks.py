@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chunk_grpo.config.scorers import WiseScorer
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.reporting.evidence import PromptKind, ReportSettings, ScorerUse, Source
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, ProtocolName

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.config.scorers import (
     AnyScorer,
     ClipScorer,
@@ -10,7 +11,6 @@ from chunk_grpo.config.scorers import (
     HPSv3Scorer,
     ImageRewardScorer,
     PickScoreScorer,
-    WiseScorer,
 )
 
 RIGHT_OR_NOT = "1: right, 0: not"

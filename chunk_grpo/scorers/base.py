@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from chunk_grpo.config.scorers import ScorerSettings
+from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import DataError
 
 FloatArray: TypeAlias = NDArray[np.float64]

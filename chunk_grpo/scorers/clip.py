@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from chunk_grpo.config.scorers import ClipScorer, PickScoreScorer, Weights
+from chunk_grpo.config.scorer_settings import Weights
+from chunk_grpo.config.scorers import ClipScorer, PickScoreScorer
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scores
 from chunk_grpo.scorers.clip_model import (
     MODEL_FILES,

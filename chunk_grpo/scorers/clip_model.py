@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
-from chunk_grpo.config.scorers import Dtype, Weights
+from chunk_grpo.config.scorer_settings import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures
 from chunk_grpo.scorers.pictures import of_each_picture

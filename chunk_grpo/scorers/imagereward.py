@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 from transformers import BertTokenizer
 
-from chunk_grpo.config.scorers import ImageRewardScorer, Weights
+from chunk_grpo.config.scorer_settings import Weights
+from chunk_grpo.config.scorers import ImageRewardScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
 from chunk_grpo.scorers.imagereward_model import MODEL_FILES, RewardModel, load_model

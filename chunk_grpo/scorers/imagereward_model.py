@@ -21,7 +21,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
-from chunk_grpo.config.scorers import Dtype, Weights
+from chunk_grpo.config.scorer_settings import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 from chunk_grpo.scorers.strict_loading import check_shapes

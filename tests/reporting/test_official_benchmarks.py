@@ -8,7 +8,7 @@ import pytest
 
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.config import load_params
-from chunk_grpo.config.scorers import WiseScorer
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.reporting.evidence import PromptKind, ScorerUse, Source
 from chunk_grpo.reporting.inputs import settings_from
 from chunk_grpo.reporting.official_benchmarks import Benchmark, benchmark_of, benchmarks_not_run

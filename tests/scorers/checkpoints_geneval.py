@@ -12,7 +12,8 @@ from transformers import (
     SwinConfig,
 )
 
-from chunk_grpo.config.scorers import GenEvalScorer, Weights
+from chunk_grpo.config.scorer_settings import Weights
+from chunk_grpo.config.scorers import GenEvalScorer
 from chunk_grpo.scorers.clip_model import load_encoder, load_processor
 from chunk_grpo.scorers.geneval.colours import ColourClassifier
 from chunk_grpo.scorers.geneval.records import COCO_NAMES

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chunk_grpo.config.scorers import Weights
+from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
 
 

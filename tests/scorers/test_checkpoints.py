@@ -6,7 +6,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from chunk_grpo.config.scorers import Weights
+from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.errors import DataError, Stopped
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 

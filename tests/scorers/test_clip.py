@@ -15,7 +15,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import CLIPModel, CLIPTokenizer
 
-from chunk_grpo.config.scorers import ClipScorer, PickScoreScorer, Weights
+from chunk_grpo.config.scorer_settings import Weights
+from chunk_grpo.config.scorers import ClipScorer, PickScoreScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
 from chunk_grpo.scorers.clip import ClipScore, PickScore

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chunk_grpo.config import load_params
-from chunk_grpo.config.scorers import Weights
+from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from chunk_grpo.config.scorers import ClipScorer, ExternalScorer, ShapesScorer, Weights
+from chunk_grpo.config.scorer_settings import Weights
+from chunk_grpo.config.scorers import ClipScorer, ExternalScorer, ShapesScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.running.fingerprint import scoring_settings, spec_hash
 from chunk_grpo.scorers.running.placing import place_checked

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from chunk_grpo.config.scorers import WiseScorer
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.wise.scorer import Wise
 from tests.scorers.judge_server import Request

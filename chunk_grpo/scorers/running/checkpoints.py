@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
-from chunk_grpo.config.scorers import Weights
+from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.errors import DataError
 
 _GIVE = "Give a folder that holds the model, or its hub id and revision."

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from chunk_grpo.config.scorers import ScorerSettings, Weights
+from chunk_grpo.config.scorer_settings import ScorerSettings, Weights
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 from chunk_grpo.scorers.running.fingerprint import spec_hash

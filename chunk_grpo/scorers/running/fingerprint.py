@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chunk_grpo.config.scorers import ScorerSettings, Weights
+from chunk_grpo.config.scorer_settings import ScorerSettings, Weights
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 
 _READ_BESIDES = ("*.json", "*.txt", "*.jinja", "*.model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import wait
 
-from chunk_grpo.config.scorers import ScorerSettings
+from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import TransientError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.running.background import Background

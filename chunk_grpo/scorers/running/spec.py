@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunk_grpo.config.scorers import AnyScorer, RefusingScorer
+from chunk_grpo.config.scorer_settings import RefusingScorer
+from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.fingerprint import scoring_settings

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from chunk_grpo.config.scorers import WiseScorer
+from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.running.configured import ConfiguredScorer

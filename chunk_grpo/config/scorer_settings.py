@@ -1,0 +1,93 @@
+"""Settings common to scorers of params.yaml: the section's base classes and the types of its values."""
+
+import re
+from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from chunk_grpo.config.section import BatchSize, Name, Section, Text
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def _without_user(url: object) -> object:
+    """Mask credentials: rejected URLs are quoted in error messages."""
+    return re.sub("//.*@", "//***@", url) if isinstance(url, str) else url
+
+
+def _checked_url(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s@?#]+", url) or not _has_a_possible_port(url):
+        raise PydanticCustomError(
+            "server_url",
+            "must be http:// or https:// with a host, and no user, password, query or fragment (store secrets in an "
+            "environment variable and name it with another key)",
+        )
+    return url
+
+
+def _has_a_possible_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
+
+
+Url = Annotated[str, AfterValidator(_checked_url), BeforeValidator(_without_user)]
+
+
+def _checked_variable(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise PydanticCustomError(
+            "variable", "must be the name of an environment variable: letters, digits and _, no digit first"
+        )
+    return name
+
+
+Variable = Annotated[str, AfterValidator(_checked_variable)]
+"""Name of an environment variable."""
+
+
+class Weights(Section):
+    """Location of a model's files.
+
+    Attributes:
+        checkpoint: local folder or hub id.
+        revision: hub commit; null for a local folder.
+    """
+
+    checkpoint: Text
+    revision: Text | None
+
+
+class ScorerSettings(Section):
+    """Settings common to all scorers.
+
+    Attributes:
+        splits: splits of the prompts whose images are scored.
+        batch_size: images scored at a time; reduced when the device runs out of memory.
+    """
+
+    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
+    """Settings that cannot change a score: the choice of images and the cost of scoring."""
+
+    splits: Annotated[tuple[Name, ...], Field(min_length=1)]
+    batch_size: BatchSize
+
+    @property
+    def images_at_once(self) -> int:
+        """Number of evaluation images passed to the scorer per call; their scores are stored together."""
+        return self.batch_size
+
+
+class RefusingScorer(ScorerSettings):
+    """Scorer that can fail to judge an image.
+
+    Attributes:
+        refusals: largest share of the evaluation images without a score; the stage fails above it.
+    """
+
+    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = ScorerSettings.NON_SCORING_FIELDS | {"refusals"}
+
+    refusals: Annotated[float, Field(ge=0, le=1)] = 0.0
