@@ -15,7 +15,7 @@ from chunk_grpo.artifacts import output_dir, write_json
 from chunk_grpo.artifacts.storage import filesystem, is_remote, storage_errors
 from chunk_grpo.config import Params
 from chunk_grpo.config.families import is_own
-from chunk_grpo.config.judges import WiseScorer
+from chunk_grpo.config.judges import JudgeSettings
 from chunk_grpo.config.prompts import AnyBenchmark, CocoPrompts, FilePrompts, GenEvalPrompts, PromptFile
 from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InSubprocess
@@ -122,8 +122,8 @@ def _scorer_content(
         for field in type(settings).model_fields
         if isinstance(value := getattr(settings, field), Weights)
     }
-    if isinstance(settings, WiseScorer) and settings.instructions is not None:
-        content["instructions"] = digests.of(settings.instructions)
+    if isinstance(settings, JudgeSettings):
+        content |= {name: digests.of(path) for name, path in settings.wording_files.items()}
     if isinstance(settings, ExternalScorer):
         content["source"] = source_digest(settings.source, settings.files, digests.of)
     if isinstance(executor, InSubprocess) and executor.script is not None:

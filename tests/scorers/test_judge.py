@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers.wise import judge
+from chunk_grpo.scorers.judging import client
 from tests.scorers.judge_server import Reply, Request, by_image, completion
 from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 
@@ -241,7 +241,7 @@ class TestCheck:
         assert not judge_server.model_requests
 
     def test_a_missing_package_names_the_extra(self, make_wise, monkeypatch):
-        monkeypatch.setattr(judge, "find_spec", lambda name: None)
+        monkeypatch.setattr(client, "find_spec", lambda name: None)
         scorer = make_wise()
         for act in (scorer.check, lambda: scorer.score(batch_of(1))):
             with pytest.raises(ConfigError, match=r'needs openai, .* pip install "chunk-grpo\[scoring\]"'):

@@ -200,6 +200,30 @@ class TestKept:
         monkeypatch.setitem(OWN, "legacy", OWN["verified"])
         assert make_wise().spec_hash() != before
 
+    @pytest.mark.parametrize(
+        ("protocol", "identity", "key"),
+        [
+            (
+                "legacy",
+                "d081388fc0f252c8",
+                "0222e0728e750186500963b2815a321a3299deb88381c7f68295ee07b56b44db",
+            ),
+            (
+                "verified",
+                "70bf688fdaf12307",
+                "c24eb5dd502ee3ad49e1e36c07d71d2f56d56b19149c20a14516a151bb710d66",
+            ),
+        ],
+    )
+    def test_paid_answers_stay_valid(self, make_wise, tmp_path, protocol, identity, key):
+        """Whoever changes these repeats every request of every user: raise `version` instead, on purpose."""
+        named = wise("http://127.0.0.1:8910/v1", tmp_path, protocol=protocol, request={"seed": None})
+        assert named.spec_hash() == identity
+        scorer = make_wise(protocol=protocol)
+        scorer.score(batch_of(1))
+        path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
+        assert json.loads(path.read_text())["key"] == key
+
     def test_the_same_evaluator_elsewhere_is_the_same(self, make_wise, tmp_path):
         slots = "{prompt_data['Prompt']} {prompt_data['Explanation']}"
         messages = f"[{{'text': 'S'}}, {{'text': f\"{slots} Score: 1\"}}]"

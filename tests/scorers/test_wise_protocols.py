@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.judging.reading import without_thoughts
 from chunk_grpo.scorers.wise.instructions import OWN, find_instructions, read_evaluator
 from chunk_grpo.scorers.wise.protocols import (
     NUM_PROMPTS,
@@ -13,7 +14,6 @@ from chunk_grpo.scorers.wise.protocols import (
     category_of,
     image_value,
     parse_answer,
-    without_thoughts,
 )
 
 # First and last id of each category, and its weight, as in Calculate.py and calculate_verified.py.

@@ -77,11 +77,6 @@ PROTOCOLS: Mapping[ProtocolName, Protocol] = {
 _LINE = re.compile(r"(?:\*\*)?([a-z ]+?)(?:\*\*)?\s*[:：]\s*(?:\*\*)?\s*(-?\d+)(?:\*\*)?", re.IGNORECASE)
 
 
-def without_thoughts(answer: str) -> str:
-    """Answer without the reasoning up to </think>."""
-    return answer.rpartition("</think>")[2].strip()
-
-
 def parse_answer(protocol: ProtocolName, answer: str) -> dict[str, int]:
     """Parse the scores of an answer.
 

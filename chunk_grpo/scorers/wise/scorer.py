@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch
-from chunk_grpo.scorers.running.configured import ConfiguredScorer
-from chunk_grpo.scorers.running.fingerprint import spec_hash
-from chunk_grpo.scorers.wise.answers import AnswerFile
-from chunk_grpo.scorers.wise.endpoint import Endpoint
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.judging.asking import JudgeScorer, question_key
+from chunk_grpo.scorers.judging.client import Question
 from chunk_grpo.scorers.wise.instructions import Instructions, find_instructions
-from chunk_grpo.scorers.wise.judge import Judge, Question
-from chunk_grpo.scorers.wise.protocols import (
-    NUM_PROMPTS,
-    PROTOCOLS,
-    image_value,
-    parse_answer,
-    without_thoughts,
-)
+from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, PROTOCOLS, image_value, parse_answer
 
 
-class Wise(ConfiguredScorer[WiseScorer]):
+class Wise(JudgeScorer[WiseScorer]):
     """Queries a judge about each image, by WISE's legacy or verified protocol.
 
     The prompts' metadata must have `wise_id` (whole number from 1 to 1000) and `explanation` (text). The prompts must
@@ -45,54 +33,36 @@ class Wise(ConfiguredScorer[WiseScorer]):
     """
 
     version = 1
-    needs = frozenset({"prompt", "metadata"})
 
     @property
     def name(self) -> str:
         """wise/<protocol>/<judge>: the judge is part of the metric."""
         return f"wise/{self.settings.protocol}/{self.settings.judge}"
 
-    def check(self) -> None:
-        """Read the instructions, and check that the endpoint answers.
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Default request fields."""
+        return {"max_tokens": PROTOCOLS[self.settings.protocol].max_tokens}
 
-        Raises:
-            ConfigError: The openai package is not installed (the message names the extra), or the key's variable is
-                not set.
-            DataError: The instructions cannot be read, or the endpoint refuses the key.
-            TransientError: The endpoint does not answer.
-        """
-        self.spec_hash()  # reads the instructions
-        self._judge.check()
+    @property
+    def wording(self) -> Mapping[str, str]:
+        """Digest of the instructions."""
+        return {"instructions": self._instructions.digest()}
 
-    def spec_hash(self) -> str:
-        """Hash of version, score-relevant settings and wording of the instructions; not of request rates or retries."""
-        words = {"instructions": self._instructions.digest()}
-        return spec_hash(self.key, self.version, self.settings, self.files, words)
-
-    def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch of any size, with `concurrency` requests at a time.
-
-        An image without a well-formed answer is refused; the other images are still judged.
-
-        Raises:
-            ConfigError: The openai package is not installed, or the key's variable is not set.
-            DataError: The metadata is not WISE's, or the endpoint refuses the key or the form of the requests.
-            TransientError: The endpoint fails or does not answer.
-        """
-        check_batch(batch)
-        return self.score_rows(batch)
+    def parse(self, answer: str) -> dict[str, int]:
+        """Scores by name."""
+        return parse_answer(self.settings.protocol, answer)
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Same as `score`, without checking the batch."""
         protocol = self.settings.protocol
         questions = [self._question(batch, row) for row in range(len(batch))]
-        missing = {q.key: q for q in questions if q.key not in self._answers}
-        faults = self._judge.ask(list(missing.values()), self._take) if missing else {}
+        faults = self.ask(questions)
         refused = {
             row: faults[question.key] for row, question in enumerate(questions) if question.key in faults
         }
         scores = {
-            row: parse_answer(protocol, self._answers[question.key])
+            row: self.parse(self.stored(question))
             for row, question in enumerate(questions)
             if row not in refused
         }
@@ -109,44 +79,12 @@ class Wise(ConfiguredScorer[WiseScorer]):
     def _instructions(self) -> Instructions:
         return find_instructions(f"scorers.{self.key}", self.settings.protocol, self.settings.instructions)
 
-    @cached_property
-    def _file(self) -> AnswerFile:
-        return AnswerFile(Path(self.settings.answers) / f"{self.spec_hash()}.jsonl")
-
-    @cached_property
-    def _answers(self) -> dict[str, str]:
-        return self._file.read(lambda answer: parse_answer(self.settings.protocol, answer))
-
-    @cached_property
-    def _judge(self) -> Judge:
-        settings = self.settings
-        return Judge(
-            Endpoint(
-                section=f"scorers.{self.key}",
-                judge=settings.judge,
-                url=settings.base_url,
-                api_key_variable=settings.api_key_variable,
-                request=settings.request,
-                max_tokens=PROTOCOLS[settings.protocol].max_tokens,
-                concurrency=settings.concurrency,
-                attempts=settings.attempts,
-                timeout_seconds=settings.timeout_seconds,
-            )
-        )
-
-    def _take(self, question: Question, answer: str) -> None:
-        """Store a well-formed answer; raise ValueError for any other."""
-        answer = without_thoughts(answer)
-        parse_answer(self.settings.protocol, answer)
-        self._file.append(question.key, question.label, answer)
-        self._answers[question.key] = answer
-
     def _question(self, batch: ScoreBatch, row: int) -> Question:
         prompt, image = batch.prompts[row], np.ascontiguousarray(batch.images[row])
         wise_id, explanation = self._knowledge(prompt, batch.metadata[row])
         text = self._instructions.fill(prompt, explanation)
         return Question(
-            key=_key(image, wise_id, text, self.name),
+            key=question_key(image, self.name, wise_id, text),
             label=f"WISE prompt {wise_id}",
             system=self._instructions.system,
             text=text,
@@ -165,9 +103,3 @@ class Wise(ConfiguredScorer[WiseScorer]):
             f"scorers.{self.key}: prompt {prompt!r}: metadata: {fault}. This scorer needs WISE's prompts; set "
             "its `splits` to the splits that hold them."
         )
-
-
-def _key(image: NDArray[np.uint8], wise_id: int, text: str, name: str) -> str:
-    """Key of a question. It hashes pixels, not PNG bytes, which differ between encoder versions."""
-    question = json.dumps([name, wise_id, text, image.shape])
-    return hashlib.sha256(question.encode() + image.tobytes()).hexdigest()

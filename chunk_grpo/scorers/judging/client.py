@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, RefusedError
-from chunk_grpo.scorers.wise.endpoint import Endpoint, plain
+from chunk_grpo.scorers.judging.endpoint import Endpoint, plain
+from chunk_grpo.scorers.judging.reading import answer_text
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, Omit
@@ -37,27 +38,29 @@ class Question:
     Attributes:
         key: Key of the question.
         label: Name of the question in messages, such as "WISE prompt 401".
-        system: The system message.
+        system: The system message; None: no such message.
         text: The user message.
-        image: uint8 [H, W, 3]; sent after the text, as PNG.
+        image: uint8 [H, W, 3]; sent as PNG.
+        image_first: Whether the image precedes the text.
     """
 
     key: str
     label: str
-    system: str
+    system: str | None
     text: str
     image: NDArray[np.uint8]
+    image_first: bool = False
 
     def messages(self) -> list[dict[str, Any]]:
         """Messages of a chat completion request."""
         stream = io.BytesIO()
         Image.fromarray(self.image).save(stream, format="PNG", compress_level=1)
         url = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
-        text = {"type": "text", "text": self.text}
-        return [
-            {"role": "system", "content": [{"type": "text", "text": self.system}]},
-            {"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": url}}]},
-        ]
+        parts = [{"type": "text", "text": self.text}, {"type": "image_url", "image_url": {"url": url}}]
+        user = {"role": "user", "content": parts[::-1] if self.image_first else parts}
+        if self.system is None:
+            return [user]
+        return [{"role": "system", "content": [{"type": "text", "text": self.system}]}, user]
 
 
 class Judge:
@@ -66,9 +69,15 @@ class Judge:
     The key is only in the requests' Authorization header. No log record or exception of this class contains it.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        """Read and open nothing yet."""
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, read: Callable[[bytes], str] = answer_text) -> None:
+        """Read and open nothing yet.
+
+        Args:
+            endpoint: The endpoint.
+            read: Answer in the body of a chat completion. Raises ValueError if there is none, and the question is sent
+                again.
+        """
+        self._endpoint, self._read = endpoint, read
 
     def check(self) -> None:
         """Request the endpoint's list of models; warn if the judge is not in it.
@@ -181,7 +190,7 @@ class Judge:
                 return str(error)
             answer = endpoint.hide(plain(reply))
             try:
-                answer = endpoint.hide(_answer(reply))
+                answer = endpoint.hide(self._read(reply))
                 take(question, answer)
                 return ""
             except ValueError as error:
@@ -193,7 +202,7 @@ class Judge:
         self, client: AsyncOpenAI, question: Question, messages: list[dict[str, Any]], seed: int
     ) -> bytes:
         """Body of the reply. Each attempt has its own seed, since a deterministic server would repeat its answer."""
-        fields = {"temperature": 0.0, "seed": seed, "max_tokens": self._endpoint.max_tokens}
+        fields = {"temperature": 0.0, "seed": seed, **self._endpoint.fields}
         kept = {k: v for k, v in {**fields, **self._endpoint.request}.items() if v is not None}
         reply = await self._explained(
             question.label,
@@ -218,22 +227,6 @@ class Judge:
         except APIConnectionError as error:
             failure = self._endpoint.silence(what, f"{error.message} {type(error.__cause__).__name__}")
         raise failure  # outside the except clause: the chained error could contain the key, if a server repeats it
-
-
-def _answer(reply: bytes) -> str:
-    """Text of the judge's answer in a chat completion.
-
-    Raises:
-        ValueError: There is no text; the message gives the server's finish_reason.
-    """
-    try:
-        choice = json.loads(reply)["choices"][0]
-        content, reason = choice["message"]["content"], choice.get("finish_reason")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"the reply is no chat completion ({type(error).__name__})") from error
-    if not isinstance(content, str) or not content.strip():
-        raise ValueError(f"the answer is empty (finish_reason {reason!r})")
-    return content
 
 
 def _run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:

@@ -32,8 +32,8 @@ class Endpoint:
         judge: Id of the model.
         url: Base URL, up to and including /v1.
         api_key_variable: Environment variable with the key; None: no key is sent.
+        fields: Default request fields besides model, messages, temperature 0 and seed, such as max_tokens.
         request: Request fields that extend or replace the default ones; a value of None omits the field.
-        max_tokens: Maximum number of tokens of an answer.
         concurrency: Maximum number of simultaneous requests.
         attempts: Attempts per request, and per question.
         timeout_seconds: Timeout of a request.
@@ -43,8 +43,8 @@ class Endpoint:
     judge: str
     url: str
     api_key_variable: str | None
+    fields: Mapping[str, Any]
     request: Mapping[str, Any]
-    max_tokens: int
     concurrency: int
     attempts: int
     timeout_seconds: float

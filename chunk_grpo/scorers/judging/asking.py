@@ -1,0 +1,147 @@
+"""Base of the scorers that ask a judge: every question of a batch is asked, and every answer is kept on arrival."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chunk_grpo.config.judges import JudgeSettings
+from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
+from chunk_grpo.scorers.judging.answers import AnswerFile
+from chunk_grpo.scorers.judging.client import Judge, Question
+from chunk_grpo.scorers.judging.endpoint import Endpoint
+from chunk_grpo.scorers.judging.reading import answer_text, without_thoughts
+from chunk_grpo.scorers.running.configured import ConfiguredScorer
+from chunk_grpo.scorers.running.fingerprint import spec_hash
+
+Settings = TypeVar("Settings", bound=JudgeSettings)
+
+
+class JudgeScorer(ConfiguredScorer[Settings]):
+    """A vision-language model behind an OpenAI-compatible endpoint answers questions about images.
+
+    Every answer is written at once to `answers`/<spec hash>.jsonl. A killed run therefore resumes with the missing
+    answers, and equal questions about equal images are asked once.
+
+    A subclass sets `version` and `fields`, and implements `parse` and `score_rows`.
+    """
+
+    needs = frozenset[Need]({"prompt", "metadata"})
+
+    @property
+    @abstractmethod
+    def fields(self) -> Mapping[str, Any]:
+        """Default request fields, such as max_tokens."""
+
+    @property
+    def wording(self) -> Mapping[str, str]:
+        """Digests of the questions' wording, as far as it is not in the settings.
+
+        Raises:
+            DataError: A file with the wording cannot be read.
+        """
+        return {}
+
+    def answer(self, reply: bytes) -> str:
+        """Answer in the body of a chat completion; ValueError if there is none."""
+        return answer_text(reply)
+
+    def kept(self, answer: str) -> str:
+        """Part of an answer that is parsed and stored."""
+        return without_thoughts(answer)
+
+    @abstractmethod
+    def parse(self, answer: str) -> object:
+        """Content of a stored answer; ValueError if it is malformed."""
+
+    def check(self) -> None:
+        """Read the wording, and check that the endpoint answers.
+
+        Raises:
+            ConfigError: The openai package is not installed (the message names the extra), or the key's variable is
+                not set.
+            DataError: The wording cannot be read, or the endpoint refuses the key.
+            TransientError: The endpoint does not answer.
+        """
+        self.spec_hash()  # reads the wording
+        self._judge.check()
+
+    def spec_hash(self) -> str:
+        """Hash of version, score-relevant settings and wording; not of request rates or retries."""
+        return spec_hash(self.key, self.version, self.settings, self.files, self.wording)
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        """Score a batch of any size, with `concurrency` requests at a time.
+
+        An image without a well-formed answer is refused; the other images are still judged.
+
+        Raises:
+            ConfigError: The openai package is not installed, or the key's variable is not set.
+            DataError: The metadata does not fit, or the endpoint refuses the key or the form of the requests.
+            TransientError: The endpoint fails or does not answer.
+        """
+        check_batch(batch)
+        return self.score_rows(batch)
+
+    def ask(self, questions: Sequence[Question]) -> dict[str, str]:
+        """Ask every question without a stored answer.
+
+        Returns:
+            Key of each question without a well-formed answer, to the reason.
+        """
+        missing = {question.key: question for question in questions if question.key not in self._answers}
+        return self._judge.ask(list(missing.values()), self._take) if missing else {}
+
+    def stored(self, question: Question) -> str:
+        """Answer to a question that `ask` has asked."""
+        return self._answers[question.key]
+
+    @cached_property
+    def _file(self) -> AnswerFile:
+        return AnswerFile(Path(self.settings.answers) / f"{self.spec_hash()}.jsonl")
+
+    @cached_property
+    def _answers(self) -> dict[str, str]:
+        return self._file.read(self.parse)
+
+    @cached_property
+    def _judge(self) -> Judge:
+        settings = self.settings
+        endpoint = Endpoint(
+            section=f"scorers.{self.key}",
+            judge=settings.judge,
+            url=settings.base_url,
+            api_key_variable=settings.api_key_variable,
+            fields=self.fields,
+            request=settings.request,
+            concurrency=settings.concurrency,
+            attempts=settings.attempts,
+            timeout_seconds=settings.timeout_seconds,
+        )
+        return Judge(endpoint, self.answer)
+
+    def _take(self, question: Question, answer: str) -> None:
+        """Store a well-formed answer; raise ValueError for any other."""
+        answer = self.kept(answer)
+        self.parse(answer)
+        self._file.append(question.key, question.label, answer)
+        self._answers[question.key] = answer
+
+
+def question_key(image: NDArray[np.uint8], *words: object) -> str:
+    """Key of a question. It hashes pixels, not PNG bytes, which differ between encoder versions.
+
+    Args:
+        image: uint8 [H, W, 3].
+        words: JSON values that identify the question.
+    """
+    question = json.dumps([*words, image.shape])
+    return hashlib.sha256(question.encode() + image.tobytes()).hexdigest()
