@@ -40,7 +40,17 @@ class Reader:
         if file := re.match(r"# (\w+\.py)\n", text):
             (self.checkout.root / file[1]).write_text(text, "utf-8")
         lines = "\n" * (block.line - 1) + text  # so that a traceback names the page's line
-        exec(compile(lines, block.page, "exec", dont_inherit=True), self.names)
+        folder, known = str(self.checkout.root), set(sys.modules)
+        sys.path.insert(0, folder)  # as `python FILE` does in that folder
+        try:
+            exec(compile(lines, block.page, "exec", dont_inherit=True), self.names)
+        finally:
+            sys.path.remove(folder)
+            for own in [module for module in set(sys.modules) - known if module in self._files()]:
+                del sys.modules[own]  # another page may have a file of that name
+
+    def _files(self) -> set[str]:
+        return {path.stem for path in self.checkout.root.glob("*.py")}
 
     def _shell(self, block: Block, text: str) -> None:
         foreign = sorted({words[0] for words in commands(text)} - STARTED)

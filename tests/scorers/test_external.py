@@ -21,7 +21,7 @@ def brightness(images, prompts, metadata):
     """Brightness of images in [0, 1]: uint8 [B, H, W, 3] to B numbers."""
     return images.mean(axis=(1, 2, 3)) / 255
 '''
-"""docs/scorers.md shows it."""
+"""docs/own_scorers.md shows it."""
 
 HERE = "tests.scorers.test_external"
 PICTURES = np.stack([np.full((2, 2, 3), value, np.uint8) for value in (0, 51, 255)])

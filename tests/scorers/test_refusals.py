@@ -38,7 +38,7 @@ def test_the_contract_needs_images_that_are_judged():
 
 
 def test_the_example_of_the_documentation_refuses_and_waits(monkeypatch):
-    page = (ROOT / "docs" / "scorers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "own_scorers.md").read_text(encoding="utf-8")
     found = re.search(r"^# my_judge\.py\n(.*?)^```", page, re.M | re.S)
     assert found
     names: dict[str, Any] = {}

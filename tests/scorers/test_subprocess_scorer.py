@@ -153,7 +153,7 @@ def test_the_documented_script_scores_in_an_interpreter_without_the_package(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # is for this interpreter
     venv.create(tmp_path / "other", with_pip=False)
     python = str(tmp_path / "other" / "bin" / "python")
-    page = (ROOT / "docs" / "scorers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "own_scorers.md").read_text(encoding="utf-8")
     found = re.search(r"^# my_worker\.py\n(.*?)^```", page, re.M | re.S)
     assert found
     check = "import importlib.util\nassert importlib.util.find_spec('chunk_grpo') is None\n"

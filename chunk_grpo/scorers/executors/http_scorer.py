@@ -153,4 +153,4 @@ class HttpScorer(Remote):
                 variable = variable or "VARIABLE"
             command += f" --port {url.port or 80}"
         command += f" --token-variable {variable}" if variable else ""
-        return f"Start it there: `{command}` (docs/scorers.md, Where a scorer runs)"
+        return f"Start it there: `{command}` (docs/own_scorers.md, Where it runs)"
