@@ -44,11 +44,17 @@ def worker(pool: str, folder: Path, environment: dict[str, str]) -> Iterator[Non
         process.wait()
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_a_run_completes(
-    tmp_path: Path, make_pipeline: Callable[[Path], Path], environment: dict[str, str]
+    database: str,
+    tmp_path: Path,
+    make_pipeline: Callable[[Path], Path],
+    environment: dict[str, str],
+    request: pytest.FixtureRequest,
 ) -> None:
     root = make_pipeline(tmp_path / "root")
-    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port())
+    url = request.getfixturevalue("postgres")[0] if database == "postgres" else None
+    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), database=url)
     environment |= {"PREFECT_API_URL": f"{prefect.url}/api"}
 
     def command(*words: str) -> None:
