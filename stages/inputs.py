@@ -23,6 +23,7 @@ from chunk_grpo.digests import Digests
 from chunk_grpo.families.recorded import checkpoint_record, policy_record
 from chunk_grpo.scorers.running.source_files import source_digest
 from stages._compared import compared_record
+from stages._scorer_data import data_needs
 from stages._settings import training_settings
 from stages._stage import argument, run_stage
 
@@ -61,11 +62,15 @@ def model_record(params: Params, digests: Digests) -> dict[str, str | None]:
 
 
 def prompt_records(params: Params, digests: Digests) -> dict[str, Any]:
-    """Content digests of the prompt files, by their key in params.yaml."""
+    """Content digests of the prompt files, by their key in params.yaml, and the data that scorers need."""
     prompts = params.prompts
     files = {"train_file": prompts.train_file, "eval_file": prompts.eval_file}
-    named = {name: _content_of(file, digests) for name, file in files.items() if file is not None}
-    return named | {name: _benchmark(benchmark, digests) for name, benchmark in prompts.benchmarks.items()}
+    named: dict[str, Any] = {
+        name: _content_of(file, digests) for name, file in files.items() if file is not None
+    }
+    named |= {name: _benchmark(benchmark, digests) for name, benchmark in prompts.benchmarks.items()}
+    needed = data_needs(params)
+    return named | ({"data for scorers": needed} if needed else {})  # with spaces: no name of a benchmark
 
 
 def _benchmark(benchmark: AnyBenchmark, digests: Digests) -> list[str | None]:

@@ -16,6 +16,7 @@ from chunk_grpo.families.tokens import token_limits
 from chunk_grpo.prompts import PromptReport, check_lengths
 from chunk_grpo.training.schedule import scheduled_prompts
 from stages._prompts import Split, splits_of
+from stages._scorer_data import check_scorer_data
 from stages._stage import argument, run_stage
 
 _LOG = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ def main(params: Params, arguments: Arguments) -> None:
         lambda: token_limits(model.family, model.checkpoint, model.revision, model.max_sequence_length)
     )
     splits = list(splits_of(params.prompts, limits))  # first: errors in prompt files before the model's
+    check_scorer_data(params, splits)
     reports = {}
     for split in splits:
         report = check_lengths(split.rows, split.report, params.prompts.checks, limits())

@@ -1,6 +1,7 @@
 """Settings common to scorers of params.yaml: the section's base classes and the types of its values."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -72,6 +73,9 @@ class ScorerSettings(Section):
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
     """Settings that cannot change a score: the choice of images and the cost of scoring."""
 
+    DATA_FIELDS: ClassVar[tuple[str, ...]] = ()
+    """Settings on which `check_data` depends; none: it accepts every prompt."""
+
     splits: Annotated[tuple[Name, ...], Field(min_length=1)]
     batch_size: BatchSize
 
@@ -79,6 +83,17 @@ class ScorerSettings(Section):
     def images_at_once(self) -> int:
         """Number of evaluation images passed to the scorer per call; their scores are stored together."""
         return self.batch_size
+
+    def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
+        """Check that a prompt has the data that the scorer needs.
+
+        Args:
+            prompt: text of the prompt.
+            metadata: its other fields.
+
+        Raises:
+            ValueError: the data are missing or malformed; the message names the field and the rule.
+        """
 
 
 class RefusingScorer(ScorerSettings):

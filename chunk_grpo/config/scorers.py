@@ -3,6 +3,8 @@
 A scorer's settings affect its scores and are part of its identity; its executor does not affect scores.
 """
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -111,6 +113,50 @@ class GenEvalScorer(ScorerSettings):
     reward: Literal["exact", "graded"] = "exact"
 
 
+class OcrScorer(ScorerSettings):
+    """Rendering of text: edit distance between the text read in an image and the text that it should show.
+
+    Attributes:
+        text_field: field of the prompt's metadata with the text to be shown; null: the first text in double quotes in
+            the prompt.
+        recogniser: folder with models for rapidocr, one *det*.onnx and one *rec*.onnx; null: those in the package.
+    """
+
+    DATA_FIELDS: ClassVar[tuple[str, ...]] = ("text_field",)
+
+    kind: Literal["ocr"]
+    text_field: Text | None = "text"
+    recogniser: Weights | None = None
+
+    def target(self, prompt: str, metadata: Mapping[str, object]) -> str:
+        """Text that an image of the prompt should show.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.text_field is None:
+            quoted = re.search('"([^"]*)"', prompt)
+            if quoted is None or not quoted[1].strip():
+                raise ValueError(
+                    'must hold the text to be shown in double quotes, as in a sign that says "OPEN" (text_field: null)'
+                )
+            return quoted[1]
+        if self.text_field not in metadata:
+            there = ", ".join(map(repr, metadata)) or "none"
+            raise ValueError(
+                f"needs the field {self.text_field!r} with the text to be shown, got {there} (text_field names it; "
+                "null: the text is in double quotes in the prompt)"
+            )
+        text = metadata[self.text_field]
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"field {self.text_field!r} must be text, and not blank, got {text!r}")
+        return text
+
+    def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
+        """Check that the prompt has a text to be shown."""
+        self.target(prompt, metadata)
+
+
 class ExternalScorer(RefusingScorer):
     """Scorer from outside this package.
 
@@ -140,6 +186,7 @@ AnyScorer = Annotated[
     | HPSv3Scorer
     | GenEvalScorer
     | WiseScorer
+    | OcrScorer
     | ExternalScorer,
     Field(discriminator="kind"),
 ]

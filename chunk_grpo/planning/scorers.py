@@ -37,8 +37,8 @@ NETWORKS = {
 }
 """Networks by kind of scorer."""
 
-WITHOUT_NETWORK = ("shapes-exact", "shapes-graded", "shapes-vivid", "wise")
-"""Kinds that take no GPU: rules, or a judge elsewhere."""
+WITHOUT_NETWORK = ("shapes-exact", "shapes-graded", "shapes-vivid", "wise", "ocr")
+"""Kinds that take no GPU: rules, models on the CPU, or a judge elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,11 @@ def within(path: str, declared: str) -> bool:
     return path == declared or path.startswith(f"{declared}.")
 
 
-RECORDED = {"train": {"train", "variants", "chunks.plans"}, "generate_policy": {"policies"}}
+RECORDED = {
+    "prepare_prompts": {"scorers", "rewards"},  # the data of prompts that scorers need
+    "train": {"train", "variants", "chunks.plans"},
+    "generate_policy": {"policies"},
+}
 """Read of params.yaml, but compared with a record of the stage `inputs`, on which the stage depends instead."""
 
 NOT_REALLY = {
@@ -216,7 +220,8 @@ def test_a_saved_policy_is_on_the_command_line(stage: str, is_read: bool) -> Non
 @pytest.mark.parametrize("stage", RECORDED)
 def test_the_record_of_the_settings_is_a_dep(stage: str) -> None:
     deps = STAGES[stage]["deps"]
-    assert any(re.match(r"artifacts/inputs/(variants|policies)/\$\{[a-z.]+\}\.json", dep) for dep in deps)
+    record = r"artifacts/inputs/(prompts|(variants|policies)/\$\{[a-z.]+\})\.json"
+    assert any(re.match(record, dep) for dep in deps)
 
 
 @pytest.mark.parametrize("stage", STAGES)

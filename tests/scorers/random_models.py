@@ -24,9 +24,11 @@ QUESTIONS = (
     (401, "time", "A tree three weeks before winter", "Few leaves, in brown and yellow."),
 )
 
+SIGNS = "prompt,text\na sign that says OPEN,OPEN\na red door with the number 12,12\n"
+
 
 def make_models(folder: Path) -> None:
-    """All models and a file of prompts in WISE's form, below a folder."""
+    """All models, a file of prompts in WISE's form, and one with texts to be shown, below a folder."""
     make_clip(folder / "clip")
     make_imagereward(folder / "imagereward")
     make_hpsv3(folder / "hpsv3")
@@ -34,6 +36,7 @@ def make_models(folder: Path) -> None:
     keys = ("prompt_id", "Category", "Prompt", "Explanation")
     records = [{**dict(zip(keys, row, strict=True)), "Subcategory": ""} for row in QUESTIONS]
     (folder / "wise.json").write_text(json.dumps(records))
+    (folder / "signs.csv").write_text(SIGNS)
 
 
 def main() -> None:

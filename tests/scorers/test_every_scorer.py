@@ -23,6 +23,7 @@ from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.shapes.render import render
 from chunk_grpo.shapes.scene import Scene, Thing
 from tests.scorers.checkpoints_imagereward import WORDS
+from tests.scorers.drawn_text import all_drawn
 from tests.scorers.judge_server import JudgeServer
 from tests.scorers.random_models import make_models
 from tests.scorers.samples import reconfigure
@@ -54,6 +55,7 @@ VERSIONS: dict[str, tuple[int, list[float]]] = {
     "hpsv3": (1, [-0.0691885, -1.79009, 1.15027]),
     "geneval": (1, [1.0, 0.0, 0.0]),
     "wise": (1, [0.55, 1.0, 0.9]),
+    "ocr": (1, [1.0, 0.75, 0.0]),
 }
 """Kind to version and scores."""
 
@@ -161,7 +163,7 @@ def make(folder, settings, monkeypatch, models):
 
 
 def test_every_built_in_scorer_is_pinned():
-    assert set(VERSIONS) == set(BUILT_IN) == {*SHAPES_SCORERS, *FILES, "wise"}
+    assert set(VERSIONS) == set(BUILT_IN) == {*SHAPES_SCORERS, *FILES, "wise", "ocr"}
 
 
 def test_names(make):
@@ -310,6 +312,8 @@ def batch(kind: str) -> ScoreBatch:
         ]
     if kind == "wise":
         metadata = [{"wise_id": number, "explanation": "what it shows"} for number in (1, 2, 3)]
+    if kind == "ocr":
+        pictures, metadata = all_drawn(["OPEN", "OPN", "12"]), [{"text": "OPEN"}] * 3
     whole = ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])
     if kind not in SHAPES_SCORERS:
         return whole

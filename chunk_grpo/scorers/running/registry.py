@@ -21,8 +21,12 @@ BUILT_IN: dict[str, str] = {
     "hpsv3": "chunk_grpo.scorers.hpsv3:HPSv3",
     "geneval": "chunk_grpo.scorers.geneval.scorer:GenEval",
     "wise": "chunk_grpo.scorers.wise.scorer:Wise",
+    "ocr": "chunk_grpo.scorers.ocr:Ocr",
 }
 """Kind in params.yaml to class, imported on use."""
+
+_EXTRAS = {"ocr": "ocr"}
+"""Kind to the extra with its packages; other kinds: scoring."""
 
 
 def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Scorer:
@@ -43,7 +47,7 @@ def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Sco
     except ImportError as error:
         raise ConfigError(
             f"scorers.{key}: kind {settings.kind} needs a package that is not installed ({error}); "
-            'pip install "chunk-grpo[scoring]"'
+            f'pip install "chunk-grpo[{_EXTRAS.get(settings.kind, "scoring")}]"'
         ) from error
     return scorer
 

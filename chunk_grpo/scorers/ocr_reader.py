@@ -1,0 +1,81 @@
+"""Readers of text in images: rapidocr's detection and recognition models, on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from onnxruntime import InferenceSession
+from rapidocr import RapidOCR
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.pictures import MAX_THREADS
+
+Reader: TypeAlias = Callable[[NDArray[np.uint8]], str]
+"""Function from an image [H, W, 3], RGB, to its text: the lines from top to bottom, joined."""
+
+MODEL_FILES = ("*det*.onnx", "*rec*.onnx")
+"""Models that find lines of text and read them, such as PP-OCRv6_det_small.onnx and PP-OCRv6_rec_small.onnx."""
+
+_CHARACTERS = "character"
+"""Key of the metadata of a recognition model under which its characters are listed."""
+
+
+def load_reader(key: str, folder: Path | None) -> Reader:
+    """Load rapidocr.
+
+    Lines below rapidocr's default confidence of 0.5 are ignored, and lines are not turned by 180 degrees (Flow-GRPO:
+    cls=False).
+
+    Args:
+        key: Key of params.yaml, such as scorers.ocr.recogniser, for messages.
+        folder: Folder with a file for each of `MODEL_FILES`; None: the models in the package.
+
+    Raises:
+        DataError: A model is missing, damaged or ambiguous, or the recognition model does not list its characters.
+    """
+    settings: dict[str, Any] = {
+        "Global.log_level": "critical",  # it warns of each image without text
+        "Global.use_cls": False,
+        "EngineConfig.onnxruntime.intra_op_num_threads": min(MAX_THREADS, os.cpu_count() or 1),
+    }
+    if folder is not None:
+        detection, recognition = (_only_file(key, folder, pattern) for pattern in MODEL_FILES)
+        _metadata(key, detection)
+        if _CHARACTERS not in _metadata(key, recognition):
+            raise DataError(
+                f"{key}: {recognition} has no list of its characters in its metadata ({_CHARACTERS}). Use a model that "
+                "was converted for rapidocr."
+            )
+        settings |= {"Det.model_path": str(detection), "Rec.model_path": str(recognition)}
+    engine = RapidOCR(params=settings)
+
+    def read(image: NDArray[np.uint8]) -> str:
+        found: Any = engine(np.ascontiguousarray(image[..., ::-1]))  # it takes BGR
+        return "".join(found.txts or ())
+
+    return read
+
+
+def _only_file(key: str, folder: Path, pattern: str) -> Path:
+    files = sorted(folder.glob(pattern))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise DataError(f"{key}: needs one file {pattern} in {folder}, got {names}")
+    return files[0]
+
+
+def _metadata(key: str, path: Path) -> dict[str, str]:
+    try:
+        session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return dict(session.get_modelmeta().custom_metadata_map)
+    except (
+        Exception
+    ) as error:  # onnxruntime has an error type for each of its statuses, without a common base
+        raise DataError(
+            f"{key}: {path} cannot be read ({type(error).__name__}: {error}). Fetch the file again."
+        ) from error
