@@ -44,6 +44,7 @@ STAGES = (
     "inputs",
     "prepare_prompts",
     "check_scorers",
+    "try_scorers",
     "encode_prompts@profile",
     "encode_prompts@evaluation",
     "encode_training@0",

@@ -1,4 +1,4 @@
-"""Progress display: a live bar on a terminal, periodic lines in a log."""
+"""Progress display: a live bar on a terminal, periodic lines in a log; durations as text."""
 
 from __future__ import annotations
 
@@ -62,3 +62,13 @@ class Meter:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as 4.2 s, 3 min 05 s or 1 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -23,6 +23,7 @@ ORDER = (
     "inputs",
     "prepare_prompts",
     "check_scorers",
+    "try_scorers",
     "encode_prompts@profile",
     "encode_prompts@evaluation",
     "encode_training",

@@ -71,4 +71,4 @@ def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -
         )
         again = ran(dvc(pipeline, "repro", HF_HUB_CACHE=cache))
     of_pickscore = {"score_base@pickscore", "score@dance-pickscore", "score@chunk-ws-pickscore"}
-    assert again == {"check_scorers", *of_pickscore, "report"}
+    assert again == {"check_scorers", "try_scorers", *of_pickscore, "report"}

@@ -35,7 +35,7 @@ DRAWN = (
 ENCODED = ("encode_prompts@*", "encode_training@*")
 OF_CHUNK = ("chunk_boundaries", "train@chunk-0", "generate@chunk-0", "score@chunk-*", "report")
 
-OF_OWN = ("check_scorers", "score_base@own", "score@*-own", "score_policy@*-own", "report")
+OF_OWN = ("check_scorers", "try_scorers", "score_base@own", "score@*-own", "score_policy@*-own", "report")
 STALE = ("report", "score@*")
 """Stages that read folders in which outputs of a removed variant, seed, scorer or policy stay."""
 
@@ -112,7 +112,7 @@ ROWS: dict[str, list[Change]] = {
     ],
     "a new scorer in `scorers`": [
         Change(
-            ("check_scorers", "score_base@new", "score@*-new", "score_policy@*-new", "report"),
+            ("check_scorers", "try_scorers", "score_base@new", "score@*-new", "score_policy@*-new", "report"),
             put("scorers.new", {"kind": "shapes-vivid", "splits": ["eval"], "batch_size": 8}),
         )
     ],
@@ -127,9 +127,9 @@ ROWS: dict[str, list[Change]] = {
         )
     ],
     "settings of a scorer that affect no score, such as `batch_size`; `executors.*`": [
-        Change(("check_scorers", "report"), put("scorers.vivid.batch_size", 4)),
+        Change(("check_scorers", "try_scorers", "report"), put("scorers.vivid.batch_size", 4)),
         Change(
-            ("check_scorers", "report"),
+            ("check_scorers", "try_scorers", "report"),
             put("executors", {"vivid": {"kind": "in-process", "device": "cpu"}}),
         ),
     ],
@@ -147,27 +147,33 @@ ROWS: dict[str, list[Change]] = {
     "`sampling.*`": [Change(("profile_l1", "chunk_boundaries", *TRAINED), put("sampling.shift", 2.0))],
     "`prompts.benchmarks`, `prompts.wise_count`": [
         Change(
-            ("prepare_prompts", "encode_prompts@evaluation", *DRAWN),
+            ("prepare_prompts", "try_scorers", "encode_prompts@evaluation", *DRAWN),
             put("prompts.benchmarks.things.count", 3),
         )
     ],
     "other `prompts.*`": [
         # The prompts differ in numbers, which the toy does not know: the profile is the same.
-        Change(("prepare_prompts", *ENCODED, "profile_l1", "train@*", *DRAWN), put("prompts.seed", 7))
+        Change(
+            ("prepare_prompts", "try_scorers", *ENCODED, "profile_l1", "train@*", *DRAWN),
+            put("prompts.seed", 7),
+        )
     ],
+    "`trial.images`": [Change(("try_scorers", "report"), put("trial.images", 1))],
     "`report.*`": [Change(("report",), put("report.title", "Another"))],
     "the order of variants, scorers, plans, policies or benchmarks": [
         Change(("report",), reversed_keys(lambda raw: raw["variants"])),
         Change(("report",), reversed_keys(lambda raw: raw["chunks"]["plans"])),
         Change(("check_scorers", "report"), reversed_keys(lambda raw: raw["scorers"])),
         Change(
-            ("prepare_prompts", "encode_prompts@evaluation", *DRAWN),
+            ("prepare_prompts", "try_scorers", "encode_prompts@evaluation", *DRAWN),
             reversed_keys(lambda raw: raw["prompts"]["benchmarks"]),
         ),
     ],
     "a file of prompts": [
         Change(
-            ("prepare_prompts", "encode_prompts@evaluation", *DRAWN), file="more.txt", line="a red square\n"
+            ("prepare_prompts", "try_scorers", "encode_prompts@evaluation", *DRAWN),
+            file="more.txt",
+            line="a red square\n",
         )
     ],
     "a file of the base model": [
@@ -208,7 +214,10 @@ ROWS: dict[str, list[Change]] = {
     "code of one scorer": [Change(("check_scorers", "report"), file="chunk_grpo/scorers/shapes.py")],
     "code that all scorers share (`base.py`, `reward.py`, …)": [
         Change(
-            ("check_scorers", "train@*", "score_base@*", "score@*", "score_policy@*", "report"),
+            (
+                *("check_scorers", "try_scorers", "train@*"),
+                *("score_base@*", "score@*", "score_policy@*", "report"),
+            ),
             file="chunk_grpo/scorers/base.py",
         )
     ],

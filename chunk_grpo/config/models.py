@@ -85,6 +85,16 @@ class EncodeParams(Section):
     batch_size: BatchSize = 8
 
 
+class TrialParams(Section):
+    """Trial of every scorer before prompts are encoded. Does not affect results.
+
+    Attributes:
+        images: made-up images that a scorer judges in each of its splits; 0: no trial.
+    """
+
+    images: Annotated[int, Field(ge=0, le=1000)]
+
+
 class ProfileParams(Section):
     """Measurement of the relative L1 profile, Eq. (15), with the time grid and noise of `sampling`.
 
@@ -276,6 +286,7 @@ class Params(Section):
         scorers: scorer name to settings; all scorers score evaluation images.
         policies: policy name to a saved policy, or to images, that the report compares beside the variants.
         executors: scorer name to executor; default: in the stage's process. Does not affect results.
+        trial: trial of every scorer before long work. Does not affect results.
         trackers: metric trackers during training. Does not affect results.
         pools: Prefect work pools of the stages. Does not affect results.
     """
@@ -294,6 +305,7 @@ class Params(Section):
     policies: dict[Name, AnyPolicy]
     scorers: Annotated[dict[Name, AnyScorer], Field(min_length=1)]
     executors: dict[Name, AnyExecutor]
+    trial: TrialParams
     report: ReportParams
     trackers: tuple[Literal["tensorboard", "wandb"], ...]
     pools: PoolsParams

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chunk_grpo.planning.images import heldout_evaluations, saved_policies
 from chunk_grpo.planning.machines import Machine
-from chunk_grpo.planning.passes import Iteration, heldout_evaluations, iteration
+from chunk_grpo.planning.passes import Iteration, iteration
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
 from chunk_grpo.planning.storage import (
@@ -13,7 +14,6 @@ from chunk_grpo.planning.storage import (
     encoded_for_training,
     images_of,
     prompts_of,
-    saved_policies,
 )
 from chunk_grpo.planning.traffic import Traffic, traffic_of
 
@@ -69,7 +69,7 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
     """Cost of an iteration: states of each purpose times the operations of a state."""
     params, update = settings.params, settings.update
     counts = iteration(settings, variant)
-    heldout = heldout_evaluations(settings) / params.train.iterations
+    heldout = heldout_evaluations(params.train) / params.train.iterations
     forward, items = settings.forward_flop, counts.update.states / settings.micro_batch
     images = counts.rows + heldout * counts.heldout.states / params.sampling.num_steps
     watched = tuple(dict.fromkeys((*params.rewards, *params.train.heldout.scorers)))

@@ -124,12 +124,6 @@ def has_reference(settings: Settings, variant: str) -> bool:
     return settings.params.variant_kl_coef(variant) > 0 or settings.params.variants[variant].controlled
 
 
-def heldout_evaluations(settings: Settings) -> int:
-    """Held-out evaluations of a run: before training, every `every` iterations, and after the last."""
-    iterations, every = settings.params.train.iterations, settings.params.train.heldout.every
-    return 1 + iterations // every + (1 if iterations % every else 0)
-
-
 def chunks_of(settings: Settings, own: VariantParams) -> Chunks:
     """Candidates of a trajectory, and int(K * fraction) of them drawn (Eq. 16)."""
     steps = settings.params.sampling.num_sde_steps

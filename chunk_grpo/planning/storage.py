@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from chunk_grpo.config import Params
 from chunk_grpo.config.prompts import CocoPrompts, GenEvalPrompts, WisePrompts
+from chunk_grpo.planning.images import evaluated_sets
 from chunk_grpo.planning.memory import offloaded_bytes
 from chunk_grpo.planning.passes import Iteration
 from chunk_grpo.planning.settings import Settings
@@ -141,18 +142,8 @@ def policy_bytes(settings: Settings) -> float:
 
 
 def images_of(params: Params) -> int:
-    """Evaluation images: prompts * images, once for the base, twice (tuned, hybrid) for each variant and seed.
-
-    Also twice for each compared policy, and once where its images are given.
-    """
-    runs = len(params.variants) * len(params.train.seeds) + saved_policies(params)
-    given = len(params.policies) - saved_policies(params)
-    return prompts_of(params).evaluated * params.generate.images_per_prompt * (1 + 2 * runs + given)
-
-
-def saved_policies(params: Params) -> int:
-    """Compared policies whose images are drawn."""
-    return sum(policy.kind == "weights" for policy in params.policies.values())
+    """Evaluation images of all policies and modes."""
+    return prompts_of(params).evaluated * params.generate.images_per_prompt * evaluated_sets(params)
 
 
 def storage_of(settings: Settings) -> Storage:
@@ -189,13 +180,13 @@ def objects_of(settings: Settings) -> int:
     best = 2 if params.train.heldout.keep_best else 1
     files = 1 if settings.adapts else 1 + weight_files(policy_bytes(settings))
     fixed = 4 + variants + 1 + policies + 1 + 2 + prompt_objects(settings)  # inputs, profile
-    specs = len(params.scorers) + 2
+    specs = len(params.scorers) + 3
     plans = len(params.chunks.plans) + 2 + variants + 1
     curves = 2  # of rollouts and held-out images
     trained = runs * (best * files + 1 + curves + 1 + 2)  # metrics, timings, folders
     images = (1 + runs + policies) * 3
     scores = (1 + variants + policies) * len(params.scorers)
-    stages = 6 + seeds + 2 * runs + policies + 1 + scores  # a manifest each
+    stages = 7 + seeds + 2 * runs + policies + 1 + scores  # a manifest each
     return fixed + specs + plans + trained + images + scores + stages
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from chunk_grpo.artifacts import table_from_rows
+from chunk_grpo.progress import duration
 from chunk_grpo.reporting import tables
 from chunk_grpo.reporting.comparisons import number
 from chunk_grpo.reporting.evidence import Source
@@ -84,8 +85,8 @@ def _time(current: Record) -> str:
     if expected := pace(current):
         (seconds, left), last = expected, max(current.times.values())
         return (
-            f"{tables.duration(seconds)} per iteration; the last one ended at {clock(last)}. "
-            f"{tables.duration(left)} left after that, expected end {clock(last + left)}."
+            f"{duration(seconds)} per iteration; the last one ended at {clock(last)}. "
+            f"{duration(left)} left after that, expected end {clock(last + left)}."
         )
     if current.ended is not None:
         return f"Training ended at {clock(current.ended)}."

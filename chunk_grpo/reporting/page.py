@@ -11,6 +11,7 @@ from functools import partial
 
 import jinja2
 
+from chunk_grpo.progress import duration
 from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
@@ -105,7 +106,7 @@ def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -
     environment.filters |= {
         "markdown": tables.to_markdown,
         "in_parts": tables.in_parts,
-        "duration": lambda seconds: tables.duration(seconds).replace(" ", NO_BREAK),
+        "duration": lambda seconds: duration(seconds).replace(" ", NO_BREAK),
         "prompts_text": prompts_text,
         "pairs": partial(tables.pairs_table, label=content.settings.label),
         "with_first": lambda pairs: {measure: with_first(found) for measure, found in pairs.items()},

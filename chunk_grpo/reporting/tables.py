@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from chunk_grpo.artifacts import RunManifest
+from chunk_grpo.progress import duration
 from chunk_grpo.reporting.comparisons import (
     Comparisons,
     PairComparison,
@@ -203,16 +204,6 @@ def runs_table(runs: Sequence[RunManifest]) -> Table:
         memory = f"{run.peak_memory_mib:,.0f} MiB"
         rows.append(text_row(run.stage, duration(run.seconds), started, commit, memory, machine))
     return Table(("stage", "time", "started (UTC)", "commit", "peak memory", "machine"), tuple(rows))
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as 4.2 s, 3 min 05 s or 1 h 20 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def to_markdown(table: Table) -> str:

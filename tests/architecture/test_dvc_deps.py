@@ -178,6 +178,12 @@ NOT_REALLY = {
     # are read for an error message; trackers are told what comes out and change nothing of it.
     # What moves a score of `scorers` is in the specs, on which the stage depends; `executors` says where a scorer runs.
     "train": {"*", "variants", "trackers", "executors", "scorers", "pools"},
+    # They count the images of the whole run, for the log; a group of another number of images is no new trial.
+    "try_scorers": {
+        "generate.images_per_prompt",
+        *("train", "train.seeds", "train.heldout", "rewards", "prompts.eval_count"),
+        *("variants", "variants.values", "policies", "policies.values"),
+    },
     # `train.seeds` name the tables of a folder of images, and base and compared policies have one table.
     "score_base": {"executors", "scorers", "train.seeds"},
     "score_policy": {"executors", "scorers", "train.seeds"},
@@ -185,7 +191,7 @@ NOT_REALLY = {
     "generate_base": {"policies", "policies.*"},
     "generate": {"policies", "policies.*"},
     "score": {"executors", "scorers"},
-    "report": {"executors", "pools"},
+    "report": {"executors", "pools", "trial"},
 }
 """Reads in the source that change no result of the stage."""
 

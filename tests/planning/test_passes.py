@@ -7,7 +7,8 @@ import torch
 
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.core.flow import time_grid
-from chunk_grpo.planning.passes import Count, Iteration, heldout_evaluations, iteration
+from chunk_grpo.planning.images import heldout_evaluations
+from chunk_grpo.planning.passes import Count, Iteration, iteration
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.method import method_from
 from chunk_grpo.training.packing import pack
@@ -72,8 +73,8 @@ def test_a_window_trains_its_steps_only() -> None:
 
 def test_heldout_evaluations() -> None:
     """Before training, after 25, 50, ... 150 iterations; after 140 of 140 too."""
-    assert heldout_evaluations(settings(FLUX)) == 7
-    assert heldout_evaluations(settings(edited(FLUX, train={"iterations": 140}))) == 7
+    assert heldout_evaluations(settings(FLUX).params.train) == 7
+    assert heldout_evaluations(settings(edited(FLUX, train={"iterations": 140})).params.train) == 7
 
 
 @pytest.mark.parametrize("size", [1, 3, 12, 64])

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.counters import counting
+from chunk_grpo.planning.images import heldout_evaluations
 from chunk_grpo.planning.models import read_checkpoint
-from chunk_grpo.planning.passes import heldout_evaluations, iteration
+from chunk_grpo.planning.passes import iteration
 from chunk_grpo.planning.settings import settings_of
 from tests.training.conftest import OPTIONS, small_params
 
@@ -47,7 +48,7 @@ def test_the_plan_counts_what_training_evaluates(
     params = small_params(variant, **{**changes, "heldout": dict(changes.get("heldout", {}))})
     settings = settings_of(params, read_checkpoint(params.model.family, OPTIONS.checkpoint), 1)
     planned, iterations = iteration(settings, "it"), params.train.iterations
-    watched = heldout_evaluations(settings)
+    watched = heldout_evaluations(settings.params.train)
     purposes = (planned.rollout, planned.old_log_probs, planned.ratio, planned.update, planned.reference)
     states = iterations * sum(count.states for count in purposes) + watched * planned.heldout.states
     passes = iterations * sum(count.passes for count in purposes) + watched * planned.heldout.passes

@@ -1,0 +1,75 @@
+"""Images that each scorer judges in a run: of rollouts and held-out measurements, and of the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chunk_grpo.config import Params, TrainParams
+
+
+@dataclass(frozen=True)
+class ScoredImages:
+    """Images of one scorer.
+
+    Attributes:
+        training: Images of all variants and seeds in training; an early stop makes them fewer.
+        evaluation: Evaluation images of all policies.
+    """
+
+    training: int
+    evaluation: int
+
+    @property
+    def total(self) -> int:
+        """Images in all."""
+        return self.training + self.evaluation
+
+
+def scored_images(params: Params, name: str, prompts: Mapping[str, int]) -> ScoredImages:
+    """Images that a scorer judges.
+
+    training     V R (I P G + E H) for a part of the reward, V R E H for a held-out scorer: V variants, R seeds, I
+                 iterations, P prompts, G images a prompt (with branches: at each branch point), E held-out measurements
+                 of H images
+    evaluation   prompts * images per prompt * sets of evaluation images
+
+    Args:
+        params: The parameters.
+        name: Name of the scorer in params.yaml.
+        prompts: Number of evaluation prompts of each split.
+    """
+    train, held = params.train, params.train.heldout
+    seeds, is_reward = len(train.seeds), name in params.rewards
+    measured = 0
+    if is_reward or name in held.scorers:
+        shown = min(held.num_prompts, params.prompts.eval_count) * held.images_per_prompt
+        measured = len(params.variants) * seeds * heldout_evaluations(train) * shown
+    rolled_out = 0
+    if is_reward:
+        points = sum(own.branching.points if own.branching else 1 for own in params.variants.values())
+        rolled_out = points * seeds * train.iterations * train.prompts_per_iteration * train.group_size
+    judged = sum(prompts[split] for split in params.scorers[name].splits)
+    return ScoredImages(
+        measured + rolled_out, judged * params.generate.images_per_prompt * evaluated_sets(params)
+    )
+
+
+def heldout_evaluations(train: TrainParams) -> int:
+    """Held-out evaluations of a run: before training, every `every` iterations, and after the last."""
+    iterations, every = train.iterations, train.heldout.every
+    return 1 + iterations // every + (1 if iterations % every else 0)
+
+
+def evaluated_sets(params: Params) -> int:
+    """Sets of evaluation images: one of the base, two (tuned, hybrid) of each variant and seed.
+
+    Also two of each compared policy, and one where its images are given.
+    """
+    runs = len(params.variants) * len(params.train.seeds) + saved_policies(params)
+    return 1 + 2 * runs + len(params.policies) - saved_policies(params)
+
+
+def saved_policies(params: Params) -> int:
+    """Compared policies whose images are drawn."""
+    return sum(policy.kind == "weights" for policy in params.policies.values())

@@ -1,0 +1,143 @@
+"""Score a few made-up images with every scorer before any long stage, and print what scoring will take."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from chunk_grpo.artifacts import join, read_json, read_table, write_json
+from chunk_grpo.config import Params
+from chunk_grpo.planning.images import ScoredImages, scored_images
+from chunk_grpo.progress import Meter, duration
+from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.running.placing import place_checked
+from chunk_grpo.scorers.running.spec import spec_from
+from chunk_grpo.scorers.trial import Sample, TrialTimes, spread, try_scorer
+from stages._stage import argument, run_stage
+
+TRIED = {"trial": "done"}
+"""Content of the output: always the same, so that a new trial repeats no stage that waits for it."""
+
+LOG_WIDTH = 110
+"""Columns of the table where the output is not a terminal."""
+
+Row = Mapping[str, str]
+"""Row of prompts/1."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    specs: str = field(metadata=argument("folder with SCORER.json of stage check_scorers", reads=True))
+    training: str = field(metadata=argument("JSON: specs of the scorers used in training", reads=True))
+    prompts: str = field(metadata=argument("prompts/1, Parquet: splits train and eval", reads=True))
+    evaluation: str = field(metadata=argument("prompts/1, Parquet: all splits except train", reads=True))
+    out: str = field(metadata=argument("JSON: the same content after every trial", writes=True))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A scorer after its trial.
+
+    Attributes:
+        key: Name of the scorer in params.yaml.
+        times: Seconds of the trial.
+        images: Images that the scorer judges in the run.
+    """
+
+    key: str
+    times: TrialTimes
+    images: ScoredImages
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Row of the table."""
+        times, images = self.times, self.images
+        one, whole = "", ""
+        if times.image is not None:
+            one, whole = f"{times.image:.3g} s", duration(times.loading + times.image * images.total)
+        return (
+            self.key,
+            duration(times.loading),
+            one,
+            f"{images.training:,}",
+            f"{images.evaluation:,}",
+            whole,
+        )
+
+
+def by_split(*tables: str) -> dict[str, list[Row]]:
+    """Rows of prompts by split; a split of a later table replaces that of an earlier one."""
+    found: dict[str, list[Row]] = {}
+    for table in tables:
+        rows = read_table(table, "prompts").to_pylist()
+        found |= {
+            split: [row for row in rows if row["split"] == split] for split in {r["split"] for r in rows}
+        }
+    return found
+
+
+def samples_of(params: Params, splits: Sequence[str], prompts: Mapping[str, Sequence[Row]]) -> list[Sample]:
+    """Prompts of each split, with the size of its images in the run."""
+    return [
+        Sample(
+            split,
+            spread(prompts[split], params.trial.images),
+            params.model.height if split == "train" else params.generate.height,
+            params.model.width if split == "train" else params.generate.width,
+        )
+        for split in splits
+    ]
+
+
+def trial(params: Params, arguments: Arguments) -> Iterator[Tried]:
+    """Try each scorer where it will run, on all of its splits and, if training uses it, on train prompts."""
+    prompts = by_split(arguments.prompts, arguments.evaluation)
+    counts = {split: len(rows) for split, rows in prompts.items()}
+    in_training = read_json(arguments.training)
+    with Meter("trying scorers", len(params.scorers)) as meter:
+        for key in params.scorers:
+            location = join(arguments.specs, f"{key}.json")
+            spec = spec_from(read_json(location), location)
+            splits = (*(("train",) if key in in_training else ()), *spec.splits)
+            scorer = place_checked(spec, params.scorers, params.executors)
+            try:
+                if key in in_training:
+                    Reward({key: scorer}, {key: 1.0})  # refuses groupwise scorers
+                samples = samples_of(params, splits, prompts)
+                times = try_scorer(key, scorer, samples, params.generate.images_per_prompt)
+            finally:
+                scorer.close()
+            meter.advance(1)
+            yield Tried(key, times, scored_images(params, key, counts))
+
+
+def show(tried: Sequence[Tried]) -> None:
+    """Print the table."""
+    table = Table(title="Trial of the scorers", title_justify="left")
+    table.add_column("scorer", overflow="fold")
+    for head in ("loading", "an image", "images in training", "in evaluation", "all of them"):
+        table.add_column(head, justify="right")
+    for each in tried:
+        table.add_row(*each.cells)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    console.print(table)
+    console.print(
+        "All of them: loading once, then one image after the other as here. Batches on a GPU, several processes and "
+        "an early stop take less; each stage loads anew.",
+        highlight=False,
+    )
+
+
+def main(params: Params, arguments: Arguments) -> None:
+    """Try the scorers, unless `trial.images` is 0, and write the constant file."""
+    if params.trial.images:
+        show(list(trial(params, arguments)))
+    write_json(TRIED, arguments.out)
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(main, Arguments))
