@@ -51,6 +51,16 @@ EXTERNAL = {
     "batch_size": 8,
     "options": {},
 }
+STARS = {"kind": "number", "pattern": "([1-5])", "lowest": 1.0, "highest": 5.0, "scale": "judge"}
+ASKED = {name: value for name, value in WISE.items() if name not in ("protocol", "instructions")}
+ASKED |= {
+    "kind": "vlm-judge",
+    "splits": ["eval"],
+    "system": None,
+    "template": "A {prompt}?",
+    "template_file": None,
+}
+ASKED |= {"image": "before", "reading": STARS}
 JUDGED: dict[str, object] = {"prompts.benchmarks.more": LEGACY, "scorers.judge": WISE}
 
 
@@ -211,6 +221,13 @@ OF_WISE = "judges prompts of wise only"
         ({"rewards": {"shapes-grade": 1.0}}, "rewards.shapes-grade", f"{WORDS} 'shapes-grade'; did you mean"),
         ({"executors.hpsv3": {"kind": "in-process", "device": None}}, "executors.hpsv3", f"{WORDS} 'hpsv3'"),
         ({"scorers.shapes-exact.kind": "shapes-exakt"}, "scorers.shapes-exact.kind", "must be one of 'shapes-"),
+        ({"scorers.judge": ASKED | {"template_file": "a"}}, "scorers.judge.template", "got template and template_"),
+        ({"scorers.judge": ASKED | {"template": None}}, "scorers.judge.template", "got null for both"),
+        ({"scorers.judge": ASKED | {"template": "{x}"}}, "scorers.judge.template", "character 1: {x} is no field"),
+        ({"scorers.judge": ASKED | {"reading": STARS | {"highest": 1.0}}}, "scorers.judge.reading.highest",
+         "must be above lowest = 1, got 1"),
+        ({"scorers.judge": ASKED | {"reading": STARS | {"pattern": "[1-5]"}}}, "scorers.judge.reading.pattern",
+         "must have one group, the number"),
         ({"scorers.shapes-exact.splits": ["train"]}, "scorers.shapes-exact.splits[0]", "with images: eval, wise"),
         ({"prompts.wise_count": 0, **only("shapes-exact"), "scorers.shapes-exact.splits": ["eval", "wise"]},
          "scorers.shapes-exact.splits[1]", "with images: eval, got 'wise'"),

@@ -15,7 +15,7 @@ from tests.scorers.random_models import make_models
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-KINDS = ("shapes-graded", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "ocr", "wise")
+KINDS = ("shapes-graded", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "ocr", "wise", "vlm-judge")
 SPLIT = dict.fromkeys(KINDS, "eval") | {"geneval": "things", "ocr": "signs", "wise": "knowledge"}
 POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}
 """And how many modes each has."""
@@ -40,6 +40,7 @@ def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -
         assert python(pipeline, "-m", "infra.params", "compose", "random-scorers").returncode == 0
         settings = {
             "scorers.wise.base_url": judge.url,
+            "scorers.vlm-judge.base_url": judge.url,
             "scorers.pickscore.model.checkpoint": "test/pickscore",
             "scorers.pickscore.model.revision": COMMITS[0],
         }
@@ -58,7 +59,8 @@ def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -
                 assert sorted(scored) == sorted(asked * modes)
         report = (pipeline / "artifacts" / "report" / "report.md").read_text()
         assert (
-            "| policy | training reward | shapes-graded | hpsv3 | imagereward | pickscore | clip |" in report
+            "| policy | training reward | shapes-graded | hpsv3 | imagereward | pickscore | clip | vlm-judge |"
+            in report
         )
         assert "## geneval by category, split things" in report
         assert "## wise by category, split knowledge" in report

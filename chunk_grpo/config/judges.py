@@ -1,11 +1,35 @@
 """Settings of scorers that ask a vision-language model behind an endpoint."""
 
-from typing import Any, ClassVar, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic_core import PydanticCustomError
 
 from chunk_grpo.config.scorer_settings import RefusingScorer, Url, Variable
-from chunk_grpo.config.section import Text
+from chunk_grpo.config.section import Section, Text
+from chunk_grpo.config.templates import parse_template
+
+
+def _checked_template(text: str) -> str:
+    try:
+        parse_template(text)
+    except ValueError as error:
+        raise PydanticCustomError("template", "{fault}", {"fault": str(error)}) from error
+    return text
+
+
+def _checked_pattern(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        fault = f"must be a regular expression ({error})"
+        raise PydanticCustomError("pattern", "{fault}", {"fault": fault}) from error
+    if groups != 1:
+        fault = f"must have one group, the number, and (?:...) for others; has {groups}"
+        raise PydanticCustomError("pattern", "{fault}", {"fault": fault})
+    return pattern
 
 
 class JudgeSettings(RefusingScorer):
@@ -77,3 +101,69 @@ class WiseScorer(JudgeSettings):
     def wording_files(self) -> dict[str, str]:
         """The evaluator's copy."""
         return {} if self.instructions is None else {"instructions": self.instructions}
+
+
+class NumberReading(Section):
+    """Number that a regular expression finds in the answer.
+
+    Attributes:
+        pattern: regular expression (Python's) with one group, the number.
+        lowest: smallest number of the judge's scale; a smaller one is asked again.
+        highest: largest number of the judge's scale; a larger one is asked again.
+        scale: scale of the scores. `judge`: the number; `unit`: its position between lowest (0) and highest (1).
+    """
+
+    kind: Literal["number"]
+    pattern: Annotated[Text, AfterValidator(_checked_pattern)]
+    lowest: float
+    highest: float
+    scale: Literal["judge", "unit"]
+
+
+class YesReading(Section):
+    """Probability of the answer yes, P(yes) / (P(yes) + P(no)), by the log probabilities of the first token."""
+
+    kind: Literal["yes-probability"]
+
+
+class VlmJudgeScorer(JudgeSettings):
+    """A judge answers a question of yours about each image.
+
+    Attributes:
+        system: system message; null: none.
+        template: question with the fields {prompt} and {metadata.KEY}, a value of the prompt's metadata; {{ and }} are
+            braces. Null: it is in `template_file`.
+        template_file: local file with the template, or the Python source of an evaluator that assigns an f-string with
+            {prompt} to `question`. Null: `template`.
+        image: position of the image in the message, before or after the text.
+        reading: how the number is read from the answer.
+    """
+
+    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = JudgeSettings.NON_SCORING_FIELDS | {
+        "template_file"  # the path; the content is hashed separately
+    }
+    DATA_FIELDS: ClassVar[tuple[str, ...]] = ("metadata_keys",)
+
+    kind: Literal["vlm-judge"]
+    system: Text | None
+    template: Annotated[Text, AfterValidator(_checked_template)] | None
+    template_file: Text | None
+    image: Literal["before", "after"]
+    reading: Annotated[NumberReading | YesReading, Field(discriminator="kind")]
+
+    @property
+    def wording_files(self) -> dict[str, str]:
+        """File with the template."""
+        return {} if self.template_file is None else {"template_file": self.template_file}
+
+    @property
+    def metadata_keys(self) -> tuple[str, ...]:
+        """Keys of the metadata that `template` asks for; those of `template_file` are found when it is read."""
+        return () if self.template is None else parse_template(self.template).keys
+
+    def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
+        """Check that the metadata has what `template` asks for."""
+        missing = [repr(key) for key in self.metadata_keys if metadata.get(key) is None]
+        if missing:
+            there = ", ".join(map(repr, metadata)) or "none"
+            raise ValueError(f"needs the field {', '.join(missing)}, which `template` asks for, got {there}")

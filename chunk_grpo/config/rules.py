@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from chunk_grpo.config.judges import WiseScorer
+from chunk_grpo.config.judges import NumberReading, VlmJudgeScorer, WiseScorer
 from chunk_grpo.config.models import (
     AdaptivePlan,
     ChunksParams,
@@ -228,6 +228,26 @@ def judges_fit_the_prompts(scorers: Scorers, prompts: PromptsParams) -> Iterator
                 )
 
 
+def judges_have_one_template_and_a_scale(scorers: Scorers) -> Iterator[Problem]:
+    """The question is in params.yaml or in a file; the scale of the answers has a lower and a higher end."""
+    for name, settings in scorers.items():
+        if not isinstance(settings, VlmJudgeScorer):
+            continue
+        given = [field for field in ("template", "template_file") if getattr(settings, field) is not None]
+        if len(given) != 1:
+            yield Problem(
+                ("scorers", name, "template"),
+                "needs the question here or in template_file, and null for the other, got "
+                f"{' and '.join(given) or 'null for both'}",
+            )
+        reading = settings.reading
+        if isinstance(reading, NumberReading) and not reading.lowest < reading.highest:
+            yield Problem(
+                ("scorers", name, "reading", "highest"),
+                f"must be above lowest = {reading.lowest:g}, got {reading.highest:g}",
+            )
+
+
 def trackers_are_distinct(trackers: tuple[str, ...]) -> Iterator[Problem]:
     """Each tracker is listed once; a repeated one would log every value twice."""
     yield from _unique(("trackers",), trackers)
@@ -312,6 +332,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (scorers_have_images, ("scorers", "prompts", "rewards")),
     (scorers_fit_the_prompts, ("scorers", "prompts", "train")),
     (judges_fit_the_prompts, ("scorers", "prompts")),
+    (judges_have_one_template_and_a_scale, ("scorers",)),
     (trackers_are_distinct, ("trackers",)),
     (offloaded_parts_are_distinct, ("train",)),
     (batches_fit, ("train", "prompts")),

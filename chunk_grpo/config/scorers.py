@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from chunk_grpo.config.judges import WiseScorer
+from chunk_grpo.config.judges import VlmJudgeScorer, WiseScorer
 from chunk_grpo.config.scorer_settings import Dtype, RefusingScorer, ScorerSettings, Url, Variable, Weights
 from chunk_grpo.config.section import Fraction, Section, Text
 
@@ -187,6 +187,7 @@ AnyScorer = Annotated[
     | GenEvalScorer
     | WiseScorer
     | OcrScorer
+    | VlmJudgeScorer
     | ExternalScorer,
     Field(discriminator="kind"),
 ]

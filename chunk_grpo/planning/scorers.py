@@ -37,7 +37,7 @@ NETWORKS = {
 }
 """Networks by kind of scorer."""
 
-WITHOUT_NETWORK = ("shapes-exact", "shapes-graded", "shapes-vivid", "wise", "ocr")
+WITHOUT_NETWORK = ("shapes-exact", "shapes-graded", "shapes-vivid", "wise", "vlm-judge", "ocr")
 """Kinds that take no GPU: rules, models on the CPU, or a judge elsewhere."""
 
 

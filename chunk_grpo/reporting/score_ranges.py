@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chunk_grpo.config.judges import WiseScorer
+from chunk_grpo.config.judges import NumberReading, VlmJudgeScorer, WiseScorer
 from chunk_grpo.config.scorers import (
     AnyScorer,
     ClipScorer,
@@ -31,6 +31,12 @@ def scale(scorer: AnyScorer) -> str:
             return RIGHT_OR_NOT if scorer.reward == "exact" else "graded, at most 1"
         case WiseScorer():
             return "WiScore, 0 to 1" if scorer.protocol == "legacy" else RIGHT_OR_NOT
+        case VlmJudgeScorer(reading=NumberReading(scale="judge") as reading):
+            return f"judge's scale, {reading.lowest:g} to {reading.highest:g}"
+        case VlmJudgeScorer(reading=NumberReading()):
+            return "judge's scale, as 0 to 1"
+        case VlmJudgeScorer():
+            return "probability of yes, 0 to 1"
         case ExternalScorer():
             return "defined by the scorer"
     return RIGHT_OR_NOT if scorer.kind == "shapes-exact" else "0 to 1"

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -56,15 +57,19 @@ class Request:
     @property
     def text(self) -> str:
         """The user's text."""
-        text: str = self.body["messages"][1]["content"][0]["text"]
+        text: str = self._part("text")["text"]
         return text
 
     @property
     def image(self) -> NDArray[np.uint8]:
         """The picture, [H, W, 3]."""
-        kind, _, data = self.body["messages"][1]["content"][1]["image_url"]["url"].partition(",")
+        kind, _, data = self._part("image_url")["image_url"]["url"].partition(",")
         assert kind == "data:image/png;base64"
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+
+    def _part(self, kind: str) -> dict[str, Any]:
+        (part,) = [part for part in self.body["messages"][-1]["content"] if part["type"] == kind]
+        return dict(part)
 
 
 def completion(content: str | None, finish_reason: str = "stop") -> bytes:
@@ -75,9 +80,22 @@ def completion(content: str | None, finish_reason: str = "stop") -> bytes:
     return json.dumps({**head, "choices": [choice]}).encode()
 
 
+def first_token(chances: Mapping[str, float]) -> bytes:
+    """A chat completion whose first token has these probabilities."""
+    listed = [
+        {"token": token, "logprob": math.log(chance), "bytes": None} for token, chance in chances.items()
+    ]
+    reply = json.loads(completion(listed[0]["token"], "length"))
+    reply["choices"][0]["logprobs"] = {"content": [{**listed[0], "top_logprobs": listed}]}
+    return json.dumps(reply).encode()
+
+
 def by_image(request: Request) -> Reply:
-    """Well-formed scores that depend on the pixels alone, for both protocols."""
+    """Well-formed answers that depend on the pixels alone: for WISE's protocols, and probabilities of yes and no."""
     digest = hashlib.sha256(request.image.tobytes()).digest()
+    if request.body.get("logprobs"):
+        yes = (1 + digest[0]) / 512
+        return Reply(first_token({"Yes": yes, " no": 0.75 - yes, "I": 0.25}))
     if "Aesthetic Quality" in request.text:
         c, r, a = (value % 3 for value in digest[:3])
         return Reply(f"Consistency: {c}\nRealism: {r}\nAesthetic Quality: {a}")

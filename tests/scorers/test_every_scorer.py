@@ -56,6 +56,7 @@ VERSIONS: dict[str, tuple[int, list[float]]] = {
     "geneval": (1, [1.0, 0.0, 0.0]),
     "wise": (1, [0.55, 1.0, 0.9]),
     "ocr": (1, [1.0, 0.75, 0.0]),
+    "vlm-judge": (1, [0.0364583, 0.171875, 0.414063]),
 }
 """Kind to version and scores."""
 
@@ -76,6 +77,9 @@ FILES = {
     },
 }
 """Kind, field of its settings, and the files that the field's folder must hold."""
+
+JUDGES = ("wise", "vlm-judge")
+"""Kinds that ask an endpoint."""
 
 WEIGHTS = [
     ("clip", "model", "visual_projection.weight"),
@@ -152,7 +156,7 @@ def make(folder, settings, monkeypatch, models):
         def make(kind, key=None, **changes):
             if kind in SHAPES_SCORERS:
                 return shapes_scorer(kind, **changes)
-            changes |= {"base_url": judge.url} if kind == "wise" else {}
+            changes |= {"base_url": judge.url} if kind in JUDGES else {}
             made.append(make_scorer(key or kind, settings[kind].model_copy(update=changes)))
             return made[-1]
 
@@ -163,11 +167,12 @@ def make(folder, settings, monkeypatch, models):
 
 
 def test_every_built_in_scorer_is_pinned():
-    assert set(VERSIONS) == set(BUILT_IN) == {*SHAPES_SCORERS, *FILES, "wise", "ocr"}
+    assert set(VERSIONS) == set(BUILT_IN) == {*SHAPES_SCORERS, *FILES, *JUDGES, "ocr"}
 
 
 def test_names(make):
-    models = {"clip": "clip/clip", "geneval": "geneval-hf/detector", "wise": "wise/legacy/tiny-judge"}
+    models = {"clip": "clip/clip", "geneval": "geneval-hf/detector"}
+    models |= {"wise": "wise/legacy/tiny-judge", "vlm-judge": "vlm-judge/tiny-judge"}
     assert {kind: make(kind).name for kind in BUILT_IN} == {kind: models.get(kind, kind) for kind in BUILT_IN}
 
 

@@ -1,5 +1,6 @@
 """Prompts without the data that a scorer needs are refused by prepare_prompts, before any model is loaded."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Workspace, any_prompt, new_workspace, prompt_file
+from tests.scorers.test_vlm_judge import vlm_judge
 
 ROWS = [f'a sign that says ""WORD {number}"",WORD {number}' for number in range(12)]
 OCR = {"kind": "ocr", "splits": ["eval"], "batch_size": 8}
@@ -90,6 +92,17 @@ def test_prompts_that_it_does_not_judge_need_nothing(
     made.edit(lambda raw: raw["prompts"].update(benchmarks={"signs": benchmark}))
     made.edit(lambda raw: raw["scorers"].update(signs=OCR | {"splits": ["signs"]}, vivid=vivid))
     made.edit(lambda raw: raw.update(rewards={"vivid": 1.0}))
+    assert prepared(made, capfd)[0] == 0
+
+
+def test_the_fields_of_a_judges_template(made: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = vlm_judge("http://127.0.0.1:1/v1", made.root, template="{metadata.words}, {prompt}?").settings
+    made.edit(lambda raw: raw["scorers"].update(signs=json.loads(settings.model_dump_json())))
+    code, said = prepared(made, capfd)
+    assert code == BAD_INPUT
+    assert "scorers.signs: 12 prompts cannot be judged" in said
+    assert "prompts.csv, line 2: needs the field 'words', which `template` asks for, got 'text'" in said
+    write(made.root, ROWS, header="prompt,words")
     assert prepared(made, capfd)[0] == 0
 
 

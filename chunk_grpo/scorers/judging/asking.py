@@ -54,10 +54,6 @@ class JudgeScorer(ConfiguredScorer[Settings]):
         """Answer in the body of a chat completion; ValueError if there is none."""
         return answer_text(reply)
 
-    def kept(self, answer: str) -> str:
-        """Part of an answer that is parsed and stored."""
-        return without_thoughts(answer)
-
     @abstractmethod
     def parse(self, answer: str) -> object:
         """Content of a stored answer; ValueError if it is malformed."""
@@ -129,8 +125,8 @@ class JudgeScorer(ConfiguredScorer[Settings]):
         return Judge(endpoint, self.answer)
 
     def _take(self, question: Question, answer: str) -> None:
-        """Store a well-formed answer; raise ValueError for any other."""
-        answer = self.kept(answer)
+        """Store a well-formed answer, without reasoning; raise ValueError for any other."""
+        answer = without_thoughts(answer)
         self.parse(answer)
         self._file.append(question.key, question.label, answer)
         self._answers[question.key] = answer

@@ -22,6 +22,7 @@ BUILT_IN: dict[str, str] = {
     "geneval": "chunk_grpo.scorers.geneval.scorer:GenEval",
     "wise": "chunk_grpo.scorers.wise.scorer:Wise",
     "ocr": "chunk_grpo.scorers.ocr:Ocr",
+    "vlm-judge": "chunk_grpo.scorers.judging.vlm_judge:VlmJudge",
 }
 """Kind in params.yaml to class, imported on use."""
 

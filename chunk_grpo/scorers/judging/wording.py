@@ -1,0 +1,112 @@
+"""Wording of the questions: templates of params.yaml or of a file, filled in for an image."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from chunk_grpo.config.templates import METADATA, Slot, Template, parse_template
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import ScoreBatch
+
+
+def read_template(key: str, path: str) -> Template:
+    """Read a template from a file.
+
+    Args:
+        key: Key of params.yaml, for messages.
+        path: Text file with a template, whose final line end is no part of it, or the Python source of an evaluator
+            (.py), which is read, not run.
+
+    Raises:
+        DataError: The file cannot be read, or has no template.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if Path(path).suffix == ".py":
+            return question_of(text)
+        return parse_template(text.removesuffix("\n"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{key}: {path}: {error}. Give a text file with a template, or a Python source that assigns a string with "
+            "{prompt} to `question`."
+        ) from error
+
+
+def question_of(source: str) -> Template:
+    """Template of the string that an evaluator's source assigns to `question`; {prompt} in it is the prompt.
+
+    Args:
+        source: Python source.
+
+    Raises:
+        ValueError: There is no such string, or there are several that differ.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(f"is no Python ({error})") from error
+    found = {
+        _pieces(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == "question" for target in node.targets)
+        and isinstance(node.value, (ast.JoinedStr, ast.Constant))
+    }
+    if len(found) != 1:
+        raise ValueError(f"needs one string that is assigned to `question`, has {len(found)}")
+    return Template(found.pop())
+
+
+def digest(template: Template) -> str:
+    """SHA-256 of a template."""
+    pieces = [[piece.name] if isinstance(piece, Slot) else piece for piece in template.pieces]
+    return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+
+
+def fill(
+    section: str, template: Template, batch: ScoreBatch, row: int, values: Mapping[str, str] | None = None
+) -> str:
+    """Question about an image.
+
+    Args:
+        section: Section of params.yaml, such as scorers.judge, for messages.
+        template: The template.
+        batch: Images with prompts and metadata.
+        row: Row of the image. Texts of its metadata are filled in as they are, other values as JSON.
+        values: Values of the template's other fields.
+
+    Raises:
+        DataError: The prompt's metadata has no value for a field.
+    """
+    prompt, record = batch.prompts[row], batch.metadata[row]
+    filled = {"prompt": prompt, **(values or {})}
+    for key in template.keys:
+        value = record.get(key)
+        if value is None:
+            raise DataError(
+                f"{section}: row {row + 1} of {len(batch)}, prompt {prompt!r}: the metadata has no {key!r}, which the "
+                f"template asks for; it has {', '.join(sorted(record)) or 'nothing'}. Add the column to the prompt "
+                "file, or set `splits` to splits whose prompts have it."
+            )
+        filled[f"{METADATA}{key}"] = (
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        )
+    return template.fill(filled)
+
+
+def _pieces(text: ast.expr) -> tuple[str | Slot, ...]:
+    """Pieces of a constant, or of an f-string whose only value is `prompt`."""
+    pieces: list[str | Slot] = []
+    for part in text.values if isinstance(text, ast.JoinedStr) else [text]:
+        match part:
+            case ast.Constant(value=str(words)):
+                pieces.append(words)
+            case ast.FormattedValue(value=ast.Name(id="prompt"), conversion=-1, format_spec=None):
+                pieces.append(Slot("prompt"))
+            case _:
+                raise ValueError(f"line {part.lineno}: only text and {{prompt}} can be read")
+    return tuple(pieces)

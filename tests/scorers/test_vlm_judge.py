@@ -1,0 +1,337 @@
+"""A judge with the user's question: what is asked, what is read from its answers, and what is refused."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from chunk_grpo.config.judges import VlmJudgeScorer
+from chunk_grpo.config.templates import Slot, parse_template
+from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.scorers.judging.reading import NumberByPattern, YesProbability
+from chunk_grpo.scorers.judging.vlm_judge import VlmJudge
+from tests.scorers.judge_server import JudgeServer, Reply, completion, first_token
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STARS = {
+    "kind": "number",
+    "pattern": r"Stars: (-?\d+(?:\.\d+)?)",
+    "lowest": 1.0,
+    "highest": 5.0,
+    "scale": "judge",
+}
+YES = {"kind": "yes-probability"}
+
+
+def vlm_judge(url: str, folder: Path, key: str = "stars", **changes: Any) -> VlmJudge:
+    options: dict[str, Any] = {
+        "kind": "vlm-judge",
+        "splits": ("eval",),
+        "batch_size": 2,
+        "judge": "tiny-judge",
+        "system": None,
+        "template": 'How many stars has "{prompt}"?',
+        "template_file": None,
+        "image": "before",
+        "reading": STARS,
+        "request": {},
+        "base_url": url,
+        "api_key_variable": None,
+        "concurrency": 4,
+        "attempts": 3,
+        "timeout_seconds": 20.0,
+        "answers": str(folder),
+    }
+    return VlmJudge(key, VlmJudgeScorer.model_validate({**options, **changes}))
+
+
+@pytest.fixture
+def make(judge_server: JudgeServer, tmp_path: Path):
+    def make(**changes: Any) -> VlmJudge:
+        return vlm_judge(judge_server.url, tmp_path / "answers", **changes)
+
+    return make
+
+
+def batch_of(size: int, **metadata: Any) -> ScoreBatch:
+    images = np.random.default_rng(0).integers(0, 256, (size, 6, 5, 3), dtype=np.uint8)
+    return ScoreBatch(images, [f"prompt {i}" for i in range(size)], [metadata] * size, [0] * size)
+
+
+class TestTemplate:
+    def test_fields_and_braces(self):
+        template = parse_template("{{a}} {prompt}: {metadata.text of it}{metadata.n}{prompt}")
+        assert template.pieces == (
+            "{", "a", "}", " ", Slot("prompt"), ": ", Slot("metadata.text of it"), Slot("metadata.n"), Slot("prompt"),
+        )  # fmt: skip
+        assert template.slots == ("prompt", "metadata.text of it", "metadata.n")
+        assert template.keys == ("text of it", "n")
+        values = {"prompt": "{prompt}", "metadata.text of it": "x", "metadata.n": "2"}
+        assert template.fill(values) == "{a} {prompt}: x2{prompt}"
+
+    @pytest.mark.parametrize(
+        ("text", "fault"),
+        [
+            ("Is it {a}?", r"character 7: \{a\} is no field; the fields are \{prompt\}, \{metadata.KEY\}"),
+            ("{metadata.}", "character 1: {metadata.} is no field"),
+            ("{}", "character 1: {} is no field"),
+            ("{prompt", "character 1: a single {; write {{"),
+            ("a } b", "character 3: a single }; write }}"),
+        ],
+    )
+    def test_what_is_no_template_is_refused(self, text, fault):
+        with pytest.raises(ValueError, match=fault):
+            parse_template(text)
+
+
+class TestPattern:
+    @pytest.mark.parametrize(
+        ("answer", "value"),
+        [
+            ("Stars: 4", 4.0),
+            ("Good.\nStars: 3.5.", 3.5),
+            ("Stars: 2/5", 2.0),
+            ("1-5 stars? Stars: 5", 5.0),
+            ("Stars: 3, I repeat: Stars: 3.0", 3.0),
+        ],
+    )
+    def test_numbers(self, answer, value):
+        assert NumberByPattern(re.compile(STARS["pattern"]), 1, 5).value(answer) == value
+
+    @pytest.mark.parametrize(
+        ("pattern", "answer", "fault"),
+        [
+            (r"Stars: (\d)", "Fine.", "nothing matches the pattern"),
+            (r"Stars: (\d)", "Stars: 10", "finds '1', a part of '10'"),
+            (r"Stars: (\d)", "Stars: 4.5", "finds '4', a part of '4.5'"),
+            (r"Stars: .?(\d)", "Stars: -1", "finds '1', a part of '-1'"),
+            (r"(\d+)", "4,5", "finds '4', a part of '4,5'"),
+            (r"Stars: ([\d.]+)", "Stars: 6", "must be 1 to 5, got 6"),
+            (r"Stars: ([\d.]+)", "Stars: 0.5", "must be 1 to 5, got 0.5"),
+            (r"Stars: (\d)", "Stars: 3 or Stars: 4", "several numbers: 3.0, 4.0"),
+            (r"Stars: (\w+)", "Stars: four", "finds 'four', which is no number"),
+            (r"Stars: (\w+)", "Stars: nan", "finds 'nan', which is not finite"),
+            (r"Stars:(?: (\d))?", "Stars: x", "finds None, which is no number"),
+        ],
+    )
+    def test_what_is_no_number_of_the_scale_is_refused(self, pattern, answer, fault):
+        with pytest.raises(ValueError, match=fault):
+            NumberByPattern(re.compile(pattern), 1, 5).value(answer)
+
+    def test_the_unit_scale(self):
+        reading = NumberByPattern(re.compile(r"(\d)"), 1, 5, to_unit=True)
+        assert [reading.value(text) for text in "125"] == [0.0, 0.25, 1.0]
+
+
+class TestYesProbability:
+    def value(self, chances: dict[str, float]) -> float:
+        reading = YesProbability()
+        return reading.value(reading.answer(first_token(chances)))
+
+    def test_spellings_add_up(self):
+        chances = {"Yes": 0.4, " yes": 0.1, "YES\n": 0.1, "▁No": 0.1, "no": 0.1, "Yesterday": 0.1, "I": 0.1}
+        assert self.value(chances) == pytest.approx(0.6 / 0.8)
+
+    def test_a_word_that_is_not_listed_counts_nothing(self):
+        assert self.value({"Yes": 0.5, "I": 0.5}) == 1.0
+        assert self.value({"I": 0.5, "No": 0.25}) == 0.0
+
+    def test_two_tokens_of_one_spelling_both_count(self):
+        answer = json.dumps([["Yes", math.log(0.25)], ["Yes", math.log(0.25)], ["No", math.log(0.5)]])
+        assert YesProbability().value(answer) == pytest.approx(0.5)
+
+    @pytest.mark.parametrize(
+        ("answer", "fault"),
+        [
+            (json.dumps([["I", -0.1], [" am", -3.0]]), "neither yes nor no .*'I', ' am'"),
+            (json.dumps([["Yes", -9999.0], ["No", -9999.0]]), "neither yes nor no"),
+            (json.dumps([["Yes", 1.0]]), "must be at most 0, got 1.0"),
+            ('[["Yes", NaN]]', "must be at most 0, got nan"),
+            ("Yes", "is no list of tokens"),
+            ("[1]", "is no list of tokens"),
+        ],
+    )
+    def test_an_answer_without_either_is_refused(self, answer, fault):
+        with pytest.raises(ValueError, match=fault):
+            YesProbability().value(answer)
+
+    @pytest.mark.parametrize(
+        "reply", [completion("Yes"), b"{}", b"<html>", b'{"choices": [{"logprobs": {"content": []}}]}']
+    )
+    def test_a_reply_without_probabilities_is_refused(self, reply):
+        with pytest.raises(
+            ValueError, match=r"no log probabilities of its first token .*does the endpoint offer"
+        ):
+            YesProbability().answer(reply)
+
+
+class TestScores:
+    def test_the_number_in_the_answer(self, judge_server, make):
+        stars = {"prompt 0": "4", "prompt 1": "2.5", "prompt 2": "5"}
+        judge_server.answer = lambda request: Reply(
+            f"<think>Stars: 1?</think>Nice. Stars: {stars[request.text.split(chr(34))[1]]}"
+        )
+        assert make().score(batch_of(3)).values.tolist() == [4.0, 2.5, 5.0]
+        unit = make(reading={**STARS, "scale": "unit"})
+        assert unit.score(batch_of(3)).values.tolist() == [0.75, 0.375, 1.0]
+        assert unit.name == "stars/tiny-judge"
+
+    def test_the_probability_of_yes(self, judge_server, make):
+        judge_server.answer = lambda request: Reply(first_token({"Yes": 0.6, "No": 0.2}))
+        scorer = make(reading=YES)
+        assert scorer.score(batch_of(1)).values == pytest.approx([0.75])
+        (request,) = judge_server.requests
+        assert {name: request.body[name] for name in ("max_tokens", "logprobs", "top_logprobs")} == {
+            "max_tokens": 1, "logprobs": True, "top_logprobs": 20,
+        }  # fmt: skip
+        assert make(reading=YES).score(batch_of(1)).values == pytest.approx([0.75])
+        assert len(judge_server.requests) == 1  # read from the stored answer
+
+    @pytest.mark.parametrize("answer", ["", "Great!", "Stars: 9", "Stars: 4 or Stars: 5"])
+    def test_a_malformed_answer_is_asked_again_and_then_refused(self, judge_server, make, answer):
+        judge_server.replies.extend([Reply(answer), Reply(answer), Reply("Stars: 3")])
+        assert make().score(batch_of(1)).values.tolist() == [3.0]
+        assert [request.body["seed"] for request in judge_server.requests] == [0, 1, 2]
+        judge_server.answer = lambda request: Reply(answer)
+        scores = make().score(ScoreBatch(batch_of(1).images ^ 1, ["other"], [{}], [0]))
+        assert np.isnan(scores.values).all()
+        assert scores.refused[0].startswith("no well-formed answer in 3 attempts. prompt 'other': ")
+
+    def test_an_endpoint_that_is_away_passes(self, judge_server, make):
+        judge_server.answer = lambda request: Reply(b"{}", 503, {"retry-after-ms": "5"})
+        with pytest.raises(TransientError, match=r"scorers\.stars: no answer from"):
+            make().score(batch_of(1))
+
+
+class TestRequests:
+    @pytest.mark.parametrize("image", ["before", "after"])
+    @pytest.mark.parametrize("system", [None, "Be fair."])
+    def test_what_is_sent(self, judge_server, make, image, system):
+        judge_server.answer = lambda request: Reply("Stars: 3")
+        batch = batch_of(1)
+        make(image=image, system=system, request={"max_tokens": 9}).score(batch)
+        (request,) = judge_server.requests
+        messages = request.body["messages"]
+        assert [message["role"] for message in messages] == ["system"] * (system is not None) + ["user"]
+        order = ["image_url", "text"] if image == "before" else ["text", "image_url"]
+        assert [part["type"] for part in messages[-1]["content"]] == order
+        assert request.text == 'How many stars has "prompt 0"?'
+        np.testing.assert_array_equal(request.image, batch.images[0])
+        assert (request.body["max_tokens"], request.body["temperature"]) == (9, 0.0)
+
+    def test_metadata_is_filled_in(self, judge_server, make):
+        judge_server.answer = lambda request: Reply("Stars: 3")
+        make(template="{metadata.text}, {metadata.count} {metadata.list}?").score(
+            batch_of(1, text='"a" {x}', count=2, list=["é", 1])
+        )
+        assert judge_server.requests[0].text == '"a" {x}, 2 ["é", 1]?'
+
+    @pytest.mark.parametrize("record", [{"other": 1}, {}, {"text": None, "other": 1}])
+    def test_a_missing_key_is_named_before_any_request(self, judge_server, make, record):
+        batch = batch_of(3, text="a")
+        batch = ScoreBatch(batch.images, batch.prompts, [*batch.metadata[:2], record], batch.groups)
+        with pytest.raises(
+            DataError, match=r"scorers\.stars: row 3 of 3, prompt 'prompt 2': .* has no 'text'"
+        ):
+            make(template="{metadata.text}?").score(batch)
+        assert not judge_server.requests
+
+
+class TestTemplateFile:
+    def test_a_text(self, judge_server, make, tmp_path):
+        judge_server.answer = lambda request: Reply("Stars: 3")
+        path = tmp_path / "question.txt"
+        path.write_text("Rate {prompt}.\nStars?\n")
+        make(template=None, template_file=str(path)).score(batch_of(1))
+        assert judge_server.requests[0].text == "Rate prompt 0.\nStars?"
+
+    def test_the_source_of_an_evaluator(self, judge_server, make, tmp_path):
+        judge_server.answer = lambda request: Reply("Stars: 3")
+        path = tmp_path / "evaluate.py"
+        path.write_text(
+            "def ask(prompt):\n    question = f'<image>\\n{{Rate}} [{prompt}]'\n    raise SystemExit\n"
+        )
+        make(template=None, template_file=str(path)).score(batch_of(1))
+        assert judge_server.requests[0].text == "<image>\n{Rate} [prompt 0]"
+
+    @pytest.mark.parametrize(
+        ("name", "text", "fault"),
+        [
+            ("a.txt", "{x}", "{x} is no field"),
+            ("a.py", "question = ", "is no Python"),
+            ("a.py", "text = 'a'", "needs one string that is assigned to `question`, has 0"),
+            ("a.py", "question = 'a'\nquestion = 'b'", "has 2"),
+            ("a.py", "question = f'{other}'", r"line 1: only text and \{prompt\} can be read"),
+            ("a.py", "question = f'{prompt!r}'", "line 1: only text"),
+            ("a.py", "question = 3", "line 1: only text"),
+            ("nowhere.txt", None, "No such file"),
+        ],
+    )
+    def test_another_content_is_refused(self, judge_server, make, tmp_path, name, text, fault):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(DataError, match=rf"scorers\.stars\.template_file: .*{name}: .*{fault}"):
+            make(template=None, template_file=str(tmp_path / name)).check()
+        assert not judge_server.model_requests
+
+
+class TestIdentity:
+    def test_what_moves_a_score_moves_it(self, make, tmp_path):
+        for name, text in {"a": "A {prompt}", "b": "A {prompt}\n", "c": "C {prompt}"}.items():
+            (tmp_path / name).write_text(text)
+        others: list[dict[str, Any]] = [
+            {"template": "Other {prompt}"},
+            {"system": "S"},
+            {"image": "after"},
+            {"reading": {**STARS, "highest": 6.0}},
+            {"reading": {**STARS, "scale": "unit"}},
+            {"reading": YES},
+            {"judge": "b"},
+            {"request": {"seed": None}},
+            {"base_url": "http://b/v1"},
+            {"template": None, "template_file": str(tmp_path / "a")},
+            {"template": None, "template_file": str(tmp_path / "c")},
+        ]
+        hashes = [make(**changes).spec_hash() for changes in [{}, *others]]
+        assert len(set(hashes)) == len(hashes)
+        assert make(template=None, template_file=str(tmp_path / "b")).spec_hash() == hashes[-2]
+        assert make(concurrency=1, timeout_seconds=9.0, answers="elsewhere").spec_hash() == hashes[0]
+
+    def test_an_image_is_judged_once(self, judge_server, make):
+        judge_server.answer = lambda request: Reply("Stars: 3")
+        batch = batch_of(2)
+        make().score(batch.rows([0, 1, 1, 0]))
+        make(batch_size=9).score(batch)
+        assert len(judge_server.requests) == 2
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("changes", "fault"),
+        [
+            ({"template": "{x}"}, r"template\n.*\{x\} is no field"),
+            ({"reading": {**STARS, "pattern": "("}}, "must be a regular expression"),
+            ({"reading": {**STARS, "pattern": r"\d"}}, "must have one group, the number, .* has 0"),
+            ({"reading": {**STARS, "pattern": r"(\d)(\d)"}}, "has 2"),
+            ({"request": {"messages": []}}, "must not hold messages"),
+        ],
+    )
+    def test_what_cannot_be_asked_is_refused(self, make, changes, fault):
+        with pytest.raises(ValidationError, match=fault):
+            make(**changes)
+
+    @pytest.mark.parametrize("name", ["vqa-score", "unified-reward"])
+    def test_the_sections_of_conf_are_valid(self, name):
+        text = (ROOT / "conf" / "scorers" / f"{name}.yaml").read_text("utf-8")
+        settings = VlmJudgeScorer.model_validate_json(
+            json.dumps(YAML(typ="safe").load(text)["scorers"][name])
+        )
+        assert set(settings.model_fields_set) == set(VlmJudgeScorer.model_fields)
