@@ -15,7 +15,10 @@ from tests.scorers.random_models import make_models
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-KINDS = ("shapes-graded", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "ocr", "wise", "vlm-judge")
+KINDS = (
+    *("shapes-graded", "hpsv2", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "ocr", "wise"),
+    "vlm-judge",
+)
 SPLIT = dict.fromkeys(KINDS, "eval") | {"geneval": "things", "ocr": "signs", "wise": "knowledge"}
 POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}
 """And how many modes each has."""

@@ -57,6 +57,23 @@ class PickScoreScorer(ScorerSettings):
     scale: Literal["logit", "cosine", "logit/26"]
 
 
+class HPSv2Scorer(ScorerSettings):
+    """HPSv2.1: a CLIP ViT-H/14 tuned on preferences, in open_clip's format.
+
+    Attributes:
+        model: folder or repository with HPS_v2.1_compressed.pt.
+        tokenizer: tokenizer of the CLIP model that was tuned.
+        dtype: precision of the weights.
+        scale: scale of the scores: `cosine` (good images: about 0.3) or, as published, `cosine*100`.
+    """
+
+    kind: Literal["hpsv2"]
+    model: Weights
+    tokenizer: Weights
+    dtype: Dtype
+    scale: Literal["cosine", "cosine*100"]
+
+
 class ImageRewardScorer(ScorerSettings):
     """ImageReward: BLIP with a regression head, standardised.
 
@@ -182,6 +199,7 @@ AnyScorer = Annotated[
     ShapesScorer
     | ClipScorer
     | PickScoreScorer
+    | HPSv2Scorer
     | ImageRewardScorer
     | HPSv3Scorer
     | GenEvalScorer

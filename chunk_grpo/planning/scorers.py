@@ -25,6 +25,9 @@ class Network:
     flop: float
 
 
+# laion/CLIP-ViT-H-14-laion2B-s32B-b79K: 0.632 billion weights for 257 patches, 0.354 for 77 tokens.
+_VIT_H = Network(986_000_000, 2 * (0.632e9 * 257 + 0.354e9 * 77))
+
 NETWORKS = {
     # Qwen2-VL-7B without its output layer (Qwen/Qwen2-VL-7B-Instruct, config.json: 28 layers, 3584 wide, MLP 18944, 4
     # key heads of 128, vocabulary 152064; vision 32 layers, 1280 wide). About 500 tokens: 256 of the image, the rest
@@ -32,8 +35,8 @@ NETWORKS = {
     "hpsv3": Network(7_746_000_000, 2 * (6.53e9 * 500 + 0.63e9 * 1024)),
     # ImageReward.pt, 1.79 GB of float32: BLIP with ViT-L/16 at 224 pixels (197 patches) and BERT base.
     "imagereward": Network(447_000_000, 2 * (0.304e9 * 197 + 0.14e9 * 35)),
-    # laion/CLIP-ViT-H-14-laion2B-s32B-b79K: 0.632 billion weights for 257 patches, 0.354 for 77 tokens.
-    "pickscore": Network(986_000_000, 2 * (0.632e9 * 257 + 0.354e9 * 77)),
+    "pickscore": _VIT_H,
+    "hpsv2": _VIT_H,
 }
 """Networks by kind of scorer."""
 

@@ -8,6 +8,7 @@ from chunk_grpo.config.scorers import (
     ClipScorer,
     ExternalScorer,
     GenEvalScorer,
+    HPSv2Scorer,
     HPSv3Scorer,
     ImageRewardScorer,
     PickScoreScorer,
@@ -21,7 +22,7 @@ def scale(scorer: AnyScorer) -> str:
     match scorer:
         case ClipScorer():
             return f"similarity, {scorer.scale}"
-        case PickScoreScorer():
+        case PickScoreScorer() | HPSv2Scorer():
             return f"preference, {scorer.scale}"
         case ImageRewardScorer():
             return "preference, standardised"

@@ -29,12 +29,10 @@ MODEL_FILES = (
 )
 """Files of a CLIPModel, with weights in one file or in several with an index."""
 
-PROCESSOR_FILES = (
-    "preprocessor_config.json",
-    "tokenizer_config.json",
-    "tokenizer.json|vocab.json",
-    "tokenizer.json|merges.txt",
-)
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json|vocab.json", "tokenizer.json|merges.txt")
+"""Files of the tokenizer."""
+
+PROCESSOR_FILES = ("preprocessor_config.json", *TOKENIZER_FILES)
 """Files of the image processor and the tokenizer."""
 
 Resize = Literal["processor", "squash"]
@@ -146,10 +144,38 @@ class ClipProcessor:
 
     def tokens(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask, both [B, T]; T is the length of the longest prompt, at most `max_tokens`."""
-        found = self.tokenizer(
-            list(prompts), padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
-        )
-        return found["input_ids"], found["attention_mask"]
+        return tokenize(self.tokenizer, prompts, self.max_tokens)
+
+
+def tokenize(tokenizer: CLIPTokenizer, prompts: Sequence[str], max_tokens: int) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, both [B, T]; T is the length of the longest prompt, at most `max_tokens`."""
+    found = tokenizer(
+        list(prompts), padding=True, truncation=True, max_length=max_tokens, return_tensors="pt"
+    )
+    return found["input_ids"], found["attention_mask"]
+
+
+def load_tokenizer(key: str, weights: Weights, encoder: ClipEncoder) -> CLIPTokenizer:
+    """Load a CLIP tokenizer alone, for an encoder whose images are prepared without an image processor.
+
+    Args:
+        key: Key of params.yaml, such as scorers.hpsv2.tokenizer, for messages.
+        weights: Folder or hub id.
+        encoder: Encoder that takes the tokens.
+
+    Raises:
+        DataError: A file is missing or damaged, or belongs to another model.
+    """
+    folder = find_checkpoint(key, weights, TOKENIZER_FILES)
+    try:
+        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # tokenizers and transformers raise any type of error for damaged files
+        raise DataError(
+            f"{key}: {folder} holds no readable CLIP tokenizer ({type(error).__name__}: {error}). Fetch the files "
+            "again."
+        ) from error
+    _check_tokens(key, folder, tokenizer, encoder)
+    return tokenizer
 
 
 def load_processor(key: str, weights: Weights, encoder: ClipEncoder, resize: Resize) -> ClipProcessor:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.checkpoints_geneval import make_geneval
+from tests.scorers.checkpoints_hpsv2 import make_hpsv2
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.checkpoints_imagereward import make_imagereward
 from tests.scorers.judge_server import JudgeServer
@@ -31,6 +32,7 @@ def make_models(folder: Path) -> None:
     """All models, a file of prompts in WISE's form, and one with texts to be shown, below a folder."""
     make_clip(folder / "clip")
     make_imagereward(folder / "imagereward")
+    make_hpsv2(folder / "hpsv2")
     make_hpsv3(folder / "hpsv3")
     make_geneval(folder / "geneval")
     keys = ("prompt_id", "Category", "Prompt", "Explanation")

@@ -52,6 +52,7 @@ VERSIONS: dict[str, tuple[int, list[float]]] = {
     "clip": (1, [0.281104, 0.259677, -0.0277858]),
     "pickscore": (1, [28.1112, 25.9685, -2.77867]),
     "imagereward": (1, [5.55347, -0.496454, -4.25025]),
+    "hpsv2": (1, [-0.023428, -0.0576581, -0.0699346]),
     "hpsv3": (1, [-0.0691885, -1.79009, 1.15027]),
     "geneval": (1, [1.0, 0.0, 0.0]),
     "wise": (1, [0.55, 1.0, 0.9]),
@@ -67,6 +68,10 @@ FILES = {
         "processor": ["tokenizer.json", "preprocessor_config.json"],
     },
     "imagereward": {"model": ["ImageReward.pt", "med_config.json"], "tokenizer": ["vocab.txt"]},
+    "hpsv2": {
+        "model": ["HPS_v2.1_compressed.pt"],
+        "tokenizer": ["tokenizer.json", "tokenizer_config.json"],
+    },
     "hpsv3": {
         "model": ["HPSv3.safetensors"],
         "backbone": ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"],
@@ -86,6 +91,8 @@ WEIGHTS = [
     ("pickscore", "model", "text_projection.weight"),
     ("imagereward", "model", "blip.visual_encoder.blocks.1.attn.proj.bias"),
     ("imagereward", "model", "mlp.layers.4.weight"),
+    ("hpsv2", "model", "visual.transformer.resblocks.1.attn.in_proj_bias"),
+    ("hpsv2", "model", "transformer.resblocks.0.mlp.c_fc.weight"),
     ("hpsv3", "model", "model.embed_tokens.weight"),
     ("hpsv3", "model", "model.layers.1.mlp.up_proj.weight"),
     ("hpsv3", "model", "visual.merger.ln_q.bias"),
@@ -171,7 +178,7 @@ def test_every_built_in_scorer_is_pinned():
 
 
 def test_names(make):
-    models = {"clip": "clip/clip", "geneval": "geneval-hf/detector"}
+    models = {"clip": "clip/clip", "hpsv2": "hpsv2.1", "geneval": "geneval-hf/detector"}
     models |= {"wise": "wise/legacy/tiny-judge", "vlm-judge": "vlm-judge/tiny-judge"}
     assert {kind: make(kind).name for kind in BUILT_IN} == {kind: models.get(kind, kind) for kind in BUILT_IN}
 
@@ -262,12 +269,12 @@ def test_a_missing_file_is_named_before_anything_is_loaded(kind, field, name, ma
 def test_weights_are_exactly_the_networks(kind, field, name, change, words, make, copied, models):
     copy, setting = copied(kind, field)
     path = weights_file(copy)
-    weights = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
-    change(weights, name)
+    content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    change(content.get("state_dict", content), name)
     if path.suffix == ".safetensors":
-        save_file(weights, path, {"format": "pt"})
+        save_file(content, path, {"format": "pt"})
     else:
-        torch.save(weights, path)
+        torch.save(content, path)
     with pytest.raises(DataError, match=rf"scorers\.{kind}\.{field}: .*{name}.?{words}"):
         make(kind, **setting).score(batch(kind))
     assert str(copy) not in str(models.users())

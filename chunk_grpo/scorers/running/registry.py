@@ -18,6 +18,7 @@ BUILT_IN: dict[str, str] = {
     "clip": "chunk_grpo.scorers.clip:ClipScore",
     "pickscore": "chunk_grpo.scorers.clip:PickScore",
     "imagereward": "chunk_grpo.scorers.imagereward:ImageReward",
+    "hpsv2": "chunk_grpo.scorers.hpsv2:HPSv2",
     "hpsv3": "chunk_grpo.scorers.hpsv3:HPSv3",
     "geneval": "chunk_grpo.scorers.geneval.scorer:GenEval",
     "wise": "chunk_grpo.scorers.wise.scorer:Wise",
