@@ -20,7 +20,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan track serve worker smoke tools lint types reference test test-slow docs bench bench-train gpu gpu-report clean
+.PHONY: help run params plan score track serve worker smoke tools lint types reference test test-slow docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, methods, â
 
 plan: $(STAMP) ## print what a run will take, of params.yaml or PRESET=flux-dev (GPUS=8; OPTIONS='--price 2.5')
 	$(BIN)/python -m infra.plan $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET)) --gpus $(or $(GPUS),1) $(OPTIONS)
+
+score: $(STAMP) ## score a folder of images (IMAGES=FOLDER SCORERS=paper PROMPTS=FILE; OPTIONS='--only pickscore')
+	$(BIN)/python -m infra.score_images '$(IMAGES)' --scorers '$(SCORERS)' $(if $(PROMPTS),--prompts '$(PROMPTS)') $(OPTIONS)
 
 track: $(STAMP) ## commit params.yaml and dvc.lock of a finished run, and push its results for `dvc pull dvc.yaml`
 	$(BIN)/python -m infra.track

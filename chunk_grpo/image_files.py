@@ -33,7 +33,8 @@ def decode_image(content: bytes, name: str) -> NDArray[np.uint8]:
         return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:  # Pillow raises these for damaged files
         raise DataError(
-            f"image {name}: not a readable picture ({error}). Run `dvc repro` to generate it again."
+            f"image {name}: not a readable picture ({error}). Replace it; `dvc repro` generates images of the pipeline "
+            "again."
         ) from error
 
 

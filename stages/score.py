@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +53,19 @@ class Arguments:
         )
     )
     out: str = field(metadata=argument("scores/2, Parquet", writes=True))
+
+
+class ImageRows(Protocol):
+    """Images to score, in an order that is equal in every run."""
+
+    groups: Counter[tuple[Any, ...]]
+    """Number of images of each group."""
+
+    def __len__(self) -> int: ...
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Rows of images/1."""
+        ...
 
 
 class Images:
@@ -126,7 +139,7 @@ def batch_of(records: Sequence[Mapping[str, Any]], prompts: Mapping[str, Mapping
     )
 
 
-def batches_of(scorer: Scorer, images: Images) -> Iterator[list[dict[str, Any]]]:
+def batches_of(scorer: Scorer, images: ImageRows) -> Iterator[list[dict[str, Any]]]:
     """Yield the scorer's batches of rows; equal in every run, so that a stopped run can resume."""
     size = scorer.settings.images_at_once
     if scorer.groupwise:
@@ -140,7 +153,7 @@ def batches_of(scorer: Scorer, images: Images) -> Iterator[list[dict[str, Any]]]
 def score_rows(
     key: str,
     scorer: Scorer,
-    images: Images,
+    images: ImageRows,
     prompts: Mapping[str, Mapping[str, str]],
     kept: KeptScores,
     workers: Workers,

@@ -1,0 +1,265 @@
+"""Score a folder of images, without a pipeline.
+
+python -m infra.score_images FOLDER --prompts FILE --scorers NAME   (make score IMAGES=FOLDER PROMPTS=FILE SCORERS=NAME)
+
+It writes scores.parquet and scores.csv with a row for each image, scorer and metric, and prints means. A run that was
+stopped resumes after its last batch when the same command runs again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from chunk_grpo.artifacts import check_writable, output_file, write_csv
+from chunk_grpo.config import read_raw_params
+from chunk_grpo.config.load import tuples
+from chunk_grpo.config.problems import Problem, schema_problems
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
+from chunk_grpo.config.section import Name, Section
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
+from chunk_grpo.parallel import Workers
+from chunk_grpo.prompts import FieldNames
+from chunk_grpo.scorers.base import Scorer
+from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.scorers.running.spec import spec_of
+from chunk_grpo.stopping import STOP
+from infra.image_folder import INDEX, ImageFile, ImageFolder, read_image_folder
+from stages._kept import KeptScores
+from stages.score import kept_scores, score_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ALL_REFUSED = 1.0
+"""Share of images that a scorer may refuse here: what it refuses is listed, with its reason."""
+
+COLUMNS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("image", "prompt", "scorer", "metric")),
+        ("value", pa.float64()),  # null where the scorer refused the image
+        ("refusal", pa.string()),  # its reason; null where there is a value
+    ]
+)
+
+
+class ScorersFile(Section):
+    """Sections of params.yaml that describe scorers.
+
+    Attributes:
+        scorers: scorer name to settings; `splits` are not used.
+        executors: scorer name to executor; default: in this process.
+    """
+
+    scorers: Annotated[dict[Name, AnyScorer], Field(min_length=1)]
+    executors: dict[Name, AnyExecutor] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean of a scorer's values.
+
+    Attributes:
+        mean: Mean over the images.
+        error: Standard error; images of one prompt do not count as independent. NaN with one prompt.
+        count: Number of images with a value.
+    """
+
+    mean: float
+    error: float
+    count: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score and print; return the exit code: 2 or 3 for invalid input, 75 to run again, as a stage does."""
+    options = _parser().parse_args(argv)
+    try:
+        with STOP.raised():
+            _score(options)
+    except (ChunkGrpoError, Stopped) as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        return error.exit_code
+    return 0
+
+
+def read_scorers(name: str) -> ScorersFile:
+    """Scorers of conf/scorers/NAME.yaml, or of a YAML file with the sections `scorers` and `executors`.
+
+    Raises:
+        ConfigError: There is no such file, or a setting is wrong; the message lists all of them.
+    """
+    file = Path(name)
+    known = sorted(path.stem for path in (ROOT / "conf" / "scorers").glob("*.yaml"))
+    if file.suffix not in (".yaml", ".yml"):
+        if name not in known:
+            raise ConfigError(
+                f"--scorers: must be a YAML file or one of {', '.join(known)} (files of conf/scorers/), got {name!r}"
+            )
+        return _checked(_composed(name), f"conf/scorers/{name}.yaml")
+    if file.resolve().parent == ROOT / "conf" / "scorers":
+        return read_scorers(file.stem)
+    return _checked(read_raw_params(file), name)
+
+
+def _composed(name: str) -> Mapping[str, Any]:
+    from chunk_grpo.orchestration.dvc_internals import (
+        compose_and_dump,
+    )  # here: importing DVC takes half a second
+
+    with tempfile.TemporaryDirectory(prefix="scorers-") as folder:
+        path = Path(folder, "scorers.yaml")
+        compose_and_dump(path, str(ROOT / "conf"), None, f"scorers/{name}", str(ROOT), [])
+        return read_raw_params(path)
+
+
+def _checked(raw: Mapping[str, Any], source: str) -> ScorersFile:
+    """The two sections; others, such as those of a whole params.yaml, are not read."""
+    values = tuples({key: raw[key] for key in ScorersFile.model_fields if key in raw})
+    try:
+        found = ScorersFile.model_validate(values)
+    except ValidationError as error:
+        raise _refused(source, schema_problems(error, values, ScorersFile)) from None
+    unknown = [name for name in found.executors if name not in found.scorers]
+    if unknown:
+        text = f"must be a name in scorers, got {unknown[0]!r}; there are: {', '.join(found.scorers)}"
+        raise _refused(source, [Problem(("executors", unknown[0]), text)])
+    return found
+
+
+def _refused(source: str, problems: Sequence[Problem]) -> ConfigError:
+    return ConfigError("\n  ".join([f"{source}:", *map(str, problems)]))
+
+
+def _score(options: argparse.Namespace) -> None:
+    sections = read_scorers(options.scorers)
+    names = options.only or list(sections.scorers)
+    for name in names:
+        if name not in sections.scorers:
+            raise ConfigError(f"--only: must be names of {', '.join(sections.scorers)}, got {name!r}")
+    files = read_image_folder(options.images, options.prompts, FieldNames(options.prompt_field))
+    out = options.out or Path("scores", options.images.resolve().name)
+    check_writable(str(out / "scores.parquet"))
+    location = options.prompts or str(options.images / INDEX)
+    done: list[KeptScores] = []
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        scorers = {
+            key: stack.enter_context(
+                closing(place_scorer(key, sections.scorers[key], sections.executors.get(key)))
+            )
+            for key in names
+        }
+        for key, scorer in scorers.items():  # of all, before the first model is loaded
+            scorer.check()
+            _check_groups(key, scorer, files)
+        for key, scorer in scorers.items():
+            spec = spec_of(key, sections.scorers[key], scorer)
+            for part in _by_shape(files):
+                done.append(
+                    kept_scores(spec, scorer.settings, [str(each.path) for each in part.files], location)
+                )
+                found = score_rows(key, scorer, part, part.prompts, done[-1], Workers(), ALL_REFUSED)
+                rows += [_row(part.file_of(row), row) for row in found]
+            scorer.close()  # before the next one is loaded
+    places = {file.name: number for number, file in enumerate(files)}
+    rows.sort(key=lambda row: (names.index(row["scorer"]), places[row["image"]]))
+    table = pa.Table.from_pylist(rows, COLUMNS)
+    with output_file(str(out / "scores.parquet")) as draft:
+        pq.write_table(table, draft)
+    write_csv(table, str(out / "scores.csv"))
+    for kept in done:
+        kept.forget()
+    _show(rows, names, out)
+
+
+def _by_shape(files: Sequence[ImageFile]) -> Iterator[ImageFolder]:
+    """The images of each size; a batch has one."""
+    for shape in dict.fromkeys(file.shape for file in files):
+        yield ImageFolder([file for file in files if file.shape == shape])
+
+
+def _check_groups(key: str, scorer: Scorer, files: Sequence[ImageFile]) -> None:
+    """Reject images of a prompt in several sizes for a scorer that compares them."""
+    shapes: dict[tuple[str, str], ImageFile] = {}
+    for file in files if scorer.groupwise else ():
+        first = shapes.setdefault((file.prompt, file.metadata), file)
+        if first.shape != file.shape:
+            raise DataError(
+                f"scorer {key}: compares the images of a prompt, which must have one size, got {first.shape} of "
+                f"{first.name} and {file.shape} of {file.name}"
+            )
+
+
+def _row(file: ImageFile, row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: row[name] for name in ("scorer", "metric", "value", "refusal")}
+    return {"image": file.name, "prompt": file.prompt, **kept}
+
+
+def mean_of(values: Sequence[float], prompts: Sequence[str]) -> Mean:
+    """Mean, and its standard error with prompts as clusters.
+
+    error = sqrt(P / (P - 1) * sum over prompts of (sum over its images of (value - mean))^2) / N for N images of P
+    prompts; with one image a prompt it is the deviation divided by sqrt(N).
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if not len(array):
+        return Mean(math.nan, math.nan, 0)
+    mean = float(array.mean())
+    sums: dict[str, float] = {}
+    for value, prompt in zip(array, prompts, strict=True):
+        sums[prompt] = sums.get(prompt, 0.0) + float(value) - mean
+    count = len(sums)
+    squares = sum(each**2 for each in sums.values())
+    error = math.sqrt(count / (count - 1) * squares) / len(array) if count > 1 else math.nan
+    return Mean(mean, error, len(array))
+
+
+def _show(rows: Sequence[Mapping[str, Any]], names: Sequence[str], out: Path) -> None:
+    table = Table("scorer", "images", "mean", "standard error", "refused")
+    for name in names:
+        own = [row for row in rows if row["scorer"] == name and row["metric"] == "score"]
+        judged = [row for row in own if row["value"] is not None]
+        found = mean_of([row["value"] for row in judged], [row["prompt"] for row in judged])
+        numbers = ("" if math.isnan(each) else f"{each:.6g}" for each in (found.mean, found.error))
+        table.add_row(name, str(found.count), *numbers, str(len(own) - found.count))
+    console = Console()
+    console.print(table)
+    console.print(f"{out / 'scores.parquet'}, {out / 'scores.csv'}", highlight=False, soft_wrap=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.score_images",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("images", type=Path, help="folder of the images")
+    parser.add_argument(
+        "--prompts",
+        help="file of the prompts, in the order of the images, or with a column image or file_name (default: "
+        "metadata.jsonl in the folder)",
+    )
+    parser.add_argument(
+        "--scorers", required=True, help="file of conf/scorers/ by its name, or a YAML file with `scorers`"
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="scorers of it to use (default: all)")
+    parser.add_argument("--prompt-field", help="column of the prompt (default: prompt or prompts)")
+    parser.add_argument("--out", type=Path, help="folder to write (default: scores/ and the folder's name)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

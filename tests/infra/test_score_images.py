@@ -1,0 +1,256 @@
+"""`make score`: a folder of images and a file of prompts, scored without a pipeline."""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.scorers.base import ScoreBatch
+from infra.score_images import Mean, main, mean_of, read_scorers
+from tests.conftest import ROOT
+from tests.shapes_scorers import shapes_scorer
+
+SCORERS = """\
+scorers:
+  bright: {{kind: external, source: "{module}:judge", version: 1, options: {{}}, splits: [eval], batch_size: 2}}
+"""
+
+CODE = '''
+import json
+from pathlib import Path
+
+from chunk_grpo.errors import RefusedError
+
+
+def judge(images, prompts, metadata):
+    """The red of the first pixel; notes each call, and does what the file `do` says."""
+    with Path("calls").open("a") as stream:
+        stream.write(json.dumps([list(images.shape), list(prompts), list(metadata)]) + "\\n")
+    what = Path("do").read_text() if Path("do").exists() else ""
+    if what == "fail" and len(Path("calls").read_text().splitlines()) == 2:
+        raise KeyError("a bug")
+    values = list(images[:, 0, 0, 0].astype(float))
+    return [RefusedError("black") if what == "refuse" and value == 0 else value for value in values]
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a module of a scorer, whose name no other test has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    module = f"judged_{tmp_path.name}"
+    Path(f"{module}.py").write_text(CODE)
+    Path("own.yaml").write_text(SCORERS.format(module=module))
+    return tmp_path
+
+
+def images(reds: dict[str, int], side: int = 8) -> None:
+    """Images in the folder `made`, by name and red."""
+    for name, red in reds.items():
+        path = Path("made", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((side, side, 3), red, dtype=np.uint8)).save(path)
+
+
+def score(*more: str, prompts: str | None = "prompts.txt", scorers: str = "own.yaml") -> int:
+    return main(["made", *(["--prompts", prompts] if prompts else []), "--scorers", scorers, *more])
+
+
+def rows(out: str = "scores/made") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(f"{out}/scores.parquet").to_pylist()
+    return found
+
+
+def calls() -> list[Any]:
+    path = Path("calls")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def lines(text: Sequence[str], name: str = "prompts.txt") -> None:
+    Path(name).write_text("\n".join(text) + "\n")
+
+
+def test_images_in_the_order_of_their_numbers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images({"image-10.png": 30, "image-2.png": 20, "image-1.PNG": 10})
+    Path("made/notes.txt").write_text("no image")
+    lines(["first", "second", "third"])
+    assert score("--out", "there") == 0
+    assert [(r["image"], r["prompt"], r["scorer"], r["metric"], r["value"]) for r in rows("there")] == [
+        ("image-1.PNG", "first", "bright", "score", 10.0),
+        ("image-2.png", "second", "bright", "score", 20.0),
+        ("image-10.png", "third", "bright", "score", 30.0),
+    ]
+    with Path("there/scores.csv").open() as stream:
+        table = list(csv.DictReader(stream))
+    assert [(row["image"], float(row["value"])) for row in table] == [
+        ("image-1.PNG", 10),
+        ("image-2.png", 20),
+        ("image-10.png", 30),
+    ]
+    said = capsys.readouterr()
+    assert [cell.strip() for cell in said.out.splitlines()[3].split("│")[1:-1]] == [
+        *("bright", "3", "20", f"{10 / math.sqrt(3):.6g}", "0")
+    ]
+    assert "scoring with bright: 3/3" in said.err
+    assert not list(Path(".ckpt").iterdir())
+
+
+def test_a_column_names_the_image_and_the_others_reach_the_scorer(here: Path) -> None:
+    images({"b/two.png": 2, "a.png": 1, "unused.png": 9})
+    lines(["image,prompt,colour", "b/two.png,a wall,red", "a.png,a door,blue"], "prompts.csv")
+    assert score(prompts="prompts.csv") == 0
+    assert [(row["image"], row["value"]) for row in rows()] == [("b/two.png", 2.0), ("a.png", 1.0)]
+    assert calls() == [[[2, 8, 8, 3], ["a wall", "a door"], [{"colour": "red"}, {"colour": "blue"}]]]
+
+
+def test_a_folder_with_its_own_prompts(here: Path) -> None:
+    """The layout of Hugging Face's image folders."""
+    images({"x.png": 5, "y.png": 6})
+    entries = [{"file_name": name, "prompt": "same"} for name in ("y.png", "x.png")]
+    lines([json.dumps(entry) for entry in entries], "made/metadata.jsonl")
+    assert score(prompts=None) == 0
+    assert [row["value"] for row in rows()] == [6.0, 5.0]
+
+
+def test_images_of_several_sizes_are_batches_of_their_own(here: Path) -> None:
+    images({"a.png": 1, "c.png": 3})
+    images({"b.png": 2}, side=16)
+    lines(["one", "two", "three"])
+    assert score() == 0
+    assert [call[0] for call in calls()] == [[2, 8, 8, 3], [1, 16, 16, 3]]
+    assert [row["value"] for row in rows()] == [1.0, 2.0, 3.0]
+
+
+def test_a_run_that_failed_resumes(here: Path) -> None:
+    images({f"{number}.png": number for number in range(5)})
+    lines([f"prompt {number}" for number in range(5)])
+    Path("do").write_text("fail")
+    with pytest.raises(KeyError):
+        score()
+    assert len(calls()) == 2 and not Path("scores").exists()
+    Path("do").unlink()
+    assert score() == 0
+    assert [call[1] for call in calls()[2:]] == [["prompt 2", "prompt 3"], ["prompt 4"]]
+    assert [row["value"] for row in rows()] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_refused_image_has_its_reason(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images({"0.png": 0, "1.png": 1})
+    lines(["one", "two"])
+    Path("do").write_text("refuse")
+    assert score() == 0
+    assert [(row["value"], row["refusal"]) for row in rows()] == [(None, "black"), (1.0, None)]
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[3].split("│")[1:-1]]
+    assert cells == ["bright", "1", "1", "", "1"]  # one prompt: no standard error
+
+
+def test_the_values_are_those_of_the_scorer(here: Path) -> None:
+    images({"0.png": 40, "1.png": 200})
+    lines(["a red circle", "a blue square"])
+    assert score("--only", "shapes-vivid", scorers="shapes") == 0
+    pictures = np.stack([np.asarray(Image.open(f"made/{number}.png")) for number in range(2)])
+    batch = ScoreBatch(pictures, ["a red circle", "a blue square"], [{}, {}], [0, 1])
+    assert [row["value"] for row in rows()] == list(shapes_scorer("shapes-vivid").score(batch).values)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "code", "message"),
+    [
+        (["one"], 3, "made: must hold an image for each of the 1 prompts of prompts.csv, got 2 images"),
+        (["image,prompt", "c.png,one"], 3, "must name images in made, got 1 that do not exist: c.png"),
+        (["image,prompt", "a.png,one", "a.png,two"], 3, "must name each image once, got several lines for a.png"),
+        (["image,prompt", ",one"], 3, "prompts.csv, line 2: 'image' must be the path of an image"),
+        (["image,file_name,prompt", "a.png,a.png,one"], 3, "must have one of the columns image, file_name, got"),
+        (["image,prompt", "notes.txt,one"], 3, "made/notes.txt: not a readable picture"),
+        (["image,text", "a.png,one"], 3, "needs one field 'prompt' with the prompt"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_files_is_said_before_a_scorer_is_called(
+    prompts: list[str], code: int, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images({"a.png": 1, "b.png": 2})
+    Path("made/notes.txt").write_text("no image")
+    lines(["prompt", *prompts] if len(prompts) == 1 else prompts, "prompts.csv")
+    assert score(prompts="prompts.csv") == code
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not calls() and not Path("scores").exists()
+
+
+def test_a_folder_that_is_not_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert score(prompts=None) == 3
+    assert "made: must be a folder with images, got none" in capsys.readouterr().err
+    Path("made").mkdir()
+    assert score(prompts=None) == 3
+    assert "made/metadata.jsonl: does not exist; name the file of the prompts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rewards: {a: 1.0}\n", "own.yaml: scorers: required"),
+        ("scorers: {a: {kind: clip}}\n", "scorers.a.model: required"),
+        ("executors: {a: {kind: in-process, device: null}}\n", "executors.a: must be a name in scorers, got 'a'"),
+    ],
+)  # fmt: skip
+def test_wrong_scorers(text: str, message: str, here: Path) -> None:
+    sections = Path("own.yaml").read_text() if text.startswith("executors") else ""
+    Path("own.yaml").write_text(sections + text)
+    with pytest.raises(ConfigError) as error:
+        read_scorers("own.yaml")
+    assert message in " ".join(str(error.value).split())
+
+
+def test_scorers_by_name() -> None:
+    """Files of conf/scorers/, whose `defaults` are read too; also by their path, and a whole params.yaml."""
+    paper = read_scorers("paper")
+    assert list(paper.scorers) == ["hpsv3", "imagereward", "pickscore"]
+    assert read_scorers(str(ROOT / "conf" / "scorers" / "paper.yaml")) == paper
+    assert "shapes-exact" in read_scorers(str(ROOT / "params.yaml")).scorers
+    with pytest.raises(
+        ConfigError, match=r"^--scorers: must be a YAML file or one of paper, .* got 'papers'$"
+    ):
+        read_scorers("papers")
+
+
+def test_an_unknown_scorer_of_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert score("--only", "dark") == 2
+    assert "--only: must be names of bright, got 'dark'" in capsys.readouterr().err
+
+
+def test_the_images_of_a_groupwise_scorer_have_one_size(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = f"judged_{here.name}"
+    Path(f"{module}.py").write_text(
+        "class Best:\n    groupwise = True\n    def score(self, images, prompts, metadata, groups):\n"
+        "        return [float(groups.count(group)) for group in groups]\n"
+    )
+    Path("own.yaml").write_text(Path("own.yaml").read_text().replace(":judge", ":Best"))
+    images({"a.png": 1, "b.png": 2, "c.png": 3})
+    lines(["same", "other", "same"])
+    assert score() == 0
+    assert [row["value"] for row in rows()] == [2.0, 1.0, 2.0]
+    images({"c.png": 3}, side=16)
+    assert score() == 3
+    assert "must have one size, got (8, 8) of a.png and (16, 16) of c.png" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_the_standard_error_counts_prompts() -> None:
+    """Sums of deviations -2, 1, 1 of three prompts: sqrt(3/2 * 6) / 4."""
+    assert mean_of([1.0, 1.0, 3.0, 3.0], ["a", "a", "b", "c"]) == Mean(2.0, math.sqrt(1.5 * 6) / 4, 4)
+    alone = mean_of([1.0, 2.0, 6.0], ["a", "b", "c"])
+    assert alone.error == pytest.approx(np.std([1, 2, 6], ddof=1) / math.sqrt(3))
+    assert math.isnan(mean_of([1.0, 2.0], ["a", "a"]).error)
+    assert mean_of([], []).count == 0
