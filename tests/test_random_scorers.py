@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 KINDS = (
     *("shapes-graded", "hpsv2", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "ocr", "wise"),
-    "vlm-judge",
+    *("aesthetic", "vlm-judge"),
 )
 SPLIT = dict.fromkeys(KINDS, "eval") | {"geneval": "things", "ocr": "signs", "wise": "knowledge"}
 POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}

@@ -104,6 +104,21 @@ class HPSv3Scorer(ScorerSettings):
     dtype: Dtype
 
 
+class AestheticScorer(ScorerSettings):
+    """LAION's improved aesthetic predictor: a regression head on CLIP's image embeddings; the prompt has no part in it.
+
+    Attributes:
+        model: folder or repository with sac+logos+ava1-l14-linearMSE.pth.
+        encoder: CLIPModel that the head was trained on, with its processor: openai/clip-vit-large-patch14.
+        dtype: precision of the encoder's weights; the head is float32.
+    """
+
+    kind: Literal["aesthetic"]
+    model: Weights
+    encoder: Weights
+    dtype: Dtype
+
+
 class GenEvalScorer(ScorerSettings):
     """GenEval's rules on a Mask2Former's detections.
 
@@ -202,6 +217,7 @@ AnyScorer = Annotated[
     | HPSv2Scorer
     | ImageRewardScorer
     | HPSv3Scorer
+    | AestheticScorer
     | GenEvalScorer
     | WiseScorer
     | OcrScorer

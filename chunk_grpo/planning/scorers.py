@@ -37,6 +37,8 @@ NETWORKS = {
     "imagereward": Network(447_000_000, 2 * (0.304e9 * 197 + 0.14e9 * 35)),
     "pickscore": _VIT_H,
     "hpsv2": _VIT_H,
+    # openai/clip-vit-large-patch14; of it the image encoder, 0.304 billion weights, runs on 257 patches.
+    "aesthetic": Network(428_000_000, 2 * 0.304e9 * 257),
 }
 """Networks by kind of scorer."""
 

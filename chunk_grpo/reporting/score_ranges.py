@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chunk_grpo.config.judges import NumberReading, VlmJudgeScorer, WiseScorer
 from chunk_grpo.config.scorers import (
+    AestheticScorer,
     AnyScorer,
     ClipScorer,
     ExternalScorer,
@@ -26,6 +27,8 @@ def scale(scorer: AnyScorer) -> str:
             return f"preference, {scorer.scale}"
         case ImageRewardScorer():
             return "preference, standardised"
+        case AestheticScorer():
+            return "rating, about 1 to 10"
         case HPSv3Scorer():
             return "preference, unbounded"
         case GenEvalScorer():

@@ -7,7 +7,6 @@ version compute the same with other weight names.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -23,6 +22,7 @@ from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVi
 
 from chunk_grpo.config.scorer_settings import Dtype, Weights
 from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.regression_head import regression_head
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 from chunk_grpo.scorers.strict_loading import check_shapes
 
@@ -32,9 +32,6 @@ MODEL_FILES = ("ImageReward.pt", "med_config.json")
 REWARD_MEAN = 0.16717362830052426
 REWARD_STD = 1.0333394966054072
 """Mean and standard deviation that standardise the head's output; image-reward 1.5, ImageReward.py."""
-
-HEAD_WIDTHS = (1024, 128, 64, 16, 1)
-"""Output widths of the head's linear layers, without activations between them."""
 
 UNUSED_WEIGHTS = frozenset(
     {
@@ -88,11 +85,7 @@ class RewardModel(nn.Module):
         super().__init__()
         self.vision = BlipVisionModel(vision)
         self.text = BlipTextModel(text, add_pooling_layer=False)
-        widths = (text.hidden_size, *HEAD_WIDTHS)
-        linear = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
-        # Dropout is inactive in evaluation; it keeps the indices by which the file names the linear layers.
-        dropped = [part for layer in linear[:3] for part in (layer, nn.Dropout())]
-        self.head = nn.Sequential(*dropped, *linear[3:])
+        self.head = regression_head(text.hidden_size)
 
     @property
     def image_size(self) -> int:

@@ -10,7 +10,7 @@ from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.running.registry import make_scorer
 from tests.test_presets import compose
 
-KINDS = ("clip", "pickscore", "imagereward", "hpsv2", "hpsv3", "geneval")
+KINDS = ("clip", "pickscore", "imagereward", "hpsv2", "hpsv3", "aesthetic", "geneval")
 """Scorers with a model."""
 
 _THINGS = [{"tag": "single_object", "include": [{"class": "cat", "count": 1}]}] * 3

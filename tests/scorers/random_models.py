@@ -12,6 +12,7 @@ import json
 import threading
 from pathlib import Path
 
+from tests.scorers.checkpoints_aesthetic import make_aesthetic
 from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.checkpoints_geneval import make_geneval
 from tests.scorers.checkpoints_hpsv2 import make_hpsv2
@@ -32,6 +33,7 @@ def make_models(folder: Path) -> None:
     """All models, a file of prompts in WISE's form, and one with texts to be shown, below a folder."""
     make_clip(folder / "clip")
     make_imagereward(folder / "imagereward")
+    make_aesthetic(folder / "aesthetic")
     make_hpsv2(folder / "hpsv2")
     make_hpsv3(folder / "hpsv3")
     make_geneval(folder / "geneval")

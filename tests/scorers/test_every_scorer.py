@@ -4,6 +4,7 @@ Scores are cached under a scorer's version, not under its code. So code that sco
 then a test fails until the new version's scores are written down here, and old scores are not mixed with new ones.
 """
 
+import re
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,7 @@ VERSIONS: dict[str, tuple[int, list[float]]] = {
     "imagereward": (1, [5.55347, -0.496454, -4.25025]),
     "hpsv2": (1, [-0.023428, -0.0576581, -0.0699346]),
     "hpsv3": (1, [-0.0691885, -1.79009, 1.15027]),
+    "aesthetic": (1, [-13.3059, -8.81734, -14.3246]),
     "geneval": (1, [1.0, 0.0, 0.0]),
     "wise": (1, [0.55, 1.0, 0.9]),
     "ocr": (1, [1.0, 0.75, 0.0]),
@@ -76,6 +78,10 @@ FILES = {
         "model": ["HPSv3.safetensors"],
         "backbone": ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"],
     },
+    "aesthetic": {
+        "model": ["sac+logos+ava1-l14-linearMSE.pth"],
+        "encoder": ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"],
+    },
     "geneval": {
         "detector": ["config.json", "preprocessor_config.json", "model.safetensors"],
         "classifier": ["config.json", "tokenizer.json", "model.safetensors"],
@@ -97,6 +103,8 @@ WEIGHTS = [
     ("hpsv3", "model", "model.layers.1.mlp.up_proj.weight"),
     ("hpsv3", "model", "visual.merger.ln_q.bias"),
     ("hpsv3", "model", "rm_head.3.bias"),
+    ("aesthetic", "model", "layers.6.weight"),
+    ("aesthetic", "encoder", "visual_projection.weight"),
     ("geneval", "detector", "class_predictor.bias"),
     ("geneval", "classifier", "visual_projection.weight"),
 ]
@@ -260,7 +268,7 @@ def test_a_missing_file_is_named_before_anything_is_loaded(kind, field, name, ma
     copy, setting = copied(kind, field)
     make(kind, **setting).check()
     (copy / name).unlink()
-    with pytest.raises(DataError, match=rf"scorers\.{kind}\.{field}: no file .*{name}"):
+    with pytest.raises(DataError, match=rf"scorers\.{kind}\.{field}: no file .*{re.escape(name)}"):
         make(kind, **setting).check()
 
 
@@ -310,7 +318,7 @@ def edit(content, change):
 
 
 def weights_file(folder):
-    (path,) = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".pt")]
+    (path,) = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".pt", ".pth")]
     return path
 
 

@@ -20,6 +20,7 @@ BUILT_IN: dict[str, str] = {
     "imagereward": "chunk_grpo.scorers.imagereward:ImageReward",
     "hpsv2": "chunk_grpo.scorers.hpsv2:HPSv2",
     "hpsv3": "chunk_grpo.scorers.hpsv3:HPSv3",
+    "aesthetic": "chunk_grpo.scorers.aesthetic:Aesthetic",
     "geneval": "chunk_grpo.scorers.geneval.scorer:GenEval",
     "wise": "chunk_grpo.scorers.wise.scorer:Wise",
     "ocr": "chunk_grpo.scorers.ocr:Ocr",

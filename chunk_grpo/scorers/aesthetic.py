@@ -1,0 +1,108 @@
+"""Aesthetic score: LAION's improved aesthetic predictor, a regression head on the image embeddings of CLIP ViT-L/14.
+
+christophschuhmann/improved-aesthetic-predictor at 6934dd8, simple_inference.py. The prompt has no part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pickle import UnpicklingError
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from chunk_grpo.config.scorer_settings import Weights
+from chunk_grpo.config.scorers import AestheticScorer
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers import clip_model
+from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.clip_model import ClipEncoder, ClipProcessor
+from chunk_grpo.scorers.regression_head import regression_head
+from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
+from chunk_grpo.scorers.strict_loading import check_shapes
+
+MODEL_FILES = ("sac+logos+ava1-l14-linearMSE.pth",)
+"""The authors' head for CLIP ViT-L/14, trained on SAC, LAION-Logos and AVA."""
+
+
+def load_head(key: str, weights: Weights, width: int, device: str) -> nn.Sequential:
+    """Load the regression head, in float32.
+
+    Args:
+        key: Key of params.yaml, such as scorers.aesthetic.model, for messages.
+        weights: Folder or hub id.
+        width: Width of the image embeddings.
+        device: Device such as cuda:1.
+
+    Raises:
+        DataError: The file is missing or damaged, or weights are missing, surplus or of another shape; the message
+            names them.
+    """
+    path = find_checkpoint(key, weights, MODEL_FILES) / MODEL_FILES[0]
+    try:
+        tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        found = {name: value.shape for name, value in tensors.items()}
+    except (OSError, ValueError, RuntimeError, UnpicklingError, AttributeError) as error:
+        raise DataError(
+            f"{key}: {path} cannot be read ({type(error).__name__}: {error}). Fetch the file again."
+        ) from error
+    head = regression_head(width)
+    check_shapes(
+        f"{key}: weights in {path}",
+        {f"layers.{name}": value.shape for name, value in head.state_dict().items()},
+        found,
+        (),
+        "The file is of another model, or `encoder` is another CLIP; the authors' is openai/clip-vit-large-patch14.",
+    )
+    head.load_state_dict({name.removeprefix("layers."): value.float() for name, value in tensors.items()})
+    return head.to(device).eval().requires_grad_(False)
+
+
+class Aesthetic(ConfiguredScorer[AestheticScorer]):
+    """Predicted rating of an image's beauty, unbounded; the ratings that it was trained on are from 1 to 10."""
+
+    version = 1
+    needs = frozenset()
+    _models: tuple[nn.Sequential, ClipEncoder, ClipProcessor] | None = None
+
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """File patterns of the head, and of the CLIP model with its processor."""
+        return {"model": MODEL_FILES, "encoder": clip_model.MODEL_FILES + clip_model.PROCESSOR_FILES}
+
+    def score_rows(self, batch: ScoreBatch) -> Scores:
+        """Score the images of a batch.
+
+        Raises:
+            DataError: A model cannot be loaded.
+        """
+        if not len(batch):
+            return Scores(np.zeros(0))
+        head, encoder, processor = self._load()
+        embeddings = torch.from_numpy(encoder.embed_images(processor.pixels(batch.images))).float()
+        with torch.inference_mode():
+            ratings = head(embeddings.to(chosen_device(self.device)))[:, 0]
+        return Scores(ratings.double().cpu().numpy())
+
+    def close(self) -> None:
+        """Release the models."""
+        self._models = None
+        super().close()
+
+    def _load(self) -> tuple[nn.Sequential, ClipEncoder, ClipProcessor]:
+        if self._models is None:
+            settings, key, device = self.settings, f"scorers.{self.key}", chosen_device(self.device)
+            encoder = self.take_model(
+                clip_model.encoder_key(settings.encoder, settings.dtype, device),
+                lambda: clip_model.load_encoder(f"{key}.encoder", settings.encoder, settings.dtype, device),
+            )
+            width = int(encoder.model.config.projection_dim)
+            head = self.take_model(
+                ("aesthetic", settings, device),
+                lambda: load_head(f"{key}.model", settings.model, width, device),
+            )
+            processor = clip_model.load_processor(f"{key}.encoder", settings.encoder, encoder, "processor")
+            self._models = head, encoder, processor
+        return self._models
