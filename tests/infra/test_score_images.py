@@ -217,7 +217,7 @@ def test_scorers_by_name() -> None:
     assert read_scorers(str(ROOT / "conf" / "scorers" / "paper.yaml")) == paper
     assert "shapes-exact" in read_scorers(str(ROOT / "params.yaml")).scorers
     with pytest.raises(
-        ConfigError, match=r"^--scorers: must be a YAML file or one of paper, .* got 'papers'$"
+        ConfigError, match=r"^--scorers: must be a YAML file or one of .*\bpaper, .* got 'papers'$"
     ):
         read_scorers("papers")
 
