@@ -71,10 +71,10 @@ def by_split(*tables: str) -> dict[str, list[Row]]:
     """Rows of prompts by split; a split of a later table replaces that of an earlier one."""
     found: dict[str, list[Row]] = {}
     for table in tables:
-        rows = read_table(table, "prompts").to_pylist()
-        found |= {
-            split: [row for row in rows if row["split"] == split] for split in {r["split"] for r in rows}
-        }
+        own: dict[str, list[Row]] = {}
+        for row in read_table(table, "prompts").to_pylist():
+            own.setdefault(row["split"], []).append(row)
+        found |= own
     return found
 
 
@@ -92,7 +92,7 @@ def samples_of(params: Params, splits: Sequence[str], prompts: Mapping[str, Sequ
 
 
 def trial(params: Params, arguments: Arguments) -> Iterator[Tried]:
-    """Try each scorer where it will run, on all of its splits and, if training uses it, on train prompts."""
+    """Try each scorer where it will run, on all of its splits and, if it is a reward, on train prompts."""
     prompts = by_split(arguments.prompts, arguments.evaluation)
     counts = {split: len(rows) for split, rows in prompts.items()}
     in_training = read_json(arguments.training)
@@ -100,7 +100,7 @@ def trial(params: Params, arguments: Arguments) -> Iterator[Tried]:
         for key in params.scorers:
             location = join(arguments.specs, f"{key}.json")
             spec = spec_from(read_json(location), location)
-            splits = (*(("train",) if key in in_training else ()), *spec.splits)
+            splits = (*(("train",) if key in params.rewards else ()), *spec.splits)
             scorer = place_checked(spec, params.scorers, params.executors)
             try:
                 if key in in_training:

@@ -135,7 +135,10 @@ ROWS: dict[str, list[Change]] = {
     ],
     "`train.*`, `rewards`": [
         Change(TRAINED, put("train.kl_coef", 0.1)),
-        Change(("check_scorers", "train@*", "generate@*", "report"), put("rewards.own", 1.5)),  # as above
+        Change(
+            ("check_scorers", "try_scorers", "train@*", "generate@*", "report"),
+            put("rewards.own", 1.5),
+        ),  # as above
     ],
     "a file of the policy in `train.start_from`": [
         # The trained policy is the same bytes.

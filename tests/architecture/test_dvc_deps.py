@@ -181,7 +181,7 @@ NOT_REALLY = {
     # They count the images of the whole run, for the log; a group of another number of images is no new trial.
     "try_scorers": {
         "generate.images_per_prompt",
-        *("train", "train.seeds", "train.heldout", "rewards", "prompts.eval_count"),
+        *("train", "train.seeds", "train.heldout", "prompts.eval_count"),
         *("variants", "variants.values", "policies", "policies.values"),
     },
     # `train.seeds` name the tables of a folder of images, and base and compared policies have one table.

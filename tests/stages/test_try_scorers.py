@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from chunk_grpo.artifacts import read_table
 from tests.conftest import ROOT, Workspace
 from tests.stages.own_scorers import add_judge, calls, check, do
 
@@ -89,6 +90,17 @@ def test_a_scorer_gets_prompts_and_metadata_of_its_splits_at_the_size_of_the_run
     of_things = found[-1][2]
     assert [record["tag"] for record in of_things] == ["single_object", "colors"]
     assert len({prompt for _, prompts, _ in found for prompt in prompts}) == 6
+
+
+def test_a_heldout_scorer_gets_no_train_prompts(workspace: Workspace) -> None:
+    """Training measures it on eval prompts; the file of the train prompts may lack its metadata."""
+    workspace.edit(lambda raw: raw["train"]["heldout"].update(scorers=["own"]))
+    add_judge(workspace, code=RECORDING, splits=["eval"])
+    code, errors = tried(workspace)
+    assert code == 0, errors
+    prompts = read_table(str(workspace.artifacts / "prompts" / "evaluation.parquet"), "prompts").to_pylist()
+    evaluated = [row["prompt"] for row in prompts if row["split"] == "eval"]
+    assert [seen for _, seen, _ in recorded(workspace)] == [[evaluated[0]], [evaluated[len(evaluated) // 2]]]
 
 
 def test_no_trial(workspace: Workspace) -> None:
