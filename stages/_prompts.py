@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from chunk_grpo.config.prompts import (
     AnyBenchmark,
     CocoPrompts,
+    DpgPrompts,
     FilePrompts,
     GenEvalPrompts,
     PromptFile,
@@ -29,6 +30,7 @@ from chunk_grpo.prompts import (
     content_key,
     drop_long,
     hub_file,
+    read_dpg,
     read_geneval,
     read_geneval_benchmark,
     read_prompt_file,
@@ -216,6 +218,8 @@ def _benchmark(name: str, benchmark: AnyBenchmark, settings: PromptsParams, limi
         checked = _read(benchmark.file, settings, limits, plain=True).part(0, benchmark.count)
     elif isinstance(benchmark, GenEvalPrompts):
         checked = read_geneval_benchmark(benchmark.path, settings.checks, benchmark.count)
+    elif isinstance(benchmark, DpgPrompts):
+        checked = read_dpg(benchmark.path, settings.checks, benchmark.count)
     else:
         checked = read_wise(
             benchmark.paths,

@@ -16,7 +16,14 @@ from chunk_grpo.artifacts.storage import filesystem, is_remote, storage_errors
 from chunk_grpo.config import Params
 from chunk_grpo.config.families import is_own
 from chunk_grpo.config.judges import JudgeSettings
-from chunk_grpo.config.prompts import AnyBenchmark, CocoPrompts, FilePrompts, GenEvalPrompts, PromptFile
+from chunk_grpo.config.prompts import (
+    AnyBenchmark,
+    CocoPrompts,
+    DpgPrompts,
+    FilePrompts,
+    GenEvalPrompts,
+    PromptFile,
+)
 from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InSubprocess
 from chunk_grpo.digests import Digests
@@ -80,7 +87,7 @@ def _benchmark(benchmark: AnyBenchmark, digests: Digests) -> list[str | None]:
         return [_content_of(benchmark.file, digests)]
     paths = (
         [benchmark.path]
-        if isinstance(benchmark, GenEvalPrompts)
+        if isinstance(benchmark, (GenEvalPrompts, DpgPrompts))
         else [*benchmark.paths, *benchmark.rewritten]
     )
     return [_content(path, digests) for path in paths]

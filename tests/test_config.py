@@ -61,6 +61,9 @@ ASKED |= {
     "template_file": None,
 }
 ASKED |= {"image": "before", "reading": STARS}
+LISTED = {name: value for name, value in ASKED.items() if name not in ("template_file", "reading")}
+LISTED |= {"kind": "questions", "splits": ["more"], "template": "{question}"}
+DPG: dict[str, object] = {"kind": "dpg", "path": "dpg_bench.csv", "count": None}
 JUDGED: dict[str, object] = {"prompts.benchmarks.more": LEGACY, "scorers.judge": WISE}
 
 
@@ -228,6 +231,12 @@ OF_WISE = "judges prompts of wise only"
          "must be above lowest = 1, got 1"),
         ({"scorers.judge": ASKED | {"reading": STARS | {"pattern": "[1-5]"}}}, "scorers.judge.reading.pattern",
          "must have one group, the number"),
+        ({"scorers.judge": LISTED | {"splits": ["eval"]}}, "scorers.judge.splits[0]",
+         "questions judges prompts of dpg or file only, got 'eval', whose prompts are of shapes"),
+        ({"scorers.judge": LISTED, "prompts.benchmarks.more": DPG | {"count": 0}},
+         "prompts.benchmarks.more.count", "1"),
+        ({"scorers.judge": LISTED | {"template": "{prompt}?"}, "prompts.benchmarks.more": DPG},
+         "scorers.judge.template", "must have the field {question}"),
         ({"scorers.shapes-exact.splits": ["train"]}, "scorers.shapes-exact.splits[0]", "with images: eval, wise"),
         ({"prompts.wise_count": 0, **only("shapes-exact"), "scorers.shapes-exact.splits": ["eval", "wise"]},
          "scorers.shapes-exact.splits[1]", "with images: eval, got 'wise'"),

@@ -17,9 +17,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 KINDS = (
     *("shapes-graded", "hpsv2", "hpsv3", "imagereward", "pickscore", "clip", "geneval", "ocr", "wise"),
-    *("aesthetic", "vlm-judge"),
+    *("aesthetic", "vlm-judge", "questions"),
 )
-SPLIT = dict.fromkeys(KINDS, "eval") | {"geneval": "things", "ocr": "signs", "wise": "knowledge"}
+SPLIT = dict.fromkeys(KINDS, "eval") | {
+    "geneval": "things",
+    "ocr": "signs",
+    "wise": "knowledge",
+    "questions": "composition",
+}
 POLICIES = {"base": 1, "dance": 2, "chunk-ws": 2}
 """And how many modes each has."""
 
@@ -44,6 +49,7 @@ def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -
         settings = {
             "scorers.wise.base_url": judge.url,
             "scorers.vlm-judge.base_url": judge.url,
+            "scorers.questions.base_url": judge.url,
             "scorers.pickscore.model.checkpoint": "test/pickscore",
             "scorers.pickscore.model.revision": COMMITS[0],
         }

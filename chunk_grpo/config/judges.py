@@ -1,22 +1,33 @@
 """Settings of scorers that ask a vision-language model behind an endpoint."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
+from chunk_grpo.config.questions import parse_questions
 from chunk_grpo.config.scorer_settings import RefusingScorer, Url, Variable
 from chunk_grpo.config.section import Section, Text
 from chunk_grpo.config.templates import parse_template
 
+QUESTION_FIELDS = ("question", "prompt")
+"""Fields of a template for listed questions, besides those of the metadata."""
 
-def _checked_template(text: str) -> str:
+
+def _checked_template(text: str, fields: Sequence[str] = ("prompt",)) -> str:
     try:
-        parse_template(text)
+        parse_template(text, fields)
     except ValueError as error:
         raise PydanticCustomError("template", "{fault}", {"fault": str(error)}) from error
+    return text
+
+
+def _checked_question_template(text: str) -> str:
+    _checked_template(text, QUESTION_FIELDS)
+    if "question" not in parse_template(text, QUESTION_FIELDS).slots:
+        raise PydanticCustomError("template", "must have the field {field}", {"field": "{question}"})
     return text
 
 
@@ -30,6 +41,13 @@ def _checked_pattern(pattern: str) -> str:
         fault = f"must have one group, the number, and (?:...) for others; has {groups}"
         raise PydanticCustomError("pattern", "{fault}", {"fault": fault})
     return pattern
+
+
+def _check_keys(keys: Sequence[str], metadata: Mapping[str, object]) -> None:
+    missing = [repr(key) for key in keys if metadata.get(key) is None]
+    if missing:
+        there = ", ".join(map(repr, metadata)) or "none"
+        raise ValueError(f"needs the field {', '.join(missing)}, which `template` asks for, got {there}")
 
 
 class JudgeSettings(RefusingScorer):
@@ -163,7 +181,31 @@ class VlmJudgeScorer(JudgeSettings):
 
     def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
         """Check that the metadata has what `template` asks for."""
-        missing = [repr(key) for key in self.metadata_keys if metadata.get(key) is None]
-        if missing:
-            there = ", ".join(map(repr, metadata)) or "none"
-            raise ValueError(f"needs the field {', '.join(missing)}, which `template` asks for, got {there}")
+        _check_keys(self.metadata_keys, metadata)
+
+
+class QuestionsScorer(JudgeSettings):
+    """A judge answers the questions that the metadata of a prompt lists, each with yes or no; DPG-Bench's rule.
+
+    Attributes:
+        system: system message; null: none.
+        template: message with the fields {question}, {prompt} and {metadata.KEY}; {{ and }} are braces.
+        image: position of the image in the message, before or after the text.
+    """
+
+    DATA_FIELDS: ClassVar[tuple[str, ...]] = ("metadata_keys",)
+
+    kind: Literal["questions"]
+    system: Text | None
+    template: Annotated[Text, AfterValidator(_checked_question_template)]
+    image: Literal["before", "after"]
+
+    @property
+    def metadata_keys(self) -> tuple[str, ...]:
+        """Keys of the metadata that `template` asks for, besides the questions."""
+        return parse_template(self.template, QUESTION_FIELDS).keys
+
+    def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
+        """Check that the metadata has questions, and what `template` asks for."""
+        parse_questions(metadata)
+        _check_keys(self.metadata_keys, metadata)

@@ -99,6 +99,19 @@ class WisePrompts(Section):
     count: PromptCount | None
 
 
+class DpgPrompts(Section):
+    """DPG-Bench's prompts, with its questions.
+
+    Attributes:
+        path: path or URL of dpg_bench.csv.
+        count: number of prompts taken from the beginning; null: all 1,065.
+    """
+
+    kind: Literal["dpg"]
+    path: Text
+    count: PromptCount | None
+
+
 class FilePrompts(Section):
     """A file's prompts, in its order.
 
@@ -113,7 +126,7 @@ class FilePrompts(Section):
 
 
 AnyBenchmark = Annotated[
-    CocoPrompts | GenEvalPrompts | WisePrompts | FilePrompts, Field(discriminator="kind")
+    CocoPrompts | GenEvalPrompts | WisePrompts | DpgPrompts | FilePrompts, Field(discriminator="kind")
 ]
 
 

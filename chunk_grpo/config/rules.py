@@ -53,6 +53,7 @@ JUDGED_PROMPTS: Mapping[str, tuple[str, ...]] = {
     "shapes-graded": ("shapes",),
     "geneval": ("geneval", "coco"),
     "wise": ("wise",),
+    "questions": ("dpg", "file"),
 }
 """Kind of scorer to the kinds of prompts that it can judge; other kinds of scorers judge any prompt."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from chunk_grpo.config.judges import VlmJudgeScorer, WiseScorer
+from chunk_grpo.config.judges import QuestionsScorer, VlmJudgeScorer, WiseScorer
 from chunk_grpo.config.scorer_settings import Dtype, RefusingScorer, ScorerSettings, Url, Variable, Weights
 from chunk_grpo.config.section import Fraction, Section, Text
 
@@ -222,6 +222,7 @@ AnyScorer = Annotated[
     | WiseScorer
     | OcrScorer
     | VlmJudgeScorer
+    | QuestionsScorer
     | ExternalScorer,
     Field(discriminator="kind"),
 ]

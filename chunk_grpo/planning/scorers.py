@@ -42,7 +42,7 @@ NETWORKS = {
 }
 """Networks by kind of scorer."""
 
-WITHOUT_NETWORK = ("shapes-exact", "shapes-graded", "shapes-vivid", "wise", "vlm-judge", "ocr")
+WITHOUT_NETWORK = ("shapes-exact", "shapes-graded", "shapes-vivid", "wise", "vlm-judge", "questions", "ocr")
 """Kinds that take no GPU: rules, models on the CPU, or a judge elsewhere."""
 
 

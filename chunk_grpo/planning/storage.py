@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from chunk_grpo.config import Params
-from chunk_grpo.config.prompts import CocoPrompts, GenEvalPrompts, WisePrompts
+from chunk_grpo.config.prompts import CocoPrompts, FilePrompts
 from chunk_grpo.planning.images import evaluated_sets
 from chunk_grpo.planning.memory import offloaded_bytes
 from chunk_grpo.planning.passes import Iteration
@@ -26,7 +26,7 @@ FILE_BYTES = 10e9
 PROCESS_BYTES = 4e9
 """Assumed host memory of a training process: torch with CUDA, libraries, the scorers' tokenizers."""
 
-BENCHMARK_PROMPTS = {"geneval": 553, "wise": 1000}
+BENCHMARK_PROMPTS = {"geneval": 553, "wise": 1000, "dpg": 1065}
 """Prompts of a benchmark whose `count` is null."""
 
 
@@ -81,7 +81,7 @@ def encoded_for_training(params: Params) -> list[int]:
 def counts_all(params: Params) -> bool:
     """Whether every benchmark's number of prompts is known."""
     return all(
-        isinstance(benchmark, (CocoPrompts, GenEvalPrompts, WisePrompts)) or benchmark.count is not None
+        not isinstance(benchmark, FilePrompts) or benchmark.count is not None
         for benchmark in params.prompts.benchmarks.values()
     )
 

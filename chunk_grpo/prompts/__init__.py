@@ -5,6 +5,7 @@ Nothing is dropped or changed silently: problems are refused together with their
 
 from chunk_grpo.prompts.checks import check_lengths, drop_long, normalized, shared_prompts, text_key
 from chunk_grpo.prompts.coco import coco_prompts
+from chunk_grpo.prompts.dpg import read_dpg
 from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.findings import Findings, beginning
 from chunk_grpo.prompts.geneval import content_key, read_geneval, read_geneval_benchmark
@@ -28,6 +29,7 @@ __all__ = [
     "drop_long",
     "hub_file",
     "normalized",
+    "read_dpg",
     "read_geneval",
     "read_geneval_benchmark",
     "read_prompt_file",

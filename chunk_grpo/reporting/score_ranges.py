@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chunk_grpo.config.judges import NumberReading, VlmJudgeScorer, WiseScorer
+from chunk_grpo.config.judges import NumberReading, QuestionsScorer, VlmJudgeScorer, WiseScorer
 from chunk_grpo.config.scorers import (
     AestheticScorer,
     AnyScorer,
@@ -41,6 +41,8 @@ def scale(scorer: AnyScorer) -> str:
             return "judge's scale, as 0 to 1"
         case VlmJudgeScorer():
             return "probability of yes, 0 to 1"
+        case QuestionsScorer():
+            return "share of questions, 0 to 1"
         case ExternalScorer():
             return "defined by the scorer"
     return RIGHT_OR_NOT if scorer.kind == "shapes-exact" else "0 to 1"

@@ -91,11 +91,17 @@ def first_token(chances: Mapping[str, float]) -> bytes:
 
 
 def by_image(request: Request) -> Reply:
-    """Well-formed answers that depend on the pixels alone: for WISE's protocols, and probabilities of yes and no."""
+    """Well-formed answers by the pixels: for WISE's protocols, probabilities of yes and no, and these words.
+
+    The words depend on the question too.
+    """
     digest = hashlib.sha256(request.image.tobytes()).digest()
     if request.body.get("logprobs"):
         yes = (1 + digest[0]) / 512
         return Reply(first_token({"Yes": yes, " no": 0.75 - yes, "I": 0.25}))
+    if "yes or no" in request.text:
+        both = hashlib.sha256(digest + request.text.encode()).digest()
+        return Reply("Yes" if both[0] % 2 else "No")
     if "Aesthetic Quality" in request.text:
         c, r, a = (value % 3 for value in digest[:3])
         return Reply(f"Consistency: {c}\nRealism: {r}\nAesthetic Quality: {a}")

@@ -8,6 +8,7 @@ writes them into the folder and answers at port 8910 until Ctrl-C: what the pres
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import threading
 from pathlib import Path
@@ -29,8 +30,17 @@ QUESTIONS = (
 SIGNS = "prompt,text\na sign that says OPEN,OPEN\na red door with the number 12,12\n"
 
 
+PROPOSITIONS = (
+    ("cups", "A red cup stands to the left of a dog.", 1, "0", "Is there a cup?"),
+    ("cups", "A red cup stands to the left of a dog.", 2, "1", "Is the cup red?"),
+    ("cups", "A red cup stands to the left of a dog.", 3, "0", "Is there a dog?"),
+    ("sea", "The sea at night, under a full moon.", 1, "0", "Is there a sea?"),
+    ("sea", "The sea at night, under a full moon.", 2, "1", "Is it night?"),
+)
+
+
 def make_models(folder: Path) -> None:
-    """All models, a file of prompts in WISE's form, and one with texts to be shown, below a folder."""
+    """All models, and files of prompts: of the forms of WISE and DPG-Bench, and with texts to be shown."""
     make_clip(folder / "clip")
     make_imagereward(folder / "imagereward")
     make_aesthetic(folder / "aesthetic")
@@ -40,6 +50,12 @@ def make_models(folder: Path) -> None:
     keys = ("prompt_id", "Category", "Prompt", "Explanation")
     records = [{**dict(zip(keys, row, strict=True)), "Subcategory": ""} for row in QUESTIONS]
     (folder / "wise.json").write_text(json.dumps(records))
+    with (folder / "dpg_bench.csv").open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream)
+        table.writerow(
+            ("item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language")
+        )
+        table.writerows((*row[:4], "entity - whole (x)", row[4]) for row in PROPOSITIONS)
     (folder / "signs.csv").write_text(SIGNS)
 
 

@@ -60,6 +60,7 @@ VERSIONS: dict[str, tuple[int, list[float]]] = {
     "wise": (1, [0.55, 1.0, 0.9]),
     "ocr": (1, [1.0, 0.75, 0.0]),
     "vlm-judge": (1, [0.0364583, 0.171875, 0.414063]),
+    "questions": (1, [0.0, 0.75, 0.0]),
 }
 """Kind to version and scores."""
 
@@ -89,7 +90,7 @@ FILES = {
 }
 """Kind, field of its settings, and the files that the field's folder must hold."""
 
-JUDGES = ("wise", "vlm-judge")
+JUDGES = ("wise", "vlm-judge", "questions")
 """Kinds that ask an endpoint."""
 
 WEIGHTS = [
@@ -187,7 +188,11 @@ def test_every_built_in_scorer_is_pinned():
 
 def test_names(make):
     models = {"clip": "clip/clip", "hpsv2": "hpsv2.1", "geneval": "geneval-hf/detector"}
-    models |= {"wise": "wise/legacy/tiny-judge", "vlm-judge": "vlm-judge/tiny-judge"}
+    models |= {
+        "wise": "wise/legacy/tiny-judge",
+        "vlm-judge": "vlm-judge/tiny-judge",
+        "questions": "questions/tiny-judge",
+    }
     assert {kind: make(kind).name for kind in BUILT_IN} == {kind: models.get(kind, kind) for kind in BUILT_IN}
 
 
@@ -334,6 +339,9 @@ def batch(kind: str) -> ScoreBatch:
         metadata = [{"wise_id": number, "explanation": "what it shows"} for number in (1, 2, 3)]
     if kind == "ocr":
         pictures, metadata = all_drawn(["OPEN", "OPN", "12"]), [{"text": "OPEN"}] * 3
+    if kind == "questions":
+        listed = [{"id": n, "question": f"Is it {n}?", "parents": [1] if n > 1 else []} for n in (1, 2, 3, 4)]
+        metadata = [{"questions": listed}] * 3
     whole = ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])
     if kind not in SHAPES_SCORERS:
         return whole

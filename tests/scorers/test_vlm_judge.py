@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from chunk_grpo.config.judges import VlmJudgeScorer
+from chunk_grpo.config.judges import QuestionsScorer, VlmJudgeScorer
 from chunk_grpo.config.templates import Slot, parse_template
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch
@@ -328,10 +328,17 @@ class TestSettings:
         with pytest.raises(ValidationError, match=fault):
             make(**changes)
 
-    @pytest.mark.parametrize("name", ["vqa-score", "unified-reward"])
-    def test_the_sections_of_conf_are_valid(self, name):
-        text = (ROOT / "conf" / "scorers" / f"{name}.yaml").read_text("utf-8")
-        settings = VlmJudgeScorer.model_validate_json(
-            json.dumps(YAML(typ="safe").load(text)["scorers"][name])
-        )
-        assert set(settings.model_fields_set) == set(VlmJudgeScorer.model_fields)
+    @pytest.mark.parametrize(
+        ("file", "name", "settings"),
+        [
+            ("vqa-score", "vqa-score", VlmJudgeScorer),
+            ("unified-reward", "unified-reward", VlmJudgeScorer),
+            ("compbench", "compbench", VlmJudgeScorer),
+            ("dpg-bench", "dpg", QuestionsScorer),
+        ],
+    )
+    def test_the_sections_of_conf_are_valid_and_complete(self, file, name, settings):
+        text = (ROOT / "conf" / "scorers" / f"{file}.yaml").read_text("utf-8")
+        section = YAML(typ="safe").load(text)["scorers"][name]
+        found = settings.model_validate_json(json.dumps(section))
+        assert found.model_fields_set == set(settings.model_fields)

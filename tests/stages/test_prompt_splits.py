@@ -10,6 +10,7 @@ import pytest
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.config.prompts import PromptsParams
+from chunk_grpo.config.questions import parse_questions
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import token_limits
 from chunk_grpo.prompts import read_prompt_file
@@ -206,14 +207,23 @@ def test_benchmarks_are_splits_of_their_own(tmp_path: Path) -> None:
     wise.write_text(json.dumps([QUESTION | {"prompt_id": n, "Prompt": f"prompt {n}"} for n in (1, 2, 3)]))
     more = write(tmp_path / "more.csv", "Prompts,Category", "one,x", "two,y")
     of_wise = {"kind": "wise", "version": "legacy", "paths": [str(wise)], "rewritten": []}
+    rows = [
+        "item_id,text,proposition_id,dependency,tuple,question_natural_language",
+        "a,a cup,1,0,entity,A cup?",
+    ]
+    dpg = tmp_path / "dpg_bench.csv"
+    dpg.write_text("\n".join([*rows, "b,a dog,1,0,entity,A dog?", "b,a dog,2,1,entity,Is it red?"]))
     made = splits(
         source="coco",
         benchmarks={
+            "dpg": {"kind": "dpg", "path": str(dpg), "count": None},
             "geneval": {"kind": "geneval", "path": str(geneval), "count": 2},
             "wise": of_wise | {"missing_ids": "report", "count": None},
             "drawbench": {"kind": "file", "file": more, "count": None},
         },
     )
+    assert texts(made["dpg"]) == ["a cup", "a dog"]
+    assert [len(parse_questions(row.metadata)) for row in made["dpg"].rows] == [1, 2]
     assert texts(made["geneval"]) == ["two dogs 0", "two dogs 1"]
     assert made["geneval"].rows[0].metadata["include"] == RECORD["include"]
     assert [row.metadata["wise_id"] for row in made["wise"].rows] == [1, 2, 3]

@@ -25,6 +25,7 @@ BUILT_IN: dict[str, str] = {
     "wise": "chunk_grpo.scorers.wise.scorer:Wise",
     "ocr": "chunk_grpo.scorers.ocr:Ocr",
     "vlm-judge": "chunk_grpo.scorers.judging.vlm_judge:VlmJudge",
+    "questions": "chunk_grpo.scorers.judging.questions:Questions",
 }
 """Kind in params.yaml to class, imported on use."""
 

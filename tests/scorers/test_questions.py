@@ -1,0 +1,188 @@
+"""Questions that a prompt lists, by DPG-Bench's rule."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from chunk_grpo.config.judges import QuestionsScorer
+from chunk_grpo.config.questions import ListedQuestion, parse_questions
+from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.scorers.judging.questions import Questions, image_value, yes_or_no
+from tests.scorers.judge_server import JudgeServer, Reply
+
+TREE = [
+    {"id": 1, "question": "Is there a cup?", "parents": []},
+    {"id": 2, "question": "Is it red?", "parents": [1]},
+    {"id": 3, "question": "Is it a dark red?", "parents": [2]},
+    {"id": 4, "question": "Is there a dog?"},
+]
+
+
+def questions(url: str, folder: Path, **changes: Any) -> Questions:
+    options: dict[str, Any] = {
+        "kind": "questions",
+        "splits": ("dpg",),
+        "batch_size": 2,
+        "judge": "tiny-judge",
+        "system": None,
+        "template": "{question} Answer yes or no.",
+        "image": "before",
+        "request": {},
+        "base_url": url,
+        "api_key_variable": None,
+        "concurrency": 4,
+        "attempts": 3,
+        "timeout_seconds": 20.0,
+        "answers": str(folder),
+    }
+    return Questions("dpg", QuestionsScorer.model_validate({**options, **changes}))
+
+
+@pytest.fixture
+def make(judge_server: JudgeServer, tmp_path: Path):
+    def make(**changes: Any) -> Questions:
+        return questions(judge_server.url, tmp_path / "answers", **changes)
+
+    return make
+
+
+def batch_of(size: int, listed: object = TREE) -> ScoreBatch:
+    images = np.random.default_rng(0).integers(0, 256, (size, 6, 5, 3), dtype=np.uint8)
+    return ScoreBatch(
+        images, [f"prompt {i}" for i in range(size)], [{"questions": listed}] * size, [0] * size
+    )
+
+
+def answers(server: JudgeServer, **replies: str) -> None:
+    """The server's answers by a word of the question; yes to the others."""
+    server.answer = lambda request: Reply(
+        next((reply for word, reply in replies.items() if word in request.text), "yes")
+    )
+
+
+class TestRule:
+    @pytest.mark.parametrize(
+        ("yes", "value"),
+        [
+            ([1, 1, 1, 1], 1.0),
+            ([1, 0, 1, 1], 2 / 4),  # 3 hangs on 2
+            ([0, 1, 1, 1], 1 / 4),  # 2 hangs on 1, 3 on 2
+            ([1, 1, 0, 1], 3 / 4),
+            ([1, 1, 1, 0], 3 / 4),
+            ([0, 0, 0, 0], 0.0),
+        ],
+    )
+    def test_a_no_counts_for_the_questions_that_hang_on_it(self, yes, value):
+        listed = parse_questions({"questions": TREE})
+        assert image_value(listed, list(map(bool, yes))) == value
+
+    def test_one_no_of_several_parents_is_enough(self):
+        listed = [ListedQuestion(1, "a", ()), ListedQuestion(2, "b", ()), ListedQuestion(3, "c", (1, 2))]
+        assert image_value(listed, [True, False, True]) == pytest.approx(1 / 3)
+
+    def test_a_child_before_its_parent_reads_the_parents_own_answer(self):
+        listed = [ListedQuestion(3, "c", (2,)), ListedQuestion(2, "b", (1,)), ListedQuestion(1, "a", ())]
+        assert image_value(listed, [True, True, False]) == pytest.approx(1 / 3)
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("answer", ["yes", "Yes", " YES.\n", "**Yes**", '"yes"', "**Yes.**"])
+    def test_yes(self, answer):
+        assert yes_or_no(answer) is True
+        assert yes_or_no(answer.lower().replace("yes", "no")) is False
+
+    @pytest.mark.parametrize("answer", ["", "maybe", "Yes, there is.", "not", "yes no", "n", "yes/no"])
+    def test_neither(self, answer):
+        with pytest.raises(ValueError, match="must be yes or no, as one word, got"):
+            yes_or_no(answer)
+
+
+class TestScores:
+    def test_values_and_details(self, judge_server, make):
+        answers(judge_server, dark="no", dog="No.", cup="<think>no?</think>Yes")
+        scores = make().score(batch_of(2))
+        assert scores.values.tolist() == [0.5, 0.5]
+        assert scores.details["yes"].tolist() == [0.5, 0.5]
+        assert len(judge_server.requests) == 8
+        answers(judge_server, cup="no")
+        scores = make().score(ScoreBatch(batch_of(1).images ^ 1, ["p"], [{"questions": TREE}], [0]))
+        assert (scores.values.tolist(), scores.details["yes"].tolist()) == ([0.25], [0.75])
+
+    def test_an_image_without_all_answers_is_refused(self, judge_server, make):
+        first = batch_of(2).images[0].tobytes()
+        judge_server.answer = lambda request: Reply(
+            "who knows" if "red" in request.text and request.image.tobytes() == first else "yes"
+        )
+        scores = make(attempts=2).score(batch_of(2))
+        assert scores.values[1] == 1.0 and np.isnan(scores.values[0])
+        assert scores.refused[0].startswith(
+            "2 of 4 questions have no answer, such as no well-formed answer in 2"
+        )
+        assert "question 2 of prompt 'prompt 0': must be yes or no" in scores.refused[0]
+        assert len(judge_server.requests) == 6 + 2 * 2
+        judge_server.requests.clear()
+        answers(judge_server)
+        assert make().score(batch_of(2)).values.tolist() == [1.0, 1.0]
+        assert len(judge_server.requests) == 2  # the others are stored
+
+    def test_what_is_sent(self, judge_server, make):
+        answers(judge_server)
+        batch = batch_of(1, TREE[:1])
+        make(template="{prompt}: {question}", system="Be fair.", image="after").score(batch)
+        (request,) = judge_server.requests
+        assert request.text == "prompt 0: Is there a cup?"
+        assert [part["type"] for part in request.body["messages"][1]["content"]] == ["text", "image_url"]
+        np.testing.assert_array_equal(request.image, batch.images[0])
+
+    def test_name_and_identity(self, make):
+        assert make().name == "questions/tiny-judge"
+        others = [{"template": "{question}"}, {"system": "S"}, {"image": "after"}, {"judge": "b"}]
+        assert len({make(**changes).spec_hash() for changes in [{}, *others]}) == 5
+        assert make(concurrency=9, answers="elsewhere").spec_hash() == make().spec_hash()
+
+
+class TestLists:
+    @pytest.mark.parametrize(
+        ("listed", "fault"),
+        [
+            (None, "needs the field 'questions' with a list of questions, got None"),
+            ([], r"with a list of questions, got \[\]"),
+            (["a"], "entry 1 must be an object, got 'a'"),
+            ([{"id": "1", "question": "a"}], "entry 1: id must be a whole number, got '1'"),
+            ([{"id": True, "question": "a"}], "id must be a whole number, got True"),
+            ([{"id": 1, "question": ""}], "entry 1: question must be a text, got ''"),
+            ([{"id": 1, "question": "a", "parents": 0}], "parents must be a list of whole numbers, got 0"),
+            (
+                [{"id": 1, "question": "a", "parents": [2]}],
+                "question 1: parents must be ids of other .* got 2",
+            ),
+            ([{"id": 1, "question": "a"}, {"id": 1, "question": "b"}], "the id 1 occurs 2 times"),
+        ],
+    )
+    def test_a_malformed_list_is_named_before_any_request(self, judge_server, make, listed, fault):
+        batch = batch_of(2)
+        batch = ScoreBatch(batch.images, batch.prompts, [batch.metadata[0], {"questions": listed}], [0, 0])
+        with pytest.raises(
+            DataError, match=rf"scorers\.dpg: row 2 of 2, prompt 'prompt 1': metadata: .*{fault}"
+        ):
+            make().score(batch)
+        assert not judge_server.requests
+        with pytest.raises(ValueError, match=fault):
+            make().settings.check_data("prompt 1", {"questions": listed})
+
+    def test_other_fields_of_a_template_are_needed_too(self, make):
+        settings = make(template="{metadata.place}: {question}").settings
+        settings.check_data("p", {"questions": TREE, "place": "left"})
+        with pytest.raises(ValueError, match="needs the field 'place'"):
+            settings.check_data("p", {"questions": TREE})
+
+    @pytest.mark.parametrize(
+        ("template", "fault"), [("{prompt}?", r"must have the field \{question\}"), ("{x}", "is no field")]
+    )
+    def test_a_template_has_the_question(self, make, template, fault):
+        with pytest.raises(ValidationError, match=fault):
+            make(template=template)
