@@ -25,9 +25,6 @@ from chunk_grpo.scorers.strict_loading import check_shapes
 MODEL_FILES = ("HPS_v2.1_compressed.pt",)
 """File of xswu/HPSv2."""
 
-_END_OF_TEXT = -1
-"""open_clip reads a text at its highest token id, which is the vocabulary's last."""
-
 _IMAGE_HEAD = 80
 _TEXT_HEAD = 64
 """Widths of the attention heads: ViT-H/14 has 16 heads for 1280 channels of the image and 16 for 1024 of the text."""
@@ -151,7 +148,7 @@ def _config(tensors: Mapping[str, Tensor]) -> CLIPConfig:
             "num_attention_heads": text_width // _TEXT_HEAD,
             "vocab_size": vocabulary,
             "max_position_embeddings": length,
-            "eos_token_id": vocabulary + _END_OF_TEXT,
+            "eos_token_id": vocabulary - 1,  # open_clip reads a text at its highest token id
             "bos_token_id": None,
             "pad_token_id": None,
         },
