@@ -210,6 +210,13 @@ def test_wrong_scorers(text: str, message: str, here: Path) -> None:
     assert message in " ".join(str(error.value).split())
 
 
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "conf" / "scorers").glob("*.yaml")), ids=lambda file: file.stem
+)
+def test_every_file_of_scorers_can_be_named(file: Path) -> None:
+    assert read_scorers(file.stem).scorers
+
+
 def test_scorers_by_name() -> None:
     """Files of conf/scorers/, whose `defaults` are read too; also by their path, and a whole params.yaml."""
     paper = read_scorers("paper")
