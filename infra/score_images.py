@@ -115,9 +115,8 @@ def read_scorers(name: str) -> ScorersFile:
 
 
 def _composed(name: str) -> Mapping[str, Any]:
-    from chunk_grpo.orchestration.dvc_internals import (
-        compose_and_dump,
-    )  # here: importing DVC takes half a second
+    # Here: importing DVC takes half a second.
+    from chunk_grpo.orchestration.dvc_internals import compose_and_dump
 
     with tempfile.TemporaryDirectory(prefix="scorers-") as folder:
         path = Path(folder, "scorers.yaml")
@@ -145,7 +144,7 @@ def _refused(source: str, problems: Sequence[Problem]) -> ConfigError:
 
 def _score(options: argparse.Namespace) -> None:
     sections = read_scorers(options.scorers)
-    names = options.only or list(sections.scorers)
+    names = list(dict.fromkeys(options.only or sections.scorers))
     for name in names:
         if name not in sections.scorers:
             raise ConfigError(f"--only: must be names of {', '.join(sections.scorers)}, got {name!r}")
