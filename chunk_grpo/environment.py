@@ -30,6 +30,9 @@ RUN_MARKER = "STAGE_RUN_MARKER"
 REPOSITORY = "CHUNK_GRPO_REPOSITORY"
 """Checkout from which flow runs clone a commit; by default the checkout of this code."""
 
+STAGE_ATTEMPTS = "CHUNK_GRPO_STAGE_ATTEMPTS"
+"""Number of attempts of a flow run at a stage that ends with exit code 75; 3 by default."""
+
 WORKER_PID = "CHUNK_GRPO_WORKER_PID"
 """Process id of the worker. Its flow runs end when it ends."""
 

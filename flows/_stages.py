@@ -11,6 +11,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, as_completed
 
+from chunk_grpo.artifacts.publishing import publish
+from chunk_grpo.artifacts.run_record import RunFacts
+from chunk_grpo.errors import TransientError
+from chunk_grpo.orchestration.attempts import attempted, attempts_allowed
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError, StageOutcome
@@ -23,7 +27,7 @@ from flows._ui import live, show_outcomes, show_results, stage_state
 
 def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    return isinstance(error, RemoteError) and error.may_pass
+    return isinstance(error, TransientError) or (isinstance(error, RemoteError) and error.may_pass)
 
 
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}  # DVC owns caching
@@ -56,7 +60,19 @@ def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]
         workspace.pipeline.adopt_outputs(stage, outputs, get_run_logger().info)
 
 
+@task(task_run_name="publish", **_RETRIES, **_OPTIONS)
+def publish_run(workspace: Workspace, destination: str, run: RunFacts) -> None:
+    """Publish the results of a finished run; another attempt continues where the last one ended."""
+    publish(workspace.root, destination, run)
+
+
 def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
+    """Run a stage in its workspace, with further attempts after exit code 75."""
+    log, stopping = get_run_logger().info, workspace.commands.stopping
+    return attempted(lambda: _run_once(spec, workspace, force=force), attempts_allowed(), stopping, log)
+
+
+def _run_once(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
     """Run a stage in its workspace. If another run on this machine is computing the same, wait for its result."""
     log = get_run_logger().info
     with workspace.turn:

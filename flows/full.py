@@ -7,14 +7,13 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.git import WORKING_TREE
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
-from flows._stages import run_stages
+from flows._stages import publish_run, run_stages
 from flows._ui import show_report
 from flows._workspace import chosen_commit, publish_root, workspace
 
@@ -43,6 +42,6 @@ def full(
         (progress,) = run_stages([here], until, force=force)
         if is_published := until is None and here.is_preset and commit != WORKING_TREE:
             here.pipeline.sort_lock()  # so that equal results have identical lock files
-            publish(here.root, publish_root(), RunFacts(here.preset, spec.commit, flow_run.name))
+            publish_run(here, publish_root(), RunFacts(here.preset, spec.commit, flow_run.name))
         show_report(here, is_published)
     return Completed(message=summary([progress]))

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +30,9 @@ from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
-from chunk_grpo.orchestration.guard import exec_with_parent_death_signal
 from chunk_grpo.stopping import stop_seconds
 from infra import worker
+from infra.children import Children
 from infra.runs import runs_in
 from infra.setup import SetUp, SetUpError
 
@@ -77,7 +77,10 @@ class LocalPrefect:
     publish: str | None = None
     reports: str | None = None
     webhook: SecretStr | None = None
-    _children: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
+    _children: Children = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._children = Children(self.root, self.home)
 
     @property
     def url(self) -> str:
@@ -139,6 +142,9 @@ class LocalPrefect:
                 name = "gpu" if self.gpu_workers == 1 else f"gpu-{number}"
                 self._start(f"worker-{name}", worker.command("gpu", f"local-{name}", 1), share)
             yield self
+        except SetUpError:
+            self.stop(cancel=False)
+            raise
         finally:
             self.stop()
 
@@ -160,46 +166,39 @@ class LocalPrefect:
         settings = dict(self.server)
         if self.database is not None:
             settings[DATABASE] = self.database
-        self._children = [(name, process) for name, process in self._children if name != "server"]
         self._start("server", _server(self.port), settings)
         self._wait_for_server()
 
     def process(self, name: str) -> psutil.Process:
         """The process named `server`, `reports`, `worker-cpu` or `worker-gpu` (`worker-gpu-0`, ... if several)."""
-        return psutil.Process(dict(self._children)[name].pid)
+        return self._children.process(name)
 
     def check(self) -> None:
-        """Raise an error if the server or a worker has ended.
+        """Check that server and workers are running.
 
         Raises:
-            SetUpError: A process has ended; with its name, exit status and log file.
+            SetUpError: One of them has ended; with its name, exit status and log file.
         """
-        for name, process in self._children:
-            if process.poll() is not None:
-                log = self.home / f"{name}.log"
-                raise SetUpError(f"{name} ended with {process.returncode}; see {log}")
+        self._children.check()
+
+    def start_again(self, say: Callable[[str], None]) -> None:
+        """Start server or workers again if they have ended; the others go on. Call it every second.
+
+        Args:
+            say: Receives a sentence at each end.
+
+        Raises:
+            SetUpError: One of them ends again and again.
+        """
+        self._children.start_again(say)
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start a command in its own process group, so that Ctrl-C reaches only this process.
-
-        If this process is killed, the kernel ends the command; flow runs and stages end with their worker.
-        """
-        with (self.home / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                exec_with_parent_death_signal(command),
-                cwd=self.root,
-                env=self.environment | dict(environment or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._children.append((name, process))
+        self._children.start(name, command, self.environment | dict(environment or {}))
 
     def _wait_for_server(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            self.check()
+            self._children.check()
             with suppress(httpx.TransportError):  # not listening yet
                 if httpx.get(f"{self.url}/api/health").is_success:
                     return
@@ -211,7 +210,7 @@ class LocalPrefect:
         with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}):
             yield
 
-    def stop(self) -> None:
+    def stop(self, *, cancel: bool = True) -> None:
         """Stop the workers and their flow runs, then the server, which until then accepts the runs' final states.
 
         All processes are stopped even if the server refuses the states.
@@ -219,21 +218,24 @@ class LocalPrefect:
         Unfinished runs are set to Cancelling before their processes get a signal, because a Cancelling run can only
         become Cancelled. A run stopped here must not count as crashed, or the server would run it again.
 
+        Args:
+            cancel: Whether unfinished runs become Cancelled. Otherwise they count as lost, and are run again once the
+                server and the workers are back.
+
         Raises:
             SetUpError: The server did not accept the states.
         """
-        server = [process for name, process in self._children if name == "server"]
-        serves = bool(server) and all(process.poll() is None for process in server) and _listens(self.port)
+        serves = cancel and self._children.is_running("server") and _listens(self.port)
         try:
             try:
                 if serves:
                     self._set_unfinished(Cancelling(message="make serve was stopped."))
             finally:
-                _stop_all([process for name, process in self._children if name != "server"])
+                _stop_all(self._children.processes(without="server"))
             if serves:
                 self._set_unfinished(Cancelled(message="make serve was stopped."))
         finally:
-            _stop_all([process for _, process in self._children])
+            _stop_all(self._children.processes())
             self._children.clear()
 
     def _set_unfinished(self, state: State) -> None:

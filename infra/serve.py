@@ -34,7 +34,7 @@ def main() -> int:
         with prefect.running():
             console.print(_welcome(prefect))
             while True:
-                prefect.check()
+                prefect.start_again(lambda text: console.print(text, markup=False))
                 time.sleep(1)
     except KeyboardInterrupt:
         console.print("Stopped: server, workers and their flow runs.")

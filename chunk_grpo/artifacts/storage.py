@@ -281,7 +281,8 @@ def filesystem(location: Location) -> fsspec.AbstractFileSystem:
 def _may_pass(error: OSError) -> bool:
     """Whether the error is transient, such as S3's InternalError, SlowDown or a time-out."""
     passing = (errno.EBUSY, getattr(errno, "EREMOTEIO", errno.EIO))
-    return isinstance(error, TimeoutError | ConnectionError) or error.errno in passing
+    named = type(error).__name__ in _NO_ANSWER  # some of botocore's time-outs are OSErrors
+    return named or isinstance(error, TimeoutError | ConnectionError) or error.errno in passing
 
 
 def _no_answer(action: str, location: Location, error: Exception) -> TransientError:

@@ -3,12 +3,14 @@
 import errno
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError
 
 from chunk_grpo.artifacts import (
     find_files,
@@ -24,7 +26,7 @@ from chunk_grpo.artifacts import (
     write_json,
     write_text,
 )
-from chunk_grpo.artifacts.storage import sizes_below
+from chunk_grpo.artifacts.storage import sizes_below, storage_errors
 from chunk_grpo.errors import DataError, TransientError
 
 
@@ -183,6 +185,16 @@ def test_s3_that_does_not_answer_is_worth_another_try(
             write_text("x", "s3://bucket/a.txt")
     assert caught.value.exit_code == 75
     assert "s3://bucket/a.txt: cannot write: the object store does not answer" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [ReadTimeoutError, ConnectTimeoutError, EndpointConnectionError])
+def test_time_outs_of_the_object_store_may_pass(kind: Callable[..., Exception]) -> None:
+    """Some of them are OSErrors, some are not."""
+    with (
+        pytest.raises(TransientError, match=r"^s3://a/b: cannot write: the object store does not answer"),
+        storage_errors("write", "s3://a/b"),
+    ):
+        raise kind(endpoint_url="http://127.0.0.1:1", error="none")
 
 
 def test_a_scheme_that_is_not_known() -> None:

@@ -35,6 +35,14 @@ def slow_prepare(root: Path, seconds: int) -> None:
     work.write_text(work.read_text().replace(begin, f"{begin}    time.sleep({seconds})\n"))
 
 
+def fail_once(root: Path) -> None:
+    """Let the first attempt at each training end with exit code 75."""
+    work, begin = root / "stages" / "work.py", "    begin = time.time()\n"
+    assert begin in work.read_text()
+    tried = '    if not Path("tried").exists():\n        Path("tried").touch()\n        sys.exit(75)\n'
+    work.write_text(work.read_text().replace(begin, f"{tried}{begin}"))
+
+
 def training(seconds: float) -> dict[str, Any]:
     """Let variant a train for so long; another number is another computation."""
     return {"variants": {"a": {"eta": seconds / 60}}}

@@ -1,11 +1,12 @@
-"""A training process that is killed: what is told, what is freed, and that the next run goes on."""
+"""Trainings that are killed, or end with 75: what is told, what is freed, and that the next run goes on."""
 
 import time
 
 import pytest
 
 from tests.drills.watch import Watch, load, seconds_until_gone, tree
-from tests.flows.faults import child_of, training
+from tests.flows.faults import child_of, fail_once, training
+from tests.small_pipeline import Shell
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -33,3 +34,14 @@ def test_a_killed_training_fails_both_runs_in_seconds_and_frees_the_gpu(watch: W
     after = watch.start(preset="smoke", until="train", overrides=training(1.0))
     assert watch.ended(after, 120)["state_type"] == "COMPLETED"
     assert watch.outcomes(after)["train@a"] == "ran"
+
+
+def test_a_training_that_ends_with_75_is_tried_again(watch: Watch, shell: Shell) -> None:
+    root = watch.prefect.root
+    fail_once(root)
+    shell(root, "git", "commit", "--quiet", "--all", "--message", "a server that is away at first")
+    run = watch.start(preset="smoke", until="train", overrides=training(2.0))
+    assert watch.ended(run, 180)["state_type"] == "COMPLETED"
+    assert watch.outcomes(run)["train@a"] == "ran"
+    (child,) = watch.children(run, "train@a")
+    assert child["run_count"] == 1

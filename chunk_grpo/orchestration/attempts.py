@@ -1,0 +1,63 @@
+"""Further attempts at a stage that failed for a reason that may pass, after growing pauses."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from chunk_grpo.environment import STAGE_ATTEMPTS
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.commands import Log
+from chunk_grpo.orchestration.outcomes import StageFailed
+
+Value = TypeVar("Value")
+
+TRY_AGAIN = 75
+"""Exit code of a stage that may succeed at another attempt: a server away, a training stopped at a checkpoint."""
+
+_ATTEMPTS = 3
+_FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 15.0, 4.0, 600.0  # seconds
+
+
+def pause_after(attempts: int) -> float:
+    """Seconds between an attempt, counted from 1, and the next."""
+    return float(min(_FIRST_PAUSE * _GROWTH ** (attempts - 1), _LONGEST_PAUSE))
+
+
+def attempts_allowed() -> int:
+    """Number of attempts at a stage, from the environment.
+
+    Raises:
+        ConfigError: The variable is not an integer of at least 1.
+    """
+    text = os.environ.get(STAGE_ATTEMPTS) or str(_ATTEMPTS)
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{STAGE_ATTEMPTS}: must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def attempted(run: Callable[[], Value], attempts: int, stopping: threading.Event, log: Log) -> Value:
+    """Call a function that runs a stage, again after each exit code `TRY_AGAIN`.
+
+    Args:
+        run: Runs the stage.
+        attempts: Number of attempts, at least 1.
+        stopping: Ends the pauses: no further attempt once it is set.
+        log: Receives each failure that is followed by another attempt.
+
+    Raises:
+        StageFailed: The last attempt failed, or another exit code was returned.
+    """
+    for number in range(1, attempts):
+        try:
+            return run()
+        except StageFailed as error:
+            if error.exit_code != TRY_AGAIN or stopping.is_set():
+                raise
+            pause = pause_after(number)
+            log(f"{error}\nAttempt {number + 1} of {attempts} at {error.stage} follows in {pause:.0f} s.")
+            if stopping.wait(pause):
+                raise
+    return run()
