@@ -26,6 +26,7 @@ from chunk_grpo.orchestration.workspace import Workspace
 _ATTEMPTS = 2  # one retry if the worker or its machine was lost; a failed stage is not retried
 _POLL_SECONDS = 1.0
 _SLOW_POLL_SECONDS = 5.0
+_WAIT_SECONDS = 30.0
 _OUTPUTS = "stage-outputs"
 _PAGE = 200  # the server's limit of log lines per request
 
@@ -56,7 +57,9 @@ def run_on_pool(
         number += 1
         key = f"{prefix}/{number}"
         try:
-            started = run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=key)
+            started = run_deployment(
+                deployment, flow_run_name=spec.name, parameters=parameters, timeout=0, idempotency_key=key
+            )
         except ObjectNotFound as error:
             raise RuntimeError(
                 f"stage {spec.name}: the server has no deployment {deployment}; run `python -m infra.setup`"
@@ -97,6 +100,7 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
     logged and retried without limit, because the other run continues without the server.
     """
     stopping, seen, start = workspace.commands.stopping, set[UUID](), time.monotonic()
+    waits = False
     with get_client(sync_client=True) as client:
         while run.state is None or not run.state.is_final():
             if stopping.wait(pause_after(time.monotonic() - start)):
@@ -106,11 +110,19 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
                 found = client.read_flow_run(run.id)
                 if found.state is not None and found.state.is_final():
                     stopping.wait(_POLL_SECONDS)  # the last log lines may arrive after the final state
+                if not waits and waits_for_worker(found, time.monotonic() - start):
+                    waits = True
+                    log(f"{run.name} waits for a free worker of pool {found.work_pool_name}.")
                 _forward_logs(client, run, log, seen)
                 run = found
             except httpx.HTTPError as error:
                 log(f"Flow run {run.name} cannot be followed at the moment: {error}")
     return run.state
+
+
+def waits_for_worker(run: FlowRun, elapsed: float) -> bool:
+    """Whether no worker has taken a flow run within half a minute."""
+    return run.state is not None and run.state.is_scheduled() and elapsed > _WAIT_SECONDS
 
 
 def pause_after(elapsed: float) -> float:

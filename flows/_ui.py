@@ -69,10 +69,16 @@ def show_outcomes(progress: Progress) -> None:
 
 @_only_shown()
 def show_report(workspace: Workspace, is_published: bool) -> None:
-    """Publish the report, if there is one, with a link to its page."""
-    preset, url = workspace.preset, os.environ.get(REPORTS_URL)
+    """Publish the report, if there is one, with a link to its page; the log ends with where it is."""
+    preset, url, folder = (
+        workspace.preset,
+        os.environ.get(REPORTS_URL),
+        workspace.root / "artifacts" / "report",
+    )
     page = f"{url}/{preset}/report/index.html" if url and is_published else None
-    show(preset, report(workspace.root / "artifacts" / "report", page))
+    if shown := report(folder, page):
+        show(preset, shown)
+        get_run_logger().info(f"Report: {page or folder}")
 
 
 def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:

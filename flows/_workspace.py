@@ -15,6 +15,7 @@ from chunk_grpo.git import WORKING_TREE, commit_of_working_tree, resolved, uncom
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.guard import die_with_parent
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace, make_workspace
+from chunk_grpo.reporting.highlight import slug
 
 REPOSITORY = Path(os.environ.get(environment.REPOSITORY) or Path(__file__).resolve().parents[1])
 """Repository whose commits and DVC cache this worker's runs use."""
@@ -52,7 +53,7 @@ def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace
         die_with_parent(
             int(worker)
         )  # without its worker the run would hold the GPU and could not be cancelled
-    name = f"{flow_run.name}-{spec.preset or 'params'}-{flow_run.id}-{flow_run.run_count}"
+    name = f"{slug(flow_run.name)}-{spec.preset or 'params'}-{flow_run.id}-{flow_run.run_count}"
     with make_workspace(REPOSITORY, _home(), name, spec, commands, log) as made:
         yield made
 

@@ -12,11 +12,12 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
+from flows._names import name_of_ablations
 from flows._stages import run_stages
 from flows._workspace import chosen_commit, workspace
 
 
-@flow(name="chunk-grpo", persist_result=False)
+@flow(name="chunk-grpo", flow_run_name=name_of_ablations, persist_result=False)
 def ablations(
     presets: tuple[str, ...] = ("tiny",),
     variants: tuple[str, ...] | None = None,

@@ -13,12 +13,13 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
+from flows._names import name_of_full
 from flows._stages import publish_run, run_stages
 from flows._ui import show_report
 from flows._workspace import chosen_commit, publish_root, workspace
 
 
-@flow(name="chunk-grpo", persist_result=False)
+@flow(name="chunk-grpo", flow_run_name=name_of_full, persist_result=False)
 def full(
     preset: str | None = None,
     overrides: tuple[Override, ...] = (),

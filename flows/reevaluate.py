@@ -20,12 +20,13 @@ from chunk_grpo.reporting.highlight import slug
 from chunk_grpo.reporting.history import Evaluation, measure
 from chunk_grpo.reporting.history_page import alert, summary
 from chunk_grpo.reporting.history_store import record
+from flows._names import name_of_reevaluate
 from flows._stages import run_stages
 from flows._ui import show
 from flows._workspace import REPOSITORY, publish_root, workspace
 
 
-@flow(name="chunk-grpo", persist_result=False)
+@flow(name="chunk-grpo", flow_run_name=name_of_reevaluate, persist_result=False)
 def reevaluate(
     preset: str = "tiny", new_seeds: bool = True, overrides: tuple[Override, ...] = ()
 ) -> State[None]:

@@ -1,6 +1,7 @@
 """The flow through a real Prefect server and both process workers, on the small pipeline."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,6 +70,7 @@ def test_a_run_executes_every_stage_and_the_next_one_takes_all_from_the_cache(wa
     """It publishes the report, and says what is not committed."""
     code, told = watch.command(preset="smoke")
     assert (code, "4 stages: 4 ran" in told) == (0, True), told
+    assert f"Report: {watch.prefect.reports_url}/smoke/report/index.html" in told.replace("\n", "")
     table = watch.latest_artifact("outcomes-smoke")
     assert [f"| {stage} | {'gpu' if '@' in stage else ''} | ran |" in table for stage in STAGES] == [True] * 4
     assert "Preset smoke" in table
@@ -82,7 +84,8 @@ def test_a_run_executes_every_stage_and_the_next_one_takes_all_from_the_cache(wa
     assert watch.outcomes(second) == dict.fromkeys(STAGES, "restored")
     assert "?? draft.txt" in watch.latest_artifact("outcomes-smoke")
     states = {task["name"]: task["state_name"] for task in watch.tasks(second)}
-    assert states == {"restore": "Completed", **dict.fromkeys(STAGES, "Cached")}
+    assert states == {"restore": "Completed", **dict.fromkeys(STAGES, "Cached"), "publish": "Completed"}
+    assert re.fullmatch(r"smoke [0-9a-f]{4}", str(watch.run(second)["name"]))
 
 
 @pytest.mark.slow
