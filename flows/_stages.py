@@ -13,6 +13,7 @@ from prefect.futures import PrefectFuture, as_completed
 
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
+from chunk_grpo.artifacts.storage import join
 from chunk_grpo.errors import TransientError
 from chunk_grpo.orchestration.attempts import attempted, attempts_allowed
 from chunk_grpo.orchestration.clones import locked
@@ -21,8 +22,10 @@ from chunk_grpo.orchestration.outcomes import RemoteError, StageOutcome
 from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.workspace import Workspace
+from chunk_grpo.reporting.highlight import slug
 from flows._pool import run_on_pool
 from flows._ui import live, show_outcomes, show_results, stage_state
+from flows._workspace import publish_root
 
 
 def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
@@ -60,9 +63,30 @@ def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]
         workspace.pipeline.adopt_outputs(stage, outputs, get_run_logger().info)
 
 
+def publish_run(workspace: Workspace, run: str) -> str:
+    """Publish the results of a finished run: of an unchanged preset as its newest, of others under the run's name.
+
+    Args:
+        workspace: Workspace of the run; all its stages are up to date.
+        run: Name of the flow run.
+
+    Returns:
+        Folder of the results, relative to the root of all published results.
+    """
+    workspace.pipeline.sort_lock()  # so that equal results have identical lock files
+    root, preset = publish_root(), workspace.preset
+    facts = RunFacts(preset, workspace.spec.commit, run)
+    if workspace.is_preset:
+        _publish(workspace, root, facts)
+        return preset
+    folder = f"runs/{slug(run)}"
+    _publish(workspace, join(root, folder), facts)
+    return f"{folder}/{preset}"
+
+
 @task(task_run_name="publish", **_RETRIES, **_OPTIONS)
-def publish_run(workspace: Workspace, destination: str, run: RunFacts) -> None:
-    """Publish the results of a finished run; another attempt continues where the last one ended."""
+def _publish(workspace: Workspace, destination: str, run: RunFacts) -> None:
+    """Publish; another attempt continues where the last one ended."""
     publish(workspace.root, destination, run)
 
 

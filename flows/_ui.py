@@ -5,6 +5,7 @@ Plots are embedded in the Markdown as `data:` URIs: Prefect's image artifact als
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +26,7 @@ from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.repeating import repeating
 from chunk_grpo.orchestration.workspace import Workspace
 from chunk_grpo.reporting.highlight import Highlight, report, slug
+from chunk_grpo.reporting.presets_compared import presets_compared
 from flows._workspace import REPOSITORY
 
 _LIVE_SECONDS = 20.0
@@ -68,17 +70,29 @@ def show_outcomes(progress: Progress) -> None:
 
 
 @_only_shown()
-def show_report(workspace: Workspace, is_published: bool) -> None:
-    """Publish the report, if there is one, with a link to its page; the log ends with where it is."""
-    preset, url, folder = (
-        workspace.preset,
-        os.environ.get(REPORTS_URL),
-        workspace.root / "artifacts" / "report",
-    )
-    page = f"{url}/{preset}/report/index.html" if url and is_published else None
+def show_report(workspace: Workspace, published: str | None) -> None:
+    """Publish the report, if there is one, with a link to its page; the log ends with where it is.
+
+    Args:
+        workspace: Workspace of the run.
+        published: Folder of the published results, relative to the root of all; None if they are not published.
+    """
+    url, folder = os.environ.get(REPORTS_URL), workspace.root / "artifacts" / "report"
+    page = f"{url}/{published}/report/index.html" if url and published else None
     if shown := report(folder, page):
-        show(preset, shown)
+        show(workspace.preset, shown)
         get_run_logger().info(f"Report: {page or folder}")
+
+
+@_only_shown()
+def show_comparison(workspaces: Sequence[Workspace]) -> None:
+    """Publish one table of the presets, from the summaries of their reports."""
+    files = {it.preset: it.root / "artifacts" / "report" / "summary.json" for it in workspaces}
+    summaries = {
+        preset: json.loads(file.read_text("utf-8")) for preset, file in files.items() if file.is_file()
+    }
+    if summaries:
+        show("ablations", [presets_compared(summaries)])
 
 
 def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:

@@ -6,14 +6,17 @@ from contextlib import ExitStack
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from chunk_grpo.git import WORKING_TREE
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._names import name_of_ablations
-from flows._stages import run_stages
+from flows._stages import publish_run, run_stages
+from flows._ui import show_comparison, show_report
 from flows._workspace import chosen_commit, workspace
 
 
@@ -25,7 +28,9 @@ def ablations(
     force: bool = False,
     commit: str = "HEAD",
 ) -> State[None]:
-    """Run several presets in one flow run. If a stage fails, the stages that do not depend on it still run.
+    """Run several presets in one flow run, and compare them in one table.
+
+    If a stage fails, the stages that do not depend on it still run.
 
     Args:
         presets: Names of presets in conf/preset/.
@@ -44,4 +49,7 @@ def ablations(
         ]
         spaces = [stack.enter_context(workspace(spec, commands, log)) for spec in specs]
         ended = run_stages(spaces, force=force, keep_going=True)
+        for space in spaces:
+            show_report(space, publish_run(space, flow_run.name) if commit != WORKING_TREE else None)
+        show_comparison(spaces)
     return Completed(message=summary(ended))

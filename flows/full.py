@@ -7,7 +7,6 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.git import WORKING_TREE
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.presets import Override
@@ -16,7 +15,7 @@ from chunk_grpo.orchestration.workspace import RunSpec
 from flows._names import name_of_full
 from flows._stages import publish_run, run_stages
 from flows._ui import show_report
-from flows._workspace import chosen_commit, publish_root, workspace
+from flows._workspace import chosen_commit, workspace
 
 
 @flow(name="chunk-grpo", flow_run_name=name_of_full, persist_result=False)
@@ -41,8 +40,6 @@ def full(
     spec = RunSpec(commit=chosen_commit(commit, log), preset=preset, overrides=overrides)
     with workspace(spec, commands, log) as here:
         (progress,) = run_stages([here], until, force=force)
-        if is_published := until is None and here.is_preset and commit != WORKING_TREE:
-            here.pipeline.sort_lock()  # so that equal results have identical lock files
-            publish_run(here, publish_root(), RunFacts(here.preset, spec.commit, flow_run.name))
-        show_report(here, is_published)
+        whole = until is None and commit != WORKING_TREE
+        show_report(here, publish_run(here, flow_run.name) if whole else None)
     return Completed(message=summary([progress]))

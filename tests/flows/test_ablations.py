@@ -38,6 +38,10 @@ def test_trainings_of_different_variants_run_side_by_side_up_to_the_limit(watch:
     events = sorted([(begin, 1) for begin, _ in times] + [(end, -1) for _, end in times])
     at_once = [sum(change for _, change in events[: index + 1]) for index in range(len(events))]
     assert max(at_once) == 2
+    published = watch.prefect.home / "published"
+    (record,) = published.glob("runs/ablations-smoke-*/smoke/run.json")
+    page = f"{watch.prefect.reports_url}/{record.parent.relative_to(published)}/report/index.html"
+    assert f"[The report as a page]({page})" in watch.latest_artifact("report-smoke")
 
 
 def test_two_presets_that_train_the_same_do_it_once(watch: Watch) -> None:

@@ -1,0 +1,48 @@
+"""Table of several presets of one run: what each policy changed against the base model of its preset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chunk_grpo.reporting.highlight import Highlight, escaped
+
+_MODES = ("tuned", "hybrid")
+
+
+def presets_compared(summaries: Mapping[str, Mapping[str, Any]]) -> Highlight:
+    """Differences from the base model, a row for each preset, policy and way of inference.
+
+    Args:
+        summaries: Name of each preset to its report/summary.json.
+    """
+    rows = [row for preset, summary in summaries.items() for row in _rows(preset, summary)]
+    metrics = list(dict.fromkeys(metric for *_, found in rows for metric in found))
+    head = ["preset", "policy", "inference", *(escaped(metric.replace("_", " ")) for metric in metrics)]
+    lines = [head, ["---"] * 3 + ["---:"] * len(metrics)]
+    for *names, found in rows:
+        lines.append([*map(escaped, names), *(_cell(found.get(metric)) for metric in metrics)])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    text = (
+        "# Presets and variants of this run\n\n"
+        "Mean difference from the base model of the same preset, on the same prompts and seeds, with 95 % intervals. "
+        "Differences of variants within a preset are in its report; presets may have other prompts or rewards.\n\n"
+    )
+    return Highlight("comparison", "Presets and variants of this run", f"{text}{table}\n")
+
+
+def _rows(preset: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+    for policy, modes in summary.items():
+        if isinstance(modes, Mapping):
+            for mode in _MODES:
+                if isinstance(modes.get(mode), Mapping):
+                    yield preset, policy, mode, modes[mode]
+
+
+def _cell(value: Mapping[str, float | None] | None) -> str:
+    if value is None:
+        return ""
+    text = f"{value['difference']:+.3f}"
+    if value["low"] is None:
+        return text
+    return f"{text} ({value['low']:+.3f} to {value['high']:+.3f})"
