@@ -22,6 +22,7 @@ def specs(workspace: Workspace) -> dict[str, Any]:
     return {
         path.relative_to(folder).as_posix(): json.loads(path.read_text())
         for path in sorted(folder.rglob("*.json"))
+        if path.name != "tried.json"  # of the next stage
     }
 
 

@@ -310,7 +310,7 @@ def test_a_guided_policy_is_trained_and_drawn(workspace: Workspace) -> None:
         raw["sampling"]["cfg_scale"] = raw["generate"]["cfg_scale"] = 2.0
 
     workspace.edit(guide)
-    for stage in ORDER[3:11]:
+    for stage in ORDER[ORDER.index("encode_prompts@profile") : ORDER.index("score_base")]:
         assert workspace.run(stage) == 0, stage
     after = workspace.files()
     for name in (f"images/{VARIANT}/seed-0/images.parquet", "images/base/images.parquet"):
