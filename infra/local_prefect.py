@@ -219,8 +219,7 @@ class LocalPrefect:
         become Cancelled. A run stopped here must not count as crashed, or the server would run it again.
 
         Args:
-            cancel: Whether unfinished runs become Cancelled. Otherwise they count as lost, and are run again once the
-                server and the workers are back.
+            cancel: Whether unfinished runs become Cancelled, which is final. Otherwise their states stay.
 
         Raises:
             SetUpError: The server did not accept the states.

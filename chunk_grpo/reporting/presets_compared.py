@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chunk_grpo.reporting.highlight import Highlight, escaped
+from chunk_grpo.reporting.comparisons import NO_BREAK, signed
+from chunk_grpo.reporting.highlight import Highlight
+from chunk_grpo.reporting.tables import Table, text_row, to_markdown
 
 _MODES = ("tuned", "hybrid")
 
@@ -18,11 +20,9 @@ def presets_compared(summaries: Mapping[str, Mapping[str, Any]]) -> Highlight:
     """
     rows = [row for preset, summary in summaries.items() for row in _rows(preset, summary)]
     metrics = list(dict.fromkeys(metric for *_, found in rows for metric in found))
-    head = ["preset", "policy", "inference", *(escaped(metric.replace("_", " ")) for metric in metrics)]
-    lines = [head, ["---"] * 3 + ["---:"] * len(metrics)]
-    for *names, found in rows:
-        lines.append([*map(escaped, names), *(_cell(found.get(metric)) for metric in metrics)])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    columns = ("preset", "policy", "inference", *(metric.replace("_", " ") for metric in metrics))
+    lines = [text_row(*names, *(_cell(found.get(metric)) for metric in metrics)) for *names, found in rows]
+    table = to_markdown(Table(columns, tuple(lines)))
     text = (
         "# Presets and variants of this run\n\n"
         "Mean difference from the base model of the same preset, on the same prompts and seeds, with 95 % intervals. "
@@ -42,7 +42,7 @@ def _rows(preset: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, str, s
 def _cell(value: Mapping[str, float | None] | None) -> str:
     if value is None:
         return ""
-    text = f"{value['difference']:+.3f}"
-    if value["low"] is None:
-        return text
-    return f"{text} ({value['low']:+.3f} to {value['high']:+.3f})"
+    difference, low, high = value["difference"], value["low"], value["high"]
+    if difference is None or low is None or high is None:
+        return "" if difference is None else signed(difference)
+    return f"{signed(difference)} ({signed(low)}{NO_BREAK}to{NO_BREAK}{signed(high)})"

@@ -1,5 +1,6 @@
 """The table of an ablation run."""
 
+from chunk_grpo.reporting.comparisons import NO_BREAK
 from chunk_grpo.reporting.presets_compared import presets_compared
 
 
@@ -21,11 +22,12 @@ def test_a_row_for_each_policy_of_each_preset_with_its_intervals() -> None:
     }
     shown = presets_compared({"tiny": first, "tiny-paper": second})
     assert shown.key == "comparison"
-    table = [line for line in shown.markdown.splitlines() if line.startswith("|")]
+    plain = shown.markdown.replace(NO_BREAK, " ").replace("\N{MINUS SIGN}", "-")
+    table = [line for line in plain.splitlines() if line.startswith("|")]
     assert table == [
         "| preset | policy | inference | training reward | clip | other |",
-        "| --- | --- | --- | ---: | ---: | ---: |",
+        "|---|---:|---:|---:|---:|---:|",
         "| tiny | a | tuned | +0.090 (+0.046 to +0.134) | -0.010 |  |",
-        "| tiny-paper | b\\_c | tuned | +0.200 (+0.100 to +0.300) |  |  |",
-        "| tiny-paper | b\\_c | hybrid |  |  | +0.000 (-1.000 to +1.000) |",
+        "| tiny-paper | b_c | tuned | +0.200 (+0.100 to +0.300) |  |  |",
+        "| tiny-paper | b_c | hybrid |  |  | 0.000 (-1.000 to +1.000) |",
     ]
