@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chunk_grpo.config.judges import JudgeSettings
+from chunk_grpo.config.judges import JudgeSettings, QuestionsScorer, VlmJudgeScorer
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.judging.answers import AnswerFile
 from chunk_grpo.scorers.judging.client import Judge, Question
@@ -141,3 +141,19 @@ def question_key(image: NDArray[np.uint8], *words: object) -> str:
     """
     question = json.dumps([*words, image.shape])
     return hashlib.sha256(question.encode() + image.tobytes()).hexdigest()
+
+
+def question_about(
+    image: NDArray[np.uint8], text: str, label: str, settings: VlmJudgeScorer | QuestionsScorer
+) -> Question:
+    """Question with a user's template, identified by image, system message and text.
+
+    Args:
+        image: uint8 [H, W, 3].
+        text: The filled template.
+        label: Name of the question in messages.
+        settings: Section with the system message and the position of the image.
+    """
+    picture, system = np.ascontiguousarray(image), settings.system
+    key = question_key(picture, system, text)
+    return Question(key, label, system, text, picture, image_first=settings.image == "before")

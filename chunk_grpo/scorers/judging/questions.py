@@ -14,7 +14,7 @@ from chunk_grpo.config.questions import ListedQuestion, parse_questions
 from chunk_grpo.config.templates import Template, parse_template
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.judging.asking import JudgeScorer, question_key
+from chunk_grpo.scorers.judging.asking import JudgeScorer, question_about
 from chunk_grpo.scorers.judging.client import Question
 from chunk_grpo.scorers.judging.wording import fill
 
@@ -83,15 +83,12 @@ class Questions(JudgeScorer[QuestionsScorer]):
             ) from error
 
     def _question(self, batch: ScoreBatch, row: int, one: ListedQuestion) -> Question:
-        image, system = np.ascontiguousarray(batch.images[row]), self.settings.system
         text = fill(f"scorers.{self.key}", self._template, batch, row, {"question": one.text})
-        return Question(
-            key=question_key(image, system, text),
-            label=f"question {one.id} of prompt {batch.prompts[row][:_QUOTED]!r}",
-            system=system,
-            text=text,
-            image=image,
-            image_first=self.settings.image == "before",
+        return question_about(
+            batch.images[row],
+            text,
+            f"question {one.id} of prompt {batch.prompts[row][:_QUOTED]!r}",
+            self.settings,
         )
 
 

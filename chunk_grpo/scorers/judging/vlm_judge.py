@@ -12,7 +12,7 @@ import numpy as np
 from chunk_grpo.config.judges import NumberReading, VlmJudgeScorer
 from chunk_grpo.config.templates import Template, parse_template
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.judging.asking import JudgeScorer, question_key
+from chunk_grpo.scorers.judging.asking import JudgeScorer, question_about
 from chunk_grpo.scorers.judging.client import Question
 from chunk_grpo.scorers.judging.reading import NumberByPattern, Reading, YesProbability
 from chunk_grpo.scorers.judging.wording import digest, fill, read_template
@@ -77,13 +77,5 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
         return parse_template(settings.template or "")
 
     def _question(self, batch: ScoreBatch, row: int) -> Question:
-        image, system = np.ascontiguousarray(batch.images[row]), self.settings.system
         text = fill(f"scorers.{self.key}", self._template, batch, row)
-        return Question(
-            key=question_key(image, system, text),
-            label=f"prompt {batch.prompts[row][:60]!r}",
-            system=system,
-            text=text,
-            image=image,
-            image_first=self.settings.image == "before",
-        )
+        return question_about(batch.images[row], text, f"prompt {batch.prompts[row][:60]!r}", self.settings)
