@@ -287,7 +287,8 @@ async def _emit(events: Sequence[Event]) -> None:
 def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
     """The text of prefect.yaml for workers in a clone, with the values that users may have changed in the Prefect UI.
 
-    Otherwise `prefect deploy` would enable paused deployments and overwrite their schedules and default parameters.
+    Otherwise `prefect deploy` would enable paused deployments and overwrite their schedules, default parameters and
+    concurrency limits.
 
     Args:
         root: Root of the repository.
@@ -304,7 +305,17 @@ def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
             wanted["paused"] = found.paused
             wanted["parameters"] = found.parameters
             wanted.pop("schedules", None)  # also if the user deleted the schedule
+            wanted["concurrency_limit"] = _limit(found)
     return str(yaml.safe_dump(content, sort_keys=False))
+
+
+def _limit(deployment: DeploymentResponse) -> dict[str, Any] | None:
+    """Concurrency limit of a deployment, as in prefect.yaml; None if it has none."""
+    if deployment.global_concurrency_limit is None:
+        return None
+    options = deployment.concurrency_options
+    chosen = {} if options is None else options.model_dump(mode="json", exclude_none=True)
+    return {"limit": deployment.global_concurrency_limit.limit, **chosen}
 
 
 def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
@@ -365,7 +376,7 @@ def main() -> int:
     parser.add_argument(
         "--reset-schedules",
         action="store_true",
-        help=f"reset schedules and default parameters to {PREFECT_FILE}, and enable all deployments",
+        help=f"reset schedules, default parameters and limits to {PREFECT_FILE}, and enable all deployments",
     )
     options = parser.parse_args()
     templates = {"cpu": options.cpu_template, "gpu": options.gpu_template}

@@ -76,7 +76,10 @@ def test_set_up_again_keeps_what_a_user_set(served: LocalPrefect, unchanged: dic
     ask(served, "work_pools/cpu", "PATCH", is_paused=True, concurrency_limit=5, base_job_template=template)
     ask(served, "work_pools/gpu", "PATCH", is_paused=True, concurrency_limit=7)
     ask(served, f"automations/{automation['id']}", "PATCH", enabled=False)
-    ask(served, f"deployments/{full['id']}", "PATCH", paused=True, parameters={"preset": "smoke"})
+    three = {"concurrency_limit": 3, "concurrency_options": {"collision_strategy": "CANCEL_NEW"}}
+    ask(served, f"deployments/{full['id']}", "PATCH", paused=True, parameters={"preset": "smoke"}, **three)
+    ablations = unchanged["deployments"]["ablations"]
+    ask(served, f"deployments/{ablations['id']}", "PATCH", concurrency_limit=None)
     nightly = unchanged["deployments"]["reevaluate"]
     (cron,) = nightly["schedules"]
     ask(served, f"deployments/{nightly['id']}/schedules/{cron['id']}", "DELETE")
@@ -84,12 +87,15 @@ def test_set_up_again_keeps_what_a_user_set(served: LocalPrefect, unchanged: dic
     httpx.post(f"{served.url}/api/deployments/{full['id']}/schedules", json=[schedule]).raise_for_status()
     as_set = snapshot(served)
     assert as_set["deployments"]["full"]["paused"]
+    assert as_set["deployments"]["full"]["global_concurrency_limit"]["limit"] == 3
+    assert as_set["deployments"]["ablations"]["global_concurrency_limit"] is None
     assert as_set["deployments"]["reevaluate"]["schedules"] == []
     set_up(served)
     assert snapshot(served) == as_set
     set_up(served, "--reset-schedules")
     again = snapshot(served)["deployments"]
     assert again["full"]["parameters"] == {}
+    assert [again[name]["global_concurrency_limit"]["limit"] for name in ("full", "ablations")] == [1, 1]
     assert [each["schedule"]["cron"] for each in again["reevaluate"]["schedules"]] == ["0 3 * * *"]
 
 
