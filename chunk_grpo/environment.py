@@ -33,6 +33,10 @@ REPOSITORY = "CHUNK_GRPO_REPOSITORY"
 STAGE_ATTEMPTS = "CHUNK_GRPO_STAGE_ATTEMPTS"
 """Number of attempts of a flow run at a stage that ends with exit code 75; 3 by default."""
 
+END_STALLED = "CHUNK_GRPO_END_STALLED"
+"""Silence after which a flow run ends a training and tries it again, in units of its longest time between two lines of
+its journal. Without it there is only a warning."""
+
 WORKER_PID = "CHUNK_GRPO_WORKER_PID"
 """Process id of the worker. Its flow runs end when it ends."""
 

@@ -21,6 +21,7 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError, StageOutcome
 from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.progress import Progress
+from chunk_grpo.orchestration.stalls import watched
 from chunk_grpo.orchestration.workspace import Workspace
 from chunk_grpo.reporting.highlight import slug
 from flows._pool import run_on_pool
@@ -105,7 +106,8 @@ def _run_once(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOut
             known = {} if first or force else workspace.pipeline.restore([spec.name], log)
             if spec.name in known:
                 return known[spec.name]
-            with live(workspace, spec.name):
+            warn = get_run_logger().warning
+            with live(workspace, spec.name), watched(spec.name, workspace.root, workspace.commands, warn):
                 return workspace.pipeline.run(spec.name, log, force=force)
 
 

@@ -33,7 +33,7 @@ class Commands:
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: dict[subprocess.Popen[bytes], int] = {}  # and the thread that waits for it
         self._lock = threading.Lock()
 
     def run(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], on_line: Log) -> int:
@@ -66,7 +66,7 @@ class Commands:
                 # Prefect kills a flow run's process group 30 s after SIGTERM, regardless of settings.
                 start_new_session=True,
             )
-            self._running.add(process)
+            self._running[process] = threading.get_ident()
         assert process.stdout is not None
         # newline="" keeps "\r", which distinguishes progress bar states from lines.
         with io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline="") as output:
@@ -93,9 +93,16 @@ class Commands:
             for process in self._running:
                 process.terminate()
 
+    def end(self, thread: int) -> None:
+        """Send SIGTERM to the command that a thread waits for, if there is one."""
+        with self._lock:
+            for process, waits in self._running.items():
+                if waits == thread:
+                    process.terminate()
+
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
-            self._running.discard(process)
+            self._running.pop(process, None)
 
 
 def _lines(output: io.TextIOWrapper) -> Iterator[str]:

@@ -128,6 +128,11 @@ class Watch:
         """Text of the newest artifact with this key, of any run."""
         return str(self.ask("GET", f"artifacts/{key}/latest")["data"])
 
+    def log(self, run: str) -> str:
+        """Log of a flow run, up to 200 lines."""
+        body = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
+        return "\n".join(line["message"] for line in self.ask("POST", "logs/filter", body))
+
     def busy(self, pool: str) -> int:
         """Number of flow runs that hold a slot of a work pool."""
         live = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}

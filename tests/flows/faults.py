@@ -43,6 +43,23 @@ def fail_once(root: Path) -> None:
     work.write_text(work.read_text().replace(begin, f"{tried}{begin}"))
 
 
+def with_journal(root: Path) -> None:
+    """Let trainings write a journal, one iteration a second; a second attempt needs no time."""
+    work, sleep = root / "stages" / "work.py", '    time.sleep(60 * variant.get("eta", 0))\n'
+    assert sleep in work.read_text()
+    iterations = (
+        "    from chunk_grpo.training.journal import Heading, Journal\n"
+        '    seconds = 0 if Path("tried").exists() else round(60 * variant.get("eta", 0))\n'
+        '    Path("tried").touch()\n'
+        '    journal = Journal(Path("logs/seed-a"), Heading("small", 0, seconds, 0), [])\n'
+        "    for iteration in range(1, seconds + 1):\n"
+        "        time.sleep(1)\n"
+        '        journal.log(iteration, {"reward_mean": 0.5})\n'
+        "    journal.close(is_finished=True)\n"
+    )
+    work.write_text(work.read_text().replace(sleep, iterations))
+
+
 def training(seconds: float) -> dict[str, Any]:
     """Let variant a train for so long; another number is another computation."""
     return {"variants": {"a": {"eta": seconds / 60}}}
