@@ -20,7 +20,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan score track serve worker smoke tools lint types reference test test-slow docs bench bench-train gpu gpu-report clean
+.PHONY: help run params plan score track gc serve worker smoke tools lint types reference test test-slow docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ score: $(STAMP) ## score a folder of images (IMAGES=FOLDER SCORERS=paper PROMPTS
 
 track: $(STAMP) ## commit params.yaml and dvc.lock of a finished run, and push its results for `dvc pull dvc.yaml`
 	$(BIN)/python -m infra.track
+
+gc: $(STAMP) ## list what the DVC cache no longer needs (DELETE=1 removes it; CHECKPOINTS=30 too, of trainings stopped 30 days ago)
+	$(BIN)/python -m infra.gc $(if $(DELETE),--delete) $(if $(CHECKPOINTS),--checkpoints $(CHECKPOINTS)) $(OPTIONS)
 
 serve: $(STAMP) ## start Prefect server, workers and deployments; stop with Ctrl-C (GPU_WORKERS=1)
 	$(BIN)/python -m infra.serve

@@ -16,6 +16,7 @@ from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.artifacts.storage import join
 from chunk_grpo.errors import TransientError
 from chunk_grpo.orchestration.attempts import attempted, attempts_allowed
+from chunk_grpo.orchestration.cache_use import cache_of, remember_published
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError, StageOutcome
@@ -76,6 +77,7 @@ def publish_run(workspace: Workspace, run: str) -> str:
     """
     workspace.pipeline.sort_lock()  # so that equal results have identical lock files
     root, preset = publish_root(), workspace.preset
+    remember_published(cache_of(workspace.root), root)
     facts = RunFacts(preset, workspace.spec.commit, run)
     if workspace.is_preset:
         _publish(workspace, root, facts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.git import git, uncommitted
+from chunk_grpo.orchestration.unused import dvc
 
 ROOT = Path(__file__).resolve().parents[1]
 PIPELINE = "dvc.yaml"  # not that of pretraining/
@@ -87,19 +87,6 @@ def to_run(checkout: Path) -> list[str]:
         dvc(checkout, "repro", "--single-item", "inputs")
         found = json.loads(dvc(checkout, "status", "--json", PIPELINE))
     return [name for name, why in found.items() if why != ["always changed"]]
-
-
-def dvc(checkout: Path, *arguments: str, check: bool = True) -> str:
-    """Output of a DVC command.
-
-    Raises:
-        ConfigError: The command failed, and `check` is on.
-    """
-    command = [sys.executable, "-m", "dvc", *arguments]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
-    if check and done.returncode != 0:
-        raise ConfigError(f"dvc {arguments[0]} failed: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 if __name__ == "__main__":

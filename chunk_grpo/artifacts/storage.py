@@ -293,8 +293,8 @@ def _no_answer(action: str, location: Location, error: Exception) -> TransientEr
 
 
 MAKE_ROOM = (
-    'Make room and run again: "A full disk" in docs/operations.md has what may be deleted. Not with `dvc gc`: it '
-    "removes results that published models and other runs need."
+    "Make room and run again: `make gc` lists what nothing needs any more, and `make gc DELETE=1` removes it; "
+    '"A full disk" in docs/operations.md has more. Not with `dvc gc`: it removes results that are needed.'
 )
 
 

@@ -17,7 +17,7 @@ IN_USE = Path(".git", "in-use")
 """Lock file of a clone, held while a run uses it."""
 
 _POLL_SECONDS = 0.2
-_TURN = ".turn"
+TURN = ".turn"
 """Lock file of a folder of clones, held while clones are made or removed."""
 
 
@@ -59,7 +59,7 @@ def clone_in_use(repository: Path, commit: str, clone: Path, keep: int) -> Itera
         RuntimeError: As in `make_clone`.
     """
     with ExitStack() as in_use:
-        with locked(clone.parent / _TURN):
+        with locked(clone.parent / TURN):
             make_clone(repository, commit, clone)
             in_use.enter_context(locked(clone / IN_USE))
             _prune(clone.parent, keep)
@@ -79,13 +79,16 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 @contextmanager
-def locked(file: Path, *, wait: bool = True, stopping: Event | None = None) -> Iterator[bool]:
+def locked(
+    file: Path, *, wait: bool = True, stopping: Event | None = None, shared: bool = False
+) -> Iterator[bool]:
     """Hold a file lock (flock); the kernel releases it when the process ends for any reason.
 
     Args:
-        file: Lock file; created if missing, never removed.
+        file: Lock file; created if missing, never removed or changed.
         wait: Whether to wait until the lock is free. If False and the lock is taken, it is not held inside.
         stopping: Event that ends the waiting.
+        shared: Whether others may hold the lock as well, if they share it too.
 
     Yields:
         Whether the lock was free at once.
@@ -94,23 +97,24 @@ def locked(file: Path, *, wait: bool = True, stopping: Event | None = None) -> I
         CommandStoppedError: `stopping` was set before the lock was free.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as stream:
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    with file.open("a") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
             is_free = True
         except BlockingIOError:
             is_free = False
             if stopping is not None:
-                _wait_for(stream, stopping)
+                _wait_for(stream, kind, stopping)
             elif wait:
-                fcntl.flock(stream, fcntl.LOCK_EX)
+                fcntl.flock(stream, kind)
         yield is_free
 
 
-def _wait_for(stream: TextIO, stopping: Event) -> None:
+def _wait_for(stream: TextIO, kind: int, stopping: Event) -> None:
     """Poll until the lock is free: a thread blocked in flock could not be stopped."""
     while not stopping.wait(_POLL_SECONDS):
         with suppress(BlockingIOError):
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
             return
     raise CommandStoppedError("stopped while another run was computing the same")

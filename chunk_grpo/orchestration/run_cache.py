@@ -1,13 +1,47 @@
-"""DVC's run cache: remove entries left unfinished by a full disk or a killed process."""
+"""DVC's run cache: read its entries, and remove those left unfinished, or whose outputs are gone."""
 
 from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 _WRITTEN_WITHIN = 3.0  # seconds; DVC writes an entry of some kilobytes right after making its folder
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+
+
+def object_file(cache: Path, md5: str) -> Path:
+    """File of an output in the cache; its MD5 ends in `.dir` for a folder, whose list of files it is then."""
+    return cache / "files" / "md5" / md5[:2] / md5[2:]
+
+
+def entries(cache: Path) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """Each entry's file and its outputs (path, md5, size), except entries that are damaged or being written."""
+    for file in (cache / "runs").glob("??/*/*"):
+        with suppress(yaml.YAMLError, FileNotFoundError):  # DVC removes damaged ones itself
+            content = yaml.load(file.read_bytes(), _LOADER)
+            if file.suffix != ".tmp" and isinstance(content, dict):
+                yield file, content.get("outs", [])
+
+
+def forget_unusable(cache: Path) -> None:
+    """Remove the entries with an output that the cache lacks.
+
+    DVC takes the newest entry of a computation alone: one without outputs hides an older one that has them.
+
+    Args:
+        cache: Folder of a DVC cache. No other process may write to it.
+    """
+    for file, outputs in entries(cache):
+        if not all(object_file(cache, output["md5"]).exists() for output in outputs):
+            file.unlink()
+            _clear(file.parent)
 
 
 def forget_unfinished(runs: Path) -> None:

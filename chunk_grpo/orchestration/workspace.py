@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
 from chunk_grpo.artifacts.storage import join, sizes_below
 from chunk_grpo.config import parse_params, read_raw_params
+from chunk_grpo.orchestration.cache_use import cache_in_use, cache_of
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.dvc_internals import Config, Repo, dump_yaml, load_yaml, parse_yaml
@@ -154,7 +155,7 @@ def make_workspace(
         RemoteError: The models are neither in the cache nor in the remote.
     """
     root = home / "runs" / name.replace("@", "-")  # DVC parses text after an @ in a path as a stage name
-    with clone_in_use(checkout, spec.commit, root, KEPT_CLONES):
+    with clone_in_use(checkout, spec.commit, root, KEPT_CLONES), cache_in_use(cache_of(checkout), home):
         share_cache(checkout, root)
         for kept in _STATE:
             (home / "state" / kept).mkdir(parents=True, exist_ok=True)
