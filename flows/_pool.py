@@ -22,6 +22,7 @@ from chunk_grpo.orchestration.commands import CommandStoppedError, Log
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.workspace import Workspace
+from flows._names import stage_name
 
 _ATTEMPTS = 2  # one retry if the worker or its machine was lost; a failed stage is not retried
 _POLL_SECONDS = 1.0
@@ -58,7 +59,11 @@ def run_on_pool(
         key = f"{prefix}/{number}"
         try:
             started = run_deployment(
-                deployment, flow_run_name=spec.name, parameters=parameters, timeout=0, idempotency_key=key
+                deployment,
+                flow_run_name=stage_name(spec.name, workspace),
+                parameters=parameters,
+                timeout=0,
+                idempotency_key=key,
             )
         except ObjectNotFound as error:
             raise RuntimeError(

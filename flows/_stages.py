@@ -25,6 +25,7 @@ from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.stalls import watched
 from chunk_grpo.orchestration.workspace import Workspace
 from chunk_grpo.reporting.highlight import slug
+from flows._names import name_of_task
 from flows._pool import run_on_pool
 from flows._ui import live, show_outcomes, show_results, stage_state
 from flows._workspace import publish_root
@@ -68,6 +69,8 @@ def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]
 def publish_run(workspace: Workspace, run: str) -> str:
     """Publish the results of a finished run: of an unchanged preset as its newest, of others under the run's name.
 
+    Of several settings of a preset, each has a folder of its own under the run's name, also if it is the preset's.
+
     Args:
         workspace: Workspace of the run; all its stages are up to date.
         run: Name of the flow run.
@@ -79,10 +82,11 @@ def publish_run(workspace: Workspace, run: str) -> str:
     root, preset = publish_root(), workspace.preset
     remember_published(cache_of(workspace.root), root)
     facts = RunFacts(preset, workspace.spec.commit, run)
-    if workspace.is_preset:
+    alone = workspace.label == preset
+    if workspace.is_preset and alone:
         _publish(workspace, root, facts)
         return preset
-    folder = f"runs/{slug(run)}"
+    folder = f"runs/{slug(run)}" + ("" if alone else f"/{slug(workspace.label)}")
     _publish(workspace, join(root, folder), facts)
     return f"{folder}/{preset}"
 
@@ -170,7 +174,7 @@ def run_stages(
     return progress
 
 
-@task(task_run_name="{spec.name}", **_OPTIONS)
+@task(task_run_name=name_of_task, **_OPTIONS)
 def _run(
     spec: StageSpec, workspace: Workspace, known: StageOutcome | None, force: bool
 ) -> State[StageOutcome]:

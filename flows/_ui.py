@@ -1,4 +1,4 @@
-"""What the Prefect UI shows of a run: the state of each stage, and results as Markdown artifacts KEY-PRESET.
+"""What the Prefect UI shows of a run: the state of each stage, and results as Markdown artifacts KEY-LABEL.
 
 Plots are embedded in the Markdown as `data:` URIs: Prefect's image artifact also prints the whole base64 text.
 """
@@ -48,16 +48,17 @@ def _only_shown() -> Iterator[None]:
 
 
 @_only_shown()
-def show(preset: str, highlights: Sequence[Highlight]) -> None:
-    """Publish each highlight as an artifact."""
+def show(workspace: Workspace, highlights: Sequence[Highlight]) -> None:
+    """Publish each highlight as an artifact; its first line says which settings and commit it belongs to."""
     for each in highlights:
-        create_markdown_artifact(each.markdown, key=_key(each, preset), description=each.title)
+        text = _with_settings(each.markdown, workspace)
+        create_markdown_artifact(text, key=_key(each, workspace.label), description=each.title)
 
 
 @_only_shown()
 def show_results(progress: Progress) -> None:
     """Publish the highlights that are new since the last call."""
-    show(progress.workspace.preset, progress.new_highlights())
+    show(progress.workspace, progress.new_highlights())
 
 
 @_only_shown()
@@ -66,7 +67,8 @@ def show_outcomes(progress: Progress) -> None:
     edits, commit = uncommitted(REPOSITORY), progress.workspace.spec.commit
     included = is_of_working_tree(progress.workspace.root, commit)
     text = progress.markdown([] if included else edits, is_of_edits=included)
-    show(progress.workspace.preset, [Highlight("outcomes", "What became of each stage", text)])
+    page = Highlight("outcomes", "What became of each stage", text)
+    create_markdown_artifact(text, key=_key(page, progress.workspace.label), description=page.title)
 
 
 @_only_shown()
@@ -80,19 +82,22 @@ def show_report(workspace: Workspace, published: str | None) -> None:
     url, folder = os.environ.get(REPORTS_URL), workspace.root / "artifacts" / "report"
     page = f"{url}/{published}/report/index.html" if url and published else None
     if shown := report(folder, page):
-        show(workspace.preset, shown)
+        show(workspace, shown)
         get_run_logger().info(f"Report: {page or folder}")
 
 
 @_only_shown()
 def show_comparison(workspaces: Sequence[Workspace]) -> None:
     """Publish one table of the presets, from the summaries of their reports."""
-    files = {it.preset: it.root / "artifacts" / "report" / "summary.json" for it in workspaces}
+    files = {it.label: it.root / "artifacts" / "report" / "summary.json" for it in workspaces}
     summaries = {
-        preset: json.loads(file.read_text("utf-8")) for preset, file in files.items() if file.is_file()
+        label: json.loads(file.read_text("utf-8")) for label, file in files.items() if file.is_file()
     }
     if summaries:
-        show("ablations", [presets_compared(summaries)])
+        table = presets_compared(summaries)
+        settings = "\n".join(f"- {it.settings}, commit `{it.spec.commit[:12]}`" for it in workspaces)
+        text = f"{table.markdown}\n{settings}\n"
+        create_markdown_artifact(text, key=_key(table, "ablations"), description=table.title)
 
 
 def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
@@ -110,18 +115,21 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
         curves = live_curves(workspace.root / "logs", variant, seed)
         if curves is None or curves.markdown == shown:
             return
+        text = _with_settings(curves.markdown, workspace)
         if artifact is None:
-            key = _key(curves, workspace.preset)
-            artifact = cast(
-                "UUID", create_markdown_artifact(curves.markdown, key=key, description=curves.title)
-            )
+            key = _key(curves, workspace.label)
+            artifact = cast("UUID", create_markdown_artifact(text, key=key, description=curves.title))
         else:
             with get_client(sync_client=True) as client:
-                client.update_artifact(artifact, ArtifactUpdate(data=curves.markdown))
+                client.update_artifact(artifact, ArtifactUpdate(data=text))
         shown = curves.markdown
 
     return repeating(follow, _LIVE_SECONDS) if kind == "train" else nullcontext()
 
 
-def _key(highlight: Highlight, preset: str) -> str:
-    return slug(f"{highlight.key}-{preset}")
+def _with_settings(markdown: str, workspace: Workspace) -> str:
+    return f"{workspace.settings}, commit `{workspace.spec.commit[:12]}`.\n\n{markdown}"
+
+
+def _key(highlight: Highlight, label: str) -> str:
+    return slug(f"{highlight.key}-{label}")

@@ -47,14 +47,15 @@ def publish_root() -> str:
 
 
 @contextmanager
-def workspace(spec: RunSpec, commands: Commands, log: Log) -> Iterator[Workspace]:
-    """Make a workspace for this flow run; raises as `make_workspace`."""
+def workspace(spec: RunSpec, commands: Commands, log: Log, label: str | None = None) -> Iterator[Workspace]:
+    """Make a workspace for this flow run; arguments and errors as of `make_workspace`."""
     if worker := os.environ.get(environment.WORKER_PID):
         die_with_parent(
             int(worker)
         )  # without its worker the run would hold the GPU and could not be cancelled
-    name = f"{slug(flow_run.name)}-{spec.preset or 'params'}-{flow_run.id}-{flow_run.run_count}"
-    with make_workspace(REPOSITORY, _home(), name, spec, commands, log) as made:
+    what = slug(label or spec.preset or "params")
+    name = f"{slug(flow_run.name)}-{what}-{flow_run.id}-{flow_run.run_count}"
+    with make_workspace(REPOSITORY, _home(), name, spec, commands, log, label) as made:
         yield made
 
 

@@ -11,10 +11,10 @@ from prefect.states import Completed
 
 from chunk_grpo.git import WORKING_TREE
 from chunk_grpo.orchestration.commands import Commands
-from chunk_grpo.orchestration.presets import Override
+from chunk_grpo.orchestration.presets import Override, combinations
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
-from flows._names import name_of_ablations
+from flows._names import labels, name_of_ablations
 from flows._stages import publish_run, run_stages
 from flows._ui import show_comparison, show_report
 from flows._workspace import chosen_commit, workspace
@@ -28,14 +28,15 @@ def ablations(
     force: bool = False,
     commit: str = "HEAD",
 ) -> State[None]:
-    """Run several presets in one flow run, and compare them in one table.
+    """Run several presets, or one with several values of a parameter, in one flow run, and compare them in one table.
 
     If a stage fails, the stages that do not depend on it still run.
 
     Args:
         presets: Names of presets in conf/preset/.
         variants: Variants to run of each preset. Default: all.
-        overrides: Changes of parameters of every preset, as after `dvc exp run -S`.
+        overrides: Changes of parameters of every preset, as after `dvc exp run -S`. `train.learning_rate=1e-4,3e-4`
+            runs each preset with either value; several of that kind, with each combination.
         force: Run every stage, even if its result is cached.
         commit: Commit, branch or tag of the code. `working-tree`: the files of the checkout as they are, uncommitted
             edits included; on this machine alone.
@@ -44,10 +45,15 @@ def ablations(
     code = chosen_commit(commit, log)
     with ExitStack() as stack:
         specs = [
-            RunSpec(commit=code, preset=preset, overrides=overrides, variants=variants)
+            RunSpec(commit=code, preset=preset, overrides=setting, variants=variants)
             for preset in dict.fromkeys(presets)
+            for setting in combinations(overrides)
         ]
-        spaces = [stack.enter_context(workspace(spec, commands, log)) for spec in specs]
+        names = labels([spec.preset or "" for spec in specs], [spec.overrides for spec in specs])
+        spaces = [
+            stack.enter_context(workspace(spec, commands, log, name))
+            for spec, name in zip(specs, names, strict=True)
+        ]
         ended = run_stages(spaces, force=force, keep_going=True)
         for space in spaces:
             show_report(space, publish_run(space, flow_run.name) if commit != WORKING_TREE else None)

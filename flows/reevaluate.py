@@ -52,7 +52,7 @@ def reevaluate(
         time = datetime.fromtimestamp(planned.timestamp(), timezone.utc)
         evaluation = Evaluation(name, time, preset, models.commit, code)
         recorded = record(publish_root(), measure(here.root, evaluation))
-    show(preset, [recorded.trend])
+    show(here, [recorded.trend])
     if text := alert(recorded.history, recorded.newest):
         get_run_logger().warning(text)
         emit_event(

@@ -14,7 +14,7 @@ from flows._ui import stage_state
 from flows._workspace import workspace
 
 
-@flow(flow_run_name="{name}", persist_result=False)
+@flow(persist_result=False)
 def stage(name: str, spec: RunSpec, force: bool = False) -> State[StageOutcome]:
     """Run one stage in a new workspace on this worker. The flows `full`, `ablations` and `reevaluate` start it.
 

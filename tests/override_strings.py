@@ -25,8 +25,6 @@ def _strings(changes: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
 
 
 def with_override_strings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a flow run, with `overrides` as strings."""
-    return {
-        **parameters,
-        **({"overrides": override_strings(parameters["overrides"])} if "overrides" in parameters else {}),
-    }
+    """Parameters of a flow run, with `overrides` as strings, if they are a part of params.yaml."""
+    given = parameters.get("overrides")
+    return {**parameters, **({"overrides": override_strings(given)} if isinstance(given, Mapping) else {})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -19,6 +20,7 @@ from chunk_grpo.orchestration.dvc_internals import (
     apply_overrides,
     compose_and_dump,
     dump_yaml,
+    get_hydra_sweeps,
     load_yaml,
 )
 
@@ -86,6 +88,11 @@ def overridden(
         ConfigError: An override cannot be applied, or the result breaks rules; the message lists all of them.
     """
     changed = dict(params)
+    if several := [one for one in overrides if len(_values(one)) > 1]:
+        raise ConfigError(
+            f"{source}: overrides: {several[0]}: has several values, and a run has one setting; "
+            "`chunk-grpo/ablations` runs a setting for each"
+        )
     if overrides:
         with tempfile.TemporaryDirectory(prefix="overrides-") as folder:
             file = Path(folder, "params.yaml")
@@ -102,6 +109,31 @@ def overridden(
         changed["variants"] = {name: changed["variants"][name] for name in variants}
         parse_params(changed, source)
     return changed
+
+
+def combinations(overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """Settings that overrides describe: `train.iterations=10,20` two, several of that kind each combination.
+
+    Args:
+        overrides: Overrides, as `Override`, also with several values in Hydra's grammar, as `dvc exp run --queue -S`
+            takes them.
+
+    Returns:
+        Overrides of each setting, each with one value; the others as they are.
+
+    Raises:
+        ConfigError: An override is malformed.
+    """
+    return list(product(*map(_values, overrides)))
+
+
+def _values(override: str) -> list[str]:
+    """An override for each of its values; unchanged if it has one."""
+    try:
+        found = [one for (one,) in (sweep[""] for sweep in get_hydra_sweeps({"": [override]}))]
+    except (HydraException, InvalidArgumentError) as error:
+        raise ConfigError(f"overrides: {override}: {error}") from error
+    return found if len(found) > 1 else [override]
 
 
 def replace_params(root: Path, preset: str, *, force: bool, variants: str | None = None) -> None:

@@ -49,7 +49,7 @@ class Progress:
         """
         spec = self.workspace.spec
         lines = [
-            f"## {self._parameters()}",
+            f"## {self.workspace.settings}",
             f"{summary([self])}, {sum(each.seconds for each in self.done.values()):.0f} s in all.",
             f"Commit `{spec.commit[:12]}`{', uncommitted edits,' if is_of_edits else ''} in "
             f"`{self.workspace.root}`.",
@@ -70,12 +70,6 @@ class Progress:
                 "```",
             ]
         return "\n".join(lines)
-
-    def _parameters(self) -> str:
-        """Source of the run's parameters and their overrides, as text."""
-        spec, preset = self.workspace.spec, self.workspace.preset
-        source = f"Preset {preset}" if spec.preset else f"params.yaml of the commit, composed from {preset}"
-        return source + (f", with `{' '.join(spec.overrides)}`" if spec.overrides else "")
 
     def _result(self, name: str) -> str:
         if outcome := self.done.get(name):

@@ -100,6 +100,7 @@ class Workspace:
         root: Root of the clone.
         spec: Specification of the workspace including `inputs`, so that an equal workspace can be made from it.
         preset: Name of its parameters: `composed_from` of params.yaml.
+        label: Name among the workspaces of the run.
         commands: Running commands of the run.
         remote: Whether there is a DVC remote.
         is_preset: Whether its parameters are unchanged from the preset of that name, or the name is not a preset's.
@@ -110,6 +111,7 @@ class Workspace:
     root: Path
     spec: RunSpec
     preset: str
+    label: str
     commands: Commands
     remote: bool
     is_preset: bool
@@ -120,6 +122,18 @@ class Workspace:
     def pipeline(self) -> Pipeline:
         """The DVC pipeline of the workspace."""
         return Pipeline(self.root, self.commands)
+
+    @property
+    def settings(self) -> str:
+        """Source of the run's parameters, and what was changed in them, as text."""
+        spec = self.spec
+        source = (
+            f"Preset {self.preset}"
+            if spec.preset
+            else f"params.yaml of the commit, composed from {self.preset}"
+        )
+        changes = f", with `{' '.join(spec.overrides)}`" if spec.overrides else ""
+        return source + changes + (f", variants {', '.join(spec.variants)}" if spec.variants else "")
 
     def push(self, log: Log) -> None:
         """Push outputs and run cache if dvc.lock has changed: DVC copies the machine's whole run cache each time.
@@ -136,7 +150,13 @@ class Workspace:
 
 @contextmanager
 def make_workspace(
-    checkout: Path, home: Path, name: str, spec: RunSpec, commands: Commands, log: Log
+    checkout: Path,
+    home: Path,
+    name: str,
+    spec: RunSpec,
+    commands: Commands,
+    log: Log,
+    label: str | None = None,
 ) -> Iterator[Workspace]:
     """Make a workspace for a run, and lock it inside the context so that other runs do not remove it.
 
@@ -147,6 +167,7 @@ def make_workspace(
         spec: Specification of the workspace.
         commands: Commands of the run.
         log: Receives progress messages.
+        label: Name among the workspaces of the run. Default: that of its parameters.
 
     Raises:
         RuntimeError: The commit is unknown; with git's message.
@@ -173,7 +194,7 @@ def make_workspace(
             pipeline.freeze_trainings(spec.models.lock, log)
         log(f"Commit {spec.commit[:12]} in {root}")
         whole = spec.model_copy(update={"inputs": inputs})
-        yield Workspace(root, whole, preset, commands, pipeline.has_remote(), is_preset)
+        yield Workspace(root, whole, preset, label or preset, commands, pipeline.has_remote(), is_preset)
 
 
 def share_cache(source: Path, clone: Path) -> None:

@@ -16,11 +16,11 @@ def presets_compared(summaries: Mapping[str, Mapping[str, Any]]) -> Highlight:
     """Differences from the base model, a row for each preset, policy and way of inference.
 
     Args:
-        summaries: Name of each preset to its report/summary.json.
+        summaries: Name of each preset, with its changes, to its report/summary.json.
     """
     rows = [row for preset, summary in summaries.items() for row in _rows(preset, summary)]
     metrics = list(dict.fromkeys(metric for *_, found in rows for metric in found))
-    columns = ("preset", "policy", "inference", *(metric.replace("_", " ") for metric in metrics))
+    columns = ("preset and changes", "policy", "inference", *(metric.replace("_", " ") for metric in metrics))
     lines = [text_row(*names, *(_cell(found.get(metric)) for metric in metrics)) for *names, found in rows]
     table = to_markdown(Table(columns, tuple(lines)))
     text = (

@@ -17,7 +17,7 @@ from dvc.cli.parser import get_main_parser
 from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.orchestration.presets import composed, overridden
+from chunk_grpo.orchestration.presets import combinations, composed, overridden
 from tests.architecture.test_docs import ROOT
 from tests.test_presets import PRESETS
 
@@ -132,9 +132,9 @@ def _prefect(words: list[str]) -> Iterator[str]:
         try:
             if flow:
                 flow.validate_parameters(values)
-            overridden(
-                composed(ROOT, values.get("preset") or "tiny"), values.get("overrides", ()), None, "overrides"
-            )
+            given = values.get("overrides", ())
+            for setting in combinations(given) if "presets" in values else [given]:
+                overridden(composed(ROOT, values.get("preset") or "tiny"), setting, None, "overrides")
         except (ParameterTypeError, SignatureMismatchError, ConfigError) as error:
             yield str(error)
 

@@ -56,6 +56,20 @@ def test_two_presets_that_train_the_same_do_it_once(watch: Watch) -> None:
     assert {child["name"] for child in watch.children(run)} == {"train@a", "train@b"}
 
 
+def test_each_value_of_a_parameter_is_a_setting_with_its_own_results(watch: Watch) -> None:
+    run, message = completed(watch, presets=["smoke"], overrides=["train.iterations=1,2"])
+    assert message.startswith("8 stages: ")
+    assert {child["name"] for child in watch.children(run)} == {
+        f"train@{variant}, smoke iterations={number}" for variant in "ab" for number in (1, 2)
+    }
+    for number in (1, 2):
+        text = watch.latest_artifact(f"outcomes-smoke-iterations-{number}")
+        assert f"## Preset smoke, with `train.iterations={number}`" in text
+    published = watch.prefect.home / "published/runs"
+    found = published.glob("ablations-smoke-iterations-1-2-*/smoke-iterations-*/smoke/run.json")
+    assert sorted(path.parts[-3] for path in found) == ["smoke-iterations-1", "smoke-iterations-2"]
+
+
 def test_a_failing_variant_does_not_stop_the_others(watch: Watch) -> None:
     changes = {"variants": {"a": {"kl_coef": 3.0}}, "report": {"title": "one fails"}}
     code, told = watch.command(ABLATIONS, presets=["tiny"], overrides=changes)

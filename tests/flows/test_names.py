@@ -2,7 +2,8 @@
 
 import pytest
 
-from flows._names import run_name
+from chunk_grpo.reporting.highlight import slug
+from flows._names import labels, run_name
 
 ID = "01a21419-9d72-7405-adc9-0a5c75356dc0"
 
@@ -25,3 +26,21 @@ def test_a_name_has_what_differs_from_other_runs(
     words: list[str], overrides: tuple[str, ...], name: str
 ) -> None:
     assert run_name(words, overrides, ID) == name
+
+
+@pytest.mark.parametrize(
+    ("presets", "settings", "names"),
+    [
+        (["tiny"], [("train.seed=1",)], ["tiny"]),
+        (["tiny", "tiny-paper"], [("train.seed=1",)] * 2, ["tiny", "tiny-paper"]),
+        (["tiny"] * 2, [("a.lr=1e-4", "b=2"), ("a.lr=3e-4", "b=2")], ["tiny lr=1e-4", "tiny lr=3e-4"]),
+        (["tiny"] * 2, [(f"rewards={{clip: {'0' * 30}{n}}}",) for n in (1, 2)], None),
+        (["a"] * 2, [("x.y=1-2",), ("x.y=1.2",)], ["a y=1-2", "a y=1.2 2"]),
+    ],
+)
+def test_workspaces_of_a_run_have_names_that_folders_can_have_apart(
+    presets: list[str], settings: list[tuple[str, ...]], names: list[str] | None
+) -> None:
+    found = labels(presets, settings)
+    assert len({slug(name) for name in found}) == len(presets)
+    assert names is None or found == names

@@ -17,6 +17,7 @@ from chunk_grpo.orchestration.dvc_internals import (
     apply_overrides,
     compose_and_dump,
     dump_yaml,
+    get_hydra_sweeps,
     load_yaml,
     parse_yaml,
     plan_repro,
@@ -93,3 +94,8 @@ def test_yaml_is_read_written_and_composed(tmp_path: Path) -> None:
         apply_overrides(out, ["sed=4"])
     dump_yaml(str(out), {"seeds": [1, 2]})
     assert parse_yaml(out.read_text(), "out.yaml") == load_yaml(str(out)) == {"seeds": [1, 2]}
+
+
+def test_several_values_become_overrides_of_one_value_each() -> None:
+    assert get_hydra_sweeps({"a": ["x=1,2"]}) == [{"a": ["x=1"]}, {"a": ["x=2"]}]
+    assert get_hydra_sweeps({"a": ["x=[1,2]"]}) == [{"a": ["x=[1,2]"]}]

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.orchestration.presets import composed, edits, preset_names, replace_params
+from chunk_grpo.orchestration.presets import (
+    combinations,
+    composed,
+    edits,
+    overridden,
+    preset_names,
+    replace_params,
+)
 from chunk_grpo.orchestration.workspace import read_yaml, write_params
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,3 +101,33 @@ def test_variants_that_do_not_fit_change_nothing(
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         replace_params(root, preset, force=True, variants=variants)
     assert (root / "params.yaml").read_bytes() == before
+
+
+class TestCombinations:
+    @pytest.mark.parametrize(
+        ("overrides", "settings"),
+        [
+            ([], [()]),
+            (["train.iterations=2", "~variants.a"], [("train.iterations=2", "~variants.a")]),
+            (["train.betas=[1,2]", "report.title='a, b'"], [("train.betas=[1,2]", "report.title='a, b'")]),
+            (
+                ["train.x=1,2", "~variants.a", "chunks.y=range(3,5)"],
+                [(f"train.x={x}", "~variants.a", f"chunks.y={y}") for x in (1, 2) for y in (3, 4)],
+            ),
+        ],
+    )
+    def test_each_combination_of_values_is_a_setting(
+        self, overrides: list[str], settings: list[tuple[str, ...]]
+    ) -> None:
+        assert combinations(overrides) == settings
+
+    @pytest.mark.parametrize("override", ["train.x=(1", "train.x=glob(*)"])
+    def test_a_malformed_one_is_named(self, override: str) -> None:
+        with pytest.raises(ConfigError, match=r"^overrides: train.x="):
+            combinations([override])
+
+    def test_a_single_run_refuses_several_values(self) -> None:
+        with pytest.raises(
+            ConfigError, match=r"train.iterations=1,2: has several values.*chunk-grpo/ablations"
+        ):
+            overridden(composed(ROOT, "smoke"), ["train.iterations=1,2"], None, "preset smoke")

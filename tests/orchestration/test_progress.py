@@ -15,7 +15,7 @@ from chunk_grpo.orchestration.workspace import RunSpec, Workspace
 def progress(tmp_path: Path) -> Progress:
     """Progress of four stages: one failed, one was not reached."""
     spec = RunSpec(commit="c" * 40, preset="tiny", overrides=("report.title=Ours",))
-    here = Workspace(tmp_path, spec, "tiny", Commands(), remote=False, is_preset=False)
+    here = Workspace(tmp_path, spec, "tiny", "tiny", Commands(), remote=False, is_preset=False)
     stages = [StageSpec("a", ()), StageSpec("b", ()), StageSpec("c", (), "gpu"), StageSpec("d", ())]
     done = {"a": StageOutcome("a", "ran", 1.26, 12345), "b": StageOutcome("b", "restored", 0.5, 0)}
     return Progress(here, stages, done, ["c"])
