@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
+from prefect.blocks.system import Secret
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from tests.waiting import wait_for
@@ -44,6 +46,24 @@ def worker(pool: str, folder: Path, environment: dict[str, str]) -> Iterator[Non
         process.wait()
 
 
+def give_secret(prefect: LocalPrefect, pool: str, variable: str, value: str) -> None:
+    """A secret in a block, which the base job template of a pool names."""
+    with temporary_settings({PREFECT_API_URL: f"{prefect.url}/api"}):
+        Secret(value=value).save("key")
+    template = ask(prefect, f"work_pools/{pool}", "GET")["base_job_template"]
+    template["variables"]["properties"]["env"]["default"] = {variable: "{{ prefect.blocks.secret.key }}"}
+    ask(prefect, f"work_pools/{pool}", "PATCH", base_job_template=template)
+
+
+def has(variable: str, value: str) -> bool:
+    """Whether a process that a worker started has a variable."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found.append(process.environ().get(variable))
+    return value in found
+
+
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_a_run_completes(
     database: str,
@@ -76,7 +96,11 @@ def test_a_run_completes(
         command("deploy", "--all")
         for pool in ("cpu", "gpu"):
             running.enter_context(worker(pool, tmp_path / "empty", environment))
+        give_secret(prefect, "gpu", "AWS_SECRET_ACCESS_KEY", "of the block")
         run = start_run(prefect, preset="smoke")
+        wait_for(
+            lambda: has("AWS_SECRET_ACCESS_KEY", "of the block"), 300, "stage on pool gpu has the secret"
+        )
         wait_for(lambda: state(prefect, run)[0] in ("COMPLETED", "FAILED", "CRASHED"), 300, "run ended")
         assert state(prefect, run) == ("COMPLETED", 1), (tmp_path / "empty" / "cpu.log").read_text()
         deployments = ask(prefect, "deployments/filter")
