@@ -1,4 +1,4 @@
-"""`prefect server start`, with Python's garbage collection in a separate thread.
+"""`prefect server start`, with Python's garbage collection in a separate thread, and with `infra.gaps`.
 
 With SQLite the server has an event loop and one thread per connection. A statement that SQLite refuses (`database is
 locked`) leaves its cursor in a reference cycle. Freeing the cursor takes the mutex of its connection, which the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import runpy
 import sys
 import threading
@@ -33,6 +34,11 @@ def _collect() -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "infra.gaps")
+    from infra.gaps import GAPS, forgive  # here: Prefect reads its settings when it is imported
+
+    forgive()
+    GAPS.watch()
     collect_apart()
     sys.argv[1:1] = ["server", "start"]
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)

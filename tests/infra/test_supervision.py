@@ -13,7 +13,7 @@ from infra.local_prefect import LocalPrefect, free_port
 from tests.waiting import wait_for
 from tests.webhook import webhook
 
-from .conftest import make_serve, processes, start_run, state
+from .conftest import ask, make_serve, processes, start_run, state, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -48,7 +48,7 @@ def test_a_failed_run_is_told_once_and_not_run_again(served: LocalPrefect, told:
 
 
 def test_a_run_outlives_a_server_that_is_away_for_half_a_minute(served: LocalPrefect) -> None:
-    """Its training ends while the server is away."""
+    """Its training ends while the server is away. It keeps its place in the limit of its deployment."""
     run = start_run(served, preset="smoke", overrides=of_variant_a(eta=15 / 60))
     wait_for(lambda: training(served), 90, "training")
     served.process("server").kill()
@@ -56,6 +56,8 @@ def test_a_run_outlives_a_server_that_is_away_for_half_a_minute(served: LocalPre
     time.sleep(15)
     served.start_server()
     assert state(served, run) == ("RUNNING", 1)
+    lease = watched(served).run(run)["state"]["state_details"]["deployment_concurrency_lease_id"]
+    ask(served, f"v2/concurrency_limits/leases/{lease}/renew", lease_duration=300)
     wait_for(lambda: state(served, run)[0] in ENDED, 180, "ended")
     assert state(served, run) == ("COMPLETED", 1)
 
