@@ -1,11 +1,15 @@
 """Reading and writing the DVC remote is tried again where that may help, and only there: by flow runs on a server."""
 
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.drills.watch import Run, Watch
+from tests.drills.watch import Run, Watch, load
 from tests.flows.faults import served, slow_prepare
 from tests.flows.test_s3 import add_remote, store
 from tests.s3_server import server_on
@@ -113,3 +117,52 @@ def refused(watch: Watch, run: str, task: str) -> None:
     assert "Check the remote's URL" in ended["state"]["message"]
     assert "Forbidden" in ended["state"]["message"]
     assert attempts(watch, run, task) == 1
+
+
+@contextmanager
+def hung_on(port: int) -> Iterator[None]:
+    """A server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        kept = []
+
+        def accept() -> None:
+            try:
+                while True:
+                    kept.append(server.accept())
+            except OSError:  # closed at the end
+                return
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection, _ in kept:
+                connection.close()
+
+
+def test_publishing_is_tried_again_when_the_server_hung(
+    s3_port: int, tmp_path: Path, make_pipeline: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time-outs of a second; by default they take minutes."""
+    monkeypatch.setenv("FSSPEC_S3", '{"config_kwargs": {"read_timeout": 1, "connect_timeout": 1}}')
+    root = tmp_path / "checkout"
+    with served(root, make_pipeline, publish="s3://results") as watch:
+
+        def waits() -> bool:
+            return [task["state_name"] for task in named(watch, run, "publish")] == ["AwaitingRetry"]
+
+        with hung_on(s3_port):
+            run = watch.start(preset="smoke")
+            wait_for(lambda: named(watch, run, "publish"), 240, "publishing")
+            start = time.monotonic()
+            wait_for(waits, 240, "the first attempt failed")
+            print(f"first attempt failed after {time.monotonic() - start:.1f} s; {load()}")  # noqa: T201
+        with server_on(s3_port, tmp_path / "s3"):
+            store().mkdir("results")
+            assert watch.ended(run, 240)["state_type"] == "COMPLETED"
+            print(f"Completed after {time.monotonic() - start:.1f} s; {load()}")  # noqa: T201
+            assert store().exists("results/smoke/run.json")
+        assert attempts(watch, run, "publish") >= 2
