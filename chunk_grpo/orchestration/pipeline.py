@@ -40,6 +40,25 @@ logging.getLogger("dvc_data.hashfile.db.local").setLevel("INFO")
 sys.exit(main(sys.argv[1:]))
 """
 
+# Sends the entries of the run cache that the remote lacks or has in part; `dvc push --run-cache` sends all each time.
+_PUSH_RUN_CACHE = """\
+import sys
+from pathlib import Path
+from dvc.repo import Repo
+try:
+    with Repo() as repo:
+        remote, cache = repo.cloud.get_remote(), Path(repo.cache.local.path).parents[1]
+        fs, runs = remote.fs, remote.fs.join(remote.path, "runs")
+        if fs.protocol not in ("http", "https"):  # nothing can be listed there
+            found = {} if fs.protocol == "local" else fs.fs.find(runs, detail=True)
+            there = {tuple(fs.parts(path)[-3:]): info["size"] for path, info in found.items()}
+            for entry in sorted((cache / "runs").glob("??/*/*")):
+                if entry.suffix != ".tmp" and there.get(entry.parts[-3:]) != entry.stat().st_size:
+                    fs.put_file(str(entry), fs.join(runs, *entry.parts[-3:]))
+except Exception as error:
+    sys.exit(f"ERROR: the run cache was not sent: {type(error).__name__}: {error}")
+"""
+
 
 @dataclass(frozen=True)
 class StageSpec:
@@ -146,12 +165,13 @@ class Pipeline:
             return bool(repo.config["core"].get("remote"))
 
     def push(self, log: Log) -> None:
-        """Push outputs and run cache to the default remote, for other machines.
+        """Push outputs and run cache to the default remote, for other machines: what is not there yet.
 
         Raises:
             RemoteError: The push failed; objects already transferred stay in the remote.
         """
-        self._remote(["push", "--run-cache"], log)
+        self._remote(["push"], log)
+        self._transfer([_PUSH_RUN_CACHE], "push of the run cache", log)
 
     def record_inputs(self, log: Log, known: Mapping[str, str] | None = None) -> dict[str, str]:
         """Run the stages that always run, and remove them from the workspace's dvc.yaml.
@@ -255,10 +275,14 @@ class Pipeline:
         dump_yaml(str(self.root / "dvc.lock"), {"schema": "2.0", "stages": dict(stages)})
 
     def _remote(self, arguments: Sequence[str], log: Log) -> None:
+        self._transfer([_DVC, *arguments], f"dvc {arguments[0]}", log)
+
+    def _transfer(self, script: Sequence[str], name: str, log: Log) -> None:
+        """Run a script with its arguments; an error if it fails, or DVC's log has failed or damaged transfers."""
         dvc_log = DvcLog(log)
-        code = self._dvc(arguments, dvc_log.add)
+        code = self._python(script, dvc_log.add)
         if code != 0 or dvc_log.troubles:
-            raise dvc_log.error(f"dvc {arguments[0]}", code)
+            raise dvc_log.error(name, code)
 
     def _missing_bucket(self) -> list[str]:
         """An error line if the remote's bucket is missing: `dvc repro --pull` treats it as an empty one."""
@@ -272,7 +296,11 @@ class Pipeline:
 
     def _dvc(self, arguments: Sequence[str], on_line: Callable[[str], None], **variables: str) -> int:
         """Run a DVC command; return its exit code."""
-        command = [sys.executable, "-c", _DVC, *arguments]
+        return self._python([_DVC, *arguments], on_line, **variables)
+
+    def _python(self, script: Sequence[str], on_line: Callable[[str], None], **variables: str) -> int:
+        """Run a script with its arguments; return its exit code."""
+        command = [sys.executable, "-c", *script]
         return self.commands.run(command, self.root, self._environment() | variables, on_line)
 
     def _environment(self) -> dict[str, str]:

@@ -136,7 +136,7 @@ class Workspace:
         return source + changes + (f", variants {', '.join(spec.variants)}" if spec.variants else "")
 
     def push(self, log: Log) -> None:
-        """Push outputs and run cache if dvc.lock has changed: DVC copies the machine's whole run cache each time.
+        """Push outputs and run cache if dvc.lock has changed.
 
         Raises:
             RemoteError: As `Pipeline.push`.
