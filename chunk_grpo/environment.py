@@ -18,6 +18,9 @@ MASTER_PORT = "PET_MASTER_PORT"
 STOP_SECONDS = "CHUNK_GRPO_STOP_SECONDS"
 """Seconds in which a stopped training must save its checkpoint, at least 1."""
 
+CHECKPOINTS = "CHUNK_GRPO_CHECKPOINTS"
+"""Folder or URL with copies of the checkpoints of trainings in progress."""
+
 PARENT = "CHUNK_GRPO_PARENT"
 """Process id of the launcher, set for the processes that it starts."""
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,8 +14,10 @@ import pyarrow as pa
 import torch
 from safetensors.torch import save
 
+from chunk_grpo import environment
 from chunk_grpo.artifacts import (
     check_writable,
+    join,
     output_dir,
     read_json,
     read_table,
@@ -22,6 +25,7 @@ from chunk_grpo.artifacts import (
     write_csv,
     write_table,
 )
+from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.digests import Digests
@@ -33,6 +37,7 @@ from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.spec import spec_from
 from chunk_grpo.stopping import STOP
+from chunk_grpo.training.copies import remove_copies
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.optimizers import require_optimizer
@@ -166,6 +171,23 @@ def depends_on_iterations(params: Params, variant: str) -> bool:
     return params.variants[variant].selection == "annealed" or heldout.decides or heldout.keep_best
 
 
+def copies_of_environment() -> str | None:
+    """Folder or URL of the copies of all trainings' checkpoints; None: there are no copies.
+
+    Raises:
+        ConfigError: The setting is not an absolute path or a URL.
+        DataError: It cannot be written.
+        TransientError: The object store does not answer.
+    """
+    location = os.environ.get(environment.CHECKPOINTS)
+    if not location:
+        return None
+    if not is_remote(location) and not Path(location).is_absolute():
+        raise ConfigError(f"{environment.CHECKPOINTS}: must be a URL or an absolute path, got {location!r}")
+    check_writable(join(location, "probe"))
+    return location
+
+
 def read_method(params: Params, arguments: Arguments) -> Method:
     """Read the variant's method, with its chunk plan and the Eq. (16) weights.
 
@@ -239,6 +261,7 @@ def main(params: Params, arguments: Arguments) -> None:
     writes = processes.is_main
     for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)
+    copies = processes.by_main(copies_of_environment)
     method = read_method(params, arguments)
     name = f"{arguments.variant}/seed-{arguments.seed}"
     shown = training_settings(params, arguments.variant)
@@ -250,7 +273,8 @@ def main(params: Params, arguments: Arguments) -> None:
         folder, is_owner = KEPT / key, processes.owns_disk(KEPT)
         start = params.train.start_from
         begin = None if start is None else local_policy(start, "train.start_from")
-        paths = RunPaths(folder, key, LOGS, name, params.trackers, shown, begin)
+        copies = None if copies is None else join(copies, key)
+        paths = RunPaths(folder, key, LOGS, name, params.trackers, shown, begin, copies)
         with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
             metrics = train(params, arguments.model, data, method, arguments.seed, paths, draft)
             if writes:
@@ -263,6 +287,8 @@ def main(params: Params, arguments: Arguments) -> None:
     processes.by_main(lambda: forget(folder))
     if is_owner:
         forget(folder)
+    if writes and copies is not None:
+        remove_copies(copies)
 
 
 def train(

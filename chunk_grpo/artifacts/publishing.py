@@ -14,7 +14,6 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,6 +38,7 @@ from chunk_grpo.artifacts.storage import (
     folder_lock,
     is_remote,
     join,
+    remove_file,
     sizes_below,
     storage_errors,
 )
@@ -153,7 +153,7 @@ def _exchange(target: str, sources: Mapping[str, Path], record: RunRecord) -> Pu
     write_record(begun, run_json)
     gone = [path for path in older if path in there]
     for path in gone:
-        _remove(join(target, path))
+        remove_file(join(target, path))
     with Meter(f"publishing to {target}", len(missing)) as meter:
         for path in missing:
             _check_newest(begun, target)
@@ -163,14 +163,6 @@ def _exchange(target: str, sources: Mapping[str, Path], record: RunRecord) -> Pu
     write_record(record, run_json)
     size = sum(record.files[path].size for path in missing)
     return Publication(target, len(missing), size, len(kept), len(gone))
-
-
-def _remove(location: str) -> None:
-    with storage_errors("write", location):
-        filesystem(location).rm_file(location)
-    if not is_remote(location):
-        with suppress(OSError):  # the folder is not empty
-            os.removedirs(Path(location).parent)
 
 
 def _check_newest(begun: RunRecord, target: str) -> None:

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -87,6 +87,46 @@ def output_dir(location: Location) -> Iterator[Path]:
             if Path(location).exists():
                 Path(location).replace(draft.parent / "older")
             draft.replace(location)
+
+
+def put_file(path: Path, location: Location) -> None:
+    """Copy a local file to `location` in one step; missing folders are created.
+
+    Raises:
+        DataError: The file cannot be written; the message has the reason and the remedy.
+        TransientError: the object store does not answer.
+    """
+    if is_remote(location):
+        with storage_errors("write", location):
+            filesystem(location).put_file(str(path), str(location))
+    else:
+        with output_file(location) as draft:
+            shutil.copyfile(path, draft)
+
+
+def get_file(location: Location, path: Path) -> None:
+    """Copy the file at `location` to a local path, whose folder exists.
+
+    Raises:
+        DataError: A file is missing, or cannot be read or written.
+        TransientError: the object store does not answer.
+    """
+    with storage_errors("read", location):
+        filesystem(location).get_file(str(location), str(path))
+
+
+def remove_file(location: Location) -> None:
+    """Remove a file; on a local disk also the folders that are then empty.
+
+    Raises:
+        DataError: The file is missing or cannot be removed.
+        TransientError: the object store does not answer.
+    """
+    with storage_errors("write", location):
+        filesystem(location).rm_file(str(location))
+    if not is_remote(location):
+        with suppress(OSError):  # the folder is not empty
+            os.removedirs(Path(location).parent)
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from chunk_grpo.core.advantages import SCALES, gdpo_advantages, group_advantages
 from chunk_grpo.core.choices import COMBINATIONS, Combine, implemented
 from chunk_grpo.scorers.reward import weighted_sum
 from chunk_grpo.training.method import Method
+from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience
 
 
@@ -73,3 +76,22 @@ COMBINED: Mapping[Combine, Callable[[Experience, Mapping[str, float], Method], T
     "training/advantages.py",
     {"rewards": _of_weighted_sum, "advantages": _weighted_mean, "gdpo": _gdpo},
 )
+
+
+def of_all_processes(
+    experience: Experience, starts: Sequence[int], images: int, processes: Processes
+) -> tuple[Experience, Tensor]:
+    """The experience with the scores of all processes, and the rows of this process in it, int64 [B].
+
+    Args:
+        experience: This process's images.
+        starts: Numbers of this process's starts.
+        images: Images of a start.
+        processes: All processes.
+    """
+    own = torch.tensor([start * images + image for start in starts for image in range(images)])
+    where = np.argsort(torch.cat(processes.gather([own])).numpy())
+    scores = {
+        name: np.concatenate(processes.gather([values]))[where] for name, values in experience.scores.items()
+    }
+    return replace(experience, scores=scores), own

@@ -11,6 +11,8 @@ checksums of its files, so there is a checkpoint if and only if the file is ther
 
 Machines without a common disk have such a folder each, with their processes' parts. The file is on machine 0 alone;
 it is copied to the others when training resumes.
+
+`copies` keeps copies elsewhere, for a training that resumes on another machine.
 """
 
 from __future__ import annotations
@@ -23,17 +25,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.training.checkpoint_files import (
+    CHECKPOINT,
+    FORMAT,
+    PARTIAL,
+    SHARDS,
+    Shards,
+    UnusableError,
+    check,
+    damaged,
+    file_name,
+)
+from chunk_grpo.training.copies import Copies
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.sealing import (
     checksum_of,
     find_not_plain,
-    is_whole,
     make_folder,
     os_error,
     seal,
@@ -41,24 +54,12 @@ from chunk_grpo.training.sealing import (
 )
 from chunk_grpo.training.sharded_files import with_stored, without_sharded, write_sharded
 
-FORMAT = "chunk_grpo.training/3"
-
-_CHECKPOINT = re.compile(r"iteration-([0-9]{6}|[1-9][0-9]{6,})\.pt")
-_PARTIAL = re.compile(_CHECKPOINT.pattern + r"\.partial")
-_SHARDS = re.compile(r"iteration-([0-9]{6,})\.shards-([0-9]+)")
-_KINDS = (_CHECKPOINT, _SHARDS)
+_KINDS = (CHECKPOINT, SHARDS)
 _PART = re.compile(r"__([0-9]+)_")
 
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
-
-
-class _Shards(TypedDict):
-    """Sharded tensors of a checkpoint: their folder and the CRC-32 of each file in it."""
-
-    folder: str
-    checksums: dict[str, str]
 
 
 @dataclass
@@ -84,7 +85,14 @@ class TrainingState:
 class CheckpointStore:
     """The checkpoints of one run in one folder. Files with other names are ignored."""
 
-    def __init__(self, folder: Path, identity: str, keep: int, processes: Processes | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        identity: str,
+        keep: int,
+        processes: Processes | None = None,
+        copies: Copies | None = None,
+    ) -> None:
         """Set the folder. The first `save` creates it.
 
         Args:
@@ -92,51 +100,60 @@ class CheckpointStore:
             identity: Name of the computation (code, parameters, inputs). Checkpoints with another identity are refused.
             keep: Number of checkpoints that are kept, >= 1.
             processes: Processes that all call `save` and `latest`; None: one process calls them.
+            copies: Copies of the newest checkpoint; None: there are none.
 
         Raises:
             ValueError: `keep` is below 1.
         """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
-        self._folder, self._identity, self._keep = folder, identity, keep
+        self._folder, self._identity, self._keep, self._copies = folder, identity, keep, copies
         self._processes = processes if processes is not None and processes.count > 1 else None
         self._owns_disk = processes is None or processes.owns_disk(folder)
         self._writes_shards = self._is_machine_with_disk()
         self._refused: set[Path] = set()  # not counted by `keep`: bad files must not displace good ones
 
-    def save(self, state: TrainingState) -> None:
+    def save(self, state: TrainingState, *, copied: bool = True) -> None:
         """Write `state`; remove checkpoints beyond `keep` and partial files of killed saves.
+
+        Args:
+            state: State to write.
+            copied: Whether to begin to copy the checkpoint, if there are copies.
 
         Raises:
             DataError: The disk is full or not writable. The older checkpoints remain.
             TypeError: `state` holds a value that loading would refuse.
             ValueError: The iteration is negative.
         """
-        path = self._folder / _file_name(state.iteration)
+        path = self._folder / file_name(state.iteration)
         sharded: dict[str, DTensor] = {}
         plain = without_sharded(vars(state), sharded)
         if found := find_not_plain(plain):
             raise TypeError(
                 f"{path}: state{found}, must be a plain value, a tensor, or a dict, list or tuple of these"
             )
+        if self._copies is not None:
+            self._copies.settle()
         folder = self._by_main(lambda: self._prepare(path, state.iteration))
         self._remove_as_main(path)
         shards = self._write_shards(sharded, path, folder) if sharded else None
         self._by_main(lambda: self._write(path, state.iteration, plain, shards))
         self._remove_as_main(path)
+        if self._copies is not None and copied:
+            self._copies.start(state.iteration)
 
     def _prepare(self, path: Path, iteration: int) -> str:
         """Remove the remains of killed saves; return a new name for the folder of sharded tensors."""
         with self._writing(path):
             make_folder(self._folder)
-            for _, leftover in self._files(_PARTIAL):
+            for _, leftover in self._files(PARTIAL):
                 leftover.unlink()
-            whole = {number for number, _ in self._files(_CHECKPOINT)}
-            for number, leftover in self._files(_SHARDS):
+            whole = {number for number, _ in self._files(CHECKPOINT)}
+            for number, leftover in self._files(SHARDS):
                 if number not in whole:
                     shutil.rmtree(leftover)
         used = [
-            int(path.name.rpartition("-")[2]) for number, path in self._files(_SHARDS) if number == iteration
+            int(path.name.rpartition("-")[2]) for number, path in self._files(SHARDS) if number == iteration
         ]
         return f"{path.stem}.shards-{max(used, default=0) + 1}"
 
@@ -156,7 +173,7 @@ class CheckpointStore:
 
         self._by_all(remove)
 
-    def _write_shards(self, sharded: dict[str, DTensor], path: Path, name: str) -> _Shards:
+    def _write_shards(self, sharded: dict[str, DTensor], path: Path, name: str) -> Shards:
         """Write each process's part of the sharded tensors, and read it again for its checksums."""
         folder, processes = self._folder / name, self._processes
 
@@ -182,7 +199,7 @@ class CheckpointStore:
         owners = self._by_all(lambda: [self._owns_disk])
         return owners[self._processes.index - self._processes.place[0]]
 
-    def _write(self, path: Path, iteration: int, plain: dict[str, Any], shards: _Shards | None) -> None:
+    def _write(self, path: Path, iteration: int, plain: dict[str, Any], shards: Shards | None) -> None:
         """Write the sealed file; remove what is no longer kept."""
         partial = path.with_name(path.name + ".partial")
         content = {"format": FORMAT, "identity": self._identity, "state": plain, "shards": shards}
@@ -225,35 +242,58 @@ class CheckpointStore:
     def latest(self, last: int | None = None) -> TrainingState | None:
         """The newest intact checkpoint of this computation, with tensors on the CPU; None without any checkpoint.
 
-        Logs a warning for each newer checkpoint that is refused. Removes nothing.
+        A copy that is newer is brought to the folder. Logs a warning for each newer checkpoint that is refused.
+        Removes nothing.
 
         Args:
             last: Largest iteration of a checkpoint; None: no limit.
 
         Raises:
-            DataError: All checkpoints are refused, or the folder cannot be read.
+            DataError: All checkpoints in the folder and all copies are refused, or the folder cannot be read.
+            TransientError: The store of the copies does not answer.
         """
         refused: dict[Path, str] = {}
-        for iteration, path in self._by_main(lambda: self._files(_CHECKPOINT)[::-1]):
-            if last is not None and iteration > last:
-                continue
+        for iteration, source in self._by_main(lambda: self._candidates(last)):
+            path = self._folder / file_name(iteration)
             try:
+                if isinstance(source, str) and self._copies is not None:
+                    self._copies.fetch(iteration, self._checked)
                 state = self._read(path, iteration)
-            except _RefusedError as error:
-                refused[path] = str(error)
+            except UnusableError as error:
+                if isinstance(source, str):
+                    _logger.warning("%s: %s; this copy is not used", source, error)
+                else:
+                    refused[path] = str(error)
                 continue
             for bad, reason in refused.items():
-                _logger.warning("%s: %s; %s is used instead", bad, reason, path)
-            self._refused = set(refused)
+                _logger.warning("%s: %s; %s is used instead", bad, reason, source)
+            self._refused = set(refused) - {path}
             return state
         if refused:
             reasons = "; ".join(f"{bad}: {reason}" for bad, reason in refused.items())
             raise DataError(f"{reasons}; delete {self._folder} to train from the start")
         return None
 
+    def _candidates(self, last: int | None) -> list[tuple[int, Path | str]]:
+        """Iterations with the file, or the location of a copy; the newest first, and a file before its copy."""
+        found: list[tuple[int, Path | str]] = [*self._files(CHECKPOINT)]
+        found += [] if self._copies is None else self._copies.found()
+        found.sort(key=lambda each: (each[0], isinstance(each[1], Path)), reverse=True)
+        return [each for each in found if last is None or each[0] <= last]
+
+    def wait_for_copies(self) -> None:
+        """Wait until this process copies nothing."""
+        if self._copies is not None:
+            self._copies.wait()
+
+    def settle_copies(self) -> None:
+        """Wait until no process copies anything, and remove older copies."""
+        if self._copies is not None:
+            self._copies.settle()
+
     def newest_path(self) -> Path | None:
         """The newest checkpoint by name, for messages. Skips those that `latest` refused; does not read the file."""
-        paths = [path for _, path in self._files(_CHECKPOINT) if path not in self._refused]
+        paths = [path for _, path in self._files(CHECKPOINT) if path not in self._refused]
         return paths[-1] if paths else None
 
     def _files(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
@@ -270,7 +310,7 @@ class CheckpointStore:
 
     def _remove_older_than(self, iteration: int) -> None:
         """Remove checkpoints beyond `keep`, counted back from the one of `iteration`."""
-        files = [(number, path) for number, path in self._files(_CHECKPOINT) if number <= iteration]
+        files = [(number, path) for number, path in self._files(CHECKPOINT) if number <= iteration]
         oldest_kept = [number for number, path in files if path not in self._refused][-self._keep :][0]
         for number, path in files:
             if number < oldest_kept:
@@ -283,8 +323,8 @@ class CheckpointStore:
             iteration: Iteration of the checkpoint that was just written.
             newest: Folder of that checkpoint.
         """
-        whole = {number for number, _ in self._files(_CHECKPOINT)}
-        for number, path in self._files(_SHARDS):
+        whole = {number for number, _ in self._files(CHECKPOINT)}
+        for number, path in self._files(SHARDS):
             if number not in whole or (number == iteration and path.name != newest):
                 shutil.rmtree(path)
 
@@ -296,21 +336,21 @@ class CheckpointStore:
             iteration: Iteration in the file's name.
 
         Raises:
-            _RefusedError: A file is damaged, belongs to another computation, or contradicts its name.
+            UnusableError: A file is damaged, belongs to another computation, or contradicts its name.
             DataError: The file cannot be copied to another machine.
         """
         reason, shards = self._by_main(lambda: self._checked(path, iteration))
         if reason:
-            raise _RefusedError(reason)
+            raise UnusableError(reason)
         folder = None if shards is None else self._folder / shards["folder"]
         if self._processes is not None:
             self._processes.receive([path] if folder is None else [path, folder / ".metadata"])
         if shards is not None and folder is not None:
             sums = shards["checksums"]
             own = _share_of(list(sums), self._processes)
-            if damaged := self._by_all(lambda: _damaged(folder, [(name, sums[name]) for name in own])):
-                raise _RefusedError(
-                    f"{folder.name}/{damaged[0]} is missing or damaged (its checksum is wrong)"
+            if bad := self._by_all(lambda: damaged(folder, [(name, sums[name]) for name in own])):
+                raise UnusableError(
+                    f"{folder.name}/{bad[0]} is missing or damaged (its checksum is wrong)"
                     + self._advice_on_disks()
                 )
         # Mapped, so that processes on one machine share the memory.
@@ -322,62 +362,13 @@ class CheckpointStore:
             return ""
         return "; machines without a common disk resume in the number and order in which they wrote it"
 
-    def _checked(self, path: Path, iteration: int) -> tuple[str, _Shards | None]:
+    def _checked(self, path: Path, iteration: int) -> tuple[str, Shards | None]:
         """Reason to refuse a file, or "", and the description of its sharded tensors."""
         try:
-            return "", self._check(path, iteration)
-        except _RefusedError as error:
+            names = [entry.name for entry in fields(TrainingState)]
+            return "", check(path, iteration, self._identity, names)
+        except UnusableError as error:
             return str(error), None
-
-    def _check(self, path: Path, iteration: int) -> _Shards | None:
-        """Description of the sharded tensors of an intact file; raises _RefusedError."""
-        try:
-            whole = is_whole(path)
-        except OSError as error:
-            raise _RefusedError(f"cannot be read ({error.strerror})") from error
-        if not whole:
-            raise _RefusedError("damaged or not a checkpoint (its checksum is missing or wrong)")
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # torch.load raises many types
-            line = next(iter(str(error).splitlines()), type(error).__name__)
-            raise _RefusedError(f"not a readable checkpoint ({line})") from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise _RefusedError(f"not a checkpoint of the format {FORMAT}")
-        if content.get("identity") != self._identity:
-            raise _RefusedError(
-                f"of another computation (its identity is {content.get('identity')!r}, not {self._identity!r})"
-            )
-        state = content.get("state")
-        if not isinstance(state, dict) or set(state) != {entry.name for entry in fields(TrainingState)}:
-            raise _RefusedError(f"does not hold the fields of the format {FORMAT}")
-        if state["iteration"] != iteration:
-            raise _RefusedError(f"holds iteration {state['iteration']!r}, which does not match its name")
-        shards: _Shards | None = content.get("shards")
-        return shards
-
-
-class _RefusedError(Exception):
-    """A checkpoint cannot be used; the message is the reason."""
-
-
-def _file_name(iteration: int) -> str:
-    """File name of a checkpoint, with at least six digits."""
-    if iteration < 0:
-        raise ValueError(f"iteration must be at least 0, got {iteration}")
-    return f"iteration-{iteration:06d}.pt"
-
-
-def _damaged(folder: Path, checksums: Sequence[tuple[str, str]]) -> list[str]:
-    """Names of the files that are missing, unreadable, or have another checksum."""
-    found = []
-    for name, checksum in checksums:
-        try:
-            intact = checksum_of(folder / name) == checksum
-        except OSError:
-            intact = False
-        found += [] if intact else [name]
-    return found
 
 
 def _share_of(names: Sequence[str], processes: Processes | None) -> list[str]:

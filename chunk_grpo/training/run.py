@@ -41,6 +41,7 @@ class RunPaths:
         config: Settings that the trackers show.
         start: Saved policy with whose weights training starts, as `Family.with_transformer` takes it; None: the base
             model's.
+        copies: Folder or URL of copies of the checkpoints, not shared with other runs; None: there are none.
     """
 
     checkpoints: Path
@@ -50,3 +51,4 @@ class RunPaths:
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     start: Path | None = None
+    copies: str | None = None

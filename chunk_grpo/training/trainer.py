@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.core.dynamics import relative_l1
@@ -21,9 +19,11 @@ from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
-from chunk_grpo.training.advantages import advantages_of, rewards_of
+from chunk_grpo.training.advantages import advantages_of, of_all_processes, rewards_of
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+from chunk_grpo.training.checkpoint_files import BEST
 from chunk_grpo.training.controller import Controller
+from chunk_grpo.training.copies import Copies
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.heldout import HeldoutEvaluation
 from chunk_grpo.training.iteration_state import IterationState
@@ -89,10 +89,11 @@ class Trainer:
             shards_weights=settings.shard_weights, keeps_shards_inside=settings.hybrid_sharding
         )
         self._starts()
+        copies = None if paths.copies is None else Copies(paths.copies, paths.checkpoints, self._processes)
         self._checkpoints = CheckpointStore(
-            paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes
+            paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes, copies
         )
-        self._best = CheckpointStore(paths.checkpoints / "best", paths.identity, keep=1)
+        self._best = CheckpointStore(paths.checkpoints / BEST, paths.identity, keep=1)
         has_reference = method.kl_coef > 0 or method.controlled
         reference = prepared(
             family, settings, seed, self._processes.shard, paths.start, has_reference=has_reference
@@ -137,16 +138,19 @@ class Trainer:
         try:
             if self._is_stopped_before(total):
                 self._save()
+                self._checkpoints.settle_copies()
                 raise TransientError(
                     f"stopped after iteration {self._done} of {total}; kept in {self._checkpoints.newest_path()}. "
                     "Run the same command again; training resumes from there."
                 )
+            self._checkpoints.settle_copies()
             is_finished = True
         except DataError as error:
             where = f"iteration {self._done + 1}, process {self._processes.index}"
             last = self._checkpoints.newest_path() or "the base model"
             raise DataError(f"{where}: {error} The last good checkpoint is {last}.") from error
         finally:
+            self._checkpoints.wait_for_copies()
             for sink in self._sinks:
                 sink.close(is_finished=is_finished)
         return self._rows
@@ -186,7 +190,8 @@ class Trainer:
         """Perform an iteration, or the rest of a resumed one: rollout, reward, advantage, update, log."""
         if self._unfinished is None:
             experience = self._roll_out(iteration)
-            everybody, own = self._of_all_processes(experience)
+            images = images_per_start(self._method.branching)
+            everybody, own = of_all_processes(experience, self._starts(), images, self._processes)
             weights = self._data.reward.weights
             rewards = rewards_of(everybody, weights)  # [Q, G]
             advantages = advantages_of(everybody, weights, self._method)  # [B] or [B, K]
@@ -232,17 +237,6 @@ class Trainer:
         share = starts_of_update(self._settings, self._method.branching)
         own = self._processes.share_of(share)
         return [update * share + start for update in range(updates) for start in own]
-
-    def _of_all_processes(self, experience: Experience) -> tuple[Experience, Tensor]:
-        """The experience with the scores of all processes, and the rows of this process in it, int64 [B]."""
-        images = images_per_start(self._method.branching)
-        own = torch.tensor([start * images + image for start in self._starts() for image in range(images)])
-        where = np.argsort(torch.cat(self._processes.gather([own])).numpy())
-        scores = {
-            name: np.concatenate(self._processes.gather([values]))[where]
-            for name, values in experience.scores.items()
-        }
-        return replace(experience, scores=scores), own
 
     def _follow(self, experience: Experience) -> dict[str, float]:
         """Recompute the chunk plan if due, and return its metrics; empty without `replan_every`."""
@@ -309,9 +303,14 @@ class Trainer:
                 )
             if self._settings.heldout.keep_best and self._processes.gather([evaluated.is_best])[0]:
                 best = TrainingState(iteration, self._family.policy_state(), {}, [])
-                self._processes.by_main(lambda: self._best.save(best))
+                self._processes.by_main(lambda: self._save_best(best))
         metrics = evaluated.metrics | self._control(evaluated.decisive)
         self._record(iteration, metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
+
+    def _save_best(self, best: TrainingState) -> None:
+        """Save the best policy, which removes the one before; that one may still be being copied."""
+        self._checkpoints.wait_for_copies()
+        self._best.save(best)
 
     def _control(self, score: float) -> dict[str, float]:
         """Let the controller act on a held-out score, and return its metrics; empty without one."""
@@ -378,12 +377,13 @@ class Trainer:
         self._unfinished = IterationState.from_state(own, prompts, self._family.device)
 
     def _save_if_due(self) -> None:
-        if self._done % self._settings.checkpoint_every == 0 or self._done == self._settings.iterations:
+        is_last = self._done == self._settings.iterations
+        if self._done % self._settings.checkpoint_every == 0 or is_last:
             start = time.perf_counter()
-            self._save()
+            self._save(copied=self._settings.keep_state or not is_last)
             self._rows.append((self._done, "seconds_checkpoint", time.perf_counter() - start))
 
-    def _save(self) -> None:
+    def _save(self, *, copied: bool = True) -> None:
         """Save a checkpoint. Random streams are functions of the iteration and have no state."""
         unfinished = None if self._unfinished is None else self._processes.gather([self._unfinished.state()])
         trained = self._trained.state()
@@ -395,5 +395,5 @@ class Trainer:
             "controller": None if self._controller is None else self._controller.state(),
             "best": self._best_state,
         }
-        network, optimizer = trained["network"], trained["optimizer"]
-        self._checkpoints.save(TrainingState(self._done, network, optimizer, self._rows, extra))
+        state = TrainingState(self._done, trained["network"], trained["optimizer"], self._rows, extra)
+        self._checkpoints.save(state, copied=copied)

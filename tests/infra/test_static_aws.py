@@ -74,14 +74,15 @@ def test_what_is_to_be_replaced_is_said_in_the_documentation() -> None:
     assert [word for word in sorted(words) if f"`{word}`" not in text] == []
 
 
-def test_a_policy_allows_named_actions_on_named_resources_and_removal_of_what_is_published_alone() -> None:
+def test_a_policy_allows_named_actions_on_named_resources_and_no_removal_from_the_remote() -> None:
     for statement in (*statements("StorePolicy"), *statements("DispatcherPolicy")):
         assert statement["Effect"] == "Allow"
         assert all("*" not in action for action in listed(statement["Action"]))
         if statement["Sid"] != "Define":  # these actions know no narrower resource
             assert "*" not in listed(statement["Resource"])
     removing = [each for each in statements("StorePolicy") if "Delete" in str(each["Action"])]
-    assert [each["Resource"] for each in removing] == ["!Sub ${Bucket.Arn}/published/*"]
+    removed = ["!Sub ${Bucket.Arn}/published/*", "!Sub ${Bucket.Arn}/checkpoints/*"]
+    assert [each["Resource"] for each in removing] == [removed]
 
 
 def test_the_bucket_is_private_and_loses_nothing() -> None:

@@ -13,6 +13,7 @@ import stages
 from chunk_grpo.artifacts import read_table, write_table
 from chunk_grpo.artifacts.embeddings import open_embeddings
 from chunk_grpo.config import load_params
+from chunk_grpo.environment import CHECKPOINTS
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.journal import FILE, read_journal
@@ -174,3 +175,36 @@ def test_a_text_has_the_same_embedding_whichever_others_are_encoded(workspace: W
     some = tensors()
     assert 0 < len(some) < len(every)
     assert some.items() <= every.items()
+
+
+def test_copies_of_the_kept_state_serve_a_machine_without_it(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that keeps no state removes its copies, too."""
+
+    def train(iterations: int, keep: bool) -> dict[str, bytes]:
+        workspace.schedule(iterations=iterations, keep_state=keep)
+        assert workspace.run("train") == 0
+        return {name: content for name, content in workspace.files().items() if name.startswith("train/")}
+
+    four, bucket = train(4, keep=False), tmp_path / "bucket"
+    monkeypatch.setenv(CHECKPOINTS, str(bucket))
+    train(2, keep=True)
+    (key,) = (workspace.root / ".ckpt").iterdir()
+    assert [path.relative_to(bucket) for path in bucket.rglob("*.pt")] == [
+        Path(key.name, "iteration-000002.pt")
+    ]
+    shutil.rmtree(key)
+    assert train(4, keep=False) == four
+    record = read_journal(workspace.root / "logs" / VARIANT / "seed-0" / FILE)
+    assert record is not None and record.heading.done == 2
+    assert list((workspace.root / ".ckpt").iterdir()) == []
+    assert list(bucket.rglob("*.pt")) == []
+
+
+def test_a_place_of_copies_that_means_another_one_in_each_clone_is_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(CHECKPOINTS, "copies")
+    assert workspace.run("train") == 2
+    assert f"{CHECKPOINTS}: must be a URL or an absolute path, got 'copies'" in capsys.readouterr().err

@@ -120,10 +120,11 @@ def train(policy: Callable[[], FluxFamily], data: TrainingData) -> Callable[...,
         trackers: tuple[Literal["tensorboard"], ...] = (),
         save: bool = False,
         start: Path | None = None,
+        copies: str | None = None,
         **changes: Any,
     ) -> Outcome:
         family, params = policy(), small_params(variant, **changes)
-        paths = RunPaths(folder, "test", folder / "logs", "it", trackers, start=start)
+        paths = RunPaths(folder, "test", folder / "logs", "it", trackers, start=start, copies=copies)
         trainer = Trainer(family, on or data, method_of(params), params.train, seed, paths)
         asked = itertools.count(1)
         rows = trainer.run(lambda: next(asked) == stop_at)

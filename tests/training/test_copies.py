@@ -1,0 +1,333 @@
+"""Copies of checkpoints: another machine resumes from the newest whole one; a store that fails stops no training."""
+
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from chunk_grpo.artifacts import storage
+from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.training import checkpoint, copies
+from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+from chunk_grpo.training.copies import Copies, remove_copies
+from chunk_grpo.training.processes import Processes
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+
+
+def store_on(machine: Path, location: str) -> CheckpointStore:
+    """Checkpoints of one machine, with copies at a location that all machines reach."""
+    return CheckpointStore(machine, "code-1", 1, copies=Copies(location, machine, Processes()))
+
+
+def state(iteration: int) -> TrainingState:
+    return TrainingState(iteration, {"w": torch.full((50,), float(iteration))}, {}, [(iteration, "kl", 0.1)])
+
+
+def save(store: CheckpointStore, *iterations: int) -> None:
+    for iteration in iterations:
+        store.save(state(iteration))
+    store.settle_copies()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def resumed(store: CheckpointStore, last: int | None = None) -> int | None:
+    found = store.latest(last)
+    assert found is None or torch.equal(found.network["w"], state(found.iteration).network["w"])
+    return None if found is None else found.iteration
+
+
+@pytest.fixture
+def bucket_folder(tmp_path: Path) -> Path:
+    return tmp_path / "bucket" / "key"
+
+
+@pytest.fixture
+def first(tmp_path: Path, bucket_folder: Path) -> CheckpointStore:
+    return store_on(tmp_path / "first", str(bucket_folder))
+
+
+@pytest.fixture
+def second(tmp_path: Path, bucket_folder: Path) -> CheckpointStore:
+    return store_on(tmp_path / "second", str(bucket_folder))
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING)
+    ours = (checkpoint.__name__, copies.__name__)
+    return lambda: [record.getMessage() for record in caplog.records if record.name in ours]
+
+
+def test_another_machine_resumes_and_only_the_newest_copy_is_kept(
+    first, second, bucket_folder, tmp_path, warnings
+):
+    assert resumed(second) is None
+    save(first, 1, 2, 3)
+    assert names(bucket_folder) == ["iteration-000003.pt"]
+    assert resumed(second) == 3
+    copied, own = tmp_path / "second" / "iteration-000003.pt", tmp_path / "first" / "iteration-000003.pt"
+    assert copied.read_bytes() == own.read_bytes()
+    assert second.newest_path() == copied
+    save(second, 4)
+    assert names(bucket_folder) == ["iteration-000004.pt"]
+    assert names(tmp_path / "second") == ["iteration-000004.pt"]
+    assert warnings() == []
+
+
+def test_the_same_in_an_object_store(bucket: str, tmp_path):
+    first, second = (store_on(tmp_path / name, f"{bucket}/key") for name in ("first", "second"))
+    assert resumed(second) is None
+    save(first, 1, 2)
+    assert list(storage.sizes_below(f"{bucket}/key")) == ["iteration-000002.pt"]
+    assert resumed(second) == 2
+    remove_copies(f"{bucket}/key")
+    assert storage.sizes_below(bucket) == {}
+    remove_copies(f"{bucket}/key")
+    assert resumed(store_on(tmp_path / "third", f"{bucket}/key")) is None
+
+
+def test_the_newest_is_taken_wherever_it_is(first, second, bucket_folder, tmp_path):
+    save(first, 4)
+    for iteration, newest in ((3, 4), (5, 5)):
+        alone = CheckpointStore(tmp_path / str(iteration), "code-1", 1)
+        alone.save(state(iteration))
+        assert resumed(store_on(tmp_path / str(iteration), str(bucket_folder))) == newest
+    # One of the same iteration on the own disk is as good.
+    CheckpointStore(tmp_path / "second", "code-1", 1).save(state(4))
+    (bucket_folder / "iteration-000004.pt").write_bytes(b"")
+    assert resumed(second) == 4
+
+
+def test_a_shorter_run_leaves_and_passes_the_copies_of_a_longer_one(first, second, bucket_folder):
+    save(first, 9)
+    assert resumed(second, last=5) is None
+    save(second, 2, 5)
+    assert names(bucket_folder) == ["iteration-000005.pt", "iteration-000009.pt"]
+    assert resumed(second, last=5) == 5
+    assert resumed(second) == 9
+
+
+def sealed(content: object, path: Path) -> None:
+    """A file with any content and a valid checksum."""
+    torch.save(content, path)
+    archive = path.read_bytes()[:-2] + b"\x08\x00"
+    path.write_bytes(archive + b"%08x" % zlib.crc32(archive))
+
+
+def content(**changes: object) -> dict[str, object]:
+    fields = {
+        "format": "chunk_grpo.training/3",
+        "identity": "code-1",
+        "state": vars(state(7)),
+        "shards": None,
+    }
+    return fields | changes
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    middle = bytearray(path.read_bytes())
+    middle[len(middle) // 2] ^= 1
+    path.write_bytes(middle)
+
+
+def with_parts(folder: str, *parts: str) -> Callable[[Path], None]:
+    return lambda path: sealed(
+        content(shards={"folder": folder, "checksums": dict.fromkeys(parts, "0" * 8)}), path
+    )
+
+
+NOT_WHOLE = "damaged or not a checkpoint (its checksum is missing or wrong)"
+SHARDS = "iteration-000007.shards-1"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (cut, NOT_WHOLE),
+        (flip, NOT_WHOLE),
+        (
+            lambda path: sealed(content(identity="code-0"), path),
+            "of another computation (its identity is 'code-0'",
+        ),
+        (
+            lambda path: sealed(content(state=vars(state(6))), path),
+            "holds iteration 6, which does not match its name",
+        ),
+        (
+            with_parts(SHARDS, "__0_0.distcp"),
+            f"{SHARDS}/__0_0.distcp is missing: the checkpoint was copied in part",
+        ),
+        (with_parts(SHARDS, "../../notes"), "names files outside its folder"),
+        (with_parts("../notes", "x"), "names files outside its folder"),
+    ],
+)
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_copy_that_is_damaged_or_in_part_is_not_used(
+    damage, reason, has_own, first, second, bucket_folder, tmp_path, warnings
+):
+    save(first, 7)
+    if has_own:
+        CheckpointStore(tmp_path / "second", "code-1", 1).save(state(5))
+    copy = bucket_folder / "iteration-000007.pt"
+    damage(copy)
+    assert resumed(second) == (5 if has_own else None)
+    (warning,) = warnings()
+    assert warning.startswith(f"{copy}: {reason}") and warning.endswith("; this copy is not used")
+    save(second, 6, 7)
+    assert names(tmp_path / "second") == names(bucket_folder) == ["iteration-000007.pt"]
+    assert resumed(first) == 7
+
+
+def test_a_part_with_another_checksum_is_not_used(first, second, bucket_folder, warnings):
+    save(first, 7)
+    with_parts(SHARDS, "__0_0.distcp")(bucket_folder / "iteration-000007.pt")
+    (bucket_folder / SHARDS).mkdir()
+    (bucket_folder / SHARDS / "__0_0.distcp").write_bytes(b"not zero")
+    assert resumed(second) is None
+    assert f"{SHARDS}/__0_0.distcp is damaged" in warnings()[0]
+
+
+def test_a_copy_replaces_a_damaged_file_of_the_same_iteration(
+    first, second, tmp_path, bucket_folder, warnings
+):
+    save(first, 7)
+    own = tmp_path / "first" / "iteration-000007.pt"
+    cut(own)
+    assert resumed(store_on(tmp_path / "first", str(bucket_folder))) == 7
+    assert warnings() == [f"{own}: {NOT_WHOLE}; {bucket_folder}/iteration-000007.pt is used instead"]
+    assert resumed(CheckpointStore(tmp_path / "first", "code-1", 1)) == 7
+
+
+def test_when_a_file_and_its_copy_are_damaged_it_says_so(first, tmp_path, bucket_folder):
+    save(first, 7)
+    for folder in (tmp_path / "first", bucket_folder):
+        cut(folder / "iteration-000007.pt")
+    with pytest.raises(DataError, match=r"delete .*first to train from the start"):
+        resumed(first)
+
+
+def test_the_best_policy_comes_along(first, second, bucket_folder, tmp_path, warnings):
+    for iteration in (1, 3):
+        CheckpointStore(tmp_path / "first" / "best", "code-1", 1).save(state(iteration))
+        save(first, iteration, iteration + 1)
+    assert names(bucket_folder) == ["best/iteration-000003.pt", "iteration-000004.pt"]
+    assert resumed(second) == 4
+    assert resumed(CheckpointStore(tmp_path / "second" / "best", "code-1", 1)) == 3
+    cut(bucket_folder / "best" / "iteration-000003.pt")
+    assert resumed(store_on(tmp_path / "third", str(bucket_folder))) is None
+    assert "best/iteration-000003.pt is damaged" in warnings()[0]
+
+
+def test_other_files_at_the_location_are_left_alone(first, bucket_folder):
+    bucket_folder.mkdir(parents=True)
+    (bucket_folder / "notes.txt").touch()
+    save(first, 1, 2)
+    assert names(bucket_folder) == ["iteration-000002.pt", "notes.txt"]
+
+
+def test_a_store_that_fails_is_a_warning_and_the_next_checkpoint_is_copied(
+    first, second, bucket_folder, tmp_path, warnings
+):
+    bucket_folder.parent.touch()  # a file where a folder should be
+    save(first, 1)
+    (warning,) = warnings()
+    assert warning.startswith(f"{bucket_folder}: the newest checkpoint is not copied")
+    assert f"{bucket_folder}/iteration-000001.pt: cannot write: " in warning
+    assert names(tmp_path / "first") == ["iteration-000001.pt"]
+    bucket_folder.parent.unlink()
+    save(first, 2)
+    assert len(warnings()) == 1
+    assert resumed(second) == 2
+
+
+def test_a_store_that_does_not_answer_stops_a_training_that_begins(s3_port, tmp_path):
+    """Else it would begin anew, though there may be a copy."""
+    with pytest.raises(TransientError, match="the object store does not answer"):
+        resumed(store_on(tmp_path / "first", "s3://bucket/key"))
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from chunk_grpo.training.copies import Copies
+from chunk_grpo.training.processes import Processes
+from tests.training.test_copies import state, store_on
+
+while line := sys.stdin.readline():
+    machine, location, first, log = line.split()
+    if child := os.fork():
+        Path(log + ".pid").write_text(str(child))
+        Path(log + ".pid").rename(log + ".started")
+        os.waitpid(child, 0)
+        print(flush=True)
+    else:
+        store = store_on(Path(machine), location)
+        found = store.latest()
+        with open(log, "a") as lines:
+            for iteration in range(found.iteration + 1 if found else 1, 10000):
+                store.save(state(iteration))
+                print(iteration, file=lines, flush=True)
+"""
+
+
+def test_kills_at_random_moments_lose_at_most_the_checkpoint_that_is_being_copied(tmp_path, bucket_folder):
+    """Each life is on a new machine; its iteration is the one after the newest copy."""
+    moments, before, log = random.Random(5), 0, tmp_path / "log"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        for life in range(15):
+            log.write_text("")
+            parent.stdin.write(f"{tmp_path / str(life)} {bucket_folder} 1 {log}\n")
+            parent.stdin.flush()
+            started = Path(f"{log}.started")
+            wait_for(lambda: started.exists() and len(log.read_text().split()) >= 2, 60, "two checkpoints")  # noqa: B023
+            time.sleep(moments.uniform(0, 0.05))
+            os.kill(int(started.read_text()), signal.SIGKILL)
+            started.unlink()
+            parent.stdout.readline()
+            saved = int(log.read_text().split()[-1])
+            newest = resumed(store_on(tmp_path / f"judge-{life}", str(bucket_folder)))
+            assert newest is not None and newest >= max(saved - 1, before)
+            before = newest
+            shutil.rmtree(tmp_path / str(life))
+        parent.stdin.close()
+    assert before > 30
+
+
+def test_a_training_goes_on_elsewhere_to_the_same_bytes(train, tmp_path):
+    """With the best policy, from within an iteration; the copies of a run that has ended hold no last checkpoint."""
+    settings = {"heldout": {"keep_best": True}, "save": True, "copies": str(tmp_path / "bucket")}
+    whole = train(tmp_path / "whole", **settings | {"copies": None})
+    with pytest.raises(TransientError, match="stopped after iteration 1 of 3"):
+        train(tmp_path / "first", stop_at=35, **settings)
+    copied = tmp_path / "bucket" / "iteration-000001.pt"
+    assert torch.load(copied, weights_only=True)["state"]["extra"]["unfinished"]
+    shutil.rmtree(tmp_path / "first")
+    found = train(tmp_path / "second", **settings)
+    assert found.without_times() == whole.without_times()
+    for folder in ("transformer", "best"):
+        one, other = (tmp_path / name / "saved" / folder for name in ("whole", "second"))
+        assert names(one) == names(other)
+        assert all((one / name).read_bytes() == (other / name).read_bytes() for name in names(one))
+    assert "iteration-000003.pt" not in names(tmp_path / "bucket")
