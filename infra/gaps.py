@@ -101,7 +101,7 @@ def forgive() -> None:
 class ConcurrencyLeaseStorage(filesystem.ConcurrencyLeaseStorage):
     """Leases that outlive a restart of the server; none expires soon after a gap.
 
-    Without its lease a flow run of a deployment with a limit ends itself.
+    Prefect cancels a flow run of a deployment with a limit when its lease cannot be renewed.
     """
 
     async def read_expired_lease_ids(self, limit: int = 100) -> list[UUID]:
