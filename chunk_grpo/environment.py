@@ -34,7 +34,7 @@ REPOSITORY = "CHUNK_GRPO_REPOSITORY"
 """Checkout from which flow runs clone a commit; by default the checkout of this code."""
 
 STAGE_ATTEMPTS = "CHUNK_GRPO_STAGE_ATTEMPTS"
-"""Number of attempts of a flow run at a stage that ends with exit code 75; 3 by default."""
+"""Number of attempts of a flow run at a stage that ends with exit code 75 (default 3) or whose machine is lost (2)."""
 
 END_STALLED = "CHUNK_GRPO_END_STALLED"
 """Silence after which a flow run ends a training and tries it again, in units of its longest time between two lines of

@@ -18,13 +18,14 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelling
 
+from chunk_grpo.orchestration.attempts import attempts_allowed
 from chunk_grpo.orchestration.commands import CommandStoppedError, Log
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.workspace import Workspace
 from flows._names import stage_name
 
-_ATTEMPTS = 2  # one retry if the worker or its machine was lost; a failed stage is not retried
+_ATTEMPTS = 2  # default: one retry if the worker or its machine was lost; a failed stage is not retried
 _POLL_SECONDS = 1.0
 _SLOW_POLL_SECONDS = 5.0
 _WAIT_SECONDS = 30.0
@@ -53,8 +54,8 @@ def run_on_pool(
     parameters = {"name": spec.name, "spec": workspace.spec.as_parameter(), "force": force}
     # A retried run finds the flow runs that it started before, unless the specification (commit) has changed.
     prefix = f"{flow_run.id}/{workspace.spec.digest()}/{spec.name}"
-    attempts = number = 0
-    while attempts < _ATTEMPTS:
+    attempts, number, allowed = 0, 0, attempts_allowed(_ATTEMPTS)
+    while attempts < allowed:
         number += 1
         key = f"{prefix}/{number}"
         try:
@@ -67,7 +68,8 @@ def run_on_pool(
             )
         except ObjectNotFound as error:
             raise RuntimeError(
-                f"stage {spec.name}: the server has no deployment {deployment}; run `python -m infra.setup`"
+                f"stage {spec.name}: the server has no deployment {deployment}; run `python -m infra.setup "
+                f"--pools {spec.work_pool}`"
             ) from error
         run = cast("FlowRun", started)
         found = run.state

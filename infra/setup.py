@@ -25,7 +25,6 @@ import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.clients import get_events_client
 from prefect.events.schemas.events import Event, RelatedResource, Resource
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -38,26 +37,10 @@ from websockets.exceptions import WebSocketException
 
 from chunk_grpo.environment import NOTIFY_WEBHOOK
 from infra import automations
+from infra.deployments import PREFECT_FILE, deployments_file, named_pools
 from infra.runs import runs_in
 
 ROOT = Path(__file__).resolve().parents[1]
-PREFECT_FILE = Path("prefect.yaml")
-FROM_THE_CLONE: list[dict[str, dict[str, Any]]] = [
-    {
-        "prefect.deployments.steps.run_shell_script": {
-            "id": "repository",
-            "script": "sh -c 'printf %s "
-            '"${CHUNK_GRPO_REPOSITORY:?not set for this worker; start it with python -m infra.worker}"\'',
-            "stream_output": False,
-        }
-    },
-    {"prefect.deployments.steps.set_working_directory": {"directory": "{{ repository.stdout }}"}},
-]
-"""Pull steps of workers that are started in a clone: they load the flows from their own $CHUNK_GRPO_REPOSITORY.
-
-A command reads it, because Prefect would replace `{{ $VARIABLE }}` on the machine of `prefect deploy`. Without the
-variable the command and the run fail.
-"""
 POOL_TYPES = ("process", "kubernetes", "ecs")
 
 
@@ -102,6 +85,7 @@ class SetUp:
         new_gpu_limit: Limit of a new pool `gpu` if `gpu_workers` is None.
         pool_type: Worker type of the pools that have a template.
         templates: Base job template files by pool name; a pool without one has process workers.
+        more_pools: Pools for stages, beside those that params.yaml and the presets name.
         webhook: URL notified of failed runs and moved scores; None leaves notifications unchanged.
         reset_schedules: Whether to reset existing deployments to the schedules and default parameters of
             prefect.yaml, and to enable them.
@@ -112,21 +96,20 @@ class SetUp:
     new_gpu_limit: int = 1
     pool_type: str = "process"
     templates: Mapping[str, Path] = field(default_factory=dict)
+    more_pools: Sequence[str] = ()
     webhook: SecretStr | None = None
     reset_schedules: bool = False
 
     def pools(self) -> list[Pool]:
-        """The work pools `cpu` and `gpu`.
+        """The work pools `cpu`, `gpu`, and those on which stages run.
 
         Raises:
-            SetUpError: The number of workers or a template is invalid.
+            SetUpError: The number of workers or a template is invalid, or a file of parameters is not YAML.
         """
         if self.gpu_workers is not None and self.gpu_workers < 1:
             raise SetUpError(f"the number of GPU workers must be at least 1, got {self.gpu_workers}")
         if self.pool_type != "process" and not self.templates:
-            raise SetUpError(
-                f"pool type {self.pool_type} needs a base job template: --gpu-template FILE, --cpu-template FILE"
-            )
+            raise SetUpError(f"pool type {self.pool_type} needs a base job template: --template POOL=FILE")
         read = {name: read_template(path) for name, path in self.templates.items()}
         kinds: dict[str, dict[str, Any]] = {
             name: {"type": self.pool_type, "template": template} for name, template in read.items()
@@ -135,7 +118,24 @@ class SetUp:
         return [
             Pool("cpu", keep_limit=True, **kinds.get("cpu", {})),
             Pool("gpu", gpu_limit, keep_limit=self.gpu_workers is None, **kinds.get("gpu", {})),
+            *(
+                Pool(name, keep_limit=True, **kinds.get(name, {}))
+                for name in self.stage_pools()
+                if name not in ("cpu", "gpu")
+            ),
         ]
+
+    def stage_pools(self) -> list[str]:
+        """Work pools on which stages run.
+
+        Raises:
+            SetUpError: A file of parameters is not YAML.
+        """
+        try:
+            named = named_pools(self.root)
+        except yaml.YAMLError as error:
+            raise SetUpError(f"parameters must be YAML: {error}") from error
+        return sorted({"gpu", *self.templates, *self.more_pools, *named} - {"cpu"})
 
     def apply(self, environment: Mapping[str, str] = os.environ) -> None:
         """Set up the server of PREFECT_API_URL.
@@ -157,7 +157,7 @@ class SetUp:
             unwatched = _unwatched(client)
             existing = client.read_deployments()
         _watch(unwatched)
-        content = deployments_file(self.root, [] if self.reset_schedules else existing)
+        content = deployments_file(self.root, [] if self.reset_schedules else existing, self.stage_pools())
         deploy(self.root, content, environment)
 
 
@@ -284,40 +284,6 @@ async def _emit(events: Sequence[Event]) -> None:
             await client.emit(event)
 
 
-def deployments_file(root: Path, existing: Sequence[DeploymentResponse]) -> str:
-    """The text of prefect.yaml for workers in a clone, with the values that users may have changed in the Prefect UI.
-
-    Otherwise `prefect deploy` would enable paused deployments and overwrite their schedules, default parameters and
-    concurrency limits.
-
-    Args:
-        root: Root of the repository.
-        existing: Deployments of the server.
-    """
-    content = yaml.safe_load((root / PREFECT_FILE).read_text(encoding="utf-8"))
-    content["pull"] = FROM_THE_CLONE
-    del content["build"]
-    known = {(deployment.name, deployment.entrypoint): deployment for deployment in existing}
-    for wanted in content["deployments"]:
-        # The workers' environment has them, or the pool's template.
-        wanted["work_pool"].pop("job_variables", None)
-        if found := known.get((wanted["name"], wanted["entrypoint"])):
-            wanted["paused"] = found.paused
-            wanted["parameters"] = found.parameters
-            wanted.pop("schedules", None)  # also if the user deleted the schedule
-            wanted["concurrency_limit"] = _limit(found)
-    return str(yaml.safe_dump(content, sort_keys=False))
-
-
-def _limit(deployment: DeploymentResponse) -> dict[str, Any] | None:
-    """Concurrency limit of a deployment, as in prefect.yaml; None if it has none."""
-    if deployment.global_concurrency_limit is None:
-        return None
-    options = deployment.concurrency_options
-    chosen = {} if options is None else options.model_dump(mode="json", exclude_none=True)
-    return {"limit": deployment.global_concurrency_limit.limit, **chosen}
-
-
 def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
     """Run `prefect deploy --all`.
 
@@ -354,6 +320,14 @@ def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
         raise SetUpError(f"prefect deploy failed:\n{result.stdout}{result.stderr}")
 
 
+def _template(text: str) -> tuple[str, Path]:
+    """POOL=FILE of the command line."""
+    pool, equals, file = text.partition("=")
+    if not (pool and equals and file):
+        raise argparse.ArgumentTypeError(f"must be POOL=FILE, got {text!r}")
+    return pool, Path(file)
+
+
 def main() -> int:
     """Set up the server; return exit status 1 on failure."""
     parser = argparse.ArgumentParser(
@@ -367,25 +341,34 @@ def main() -> int:
     parser.add_argument(
         "--pool-type", choices=POOL_TYPES, default="process", help="worker type of the pools with a template"
     )
-    for pool in ("cpu", "gpu"):
-        parser.add_argument(
-            f"--{pool}-template",
-            type=Path,
-            help=f"base job template of pool {pool} (JSON); without it the pool has process workers",
-        )
+    parser.add_argument(
+        "--template",
+        metavar="POOL=FILE",
+        type=_template,
+        action="append",
+        default=[],
+        help="base job template of a pool (JSON); a pool without one has process workers",
+    )
+    parser.add_argument(
+        "--pools",
+        nargs="+",
+        default=[],
+        metavar="POOL",
+        help="more pools for stages, beside those that params.yaml and the presets name",
+    )
     parser.add_argument(
         "--reset-schedules",
         action="store_true",
         help=f"reset schedules, default parameters and limits to {PREFECT_FILE}, and enable all deployments",
     )
     options = parser.parse_args()
-    templates = {"cpu": options.cpu_template, "gpu": options.gpu_template}
     console = Console(highlight=False, soft_wrap=True)
     try:
         SetUp(
             gpu_workers=options.gpu_workers,
             pool_type=options.pool_type,
-            templates={name: path for name, path in templates.items() if path is not None},
+            templates=dict(options.template),
+            more_pools=options.pools,
             webhook=webhook(),
             reset_schedules=options.reset_schedules,
         ).apply()

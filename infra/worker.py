@@ -41,11 +41,11 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--pool", required=True, help="work pool: cpu or gpu")
+    parser.add_argument("--pool", required=True, help="work pool, such as cpu or gpu")
     parser.add_argument(
         "--limit",
         type=int,
-        help="maximum number of concurrent flow runs (default: 1 on pool gpu, otherwise no limit)",
+        help="maximum number of concurrent flow runs (default: no limit on pool cpu, otherwise 1)",
     )
     parser.add_argument("--name", help="name of the worker in the Prefect UI (default: HOST-POOL-PID)")
     options = parser.parse_args()
@@ -58,7 +58,7 @@ def main() -> int:
         message = f"error: {error}"
         Console(stderr=True, highlight=False, soft_wrap=True).print(message, style="bold red", markup=False)
         return 1
-    limit = 1 if options.limit is None and options.pool == "gpu" else options.limit
+    limit = 1 if options.limit is None and options.pool != "cpu" else options.limit
     name = options.name or f"{socket.gethostname()}-{options.pool}-{os.getpid()}"
     os.chdir(repository)  # prefect.toml
     # Shells start background commands with SIGINT ignored; Prefect's worker needs SIGINT to end itself.

@@ -26,13 +26,16 @@ def pause_after(attempts: int) -> float:
     return float(min(_FIRST_PAUSE * _GROWTH ** (attempts - 1), _LONGEST_PAUSE))
 
 
-def attempts_allowed() -> int:
+def attempts_allowed(default: int = _ATTEMPTS) -> int:
     """Number of attempts at a stage, from the environment.
+
+    Args:
+        default: Number without the variable.
 
     Raises:
         ConfigError: The variable is not an integer of at least 1.
     """
-    text = os.environ.get(STAGE_ATTEMPTS) or str(_ATTEMPTS)
+    text = os.environ.get(STAGE_ATTEMPTS) or str(default)
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"{STAGE_ATTEMPTS}: must be a whole number of at least 1, got {text!r}")
     return int(text)

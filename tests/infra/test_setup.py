@@ -15,7 +15,8 @@ import yaml
 from prefect.events.schemas.events import Event, Resource
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra import serve, setup, worker
+from infra import serve, worker
+from infra.deployments import deployments_file
 from infra.local_prefect import LocalPrefect, free_port, shares, visible_gpus
 from infra.setup import SetUp, SetUpError, _watch, read_template
 
@@ -41,12 +42,31 @@ def test_only_a_pool_with_a_template_gets_another_type(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"gpu_workers": 0}, "at least 1, got 0"),
-        ({"pool_type": "kubernetes"}, "needs a base job template: --gpu-template"),
+        ({"pool_type": "kubernetes"}, "needs a base job template: --template"),
     ],
 )
 def test_settings_that_make_no_sense_are_told(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SetUpError, match=message):
         SetUp(**arguments).pools()
+
+
+def test_pools_that_parameters_or_presets_name_get_the_deployments_of_stages(tmp_path: Path) -> None:
+    """Their limits are those of the UI, and a pool `cpu` that stages name has no deployments of stages."""
+    (tmp_path / "conf" / "preset").mkdir(parents=True)
+    (tmp_path / "conf" / "preset" / "big.yaml").write_text("pools: {train: h100, score: null, encode: cpu}\n")
+    (tmp_path / "conf" / "preset" / "none.yaml").write_text("# no pools\n")
+    (tmp_path / "params.yaml").write_text("pools: {train: l40s}\n")
+    wanted = SetUp(root=tmp_path, more_pools=["a100"])
+    assert [pool.name for pool in wanted.pools()] == ["cpu", "gpu", "a100", "h100", "l40s"]
+    assert all(pool.keep_limit and pool.limit is None for pool in wanted.pools()[2:])
+    found = yaml.safe_load(deployments_file(REPOSITORY, [], wanted.stage_pools()))["deployments"]
+    of_pool = {one["name"]: one for one in found if one["work_pool"]["name"] == "h100"}
+    assert set(of_pool) == {f"{stage}-h100" for stage in ("encode", "profile", "train", "generate", "score")}
+    assert of_pool["train-h100"]["entrypoint"] == "flows/stage.py:train"
+    assert len(found) == len({one["name"] for one in found}) == 8 + 3 * 5
+    (tmp_path / "params.yaml").write_text("{")
+    with pytest.raises(SetUpError, match=r"parameters must be YAML: (?s:.*)params\.yaml"):
+        wanted.pools()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"variables": {}}'])
@@ -192,7 +212,7 @@ def test_a_worker_knows_its_own_process_id(pool: str) -> None:
 
 def test_flows_are_loaded_from_the_repository_of_the_worker(tmp_path: Path) -> None:
     """Prefect fills in `{{ $VARIABLE }}` at deployment, and drops other unknown names on the worker."""
-    pull = yaml.safe_load(setup.deployments_file(REPOSITORY, []))["pull"]
+    pull = yaml.safe_load(deployments_file(REPOSITORY, []))["pull"]
     first, second = (next(iter(step.values())) for step in pull)
     assert second["directory"] == f"{{{{ {first['id']}.stdout }}}}"
     assert "{{" not in first["script"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.environment import PROCESSES
+from chunk_grpo.environment import CHECKPOINTS, PROCESSES
+from chunk_grpo.training.journal import FILE, read_journal
 from stages._launch.group import FAIL_SECONDS
 from stages._launch.machines import LOST_SECONDS
 from tests.conftest import VARIANT, Workspace
@@ -114,6 +115,33 @@ def test_a_lost_machine_ends_the_other_and_the_next_run_goes_on_to_the_same_byte
             assert newest(shared.root) > before
     assert ends > 0
     assert outputs(shared) == expected
+
+
+def test_two_new_machines_go_on_from_copies_that_each_of_two_lost_ones_made(
+    two: Pair, shared: Workspace, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machine 0 alone has the setting. The new machines have no checkpoints, and their disks get all parts."""
+    bucket = tmp_path / "bucket"
+    with two.following() as follower, monkeypatch.context() as patch:
+        patch.setenv(CHECKPOINTS, str(bucket))
+        with two.started(0, train(two, shared)) as stage:
+            wait_for(lambda: newest(shared.root) >= 3, 300, "three checkpoints")
+            kill(stage)
+            kill(follower)
+    (key,) = bucket.iterdir()
+    parts = {path.name for path in key.glob("*.shards-*/*")}
+    assert parts == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    shutil.rmtree(shared.root / ".ckpt")
+    (tmp_path / "third").mkdir()
+    again = pair(shared.root, tmp_path / "third")
+    with again.following(), monkeypatch.context() as patch:
+        patch.setenv(CHECKPOINTS, str(bucket))
+        with again.started(0, train(again, shared)) as stage:
+            assert stage.ended(300)[0] == 0, stage.messages.read_text()
+    assert outputs(shared) == expected
+    record = read_journal(shared.root / "logs" / VARIANT / "seed-0" / FILE)
+    assert record is not None and record.heading.done >= 2
+    assert not list(bucket.rglob("*.pt")) and not list(bucket.rglob("*.distcp"))
 
 
 def test_hybrid_sharding_keeps_all_shards_on_each_disk_and_resumes_to_the_same_bytes(
