@@ -63,6 +63,16 @@ def test_every_manifest_and_the_job_of_a_flow_run_fit_the_schema_of_their_kind(v
         assert each["metadata"].get("namespace") == (None if each["kind"] == "Namespace" else "chunk-grpo")
 
 
+def test_a_job_of_several_machines_can_wait_in_a_queue_of_kueue() -> None:
+    """Kueue reads the label of the Job, and its number of pods, requests and limits."""
+    queue = {"kueue.x-k8s.io/queue-name": "gpus"}
+    made = job("gpu", machines=4, gpu_count=8, labels=queue)
+    kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
+    assert made["metadata"]["labels"] == queue
+    assert made["spec"]["parallelism"] == made["spec"]["completions"] == 4
+    assert made["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 8
+
+
 @every_pod
 def test_a_pod_is_pinned_bounded_and_let_into_a_namespace_of_the_standard_restricted(name: str) -> None:
     pod = PODS[name]
