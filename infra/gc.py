@@ -9,6 +9,7 @@ the checkout, its commits with a dvc.lock, the clones of flow runs, and publishe
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -41,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--delete", action="store_true", help="remove (default: say what would be removed)")
     parser.add_argument(
-        "--checkpoints", type=float, metavar="DAYS", help="unfinished trainings older than this too"
+        "--checkpoints",
+        type=float,
+        default=math.inf,
+        metavar="DAYS",
+        help="unfinished trainings too that did not change for so many days (default: none)",
     )
     parser.add_argument(
         "--with",
@@ -76,6 +81,10 @@ def collect(options: argparse.Namespace) -> None:
     checkout = options.checkout.resolve()
     home = Path(os.environ.get("PREFECT_HOME") or checkout / ".prefect").resolve()
     others = [_repository(folder) for folder in options.others]
+    if options.checkpoints < 1:
+        raise ConfigError(
+            f"--checkpoints: must be at least 1 day, got {options.checkpoints:g}; newer ones may be in use"
+        )
     keepers = Keepers.of(checkout, home, os.environ.get(environment.PUBLISH), others)
     cache = cache_of(checkout)
     if options.delete and not (others or options.alone or cache.resolve().is_relative_to(checkout)):
@@ -87,9 +96,7 @@ def collect(options: argparse.Namespace) -> None:
         kept = keepers.named()
         unused = unused_files(keepers, kept)
         groups = {name: _size(files) for name, files in by_output(cache, unused).items()}
-        oldest = time.time() - _DAY * (
-            options.checkpoints if options.checkpoints is not None else float("inf")
-        )
+        oldest = time.time() - _DAY * options.checkpoints
         states = [checkout / ".ckpt", *(each / "state" / ".ckpt" for each in keepers.homes)]
         stopped = unfinished(states, keepers.workspaces)
         if options.delete:

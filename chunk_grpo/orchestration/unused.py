@@ -63,7 +63,7 @@ class Keepers:
         """
         cache = cache_of(checkout)
         homes = dict.fromkeys([home, *map(Path, places(cache, "home"))])
-        roots = dict.fromkeys([*([published] if published else []), *places(cache, "published")])
+        roots = dict.fromkeys(places(cache, "published"))
         for root in roots:
             below = any(Path(root).is_relative_to(each) for each in homes)
             if not (is_remote(root) or below or Path(root).exists()):
@@ -71,7 +71,7 @@ class Keepers:
                     f"{root}: must be there, since runs were published in it and their results are kept; mount it, "
                     f"or, if it was removed, remove its line from {cache / IN_USE}"
                 )
-        return cls((checkout, *others), tuple(homes), tuple(roots))
+        return cls((checkout, *others), tuple(homes), (*roots, *([published] if published else [])))
 
     @property
     def clones(self) -> list[Path]:

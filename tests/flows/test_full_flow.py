@@ -63,6 +63,8 @@ def test_the_command_line_finds_the_server_by_prefect_toml(tmp_path: Path) -> No
     ).stdout
     assert "PREFECT_API_URL='http://127.0.0.1:4200/api' (from prefect.toml)" in shown
     assert "PREFECT_SERVER_ANALYTICS_ENABLED='False' (from prefect.toml)" in shown
+    assert "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED='['events', 'flow_runs']' (from prefect.toml)" in shown
+    assert "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD='15552000' (from prefect.toml)" in shown
 
 
 @pytest.mark.slow

@@ -83,6 +83,21 @@ def test_results_that_nothing_names_go_and_can_be_made_again(
     assert ": 0 files, " in capsys.readouterr().out
 
 
+def test_results_of_a_commit_stay_until_no_branch_has_it(
+    checkout: Path, shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell(checkout, "git", "switch", "--quiet", "--create", "tracked")
+    shell(checkout, "git", "add", "dvc.lock")  # as `make track`
+    shell(checkout, "git", "commit", "--quiet", "--message", "tracked")
+    shell(checkout, "git", "switch", "--quiet", "-")
+    assert not (checkout / "dvc.lock").exists()
+    assert gc(checkout) == 0
+    assert ": 0 files, " in capsys.readouterr().out
+    shell(checkout, "git", "branch", "--quiet", "-D", "tracked")
+    assert gc(checkout) == 0
+    assert ": 6 files, " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("where", ["home", "environment", "remembered", "bucket"])
 def test_models_of_a_published_run_can_be_evaluated_again(
     where: str,
@@ -222,5 +237,7 @@ def test_unfinished_trainings_are_listed_by_name_and_old_ones_go(
     assert old.exists()
     assert gc(checkout, "--delete") == 0
     assert old.exists()
+    assert gc(checkout, "--delete", "--checkpoints", "0") == 2
+    assert "--checkpoints: must be at least 1 day, got 0" in capsys.readouterr().err
     assert gc(checkout, "--delete", "--checkpoints", "30") == 0
     assert sorted(path.name for path in state.iterdir()) == ["bbbb", "cccc", "locks"]
