@@ -1,18 +1,21 @@
-"""Kill a real training after its first checkpoint, and compare its final results with an undisturbed one byte by byte.
+"""Disturb a real training after its first checkpoint, and compare its results with an undisturbed one byte by byte.
 
     python -m tests.drills.training --kill stage
 
 Both run in clones of this repository at its commit, each with its own DVC cache, server and PREFECT_HOME.
 """
 
+import os
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 from rich.console import Console
 
+from chunk_grpo.environment import END_STALLED, STOP_SECONDS
 from infra.local_prefect import stop_on_signals
 from tests.drills.command import DrillError, drill_parser, run_drill
 from tests.drills.watch import FINAL, Watch, load, seconds_until_gone, serving, tree
@@ -24,14 +27,17 @@ COMMAND = f"stages.train --manifest artifacts/runs/{STAGE}.json"
 PARAMETERS: dict[str, Any] = {"preset": "smoke", "until": STAGE, "overrides": {"train": {"iterations": 8}}}
 """Flow parameters; enough iterations for a kill between the first checkpoint and the end."""
 
-Victim = Literal["stage", "engine"]
+Victim = Literal["stage", "engine", "stalled"]
 
 
 def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
     parser = drill_parser("training", __doc__)
-    choices = ["stage", "engine"]
-    parser.add_argument("--kill", choices=choices, default="stage", help="the training, or its flow run")
+    choices = ["stage", "engine", "stalled"]
+    what = (
+        "the training, or its flow run; stalled: the training is stopped by SIGSTOP, and its flow run ends it"
+    )
+    parser.add_argument("--kill", choices=choices, default="stage", help=what)
     options = parser.parse_args()
     stop_on_signals()
 
@@ -39,6 +45,7 @@ def main() -> int:
         with serving(folder / "untouched") as watch:
             run, _ = completed(watch, watch.start(**PARAMETERS))
             untouched = outputs(watch, run)
+        os.environ |= {END_STALLED: "3", STOP_SECONDS: "1"} if options.kill == "stalled" else {}
         with serving(folder / "killed") as watch:
             killed = outputs(watch, disturbed(watch, options.kill, console))
         compare(untouched, killed)
@@ -71,6 +78,8 @@ def disturbed(watch: Watch, victim: Victim, console: Console) -> str:
     stage, engine = watch.stage(child["id"], COMMAND), watch.engine(child["id"])
     if stage is None:
         raise DrillError("training had ended before it was killed")
+    if victim == "stalled":
+        return stalled(watch, run, stage, console)
     processes, start = tree(engine), time.monotonic()
     (stage if victim == "stage" else engine).kill()
     gone = seconds_until_gone(processes, 30)
@@ -94,6 +103,19 @@ def disturbed(watch: Watch, victim: Victim, console: Console) -> str:
         raise DrillError(f"{STAGE} did not run: {watch.outcomes(run)[STAGE]}")
     console.print(f"Wrote {', '.join(sorted(written))}")
     console.print(f"Completed {time.monotonic() - start:.1f} s after the kill")
+    return run
+
+
+def stalled(watch: Watch, run: str, stage: psutil.Process, console: Console) -> str:
+    """Stop the training; return the run, which completes by itself."""
+    stage.suspend()
+    start, kept = time.monotonic(), checkpoints(watch)[-1].name
+    gone = seconds_until_gone([stage], 400)
+    console.print(f"Ended {gone:.1f} s after SIGSTOP; {load()}")
+    _, written = completed(watch, run)
+    if not written or min(written) <= kept:
+        raise DrillError(f"did not resume from {kept}: wrote {sorted(written)}")
+    console.print(f"Resumed from {kept}, completed {time.monotonic() - start:.1f} s after SIGSTOP")
     return run
 
 

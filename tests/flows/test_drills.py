@@ -31,6 +31,7 @@ def drilled(name: str, *options: str) -> str:
     [
         ("training --kill stage", "The same bytes in "),
         ("training --kill engine", "The same bytes in "),
+        ("training --kill stalled", "The same bytes in "),
         ("stops --seed 7 --count 2", "The same bytes after 4 hits; "),
         ("cache --seed 1 --count 3", "3 changes, seed 1: no difference"),
     ],
