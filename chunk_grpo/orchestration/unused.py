@@ -113,7 +113,8 @@ def cache_for_removal(keepers: Keepers, *, delete: bool) -> Iterator[bool]:
         Whether no flow run uses the cache.
 
     Raises:
-        TransientError: A flow run uses the cache and `delete` is on, or DVC is at work in one of the repositories.
+        TransientError: With `delete`: a flow run uses the cache, or DVC runs a stage in a clone. In both cases: DVC
+            runs a stage in a checkout, whose lock `dvc gc` needs.
     """
     with ExitStack() as held:
         file = cache_of(keepers.checkouts[0]) / IN_USE
@@ -126,7 +127,7 @@ def cache_for_removal(keepers: Keepers, *, delete: bool) -> Iterator[bool]:
         for home in keepers.homes:
             if (home / "runs").is_dir():
                 held.enter_context(locked(home / "runs" / TURN))
-        for workspace in keepers.workspaces:
+        for workspace in keepers.workspaces if delete else keepers.checkouts:
             _refuse_while_dvc_runs(workspace)
         yield is_free
 

@@ -153,6 +153,13 @@ def test_nothing_is_removed_while_a_flow_run_uses_the_cache(
         assert "a flow run uses it; run `make gc` again" in capsys.readouterr().err
         assert gc(checkout) == 0
         assert "A run is active: nothing can be removed now." in capsys.readouterr().out
+    rwlock = checkout / ".prefect/runs/by-hand/.dvc/tmp/rwlock"  # somebody runs a stage in a clone
+    rwlock.parent.mkdir(parents=True)
+    user = {"pid": os.getpid(), "cmd": "dvc repro"}
+    rwlock.write_text(json.dumps({"write": {"model": user}, "read": {"data": [user]}}))
+    assert gc(checkout, "--delete") == 75
+    assert gc(checkout) == 0
+    rwlock.unlink()
     began = threading.Event()
 
     def run() -> None:
