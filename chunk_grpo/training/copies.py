@@ -78,7 +78,9 @@ class Copies:
     def settle(self) -> None:
         """Wait until no process copies anything; then remove older copies. A failure is logged as a warning."""
         failures = [text for text in self._processes.by_all(self._finished) if text]
-        if not failures:
+        if failures:
+            self._sent = []  # older copies are still needed
+        else:
             failures = [text for text in [self._processes.by_main(self._remove_older)] if text]
         for text in failures:
             _logger.warning(
@@ -133,13 +135,19 @@ class Copies:
             TransientError: The store does not answer.
         """
         path = self._folder / file_name(iteration)
-        partial = path.with_name(f"{path.name}.partial")
+        best: list[Path] = []
 
         def fetch_file() -> tuple[str, Shards | None]:
             with storage.storage_errors("write", self._folder):
                 make_folder(self._folder / BEST)
-            reason = self._get(path.name, partial) or self._fetch_best()
-            return (reason, None) if reason else check(partial, iteration)
+            best[:] = [self._folder / name for name in self._best_of(iteration)]
+            for each in (*best, path):
+                if reason := self._get(each, _partial(each)):
+                    return reason, None
+            for each in best:
+                if not is_whole(_partial(each)):
+                    return f"{BEST}/{each.name} is damaged (its checksum is missing or wrong)", None
+            return check(_partial(path), iteration)
 
         reason, shards = self._processes.by_main(fetch_file)
         if shards is not None:
@@ -149,39 +157,35 @@ class Copies:
             raise UnusableError(reason)
 
         def keep() -> None:
-            with storage.storage_errors("write", path):
-                partial.replace(path)
+            for each in (*best, path):
+                with storage.storage_errors("write", each):
+                    _partial(each).replace(each)
 
         self._processes.by_main(keep)
 
-    def _fetch_best(self) -> str:
-        """Fetch the best policies; why they are refused, or ""."""
-        for name in _files_at(self._location):
-            if "/" not in name or not CHECKPOINT.fullmatch(name.removeprefix(f"{BEST}/")):
-                continue
-            if reason := self._get(name, self._folder / name):
-                return reason
-            if not is_whole(self._folder / name):
-                return f"{name} is damaged (its checksum is missing or wrong)"
-        return ""
+    def _best_of(self, iteration: int) -> list[str]:
+        """Relative names of the best policies that a checkpoint needs. Later ones belong to a later checkpoint."""
+        names = [name for name in _files_at(self._location) if name.startswith(f"{BEST}/")]
+        return [name for name in names if 0 <= iteration_of(name) <= iteration]
 
     def _fetch_parts(self, shards: Shards) -> str:
         """Fetch the files of sharded tensors to this process's disk; why they are refused, or ""."""
         if not self._owns_disk:
             return ""
         folder, checksums = self._folder / shards["folder"], shards["checksums"]
-        if SHARDS.fullmatch(folder.name) is None or any("/" in name for name in checksums):
+        if SHARDS.fullmatch(shards["folder"]) is None or any("/" in name for name in checksums):
             return "names files outside its folder"
         with storage.storage_errors("write", folder):
             make_folder(folder)
         for name in checksums:
-            if reason := self._get(f"{folder.name}/{name}", folder / name):
+            if reason := self._get(folder / name, folder / name):
                 return reason
         bad = damaged(folder, list(checksums.items()))
         return f"{folder.name}/{bad[0]} is damaged (its checksum is wrong)" if bad else ""
 
-    def _get(self, name: str, path: Path) -> str:
-        """Fetch a file; why the checkpoint is refused, or ""."""
+    def _get(self, file: Path, path: Path) -> str:
+        """Fetch the copy of a file to a path; why the checkpoint is refused, or ""."""
+        name = file.relative_to(self._folder).as_posix()
         try:
             storage.get_file(self._place(name), path)
         except DataError as error:
@@ -210,6 +214,11 @@ def remove_copies(location: str) -> None:
 def _files_at(location: str) -> list[str]:
     """Relative names of the copied files, in an order of removal: what others need comes after them."""
     return sorted(storage.sizes_below(location), key=lambda name: CHECKPOINT.fullmatch(name) is None)
+
+
+def _partial(path: Path) -> Path:
+    """Path of a file that is not complete."""
+    return path.with_name(f"{path.name}.partial")
 
 
 def _entry(name: str) -> str:

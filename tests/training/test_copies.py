@@ -178,6 +178,7 @@ SHARDS = "iteration-000007.shards-1"
         ),
         (with_parts(SHARDS, "../../notes"), "names files outside its folder"),
         (with_parts("../notes", "x"), "names files outside its folder"),
+        (with_parts(f"../{SHARDS}", "x"), "names files outside its folder"),
     ],
 )
 @pytest.mark.parametrize("has_own", [False, True])
@@ -232,9 +233,15 @@ def test_the_best_policy_comes_along(first, second, bucket_folder, tmp_path, war
     assert names(bucket_folder) == ["best/iteration-000003.pt", "iteration-000004.pt"]
     assert resumed(second) == 4
     assert resumed(CheckpointStore(tmp_path / "second" / "best", "code-1", 1)) == 3
+    shutil.copy(
+        bucket_folder / "best" / "iteration-000003.pt", bucket_folder / "best" / "iteration-000005.pt"
+    )
+    assert resumed(store_on(tmp_path / "later", str(bucket_folder))) == 4
+    assert names(tmp_path / "later") == ["best/iteration-000003.pt", "iteration-000004.pt"]
     cut(bucket_folder / "best" / "iteration-000003.pt")
     assert resumed(store_on(tmp_path / "third", str(bucket_folder))) is None
     assert "best/iteration-000003.pt is damaged" in warnings()[0]
+    assert resumed(CheckpointStore(tmp_path / "third" / "best", "code-1", 1)) is None
 
 
 def test_other_files_at_the_location_are_left_alone(first, bucket_folder):
@@ -257,6 +264,18 @@ def test_a_store_that_fails_is_a_warning_and_the_next_checkpoint_is_copied(
     save(first, 2)
     assert len(warnings()) == 1
     assert resumed(second) == 2
+
+
+def test_a_checkpoint_that_was_not_copied_removes_no_older_copy(first, bucket_folder, warnings, monkeypatch):
+    """The last checkpoint of a training is not copied."""
+    save(first, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(copies.storage, "put_file", lambda *_: 1 / 0)
+        save(first, 2)
+    first.save(state(3), copied=False)
+    first.settle_copies()
+    assert len(warnings()) == 1 and "division by zero" in warnings()[0]
+    assert names(bucket_folder) == ["iteration-000001.pt"]
 
 
 def test_a_store_that_does_not_answer_stops_a_training_that_begins(s3_port, tmp_path):
