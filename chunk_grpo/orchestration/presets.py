@@ -88,11 +88,12 @@ def overridden(
         ConfigError: An override cannot be applied, or the result breaks rules; the message lists all of them.
     """
     changed = dict(params)
-    if several := [one for one in overrides if len(_values(one)) > 1]:
-        raise ConfigError(
-            f"{source}: overrides: {several[0]}: has several values, and a run has one setting; "
-            "`chunk-grpo/ablations` runs a setting for each"
-        )
+    for override in overrides:
+        if len(_values(override, f"{source}: ")) > 1:
+            raise ConfigError(
+                f"{source}: overrides: {override}: has several values, and a run has one setting; "
+                "`chunk-grpo/ablations` runs a setting for each"
+            )
     if overrides:
         with tempfile.TemporaryDirectory(prefix="overrides-") as folder:
             file = Path(folder, "params.yaml")
@@ -127,12 +128,12 @@ def combinations(overrides: Sequence[str]) -> list[tuple[str, ...]]:
     return list(product(*map(_values, overrides)))
 
 
-def _values(override: str) -> list[str]:
-    """An override for each of its values; unchanged if it has one."""
+def _values(override: str, source: str = "") -> list[str]:
+    """An override for each of its values; unchanged if it has one. `source` is the start of the message of an error."""
     try:
         found = [one for (one,) in (sweep[""] for sweep in get_hydra_sweeps({"": [override]}))]
     except (HydraException, InvalidArgumentError) as error:
-        raise ConfigError(f"overrides: {override}: {error}") from error
+        raise ConfigError(f"{source}overrides: {override}: {error}") from error
     return found if len(found) > 1 else [override]
 
 
