@@ -55,10 +55,8 @@ def deployments_file(
 ) -> str:
     """The text of prefect.yaml for workers in a clone, with the values that users may have changed in the Prefect UI.
 
-    The deployments of stages on the pool `gpu` are repeated for each other pool of stages, with its name.
-
     Otherwise `prefect deploy` would enable paused deployments and overwrite their schedules, default parameters and
-    concurrency limits.
+    concurrency limits. The deployments of stages on the pool `gpu` are repeated for each other pool of stages.
 
     Args:
         root: Root of the repository.

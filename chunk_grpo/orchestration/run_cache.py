@@ -13,7 +13,8 @@ import yaml
 
 _WRITTEN_WITHIN = 3.0  # seconds; DVC writes an entry of some kilobytes right after making its folder
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""YAML loader for the many files of DVC; the one in C is ten times as fast."""
 
 
 def object_file(cache: Path, md5: str) -> Path:
@@ -25,7 +26,7 @@ def entries(cache: Path) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
     """Each entry's file and its outputs (path, md5, size), except entries that are damaged or being written."""
     for file in (cache / "runs").glob("??/*/*"):
         with suppress(yaml.YAMLError, FileNotFoundError):  # DVC removes damaged ones itself
-            content = yaml.load(file.read_bytes(), _LOADER)
+            content = yaml.load(file.read_bytes(), LOADER)
             if file.suffix != ".tmp" and isinstance(content, dict):
                 yield file, content.get("outs", [])
 

@@ -1,6 +1,6 @@
 """Stalled trainings: no new line in the journal for many times the longest time between two lines.
 
-A stopped process, a hung GPU and a hung call of NCCL all look like this, while the flow run's heartbeats go on.
+A stopped process, a hung GPU or a hung call of NCCL stops a training in this way. Its flow run still sends heartbeats.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Watch:
         self._silence.look(self._record, now - self._time)
         self._time = now
         if self.text and not self._silence.seconds:
-            self._warn(f"{self._stage} goes on.")
+            self._warn(f"{self._stage} continues.")
             self.text = ""
         if not self.text and self._silence.exceeds(self._warn_after):
             silent, longest = duration(self._silence.seconds), duration(self._silence.longest)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from chunk_grpo.artifacts.io import read_text
@@ -26,10 +25,10 @@ from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.git import git
 from chunk_grpo.orchestration.cache_use import IN_USE, cache_of, places
 from chunk_grpo.orchestration.clones import TURN, locked
+from chunk_grpo.orchestration.dvc_command import dvc
 from chunk_grpo.orchestration.dvc_internals import Config
-from chunk_grpo.orchestration.run_cache import entries, forget_unusable, object_file
+from chunk_grpo.orchestration.run_cache import LOADER, entries, forget_unusable, object_file
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
 _LOCKS = (":(glob)**/dvc.lock", ":(glob)**/*.dvc")
 _REMOVING = "Removing "
 
@@ -96,7 +95,7 @@ class Keepers:
         locations |= {join(root, path) for root in published for path in sizes_below(root) if _is_lock(path)}
         for location in sorted(locations):
             try:
-                found |= _outputs(yaml.load(read_text(location), _LOADER))
+                found |= _outputs(yaml.load(read_text(location), LOADER))
             except yaml.YAMLError as error:
                 raise DataError(
                     f"{location}: must be YAML, as DVC writes it: {error}. Its results stay, so nothing was removed; "
@@ -188,19 +187,6 @@ def _gc(keepers: Keepers, kept: Collection[str], *options: str) -> str:
         return dvc(checkout, "gc", "--workspace", "--force", *options, "--projects", folder)
 
 
-def dvc(folder: Path, *arguments: str, check: bool = True) -> str:
-    """Output of a DVC command in a repository.
-
-    Raises:
-        ConfigError: The command failed, and `check` is on.
-    """
-    command = [sys.executable, "-m", "dvc", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if check and done.returncode != 0:
-        raise ConfigError(f"dvc {arguments[0]} failed in {folder}: {done.stdout}{done.stderr}")
-    return done.stdout
-
-
 def _refuse_while_dvc_runs(workspace: Path) -> None:
     """Raise if DVC runs a stage in a repository, also of an experiment: it then does not hold its lock."""
     for folder in (workspace, *(workspace / ".dvc" / "tmp" / "exps").glob("*")):
@@ -208,21 +194,11 @@ def _refuse_while_dvc_runs(workspace: Path) -> None:
         locks = json.loads(file.read_bytes()) if file.exists() else {}
         readers = [user for users in locks.get("read", {}).values() for user in users]
         for user in [*locks.get("write", {}).values(), *readers]:
-            if _is_alive(user["pid"]):
+            if psutil.pid_exists(user["pid"]):
                 raise TransientError(
                     f"{folder}: must not be in use while its cache is looked through, but process {user['pid']} "
                     f"runs `{user['cmd']}`; run `make gc` again when it has ended"
                 )
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        return True
-    return True
 
 
 def _is_lock(path: str) -> bool:
@@ -245,7 +221,7 @@ def _of_commits(repository: Path) -> Iterator[str]:
     for blob in {line.split()[3] for line in log.splitlines()}:
         if blob.strip("0"):  # it was not removed by the commit
             with suppress(yaml.YAMLError):  # DVC cannot read it either, and nobody can repair it
-                yield from _outputs(yaml.load(git(repository, "cat-file", "blob", blob), _LOADER))
+                yield from _outputs(yaml.load(git(repository, "cat-file", "blob", blob), LOADER))
 
 
 def _outputs(content: Any) -> set[str]:

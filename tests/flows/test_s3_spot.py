@@ -1,4 +1,4 @@
-"""A training whose machine is lost with its disk, again and again, goes on on another machine from a bucket."""
+"""A training loses its machine and disk several times; another machine resumes it from a bucket."""
 
 import random
 import shutil

@@ -51,7 +51,7 @@ def test_settings_that_make_no_sense_are_told(arguments: dict[str, Any], message
 
 
 def test_pools_that_parameters_or_presets_name_get_the_deployments_of_stages(tmp_path: Path) -> None:
-    """Their limits are those of the UI, and a pool `cpu` that stages name has no deployments of stages."""
+    """The UI sets their limits. A pool `cpu` that stages name gets no deployments of stages."""
     (tmp_path / "conf" / "preset").mkdir(parents=True)
     (tmp_path / "conf" / "preset" / "big.yaml").write_text("pools: {train: h100, score: null, encode: cpu}\n")
     (tmp_path / "conf" / "preset" / "none.yaml").write_text("# no pools\n")

@@ -119,7 +119,7 @@ def test_a_stall_is_told_once_and_so_is_its_end(
 
     train(warn)
     assert warnings[0].startswith("train@chunk-0 stalls: no new iteration for ")
-    assert warnings[1] == "train@chunk-0 goes on."
+    assert warnings[1] == "train@chunk-0 continues."
 
 
 def test_a_stalled_training_is_ended_if_the_environment_says_so(
