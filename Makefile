@@ -1,4 +1,4 @@
-# Needs: Python 3.10-3.13 with venv, git and make. Everything else goes into .venv.
+# Needs: Python 3.11-3.13 with venv, git and make. Everything else goes into .venv.
 # `make` lists the targets.
 
 VENV := .venv
@@ -6,11 +6,13 @@ BIN := $(VENV)/bin
 EXTRAS := pipeline,training,scoring,serving
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
+CONSTRAINTS := -c constraints.txt
+NEWEST := build/newest
 DOCUMENTED := $(addprefix chunk_grpo.,library core families training generation scorers config reporting.statistics)
 PRESET ?= tiny
 POOL ?= gpu
 # The first of these that works is used; 3.11 first, because constraints.txt was made and tested with it.
-PYTHON ?= python3.11 python3.12 python3.13 python3.10 python3
+PYTHON ?= python3.11 python3.12 python3.13 python3
 
 # `python` in dvc.yaml is the one of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -20,7 +22,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan score track gc serve worker smoke tools lint types reference test test-slow docs bench bench-train gpu gpu-report clean
+.PHONY: help run params plan score track gc serve worker smoke tools lint types reference test test-slow test-newest docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -73,6 +75,10 @@ test: $(TOOLS) ## run the tests, except slow ones and those that need a GPU or t
 test-slow: $(TOOLS) ## run the slow tests
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not network'
 
+test-newest: ## test flows, infra and orchestration with the newest packages that pyproject.toml allows
+	$(MAKE) tools VENV=$(NEWEST) CONSTRAINTS=
+	PATH="$(CURDIR)/$(NEWEST)/bin:$$PATH" python -m pytest -q -m 'not gpu and not network' tests/flows tests/infra tests/orchestration
+
 docs: $(TOOLS) ## check the documents against the code, and run their code blocks
 	$(BIN)/python -m pytest -q tests/architecture tests/docs
 
@@ -96,12 +102,12 @@ $(VENV): $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; chosen=; \
-	check='import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))'; \
+	check='import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))'; \
 	for python in $(PYTHON); do \
 	  if [ -z "$$chosen" ] && "$$python" -c "$$check" >/dev/null 2>&1; then chosen="$$python"; fi; \
 	done; \
 	if [ -z "$$chosen" ]; then \
-	  echo 'Python 3.10-3.13 with the module venv is needed; none of these is one: $(PYTHON)' >&2; \
+	  echo 'Python 3.11-3.13 with the module venv is needed; none of these is one: $(PYTHON)' >&2; \
 	  echo 'Debian, Ubuntu: apt install python3 python3-venv. macOS: brew install python@3.11.' >&2; \
 	  echo 'Or name one: make run PYTHON=/path/to/python3.11' >&2; \
 	  exit 1; \
@@ -109,9 +115,9 @@ $(STAMP): pyproject.toml constraints.txt
 	if [ ! -x $(BIN)/python ]; then \
 	  echo "Creating $(VENV) with $$chosen"; "$$chosen" -m venv $(VENV); \
 	fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' $(CONSTRAINTS)
 	@touch $(STAMP)
 
 $(TOOLS): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),dev]' $(CONSTRAINTS)
 	@touch $(TOOLS)

@@ -136,7 +136,7 @@ def _measures(
     images: Sequence[NDArray[np.uint8]], found: Sequence[Found], base: Sequence[Found]
 ) -> dict[str, float]:
     """Means over the images of a prompt."""
-    floats = np.stack(images).transpose(0, 3, 1, 2) / np.float32(255)
+    floats = np.stack(images).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
     pairs = list(zip(found, base, strict=True))
     values = {
         AS_BASE[0]: np.mean([agreement(a, b, lambda pair: pair[0]) for a, b in pairs]),

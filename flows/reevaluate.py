@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -41,7 +41,7 @@ def reevaluate(
     if models is None:
         nothing = f"No finished run of preset {preset} is published in {publish_root()}."
         return Completed(name="Nothing", message=nothing)
-    planned = flow_run.scheduled_start_time or datetime.now(timezone.utc)
+    planned = flow_run.scheduled_start_time or datetime.now(UTC)
     if new_seeds:
         overrides = (f"generate.seed={int(planned.timestamp()) // 60}", *overrides)
     code = resolved(REPOSITORY, "HEAD")
@@ -49,7 +49,7 @@ def reevaluate(
     with workspace(spec, Commands(), get_run_logger().info) as here:
         run_stages([here])
         name = f"{planned:%Y-%m-%d-%H%M}-{slug(flow_run.name)}"
-        time = datetime.fromtimestamp(planned.timestamp(), timezone.utc)
+        time = datetime.fromtimestamp(planned.timestamp(), UTC)
         evaluation = Evaluation(name, time, preset, models.commit, code)
         recorded = record(publish_root(), measure(here.root, evaluation))
     show(here, [recorded.trend])

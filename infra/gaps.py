@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -74,7 +74,7 @@ def forgive() -> None:
 
     async def evaluate(session: Any, trigger: Any, bucket: Any, now: Any, triggering_event: Any) -> Any:
         """Judge a timer; start it again if it has ended and there was a gap in its time."""
-        end = datetime.fromtimestamp(GAPS.end(), timezone.utc)
+        end = datetime.fromtimestamp(GAPS.end(), UTC)
         if trigger.posture != Posture.Proactive or bucket.end > now or bucket.start >= end:
             return await judge(session, trigger, bucket, now, triggering_event)
         if triggering_event is not None and not trigger.starts_after(triggering_event.event):

@@ -8,7 +8,6 @@ from the environment: CHUNK_GRPO_NOTIFY_WEBHOOK.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
@@ -268,7 +267,7 @@ def _watch(events: Sequence[Event]) -> None:
     """Send the events; on failure only print a warning, since pools and deployments work without them."""
     try:
         run_coro_as_sync(_emit(events))
-    except (OSError, asyncio.TimeoutError, WebSocketException) as error:
+    except (TimeoutError, OSError, WebSocketException) as error:
         text = (
             f"warning: {PREFECT_API_URL.value()} takes no WebSockets ({type(error).__name__}: {error}), which logs, "
             "events and lost runs need; does a proxy in front of it hand them on?"

@@ -52,6 +52,7 @@ def own_prompts_and_scorer(raw: dict[str, Any]) -> None:
     raw["prompts"] |= {"source": "file", "train_file": prompt_file("mine.txt"), "wise_count": 0}
 
 
+@pytest.mark.slow
 def test_edits_of_a_users_files_are_noticed(checkout: Path) -> None:
     Workspace(checkout).edit(own_prompts_and_scorer)
     count = params(checkout)["prompts"]["train_count"] + params(checkout)["prompts"]["eval_count"]

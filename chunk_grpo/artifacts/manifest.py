@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
         DataError: `location` cannot be written.
     """
     notes: Notes = {}
-    started_at = datetime.now(timezone.utc)
+    started_at = datetime.now(UTC)
     start = time.perf_counter()
     yield notes
     manifest = RunManifest(

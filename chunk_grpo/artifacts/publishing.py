@@ -15,7 +15,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
@@ -104,7 +104,7 @@ def publish(workspace: Path, destination: Location, run: RunFacts, models: bool 
             with storage_errors("read", source):
                 files[path] = PublishedFile.of(source)
             meter.advance(note=path)
-    record = RunRecord(run, datetime.now(timezone.utc).isoformat(), files)
+    record = RunRecord(run, datetime.now(UTC).isoformat(), files)
     with folder_lock(target):
         return _exchange(target, sources, record)
 

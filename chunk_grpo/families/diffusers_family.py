@@ -39,7 +39,7 @@ from chunk_grpo.families.saved import policy_in, saved_network, start_state
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class DiffusersFamily(ABC):

@@ -5,7 +5,7 @@ Equal journals give equal pictures and texts, independent of the current time.
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from chunk_grpo.artifacts import table_from_rows
@@ -67,7 +67,7 @@ def pace(record: Record) -> tuple[float, float] | None:
 
 def clock(seconds: float) -> str:
     """Format seconds since 1970 as 2001-01-31 10:20:30 UTC."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _last(record: Record) -> int:

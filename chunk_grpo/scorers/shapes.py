@@ -58,8 +58,7 @@ class ShapesVivid(ConfiguredScorer[ShapesScorer]):
 
 def _floats(images: Pictures) -> NDArray[np.float32]:
     """Images as float32 [B, 3, H, W] in [0, 1]."""
-    floats: NDArray[np.float32] = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) / np.float32(255)
-    return floats
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)
 
 
 def _specs(batch: ScoreBatch, scorer: str) -> list[PromptSpec]:

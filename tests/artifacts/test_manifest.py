@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ def test_a_run_is_measured(tmp_path: Path) -> None:
     assert manifest.stage == "train@chunk"
     assert 0.05 <= manifest.seconds < 5
     assert 10 < manifest.peak_memory_mib < 1e6
-    assert datetime.now(timezone.utc) - datetime.fromisoformat(manifest.started_at) < timedelta(minutes=1)
+    assert datetime.now(UTC) - datetime.fromisoformat(manifest.started_at) < timedelta(minutes=1)
     assert manifest.notes == {"updates": 60}
     assert manifest.packages["torch"].startswith("2.")
     assert manifest.cpu

@@ -34,6 +34,7 @@ def pictures(workspace: Workspace, policy: str, mode: str) -> NDArray[np.float32
     return np.stack(images).transpose(0, 3, 1, 2) / np.float32(255)
 
 
+@pytest.mark.slow
 def test_splits_are_those_of_the_stages_and_the_order_matters(finished: Workspace, tmp_path: Path) -> None:
     """The smoke preset takes 10 steps, of which hybrid inference leaves 4 to the base."""
     out, here = tmp_path / "splits.json", Path.cwd()
@@ -55,6 +56,7 @@ def test_splits_are_those_of_the_stages_and_the_order_matters(finished: Workspac
     assert cells[3.0, "tuned first", 6]["mean"] != cells[1.0, "tuned first", 6]["mean"]
 
 
+@pytest.mark.slow
 def test_the_spread_is_of_one_noisy_step(finished: Workspace, tmp_path: Path) -> None:
     found = []
     for name in ("first", "second"):

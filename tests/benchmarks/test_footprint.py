@@ -34,12 +34,14 @@ def small() -> Footprint:
     return footprint("--blocks", "1", "--micro-batch", "2", "--rollout-batch", "2")
 
 
+@pytest.mark.slow
 def test_each_process_holds_an_eighth_in_float32_with_two_moments(small: Footprint) -> None:
     shard = 4 * small.weights / 8
     assert small.held == pytest.approx(shard, rel=0.15)  # with the inputs of the passes, 36 MB
     assert small.optimizer == pytest.approx(2 * shard, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_step_takes_one_more_shard_and_none_as_one_kernel(small: Footprint) -> None:
     """Weights, gradients and two moments, and a temporary copy; not those of all processes."""
     fused = footprint("--blocks", "1", "--micro-batch", "2", "--optimizer", "adamw-fused")

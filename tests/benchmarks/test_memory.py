@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from benchmarks.memory import SIZES, peak_bytes, update_peak
@@ -29,6 +30,7 @@ def test_what_lives_of_an_earlier_measurement_does_not_count() -> None:
     assert peak_bytes(lambda: kept.append(torch.zeros(2 * MIB // 4))) == 2 * MIB
 
 
+@pytest.mark.slow
 def test_our_memory_is_small_and_does_not_grow_with_the_chunk() -> None:
     long = Workload("small", TINY, 32, 2, 2, 8, 1)
     short = replace(long, sizes=(*SIZES[:-1], 2))

@@ -11,6 +11,7 @@ from benchmarks.lower_bound import LowerBound
 from benchmarks.tables import machine
 
 
+@pytest.mark.slow
 def test_the_command_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "found.json"
     options = ["--quick", "--workloads", "shipped", "--rows", REFERENCE, OURS, "--repetitions", "2"]

@@ -141,6 +141,7 @@ def test_a_trained_policy_is_saved_and_loads_in_diffusers(name, rank, checkpoint
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_its_blocks_are_compiled(name, checkpoints):
     """Those that `train.shard_weights` shards, whether or not diffusers names them as repeated."""
     family = load(name, checkpoints[name]["sharded"])

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_two_runs_of_the_schedule_stand_in_the_history(watch: Watch, published: 
     trained, before = (published / "dvc.lock").read_bytes(), evaluations(published)
     deployment = watch.ask("GET", "deployments/name/chunk-grpo/reevaluate")
     schedule = {
-        "schedule": {"interval": INTERVAL, "anchor_date": datetime.now(timezone.utc).isoformat()},
+        "schedule": {"interval": INTERVAL, "anchor_date": datetime.now(UTC).isoformat()},
         "active": True,
         "parameters": {"preset": "smoke"},
     }

@@ -176,6 +176,7 @@ def test_a_missing_bucket_is_not_an_empty_one(machines: Machines) -> None:
     assert restored(machines.workspace("b", "3")) == ALL
 
 
+@pytest.mark.slow
 def test_half_an_object_is_no_result(machines: Machines) -> None:
     """A damaged object of the bucket is named, not used, and not computed again."""
     first = pushed_by(machines)

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from infra import gaps
 from infra.automations import LOST_AFTER_SECONDS
 
-START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Clock:
@@ -93,7 +93,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, swept: list[datetime]) -> list[Bucke
 
 def evaluated(clock: Clock, bucket: Bucket, event: str | None = None) -> Bucket | None:
     """What becomes of a timer now, without an event or at one."""
-    now = datetime.fromtimestamp(clock.now, timezone.utc)
+    now = datetime.fromtimestamp(clock.now, UTC)
     found = None if event is None else SimpleNamespace(event=event)
     result: Bucket | None = asyncio.run(gaps.triggers.evaluate(None, _trigger(), bucket, now, found))
     return result
@@ -108,7 +108,7 @@ def _trigger() -> SimpleNamespace:
 
 
 def opened(clock: Clock) -> Bucket:
-    start = datetime.fromtimestamp(clock.now, timezone.utc)
+    start = datetime.fromtimestamp(clock.now, UTC)
     return Bucket(start, start + timedelta(seconds=LOST_AFTER_SECONDS))
 
 

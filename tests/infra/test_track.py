@@ -39,6 +39,7 @@ def dvc(shell: Shell, folder: Path, *arguments: str) -> str:
     return shell(folder, sys.executable, "-m", "dvc", *arguments)
 
 
+@pytest.mark.slow
 def test_a_clone_pulls_the_results(finished: Path, shell: Shell, tmp_path: Path) -> None:
     params = finished / "params.yaml"
     params.write_text(params.read_text().replace("title: ", "title: Another "))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from tests.reporting.conftest import prompt_rows
 SCORERS = ("shapes-exact", "shapes-graded")
 VARIANTS = ("dance", "chunk")
 LIFT = {"base": 0.0, "dance": 0.05, "chunk": 0.1}
-MIDNIGHT = datetime(2001, 1, 1, tzinfo=timezone.utc)
+MIDNIGHT = datetime(2001, 1, 1, tzinfo=UTC)
 
 
 def evaluation(number: int, model: str = "0123456789abcdef", **changes: object) -> Evaluation:

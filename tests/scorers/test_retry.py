@@ -1,7 +1,5 @@
 """A scorer that fails: what is tried again, how long the waits are, and how it ends."""
 
-import asyncio
-import concurrent.futures
 import errno
 import logging
 import socket
@@ -74,8 +72,6 @@ def of_aiohttp(status: int) -> aiohttp.ClientResponseError:
 PASSING = [
     ConnectionResetError("reset"),
     TimeoutError(),
-    asyncio.TimeoutError(),
-    concurrent.futures.TimeoutError(),
     OSError(errno.ENETUNREACH, "Network is unreachable"),
     OSError(errno.ESTALE, "Stale file handle"),
     socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),

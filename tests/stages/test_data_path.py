@@ -21,6 +21,7 @@ def peak(count: int, folder: Path) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_three_times_as_many_prompts_take_as_much_memory(tmp_path: Path) -> None:
     """48 prompts more are 202 MB of embeddings and 72 MB of images; 24 fill each shard and row group."""
     few = peak(24, tmp_path / "few")

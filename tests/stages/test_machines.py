@@ -58,6 +58,7 @@ def test_each_machine_runs_its_part_of_one_stage_after_another(two: Pair, starte
     assert not (two.folders[1] / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_failure_of_a_machine_ends_the_other_with_its_message(two: Pair, started: Started) -> None:
     with two.following() as follower:
         code, errors = run(two, started, "the second fails")
@@ -67,6 +68,7 @@ def test_the_failure_of_a_machine_ends_the_other_with_its_message(two: Pair, sta
         follower.says("with exit code 1\n")
 
 
+@pytest.mark.slow
 def test_a_stop_on_machine_0_reaches_the_other_which_goes_on_waiting(two: Pair, started: Started) -> None:
     with two.following() as follower:
         with two.started(0, started.command("train")[1:]) as stage:
@@ -88,6 +90,7 @@ def test_a_stop_on_the_other_ends_it_and_machine_0(two: Pair, started: Started) 
         assert stage.ended()[0] == 75
 
 
+@pytest.mark.slow
 def test_a_follower_notices_at_once_that_machine_0_is_lost(two: Pair, started: Started) -> None:
     with two.following() as follower:
         with two.started(0, started.command("hang")[1:]) as stage:

@@ -71,6 +71,7 @@ def test_the_others_hear_at_once_that_one_was_killed() -> None:
     assert other[0] == -9
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_training_do_not_depend_on_the_cores(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

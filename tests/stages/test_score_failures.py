@@ -26,6 +26,7 @@ def test_an_error_of_the_network_is_asked_again(workspace: Workspace) -> None:
     assert len(scores(workspace)) == 8
 
 
+@pytest.mark.slow
 def test_a_stage_that_failed_goes_on_where_it_was(workspace: Workspace) -> None:
     add_judge(workspace)
     do(workspace, "")

@@ -67,6 +67,7 @@ def folder(jobs: dict[str, Job], prompts: PromptSet, tmp_path_factory: pytest.Te
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_two_processes_find_the_gradient_of_one(name, kind, folder, jobs, prompts, tmp_path):
     one = do(jobs[f"{name}-{kind}"], prompts, tmp_path)
     for rank in range(2):

@@ -87,6 +87,7 @@ def test_a_reward_that_leaves_or_whose_judge_stays_silent_ends_training(
     assert len(calls(workspace)) == count
 
 
+@pytest.mark.slow
 def test_a_refused_image_ends_training_whatever_the_share(workspace):
     trained_by_judge(workspace)
     workspace.edit(lambda raw: raw["scorers"]["own"].update(refusals=1.0))

@@ -128,6 +128,7 @@ def pair(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.slow
 def test_two_processes_resume_sharded_states_to_the_same_bits(name: OptimizerName, pair: Path) -> None:
     for rank in range(2):
         whole, stopped, resumed = (

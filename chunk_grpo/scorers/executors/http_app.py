@@ -114,7 +114,7 @@ class ScoringApp:
             raise HTTPException(413, f"the body must have at most {most} bytes, got {size}")
         try:
             return await asyncio.wait_for(request.body(), _BODY_SECONDS)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise HTTPException(408, f"the body must arrive within {_BODY_SECONDS:g} s", _RETRY) from None
 
 

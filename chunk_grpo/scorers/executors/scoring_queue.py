@@ -156,7 +156,7 @@ class ScoringQueue:
         call = asyncio.get_running_loop().run_in_executor(thread, self._scorer.score, batch)
         try:
             return await asyncio.wait_for(asyncio.shield(call), self._limit)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             if call.done():  # the scorer's own error
                 raise
             self.hangs.set()
