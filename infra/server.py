@@ -1,4 +1,4 @@
-"""`prefect server start` with `infra.gaps`: the server of `make serve`."""
+"""`prefect server start` with `infra.gaps`: the server of `make serve`, compose and Kubernetes."""
 
 from __future__ import annotations
 
