@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -136,30 +136,29 @@ def run_stages(
         StageFailed, RuntimeError: Error of the first stage that failed.
     """
     progress = [Progress(it, it.pipeline.stages(None if until is None else [until])) for it in workspaces]
-    futures: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
+    active: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
     error: BaseException | None = None
     try:
+        tasks: list[_Tasks] = []
         for each in progress:
             known = {} if force else restore(each.workspace, [spec.name for spec in each.stages])
-            submitted: dict[str, PrefectFuture[Any]] = {}
-            for spec in each.stages:
-                needed = [submitted[name] for name in spec.needs if name in submitted]
-                submitted[spec.name] = _run.submit(
-                    spec, each.workspace, known.get(spec.name), force, return_state=False, wait_for=needed
-                )
-                futures[submitted[spec.name]] = each, spec
-        for future in as_completed(list(futures)):
-            each, spec = futures[future]
+            tasks.append(_Tasks(each, known, force))
+            active |= tasks[-1].submit_ready()
+        while error is None or keep_going:
+            for some in tasks:
+                active |= some.submit_ready()
+            if not active:
+                break
+            future = next(as_completed(list(active)))
+            each, spec = active.pop(future)
             future.wait()  # otherwise `state` queries the server, which may not have the final state yet
             if future.state.is_completed():
                 each.done[spec.name] = future.result()
                 if len(each.done) == len(each.stages) or each.done[spec.name].outcome == "ran":
                     show_results(each)
-            elif future.state.is_failed() or future.state.is_crashed():
+            else:
                 each.failed.append(spec.name)
                 error = error or future.state.result(raise_on_failure=False)
-                if not keep_going:
-                    break
     finally:
         for each in progress:
             each.workspace.commands.stop()
@@ -172,6 +171,47 @@ def run_stages(
         if error is not None:
             raise error  # rather than a push error, which it may have caused
     return progress
+
+
+@dataclass
+class _Tasks:
+    """Tasks of the stages of a workspace. Each is submitted when it can begin: one that waits would count as running.
+
+    Attributes:
+        progress: The stages.
+        known: Outcomes of the restored stages.
+        force: As in `run_stages`.
+    """
+
+    progress: Progress
+    known: Mapping[str, StageOutcome]
+    force: bool
+    _all: dict[str, PrefectFuture[Any]] = field(default_factory=dict)
+
+    def submit_ready(self) -> dict[PrefectFuture[Any], tuple[Progress, StageSpec]]:
+        """Submit the stages whose inputs exist; of those that run in the workspace, one at a time, as DVC does."""
+        stages, done = self.progress.stages, self.progress.done
+        names, ended = {spec.name for spec in stages}, {*done, *self.progress.failed}
+        is_free = not any(self._is_here(spec) for spec in stages if spec.name in self._all.keys() - ended)
+        ready: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
+        for spec in stages:
+            has_inputs = done.keys() >= names.intersection(spec.needs)
+            if spec.name in self._all or not has_inputs or (self._is_here(spec) and not is_free):
+                continue
+            is_free = is_free and not self._is_here(spec)
+            ready[self._submitted(spec)] = self.progress, spec
+        return ready
+
+    def _submitted(self, spec: StageSpec) -> PrefectFuture[Any]:
+        # They have ended; the UI draws lines from them.
+        needed = [self._all[name] for name in spec.needs if name in self._all]
+        known, here = self.known.get(spec.name), self.progress.workspace
+        self._all[spec.name] = _run.submit(spec, here, known, self.force, return_state=False, wait_for=needed)
+        return self._all[spec.name]
+
+    def _is_here(self, spec: StageSpec) -> bool:
+        """Whether the stage is to run in the workspace."""
+        return spec.work_pool is None and spec.name not in self.known
 
 
 @task(task_run_name=name_of_task, **_OPTIONS)
