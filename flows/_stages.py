@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture, as_completed
+from prefect.futures import PrefectFuture
 
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
@@ -36,6 +38,7 @@ def _may_pass(task: Any, run: Any, state: State[Any]) -> bool:
     return isinstance(error, TransientError) or (isinstance(error, RemoteError) and error.may_pass)
 
 
+_LOOK_SECONDS = 5.0
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}  # DVC owns caching
 _RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": 10, "retry_condition_fn": _may_pass}
 
@@ -100,7 +103,10 @@ def _publish(workspace: Workspace, destination: str, run: RunFacts) -> None:
 def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
     """Run a stage in its workspace, with further attempts after exit code 75."""
     log, stopping = get_run_logger().info, workspace.commands.stopping
-    return attempted(lambda: _run_once(spec, workspace, force=force), attempts_allowed(), stopping, log)
+    paused = partial(workspace.pause, spec.name)
+    return attempted(
+        lambda: _run_once(spec, workspace, force=force), attempts_allowed(), stopping, log, paused
+    )
 
 
 def _run_once(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
@@ -136,20 +142,24 @@ def run_stages(
         StageFailed, RuntimeError: Error of the first stage that failed.
     """
     progress = [Progress(it, it.pipeline.stages(None if until is None else [until])) for it in workspaces]
+    ended: SimpleQueue[PrefectFuture[Any]] = SimpleQueue()
     active: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
     error: BaseException | None = None
     try:
         tasks: list[_Tasks] = []
         for each in progress:
             known = {} if force else restore(each.workspace, [spec.name for spec in each.stages])
-            tasks.append(_Tasks(each, known, force))
+            tasks.append(_Tasks(each, known, force, ended))
             active |= tasks[-1].submit_ready()
         while error is None or keep_going:
             for some in tasks:
                 active |= some.submit_ready()
             if not active:
                 break
-            future = next(as_completed(list(active)))
+            try:
+                future = ended.get(timeout=_LOOK_SECONDS)
+            except Empty:
+                continue  # a stage may have paused, and left the workspace to another
             each, spec = active.pop(future)
             future.wait()  # otherwise `state` queries the server, which may not have the final state yet
             if future.state.is_completed():
@@ -181,18 +191,21 @@ class _Tasks:
         progress: The stages.
         known: Outcomes of the restored stages.
         force: As in `run_stages`.
+        ended: Receives each task when it has ended.
     """
 
     progress: Progress
     known: Mapping[str, StageOutcome]
     force: bool
+    ended: SimpleQueue[PrefectFuture[Any]]
     _all: dict[str, PrefectFuture[Any]] = field(default_factory=dict)
 
     def submit_ready(self) -> dict[PrefectFuture[Any], tuple[Progress, StageSpec]]:
         """Submit the stages whose inputs exist; of those that run in the workspace, one at a time, as DVC does."""
         stages, done = self.progress.stages, self.progress.done
-        names, ended = {spec.name for spec in stages}, {*done, *self.progress.failed}
-        is_free = not any(self._is_here(spec) for spec in stages if spec.name in self._all.keys() - ended)
+        names = {spec.name for spec in stages}
+        active = self._all.keys() - {*done, *self.progress.failed, *self.progress.workspace.paused}
+        is_free = not any(self._is_here(spec) for spec in stages if spec.name in active)
         ready: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
         for spec in stages:
             has_inputs = done.keys() >= names.intersection(spec.needs)
@@ -206,8 +219,10 @@ class _Tasks:
         # They have ended; the UI draws lines from them.
         needed = [self._all[name] for name in spec.needs if name in self._all]
         known, here = self.known.get(spec.name), self.progress.workspace
-        self._all[spec.name] = _run.submit(spec, here, known, self.force, return_state=False, wait_for=needed)
-        return self._all[spec.name]
+        task = _run.submit(spec, here, known, self.force, return_state=False, wait_for=needed)
+        task.add_done_callback(self.ended.put)
+        self._all[spec.name] = task
+        return task
 
     def _is_here(self, spec: StageSpec) -> bool:
         """Whether the stage is to run in the workspace."""

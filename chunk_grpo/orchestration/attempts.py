@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from chunk_grpo.environment import STAGE_ATTEMPTS
@@ -41,7 +42,13 @@ def attempts_allowed(default: int = _ATTEMPTS) -> int:
     return int(text)
 
 
-def attempted(run: Callable[[], Value], attempts: int, stopping: threading.Event, log: Log) -> Value:
+def attempted(
+    run: Callable[[], Value],
+    attempts: int,
+    stopping: threading.Event,
+    log: Log,
+    paused: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Value:
     """Call a function that runs a stage, again after each exit code `TRY_AGAIN`.
 
     Args:
@@ -49,6 +56,7 @@ def attempted(run: Callable[[], Value], attempts: int, stopping: threading.Event
         attempts: Number of attempts, at least 1.
         stopping: Ends the pauses: no further attempt once it is set.
         log: Receives each failure that is followed by another attempt.
+        paused: Makes the context of each pause.
 
     Raises:
         StageFailed: The last attempt failed, or another exit code was returned.
@@ -61,6 +69,8 @@ def attempted(run: Callable[[], Value], attempts: int, stopping: threading.Event
                 raise
             pause = pause_after(number)
             log(f"{error}\nAttempt {number + 1} of {attempts} at {error.stage} follows in {pause:.0f} s.")
-            if stopping.wait(pause):
+            with paused():
+                ends = stopping.wait(pause)
+            if ends:
                 raise
     return run()

@@ -105,6 +105,7 @@ class Workspace:
         remote: Whether there is a DVC remote.
         is_preset: Whether its parameters are unchanged from the preset of that name, or the name is not a preset's.
         turn: Lock of the workspace: DVC cannot run twice in one workspace.
+        paused: Stages that wait before another attempt, and leave the workspace to others.
         pushed: Content of the dvc.lock whose results were pushed last.
     """
 
@@ -116,6 +117,7 @@ class Workspace:
     remote: bool
     is_preset: bool
     turn: threading.Lock = field(default_factory=threading.Lock)
+    paused: set[str] = field(default_factory=set)
     pushed: bytes = b""
 
     @property
@@ -134,6 +136,15 @@ class Workspace:
         )
         changes = f", with `{' '.join(spec.overrides)}`" if spec.overrides else ""
         return source + changes + (f", variants {', '.join(spec.variants)}" if spec.variants else "")
+
+    @contextmanager
+    def pause(self, stage: str) -> Iterator[None]:
+        """Count a stage as paused inside the context."""
+        self.paused.add(stage)
+        try:
+            yield
+        finally:
+            self.paused.discard(stage)
 
     def push(self, log: Log) -> None:
         """Push outputs and run cache if dvc.lock has changed.

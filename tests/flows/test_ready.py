@@ -1,6 +1,7 @@
 """Order in which a run submits its stages: when their inputs exist, and one at a time in a workspace."""
 
 from collections.abc import Collection
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
     def submit(spec: StageSpec, *_: Any, wait_for: Collection[SimpleNamespace], **__: Any) -> SimpleNamespace:
         found.append((spec.name, [task.name for task in wait_for]))
-        return Task(name=spec.name)
+        return Task(name=spec.name, add_done_callback=lambda _: None)
 
     monkeypatch.setattr(_stages, "_run", SimpleNamespace(submit=submit))
     return found
@@ -47,8 +48,8 @@ def outcome(name: str) -> StageOutcome:
 
 
 def tasks(*known: str) -> Any:
-    progress = Progress(None, STAGES)  # type: ignore[arg-type]  # the workspace is passed on alone
-    return _stages._Tasks(progress, {name: outcome(name) for name in known}, force=False)
+    progress = Progress(SimpleNamespace(paused=set()), STAGES)  # type: ignore[arg-type]
+    return _stages._Tasks(progress, {name: outcome(name) for name in known}, False, SimpleQueue())
 
 
 def ended(some: Any, *done: str, failed: str = "") -> list[str]:
@@ -81,6 +82,16 @@ def test_what_does_not_depend_on_a_failed_stage_runs() -> None:
     assert ended(some, failed="train@a") == []
     assert ended(some, "train@b") == ["draw@b"]
     assert ended(some, "draw@b") == []
+
+
+@pytest.mark.usefixtures("submitted")
+def test_a_stage_that_pauses_leaves_the_workspace_to_others() -> None:
+    some = tasks("prompts", "profile")
+    for done in ([], ["prompts"], ["profile"]):
+        ended(some, *done)
+    assert ended(some, "train@a") == []
+    some.progress.workspace.paused.add("draw@base")
+    assert ended(some) == ["draw@a"]
 
 
 @pytest.mark.usefixtures("submitted")

@@ -1,6 +1,8 @@
 """Further attempts at a stage that ended with exit code 75."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -62,6 +64,19 @@ def test_a_run_that_stops_makes_no_further_attempt() -> None:
     with pytest.raises(StageFailed):
         attempted(stage, 3, waits, lambda _: None)
     assert stage.runs == 1
+
+
+def test_a_pause_has_its_context() -> None:
+    stage, seen = Stage(75), list[str]()
+
+    @contextmanager
+    def paused() -> Iterator[None]:
+        seen.append(f"paused after {stage.runs}")
+        yield
+        seen.append(f"over before {stage.runs + 1}")
+
+    assert attempted(stage, 2, Waits(), lambda _: None, paused) == "done"
+    assert seen == ["paused after 1", "over before 2"]
 
 
 def test_pauses_have_a_longest() -> None:
