@@ -47,7 +47,7 @@ track: $(STAMP) ## commit params.yaml and dvc.lock of a finished run, and push i
 gc: $(STAMP) ## list what the DVC cache no longer needs (DELETE=1 removes it; CHECKPOINTS=30 too, of trainings stopped 30 days ago)
 	$(BIN)/python -m infra.gc $(if $(DELETE),--delete) $(if $(CHECKPOINTS),--checkpoints $(CHECKPOINTS)) $(OPTIONS)
 
-serve: $(STAMP) ## start Prefect server, workers and deployments; stop with Ctrl-C (GPU_WORKERS=1)
+serve: $(STAMP) ## start Prefect server, workers and deployments; stop with Ctrl-C (GPU_WORKERS=1; 0: they are elsewhere)
 	$(BIN)/python -m infra.serve
 
 worker: $(STAMP) ## start a worker for the server of PREFECT_API_URL; stop with Ctrl-C (POOL=gpu)

@@ -8,6 +8,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import httpx
+from prefect import get_run_logger
 from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
@@ -81,7 +82,10 @@ def run_on_pool(
         attempts += 1
         if not state.is_crashed():
             break
-        log(f"{deployment} was lost: {state.message}")
+        if attempts < allowed:
+            get_run_logger().warning(
+                f"{run.name} was lost: {state.message} It is started again: attempt {attempts + 1} of {allowed}."
+            )
     raise RuntimeError(f"stage {spec.name} by {deployment}: {state.name}: {state.message}")
 
 

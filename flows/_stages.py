@@ -94,6 +94,11 @@ def publish_run(workspace: Workspace, run: str) -> str:
     return f"{folder}/{preset}"
 
 
+def run_folder(run: str) -> str:
+    """Folder or URL of what a run publishes under its own name."""
+    return join(publish_root(), "runs", slug(run))
+
+
 @task(task_run_name="publish", **_RETRIES, **_OPTIONS)
 def _publish(workspace: Workspace, destination: str, run: RunFacts) -> None:
     """Publish; another attempt continues where the last one ended."""

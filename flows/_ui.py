@@ -19,6 +19,8 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from chunk_grpo.artifacts.io import write_text
+from chunk_grpo.artifacts.storage import join
 from chunk_grpo.environment import REPORTS_URL
 from chunk_grpo.git import is_of_working_tree, uncommitted
 from chunk_grpo.orchestration.outcomes import StageOutcome
@@ -79,25 +81,36 @@ def show_report(workspace: Workspace, published: str | None) -> None:
         workspace: Workspace of the run.
         published: Folder of the published results, relative to the root of all; None if they are not published.
     """
-    url, folder = os.environ.get(REPORTS_URL), workspace.root / "artifacts" / "report"
-    page = f"{url}/{published}/report/index.html" if url and published else None
+    page, folder = _page(published), workspace.root / "artifacts" / "report"
     if shown := report(folder, page):
         show(workspace, shown)
         get_run_logger().info(f"Report: {page or folder}")
 
 
 @_only_shown()
-def show_comparison(workspaces: Sequence[Workspace]) -> None:
-    """Publish one table of the presets, from the summaries of their reports."""
+def show_comparison(workspaces: Sequence[Workspace], published: Sequence[str], folder: str | None) -> None:
+    """Publish one table of the presets, from the summaries of their reports; the log ends with where it is.
+
+    Args:
+        workspaces: Workspaces of the run.
+        published: Folder of the published results of each, as of `publish_run`; "" if they are not published.
+        folder: Folder or URL for the table as comparison.md; None if nothing is published.
+    """
     files = {it.label: it.root / "artifacts" / "report" / "summary.json" for it in workspaces}
     summaries = {
         label: json.loads(file.read_text("utf-8")) for label, file in files.items() if file.is_file()
     }
     if summaries:
         table = presets_compared(summaries)
-        settings = "\n".join(f"- {it.settings}, commit `{it.spec.commit[:12]}`" for it in workspaces)
+        settings = "\n".join(
+            f"- {it.settings}, commit `{it.spec.commit[:12]}`{_link(each)}"
+            for it, each in zip(workspaces, published, strict=True)
+        )
         text = f"{table.markdown}\n{settings}\n"
         create_markdown_artifact(text, key=_key(table, "ablations"), description=table.title)
+        if folder is not None:
+            write_text(text, file := join(folder, "comparison.md"))
+            get_run_logger().info(f"Table of all: {file}, and artifact {_key(table, 'ablations')}")
 
 
 def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
@@ -125,6 +138,17 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
         shown = curves.markdown
 
     return repeating(follow, _LIVE_SECONDS) if kind == "train" else nullcontext()
+
+
+def _page(published: str | None) -> str | None:
+    """URL of the report's page; None if it is not published, or where browsers find it is not known."""
+    url = os.environ.get(REPORTS_URL)
+    return f"{url}/{published}/report/index.html" if url and published else None
+
+
+def _link(published: str) -> str:
+    page = _page(published)
+    return "" if page is None else f": [report]({page})"
 
 
 def _with_settings(markdown: str, workspace: Workspace) -> str:

@@ -11,6 +11,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_HOME
 
 from chunk_grpo import environment
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.git import WORKING_TREE, commit_of_working_tree, resolved, uncommitted
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.guard import die_with_parent
@@ -29,7 +30,7 @@ def chosen_commit(commit: str, log: Log) -> str:
         log: Receives the edits, before anything else of the run.
 
     Raises:
-        RuntimeError: There is no such commit; with git's message.
+        ConfigError: There is no such commit.
     """
     edits = ", ".join(" ".join(line.split()) for line in uncommitted(REPOSITORY))
     if commit == WORKING_TREE:
@@ -38,7 +39,12 @@ def chosen_commit(commit: str, log: Log) -> str:
         return commit_of_working_tree(REPOSITORY)
     if edits:
         log(f"Not part of this run: uncommitted edits ({edits}). With `commit: {WORKING_TREE}` they are.")
-    return resolved(REPOSITORY, commit)
+    try:
+        return resolved(REPOSITORY, commit)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"commit: must be a commit, branch or tag that {REPOSITORY} has, got {commit!r}; fetch it there"
+        ) from error
 
 
 def publish_root() -> str:

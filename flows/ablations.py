@@ -15,7 +15,7 @@ from chunk_grpo.orchestration.presets import Override, combinations
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._names import labels, name_of_ablations
-from flows._stages import publish_run, run_stages
+from flows._stages import publish_run, run_folder, run_stages
 from flows._ui import show_comparison, show_report
 from flows._workspace import chosen_commit, workspace
 
@@ -55,7 +55,9 @@ def ablations(
             for spec, name in zip(specs, names, strict=True)
         ]
         ended = run_stages(spaces, force=force, keep_going=True)
-        for space in spaces:
-            show_report(space, publish_run(space, flow_run.name) if commit != WORKING_TREE else None)
-        show_comparison(spaces)
+        is_published = commit != WORKING_TREE
+        published = [publish_run(space, flow_run.name) if is_published else "" for space in spaces]
+        for space, folder in zip(spaces, published, strict=True):
+            show_report(space, folder)
+        show_comparison(spaces, published, run_folder(flow_run.name) if is_published else None)
     return Completed(message=summary(ended))

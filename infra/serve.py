@@ -80,8 +80,13 @@ def _welcome(prefect: LocalPrefect) -> str:
     """URLs and commands to show; includes PREFECT_API_URL only if it differs from prefect.toml."""
     other_server = prefect.port != 4200 or "PREFECT_API_URL" in os.environ
     variable = f"PREFECT_API_URL={prefect.url}/api " if other_server else ""
+    elsewhere = (
+        "GPU workers  none here; on each machine with GPUs: make worker POOL=gpu\n"
+        if not prefect.gpu_workers
+        else ""
+    )
     return (
-        f"\nPrefect UI   {prefect.url}\n"
+        f"\nPrefect UI   {prefect.url}\n{elsewhere}"
         f"Run          . .venv/bin/activate && {variable}{RUN}      (in this folder, in another terminal)\n"
         f"Published    {prefect.reports_url or prefect.publish}\n"
         f"Logs, runs   {prefect.home}\n"

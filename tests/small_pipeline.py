@@ -47,6 +47,7 @@ process id in VARIANT.pid, and when it began and ended in VARIANT.times.
 """
 
 import base64
+import json
 import os
 import sys
 import time
@@ -77,6 +78,8 @@ elif kind == "train":
 else:
     out.mkdir(exist_ok=True)
     (out / "l1_profile.png").write_bytes(base64.b64decode(PIXEL))
+    gained = {"a": {"tuned": {"reward": {"difference": 0.5, "low": 0.25, "high": 0.75}}}}
+    (out / "summary.json").write_text(json.dumps(gained))
     (out / "report.md").write_text("# Small report\\n\\n![profile](l1_profile.png) ![away](https://example.org/x.png)\\n")
 '''
 

@@ -24,4 +24,4 @@ def test_a_line_now_and_then_tells_the_seconds_left(
     with Meter("drawing [base]", 10, done=4) as meter:
         meter.advance()
         meter.advance()
-    assert capsys.readouterr().err == "drawing [base]: 6/10, 40 s left\n"
+    assert capsys.readouterr().err == ("drawing [base]: continues at 4/10\ndrawing [base]: 6/10, 40 s left\n")

@@ -20,8 +20,11 @@ def presets_compared(summaries: Mapping[str, Mapping[str, Any]]) -> Highlight:
     """
     rows = [row for preset, summary in summaries.items() for row in _rows(preset, summary)]
     metrics = list(dict.fromkeys(metric for *_, found in rows for metric in found))
-    columns = ("preset and changes", "policy", "inference", *(metric.replace("_", " ") for metric in metrics))
-    lines = [text_row(*names, *(_cell(found.get(metric)) for metric in metrics)) for *names, found in rows]
+    columns = ("preset and changes, policy, inference", *(metric.replace("_", " ") for metric in metrics))
+    lines = [
+        text_row(", ".join(names), *(_cell(found.get(metric)) for metric in metrics))
+        for *names, found in rows
+    ]
     table = to_markdown(Table(columns, tuple(lines)))
     text = (
         "# Presets and variants of this run\n\n"

@@ -265,6 +265,12 @@ class CheckpointStore:
                 else:
                     refused[path] = str(error)
                 continue
+            if isinstance(source, str) and path not in refused:
+                _logger.warning(
+                    "%s: newer than the checkpoints in %s, so training resumes from this copy",
+                    source,
+                    self._folder,
+                )
             for bad, reason in refused.items():
                 _logger.warning("%s: %s; %s is used instead", bad, reason, source)
             self._refused = set(refused) - {path}

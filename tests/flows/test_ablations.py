@@ -68,6 +68,8 @@ def test_each_value_of_a_parameter_is_a_setting_with_its_own_results(watch: Watc
     published = watch.prefect.home / "published/runs"
     found = published.glob("ablations-smoke-iterations-1-2-*/smoke-iterations-*/smoke/run.json")
     assert sorted(path.parts[-3] for path in found) == ["smoke-iterations-1", "smoke-iterations-2"]
+    (table,) = published.glob("ablations-smoke-iterations-1-2-*/comparison.md")
+    assert table.read_text(encoding="utf-8") == watch.latest_artifact("comparison-ablations")
 
 
 def test_a_failing_variant_does_not_stop_the_others(watch: Watch) -> None:

@@ -25,9 +25,9 @@ def test_a_row_for_each_policy_of_each_preset_with_its_intervals() -> None:
     plain = shown.markdown.replace(NO_BREAK, " ").replace("\N{MINUS SIGN}", "-")
     table = [line for line in plain.splitlines() if line.startswith("|")]
     assert table == [
-        "| preset and changes | policy | inference | training reward | clip | other |",
-        "|---|---:|---:|---:|---:|---:|",
-        "| tiny | a | tuned | +0.090 (+0.046 to +0.134) | -0.010 |  |",
-        "| tiny-paper | b_c | tuned | +0.200 (+0.100 to +0.300) |  |  |",
-        "| tiny-paper | b_c | hybrid |  |  | 0.000 (-1.000 to +1.000) |",
+        "| preset and changes, policy, inference | training reward | clip | other |",
+        "|---|---:|---:|---:|",
+        "| tiny, a, tuned | +0.090 (+0.046 to +0.134) | -0.010 |  |",
+        "| tiny-paper, b_c, tuned | +0.200 (+0.100 to +0.300) |  |  |",
+        "| tiny-paper, b_c, hybrid |  |  | 0.000 (-1.000 to +1.000) |",
     ]

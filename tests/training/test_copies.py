@@ -86,7 +86,8 @@ def test_another_machine_resumes_and_only_the_newest_copy_is_kept(
     save(second, 4)
     assert names(bucket_folder) == ["iteration-000004.pt"]
     assert names(tmp_path / "second") == ["iteration-000004.pt"]
-    assert warnings() == []
+    (warning,) = warnings()
+    assert warning.startswith(f"{bucket_folder}/iteration-000003.pt: newer than the checkpoints in ")
 
 
 def test_the_same_in_an_object_store(bucket: str, tmp_path):
@@ -240,7 +241,7 @@ def test_the_best_policy_comes_along(first, second, bucket_folder, tmp_path, war
     assert names(tmp_path / "later") == ["best/iteration-000003.pt", "iteration-000004.pt"]
     cut(bucket_folder / "best" / "iteration-000003.pt")
     assert resumed(store_on(tmp_path / "third", str(bucket_folder))) is None
-    assert "best/iteration-000003.pt is damaged" in warnings()[0]
+    assert "best/iteration-000003.pt is damaged" in warnings()[-1]
     assert resumed(CheckpointStore(tmp_path / "third" / "best", "code-1", 1)) is None
 
 
