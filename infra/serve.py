@@ -81,9 +81,7 @@ def _welcome(prefect: LocalPrefect) -> str:
     other_server = prefect.port != 4200 or "PREFECT_API_URL" in os.environ
     variable = f"PREFECT_API_URL={prefect.url}/api " if other_server else ""
     elsewhere = (
-        "GPU workers  none here; on each machine with GPUs: make worker POOL=gpu\n"
-        if not prefect.gpu_workers
-        else ""
+        "" if prefect.gpu_workers else "GPU workers  none here; where the GPUs are: make worker POOL=gpu\n"
     )
     return (
         f"\nPrefect UI   {prefect.url}\n{elsewhere}"

@@ -87,6 +87,7 @@ def test_a_failing_variant_does_not_stop_the_others(watch: Watch) -> None:
     ("parameters", "said"),
     [
         ({"presets": ["tinny"]}, "tinny"),
+        ({"commit": "nosuch"}, "commit: must be a commit, branch or tag that "),
         ({"variants": ["c"]}, "variants must be of a, b, got c"),
         ({"overrides": {"train": {"iterations": "two"}}}, "train.iterations: must be a whole number"),
     ],
