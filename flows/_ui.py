@@ -29,6 +29,7 @@ from chunk_grpo.orchestration.repeating import repeating
 from chunk_grpo.orchestration.workspace import Workspace
 from chunk_grpo.reporting.highlight import Highlight, report, slug
 from chunk_grpo.reporting.presets_compared import presets_compared
+from chunk_grpo.reporting.settings_compared import setting_of, settings_compared
 from flows._workspace import REPOSITORY
 
 _LIVE_SECONDS = 20.0
@@ -106,7 +107,10 @@ def show_comparison(workspaces: Sequence[Workspace], published: Sequence[str], f
             f"- {it.settings}, commit `{it.spec.commit[:12]}`{_link(each)}"
             for it, each in zip(workspaces, published, strict=True)
         )
-        text = f"{table.markdown}\n{settings}\n"
+        names = [it.label.removeprefix(it.preset).strip() or it.preset for it in workspaces]
+        read = [setting_of(name, it.root) for name, it in zip(names, workspaces, strict=True)]
+        scored = [setting for setting in read if setting is not None]
+        text = f"{table.markdown}\n{settings_compared(scored)}\n{settings}\n"
         create_markdown_artifact(text, key=_key(table, "ablations"), description=table.title)
         if folder is not None:
             write_text(text, file := join(folder, "comparison.md"))

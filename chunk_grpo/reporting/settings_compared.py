@@ -1,0 +1,126 @@
+"""Differences between the settings of a run with several values of a parameter: each variant, with two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.config import load_params
+from chunk_grpo.reporting.benchmarks import EVAL
+from chunk_grpo.reporting.comparisons import interval_text, signed
+from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts, Source
+from chunk_grpo.reporting.inputs import settings_from
+from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
+from chunk_grpo.reporting.tables import Table, text_row, to_markdown
+
+_TEXT = """\
+## Settings against each other
+
+Mean difference of the tuned models, the first setting minus the second, paired by prompt and training seed, with 95 %
+intervals. Bold: the two differ also with Holm's correction for all rows of the column."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Scores of one setting.
+
+    Attributes:
+        name: Name of the setting in the table.
+        settings: Variants, scorers and rewards.
+        book: The scores.
+        prompts: Held-out prompts that were scored.
+    """
+
+    name: str
+    settings: ReportSettings
+    book: ScoreBook
+    prompts: ScoredPrompts
+
+
+def setting_of(name: str, root: Path) -> Setting | None:
+    """Read the scores of a finished workspace; None if some are missing.
+
+    Args:
+        name: Name of the setting.
+        root: Folder with params.yaml and artifacts/.
+
+    Raises:
+        DataError: A file is damaged or inconsistent with the others.
+    """
+    at = root / "artifacts"
+    prompts = at / "prompts" / "evaluation.parquet"
+    if not prompts.is_file():
+        return None
+    settings = settings_from(load_params(root / "params.yaml"))
+    policies = (BASE, *settings.variants)
+    files = {(p, s): at / "scores" / p / f"{s}.parquet" for p in policies for s in settings.scorers}
+    if not all(file.is_file() for file in files.values()):
+        return None
+    scores = {key: Source(str(file), read_table(file, "scores")) for key, file in files.items()}
+    book = ScoreBook(scores, settings.rewards)
+    found = book.prompt_set(Source(str(prompts), read_table(prompts, "prompts")), EVAL, settings.scorers[0])
+    return None if found is None else Setting(name, settings, book, found)
+
+
+def settings_compared(settings: Sequence[Setting]) -> str:
+    """Markdown with a table of the variants that two settings of a preset both trained; empty if there are none.
+
+    Settings are compared if their prompts and training seeds are the same, on the measures that both have.
+    """
+    found = [
+        (f"{variant}: {first.name} − {second.name}", _differences(first, second, variant))
+        for second, first in combinations(settings, 2)
+        if first.settings.preset == second.settings.preset and first.prompts == second.prompts
+        for variant in first.settings.variants
+        if variant in second.settings.variants
+    ]
+    measures = list(dict.fromkeys(measure for _, row in found for measure in row))
+    if not measures:
+        return ""
+    label = settings[0].settings.label
+    shown = {measure: _cells([row.get(measure) for _, row in found]) for measure in measures}
+    rows = [
+        text_row(name, *(shown[measure][number] for measure in measures))
+        for number, (name, row) in enumerate(found)
+        if row
+    ]
+    return f"{_TEXT}\n\n{to_markdown(Table(('variant: settings', *map(label, measures)), tuple(rows)))}\n"
+
+
+def _differences(first: Setting, second: Setting, variant: str) -> Mapping[str, Interval]:
+    return {
+        measure: _difference(first, second, variant, measure)
+        for measure in _measures(first, second)
+        if first.book.train_seeds(variant, "tuned", measure)
+        == second.book.train_seeds(variant, "tuned", measure)
+    }
+
+
+def _measures(first: Setting, second: Setting) -> Iterator[str]:
+    """Measures that mean the same in both."""
+    for measure in first.settings.measures:
+        same_reward = first.settings.rewards == second.settings.rewards
+        if measure in second.settings.measures and (measure != REWARD or same_reward):
+            yield measure
+
+
+def _difference(first: Setting, second: Setting, variant: str, measure: str) -> Interval:
+    answered = [each.book.answered(measure, each.prompts).ids for each in (first, second)]
+    captions = dict(zip(first.prompts.ids, first.prompts.captions, strict=True))
+    ids = [each for each in answered[0] if each in set(answered[1])]
+    one, other = (each.book.values(variant, "tuned", measure, ids) for each in (first, second))
+    return crossed_interval(one - other, None, [captions[each] for each in ids])
+
+
+def _cells(intervals: Sequence[Interval | None]) -> list[str]:
+    """Texts of a column; bold where the corrected p-value shows a difference."""
+    p_values = iter(holm([each.p_value for each in intervals if each is not None]))
+    return ["" if each is None else _cell(each, next(p_values)) for each in intervals]
+
+
+def _cell(interval: Interval, p_value: float) -> str:
+    text = f"{signed(interval.mean)} ({interval_text(interval)})"
+    return f"**{text}**" if p_value <= 1 - LEVEL else text

@@ -1,0 +1,84 @@
+"""Settings of a run against each other, paired by prompt and training seed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunk_grpo.artifacts import read_table, table_from_rows, write_table
+from chunk_grpo.reporting.comparisons import NO_BREAK
+from chunk_grpo.reporting.settings_compared import setting_of, settings_compared
+
+from .conftest import write_run
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Callable[..., Path]:
+    """Function that writes a finished workspace; `change` alters each score of `chunk`, tuned, on shapes-graded."""
+
+    def write(name: str, change: Callable[[int], float] = lambda _: 0.0) -> Path:
+        made = write_run(tmp_path / f"{name}-run", 2, 1, 16, ("dance", "chunk"))
+        root = tmp_path / name
+        (root / "artifacts" / "prompts").mkdir(parents=True)
+        shutil.copy(made.root / "params.yaml", root)
+        shutil.copy(made.root / "prompts.parquet", root / "artifacts/prompts/evaluation.parquet")
+        shutil.copytree(made.root / "scores", root / "artifacts/scores")
+        file = root / "artifacts/scores/chunk/shapes-graded.parquet"
+        rows = read_table(file, "scores").to_pylist()
+        for number, row in enumerate(rows):
+            if row["mode"] == "tuned":
+                row["value"] += change(number)
+        write_table(table_from_rows(rows, "scores"), file, "scores")
+        return root
+
+    return write
+
+
+def shown(*roots: Path) -> list[list[str]]:
+    """Cells of the table, with plain signs and spaces."""
+    settings = [found for root in roots if (found := setting_of(root.name, root))]
+    plain = settings_compared(settings).replace(NO_BREAK, " ").replace("\N{MINUS SIGN}", "-")
+    return [line.strip("| ").split(" | ") for line in plain.splitlines() if line.startswith("|")]
+
+
+def test_the_difference_of_each_variant_is_that_of_the_scores(workspace: Callable[..., Path]) -> None:
+    """0.25 more on one scorer, whose weight in the reward is 1."""
+    head, _, *rows = shown(workspace("slow"), workspace("fast", lambda _: 0.25))
+    assert head == ["variant: settings", "training reward", "shapes-exact", "shapes-graded", "shapes-vivid"]
+    same, more = "0.000 (the same on every prompt)", "**+0.250 (the same on every prompt)**"
+    assert rows == [["dance: fast - slow", *[same] * 4], ["chunk: fast - slow", more, same, more, same]]
+
+
+def test_a_difference_that_varies_has_an_interval(workspace: Callable[..., Path]) -> None:
+    table = shown(workspace("slow"), workspace("fast", lambda number: 0.5 * (number % 2)))
+    (cell,) = [row[3] for row in table if row[0].startswith("chunk")]
+    mean, interval = cell.strip("*").split(" ", 1)
+    low, high = (float(end) for end in interval.strip("()").split(" to "))
+    assert low < float(mean) < high
+
+
+def change_params(root: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    params = json.loads((root / "params.yaml").read_text())
+    change(params)
+    (root / "params.yaml").write_text(json.dumps(params))
+    return root
+
+
+def test_another_reward_is_not_compared(workspace: Callable[..., Path]) -> None:
+    other = change_params(
+        workspace("other"), lambda params: params.update(rewards={"shapes-graded": 1.0, "shapes-vivid": 0.5})
+    )
+    head, *_ = shown(workspace("one"), other)
+    assert head == ["variant: settings", "shapes-exact", "shapes-graded", "shapes-vivid"]
+
+
+def test_other_presets_and_unfinished_settings_have_no_rows(workspace: Callable[..., Path]) -> None:
+    one, other = workspace("one"), workspace("other")
+    change_params(other, lambda params: params.update(composed_from="smoke"))
+    assert shown(one, other) == []
+    shutil.rmtree(other / "artifacts/scores/dance")
+    assert setting_of("other", other) is None
+    assert shown(one) == []
