@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 
+from chunk_grpo.artifacts.io import write_text
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.artifacts.storage import join
@@ -89,20 +90,28 @@ def publish_run(workspace: Workspace, run: str) -> str:
     if workspace.is_preset and alone:
         _publish(workspace, root, facts)
         return preset
-    folder = f"runs/{slug(run)}" + ("" if alone else f"/{slug(workspace.label)}")
+    folder = _run_folder(run) + ("" if alone else f"/{slug(workspace.label)}")
     _publish(workspace, join(root, folder), facts)
     return f"{folder}/{preset}"
 
 
-def run_folder(run: str) -> str:
-    """Folder or URL of what a run publishes under its own name."""
-    return join(publish_root(), "runs", slug(run))
+def _run_folder(run: str) -> str:
+    """Folder of what a run publishes under its own name, relative to the root of all published results."""
+    return f"runs/{slug(run)}"
 
 
 @task(task_run_name="publish", **_RETRIES, **_OPTIONS)
 def _publish(workspace: Workspace, destination: str, run: RunFacts) -> None:
     """Publish; another attempt continues where the last one ended."""
     publish(workspace.root, destination, run)
+
+
+@task(task_run_name="publish comparison", **_RETRIES, **_OPTIONS)
+def publish_comparison(text: str, run: str) -> None:
+    """Publish the tables of a run; the log ends with where they are."""
+    file = join(publish_root(), _run_folder(run), "comparison.md")
+    write_text(text, file)
+    get_run_logger().info(f"Comparison: {file}")
 
 
 def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
@@ -155,10 +164,10 @@ def run_stages(
         for each in progress:
             known = {} if force else restore(each.workspace, [spec.name for spec in each.stages])
             tasks.append(_Tasks(each, known, force, ended))
-            active |= tasks[-1].submit_ready()
+            active |= tasks[-1].submit_ready()  # they run while the next workspace is restored
         while error is None or keep_going:
-            for some in tasks:
-                active |= some.submit_ready()
+            for of_workspace in tasks:
+                active |= of_workspace.submit_ready()
             if not active:
                 break
             try:

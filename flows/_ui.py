@@ -19,8 +19,6 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from chunk_grpo.artifacts.io import write_text
-from chunk_grpo.artifacts.storage import join
 from chunk_grpo.environment import REPORTS_URL
 from chunk_grpo.git import is_of_working_tree, uncommitted
 from chunk_grpo.orchestration.outcomes import StageOutcome
@@ -28,8 +26,6 @@ from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.repeating import repeating
 from chunk_grpo.orchestration.workspace import Workspace
 from chunk_grpo.reporting.highlight import Highlight, report, slug
-from chunk_grpo.reporting.presets_compared import presets_compared
-from chunk_grpo.reporting.settings_compared import setting_of, settings_compared
 from flows._workspace import REPOSITORY
 
 _LIVE_SECONDS = 20.0
@@ -89,32 +85,36 @@ def show_report(workspace: Workspace, published: str | None) -> None:
 
 
 @_only_shown()
-def show_comparison(workspaces: Sequence[Workspace], published: Sequence[str], folder: str | None) -> None:
-    """Publish one table of the presets, from the summaries of their reports; the log ends with where it is.
+def show_comparison(workspaces: Sequence[Workspace], published: Sequence[str]) -> str | None:
+    """Publish the tables of the settings, from their reports and scores, as one artifact.
 
     Args:
         workspaces: Workspaces of the run.
         published: Folder of the published results of each, as of `publish_run`; "" if they are not published.
-        folder: Folder or URL for the table as comparison.md; None if nothing is published.
+
+    Returns:
+        Text of the artifact; None if there is no report.
     """
+    from chunk_grpo.reporting.presets_compared import presets_compared  # here: importing scipy takes a second
+    from chunk_grpo.reporting.settings_compared import setting_of, settings_compared
+
     files = {it.label: it.root / "artifacts" / "report" / "summary.json" for it in workspaces}
     summaries = {
         label: json.loads(file.read_text("utf-8")) for label, file in files.items() if file.is_file()
     }
-    if summaries:
-        table = presets_compared(summaries)
-        settings = "\n".join(
-            f"- {it.settings}, commit `{it.spec.commit[:12]}`{_link(each)}"
-            for it, each in zip(workspaces, published, strict=True)
-        )
-        names = [it.label.removeprefix(it.preset).strip() or it.preset for it in workspaces]
-        read = [setting_of(name, it.root) for name, it in zip(names, workspaces, strict=True)]
-        scored = [setting for setting in read if setting is not None]
-        text = f"{table.markdown}\n{settings_compared(scored)}\n{settings}\n"
-        create_markdown_artifact(text, key=_key(table, "ablations"), description=table.title)
-        if folder is not None:
-            write_text(text, file := join(folder, "comparison.md"))
-            get_run_logger().info(f"Table of all: {file}, and artifact {_key(table, 'ablations')}")
+    if not summaries:
+        return None
+    table = presets_compared(summaries)
+    names = [it.label.removeprefix(it.preset).strip() or it.preset for it in workspaces]
+    read = [setting_of(name, it.root) for name, it in zip(names, workspaces, strict=True)]
+    pairs = settings_compared([setting for setting in read if setting is not None])
+    sources = "\n".join(
+        f"- {it.settings}, commit `{it.spec.commit[:12]}`{_link(each)}"
+        for it, each in zip(workspaces, published, strict=True)
+    )
+    text = f"{table.markdown}\n{pairs}\n{sources}\n"
+    create_markdown_artifact(text, key=_key(table, "ablations"), description=table.title)
+    return text
 
 
 def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:

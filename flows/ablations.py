@@ -15,7 +15,7 @@ from chunk_grpo.orchestration.presets import Override, combinations
 from chunk_grpo.orchestration.progress import summary
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._names import labels, name_of_ablations
-from flows._stages import publish_run, run_folder, run_stages
+from flows._stages import publish_comparison, publish_run, run_stages
 from flows._ui import show_comparison, show_report
 from flows._workspace import chosen_commit, workspace
 
@@ -59,5 +59,7 @@ def ablations(
         published = [publish_run(space, flow_run.name) if is_published else "" for space in spaces]
         for space, folder in zip(spaces, published, strict=True):
             show_report(space, folder)
-        show_comparison(spaces, published, run_folder(flow_run.name) if is_published else None)
+        tables = show_comparison(spaces, published)
+        if tables and is_published:
+            publish_comparison(tables, flow_run.name)
     return Completed(message=summary(ended))

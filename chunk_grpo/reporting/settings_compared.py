@@ -101,8 +101,8 @@ def _differences(first: Setting, second: Setting, variant: str) -> Mapping[str, 
 
 def _measures(first: Setting, second: Setting) -> Iterator[str]:
     """Measures that mean the same in both."""
+    same_reward = first.settings.rewards == second.settings.rewards
     for measure in first.settings.measures:
-        same_reward = first.settings.rewards == second.settings.rewards
         if measure in second.settings.measures and (measure != REWARD or same_reward):
             yield measure
 

@@ -26,7 +26,7 @@ STAGES = (
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Names of the submitted stages, each with those of the tasks that it waits for."""
+    """Submitted stages, each with the names of the tasks before it."""
     found: list[tuple[str, list[str]]] = []
 
     def submit(spec: StageSpec, *_: Any, wait_for: Collection[SimpleNamespace], **__: Any) -> SimpleNamespace:
