@@ -73,6 +73,9 @@ def test_the_process_of_a_training_run_is_killed(watch: Watch) -> None:
     victims.crashed(victims.child, 30)
     assert victims.completed(120) == 1
     assert victims.children() == ["CRASHED", "COMPLETED"]
+    log = watch.log(victims.run)
+    assert "train@a was lost: " in log
+    assert "It is started again: attempt 2 of 2." in log
 
 
 def test_a_training_run_that_is_lost_twice_is_not_started_a_third_time(watch: Watch) -> None:
