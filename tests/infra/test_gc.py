@@ -71,10 +71,10 @@ def test_results_that_nothing_names_go_and_can_be_made_again(
     (checkout / "dvc.lock").unlink()
     assert gc(checkout) == 0
     said = capsys.readouterr().out
-    assert ": 6 files, " in said and "bytes  artifacts/report\n" in said and "bytes  models/a.txt\n" in said
+    assert ": 7 files, " in said and "bytes  artifacts/report\n" in said and "bytes  models/a.txt\n" in said
     assert [path for path in before if not path.exists()] == []
     assert gc(checkout, "--delete") == 0
-    assert ": 6 files, " in capsys.readouterr().out
+    assert ": 7 files, " in capsys.readouterr().out
     assert [path for path in (checkout / ".dvc/cache/files").rglob("*") if path.is_file()] == []
     assert list((checkout / ".dvc/cache/runs").glob("*/*/*")) == []
     shutil.rmtree(checkout / "artifacts")
@@ -95,7 +95,7 @@ def test_results_of_a_commit_stay_until_no_branch_has_it(
     assert ": 0 files, " in capsys.readouterr().out
     shell(checkout, "git", "branch", "--quiet", "-D", "tracked")
     assert gc(checkout) == 0
-    assert ": 6 files, " in capsys.readouterr().out
+    assert ": 7 files, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("where", ["home", "environment", "remembered", "bucket"])
