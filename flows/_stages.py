@@ -85,7 +85,7 @@ def publish_run(workspace: Workspace, run: str) -> str:
     workspace.pipeline.sort_lock()  # so that equal results have identical lock files
     root, preset = publish_root(), workspace.preset
     remember_published(cache_of(workspace.root), root)
-    facts = RunFacts(preset, workspace.spec.commit, run)
+    facts = RunFacts(preset, workspace.spec.commit, run, workspace.spec.overrides)
     alone = workspace.label == preset
     if workspace.is_preset and alone:
         _publish(workspace, root, facts)

@@ -26,11 +26,13 @@ class RunFacts:
         preset: Name of the preset, and of the folder below the destination.
         commit: Commit of the code.
         flow_run: Name of the flow run, or of another origin of the files.
+        overrides: Changes of the preset's parameters.
     """
 
     preset: str
     commit: str
     flow_run: str
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ def read_record(location: Location) -> RunRecord:
         if found["schema"] != RECORD_SCHEMA:
             raise DataError(f"{location}: must be {RECORD_SCHEMA}, got {found['schema']}. {remedy}")
         return RunRecord(
-            run=RunFacts(found["preset"], found["commit"], found["flow_run"]),
+            run=RunFacts(
+                found["preset"], found["commit"], found["flow_run"], tuple(found.get("overrides", ()))
+            ),
             published_at=str(found["published_at"]),
             files={f["path"]: PublishedFile(int(f["size"]), str(f["sha256"])) for f in found["files"]},
         )

@@ -20,7 +20,7 @@ from chunk_grpo.errors import ConfigError, DataError
 from tests.waiting import wait_for
 
 RUN = RunFacts("tiny", "c0ffee", "brave-otter")
-NEXT = RunFacts("tiny", "decade", "calm-heron")
+NEXT = RunFacts("tiny", "decade", "calm-heron", ("train.iterations=2",))
 MANY = 20
 KILL_LIMIT = 60.0
 """Seconds within which a publication must have begun to copy."""
@@ -97,6 +97,16 @@ def test_what_people_read_is_published(workspace: Path, destination: str) -> Non
     assert done.copied_bytes == sum(map(len, published.values()))
     assert (written["preset"], written["commit"], written["flow_run"]) == ("tiny", "c0ffee", "brave-otter")
     assert written["published_at"].endswith("+00:00") and written["complete"]
+
+
+def test_a_record_without_overrides_is_that_of_an_unchanged_preset(workspace: Path, tmp_path: Path) -> None:
+    """As it was written before records had them."""
+    publish(workspace, tmp_path, NEXT)
+    file = tmp_path / "tiny" / "run.json"
+    written = json.loads(file.read_text("utf-8"))
+    assert written.pop("overrides") == ["train.iterations=2"]
+    file.write_text(json.dumps(written), encoding="utf-8")
+    assert read_record(file).run == RunFacts("tiny", "decade", "calm-heron")
 
 
 def test_only_what_changed_is_copied_again(workspace: Path, tmp_path: Path) -> None:

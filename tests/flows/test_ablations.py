@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from chunk_grpo.artifacts.run_record import read_record
 from tests.drills.watch import Watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -67,7 +68,10 @@ def test_each_value_of_a_parameter_is_a_setting_with_its_own_results(watch: Watc
         assert f"## Preset smoke, with `train.iterations={number}`" in text
     published = watch.prefect.home / "published/runs"
     found = published.glob("ablations-smoke-iterations-1-2-*/smoke-iterations-*/smoke/run.json")
-    assert sorted(path.parts[-3] for path in found) == ["smoke-iterations-1", "smoke-iterations-2"]
+    records = {path.parts[-3]: read_record(path).run for path in found}
+    assert {name: record.overrides for name, record in records.items()} == {
+        f"smoke-iterations-{number}": (f"train.iterations={number}",) for number in (1, 2)
+    }
     (table,) = published.glob("ablations-smoke-iterations-1-2-*/comparison.md")
     assert table.read_text(encoding="utf-8") == watch.latest_artifact("comparison-ablations")
 
