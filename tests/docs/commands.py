@@ -26,7 +26,7 @@ STARTED = frozenset({"cd", "dvc", "find", "python", "sha256sum", "sort", "xargs"
 
 KNOWN = STARTED | {
     *(".", "accelerate", "apt-get", "chmod", "cp", "createdb", "createuser", "docker", "export", "git", "hf"),
-    *("kubectl", "make", "pip", "pre-commit", "prefect", "python3.11", "rm", "sbatch", "ssh", "sudo"),
+    *("kubectl", "make", "pip", "pre-commit", "prefect", "python3.11", "rm", "sbatch", "sky", "ssh", "sudo"),
 }
 SETTING = re.compile(r"([A-Z][A-Z_]*)=(.*)", re.S)
 
