@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from chunk_grpo.artifacts import table_from_rows, write_table
+from chunk_grpo.reporting.highlight import slug
 from chunk_grpo.reporting.history import HistoryRow
 from chunk_grpo.reporting.history_store import HISTORY, MEANS, read_history, read_means_of
 from tests.drills.watch import FINAL, Run, Watch, serving
@@ -59,7 +60,7 @@ def completed(watch: Watch, deployment: str = "reevaluate", preset: str = "smoke
 def evaluated(watch: Watch, published: Path, **parameters: Any) -> tuple[str, str]:
     """The name of a new evaluation, and what its run says."""
     run = completed(watch, **parameters)
-    (name,) = (name for name in evaluations(published) if name.endswith(f"-{run['name']}"))
+    (name,) = (name for name in evaluations(published) if name.endswith(f"-{slug(str(run['name']))}"))
     return name, str(run["state"]["message"])
 
 
