@@ -83,7 +83,8 @@ def test_a_gpu_worker_of_another_machine(first: Path, bucket: str, shell: Shell)
         assert missing in run["state"]["message"]
         assert watch.outcomes(run["id"]) == {"prepare": "ran", "train@a": "**failed**"}
 
-        shutil.copytree(first / ".dvc" / "cache", second / ".dvc" / "cache")  # now it has the inputs
+        # now it has the inputs
+        shutil.copytree(first / ".dvc" / "cache", second / ".dvc" / "cache", dirs_exist_ok=True)
         run = ended(watch, until="train@a")
         assert run["state_type"] == "FAILED"
         assert "stage train@a ran on pool gpu, but its outputs did not arrive" in run["state"]["message"]
