@@ -49,9 +49,9 @@ def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutc
     """Restore stages and their dependencies from the DVC cache, and the missing ones from the DVC remote."""
     log = get_run_logger().info
     with workspace.turn:
-        done = workspace.pipeline.restore(targets, log)
+        done = workspace.restore(targets, log)
         if workspace.remote and not done.keys() >= set(targets):
-            pulled = workspace.pipeline.restore(targets, log, pull=True)
+            pulled = workspace.restore(targets, log, pull=True)
             done = {name: replace(outcome, outcome="pulled") for name, outcome in pulled.items()} | done
     return done
 
@@ -84,6 +84,7 @@ def publish_run(workspace: Workspace, run: str) -> str:
     """
     workspace.pipeline.sort_lock()  # so that equal results have identical lock files
     root, preset = publish_root(), workspace.preset
+    workspace.remember()
     remember_published(cache_of(workspace.root), root)
     facts = RunFacts(preset, workspace.spec.commit, run, workspace.spec.overrides)
     alone = workspace.label == preset

@@ -1,4 +1,4 @@
-"""DVC's command line, for its output."""
+"""DVC's command line: for its output, and as scripts for `python -c`, with the arguments of `dvc`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,43 @@ import sys
 from pathlib import Path
 
 from chunk_grpo.errors import ConfigError
+
+# Like `python -m dvc`, but shows damaged objects: with `verify` DVC reports them at debug level only.
+_PREPARED = """\
+import logging, sys
+from dvc.cli import main
+logging.getLogger("dvc_data.hashfile.db").setLevel("DEBUG")
+logging.getLogger("dvc_data.hashfile.db.local").setLevel("INFO")
+"""
+DVC = f"{_PREPARED}sys.exit(main(sys.argv[1:]))"
+
+# Checks out the outputs of stages, a JSON list, before a DVC command in the same process.
+CHECKED_OUT = f"""{_PREPARED}
+import json
+stages = json.loads(sys.argv.pop(1))
+if stages:
+    main(["checkout", "--force", "--allow-missing", *stages])
+sys.exit(main(sys.argv[1:]))
+"""
+
+# Sends the entries of the run cache that the remote lacks or has in part; `dvc push --run-cache` sends all each time.
+PUSH_RUN_CACHE = """\
+import sys
+from pathlib import Path
+from dvc.repo import Repo
+try:
+    with Repo() as repo:
+        remote, cache = repo.cloud.get_remote(), Path(repo.cache.local.path).parents[1]
+        fs, runs = remote.fs, remote.fs.join(remote.path, "runs")
+        if fs.protocol not in ("http", "https"):  # nothing can be listed there
+            found = {} if fs.protocol == "local" else fs.fs.find(runs, detail=True)
+            there = {tuple(fs.parts(path)[-3:]): info["size"] for path, info in found.items()}
+            for entry in sorted((cache / "runs").glob("??/*/*")):
+                if entry.suffix != ".tmp" and there.get(entry.parts[-3:]) != entry.stat().st_size:
+                    fs.put_file(str(entry), fs.join(runs, *entry.parts[-3:]))
+except Exception as error:
+    sys.exit(f"ERROR: the run cache was not sent: {type(error).__name__}: {error}")
+"""
 
 
 def dvc(folder: Path, *arguments: str, check: bool = True) -> str:

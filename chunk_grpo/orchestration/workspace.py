@@ -1,14 +1,16 @@
 """Workspace of a run: a clone of the repository at one commit. The user's checkout is only read.
 
-HOME/runs holds the clones, HOME/state the files that later runs on this machine reuse: checkpoints, a judge's answers.
+HOME/runs holds the clones, HOME/state the files that later runs on this machine reuse: checkpoints, a judge's answers,
+the dvc.lock of the last run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from chunk_grpo.artifacts.io import write_text
 from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
 from chunk_grpo.artifacts.storage import join, sizes_below
 from chunk_grpo.config import parse_params, read_raw_params
@@ -23,7 +26,8 @@ from chunk_grpo.orchestration.cache_use import cache_in_use, cache_of
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.dvc_internals import Config, Repo, dump_yaml, load_yaml, parse_yaml
-from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.outcomes import StageOutcome
+from chunk_grpo.orchestration.pipeline import Pipeline, locked_stages
 from chunk_grpo.orchestration.presets import Override, composed, edits, overridden, preset_names
 from chunk_grpo.orchestration.run_cache import forget_unfinished
 
@@ -145,6 +149,22 @@ class Workspace:
             yield
         finally:
             self.paused.discard(stage)
+
+    def restore(self, targets: Collection[str], log: Log, *, pull: bool = False) -> dict[str, StageOutcome]:
+        """As `Pipeline.restore`, beginning with the results of the preset's last finished run on this machine."""
+        # A re-evaluation has a dvc.lock of its own, with the models.
+        earlier = {} if pull or self.spec.models is not None else locked_stages(self._last_lock)
+        return self.pipeline.restore(targets, log, pull=pull, earlier=earlier)
+
+    def remember(self) -> None:
+        """Keep dvc.lock for the next run of the preset."""
+        write_text((self.root / "dvc.lock").read_text(encoding="utf-8"), self._last_lock)
+
+    @property
+    def _last_lock(self) -> Path:
+        """dvc.lock of the preset's last finished run on this machine."""
+        name = re.sub(r"[^\w-]", "-", self.preset)
+        return self.root.parents[1] / "state" / "locks" / f"{name}.lock"
 
     def push(self, log: Log) -> None:
         """Push outputs and run cache if dvc.lock has changed.

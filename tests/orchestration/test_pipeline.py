@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration import commands
 from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
 from chunk_grpo.orchestration.outcomes import OutcomeUnclearError, RemoteError, StageFailed
-from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.pipeline import Pipeline, locked_stages
 from chunk_grpo.orchestration.presets import compose
 from chunk_grpo.orchestration.workspace import write_params
 from tests.small_pipeline import Shell
@@ -135,6 +136,59 @@ def test_restoring_runs_nothing_and_goes_as_far_as_the_cache(pipeline: Path) -> 
     shutil.rmtree(pipeline / "artifacts")
     (pipeline / "dvc.lock").unlink()
     assert outcomes(pipeline, *STAGES) == dict.fromkeys(STAGES, "restored")
+
+
+def taken_over(workspace: Path, earlier: dict[str, Any]) -> dict[str, str]:
+    """Outcomes of a new workspace with the stages of another dvc.lock."""
+    for folder in ("artifacts", "models"):
+        shutil.rmtree(workspace / folder, ignore_errors=True)
+    for file in ("prepared.txt", "dvc.lock"):
+        (workspace / file).unlink(missing_ok=True)
+    restored = of(workspace).restore(STAGES, quiet, earlier=earlier)
+    return {name: found.outcome for name, found in restored.items()}
+
+
+def test_results_of_an_earlier_run_are_checked_out_without_the_run_cache(pipeline: Path) -> None:
+    run_all(pipeline)
+    lock = (pipeline / "dvc.lock").read_bytes()
+    shutil.rmtree(pipeline / ".dvc" / "cache" / "runs")
+    earlier = locked_stages(pipeline / "dvc.lock")
+    assert taken_over(pipeline, earlier) == dict.fromkeys(STAGES, "restored")
+    assert (pipeline / "dvc.lock").read_bytes() == lock
+    assert (pipeline / "artifacts/report/report.md").exists()
+
+
+def test_results_of_an_earlier_run_with_other_settings_do_not_stay(pipeline: Path) -> None:
+    """The variant b is to be trained again, so there is neither a model nor a report, nor an entry of either."""
+    run_all(pipeline)
+    earlier = locked_stages(pipeline / "dvc.lock")
+    set_variant(pipeline, "b", clip_range=0.5)
+    assert taken_over(pipeline, earlier) == {"prepare": "restored", "train@a": "restored"}
+    assert list(locked_stages(pipeline / "dvc.lock")) == ["prepare", "train@a"]
+    assert [path.name for path in (pipeline / "models").glob("*.txt")] == ["a.txt"]
+    assert not (pipeline / "artifacts/report").exists()
+    assert outcome(pipeline, "train@b") == "ran"
+
+
+def test_results_of_an_earlier_run_come_from_the_run_cache_if_inputs_changed_back(pipeline: Path) -> None:
+    run_all(pipeline)
+    set_variant(pipeline, "b", clip_range=0.5)
+    assert outcome(pipeline, "train@b") == "ran"
+    earlier = locked_stages(pipeline / "dvc.lock")
+    set_variant(pipeline, "b", clip_range=0.25)
+    assert outcome(pipeline, "train@b") == "ran"
+    expected = (pipeline / "models/b.txt").read_text()
+    assert taken_over(pipeline, earlier) == dict.fromkeys(STAGES[:3], "restored")
+    assert (pipeline / "models/b.txt").read_text() == expected
+
+
+def test_results_of_an_earlier_run_that_the_cache_lacks_are_missing(pipeline: Path) -> None:
+    run_all(pipeline)
+    earlier = locked_stages(pipeline / "dvc.lock")
+    for output in earlier["train@a"]["outs"]:
+        (pipeline / ".dvc/cache/files/md5" / output["md5"][:2] / output["md5"][2:]).unlink()
+    assert taken_over(pipeline, earlier) == {"prepare": "restored", "train@b": "restored"}
+    assert not (pipeline / "models/a.txt").exists()
 
 
 def test_dvc_says_that_a_stage_is_cached_before_and_writes_its_lock_file_after_copying(

@@ -147,6 +147,22 @@ def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path
         assert (made.root / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
 
 
+def test_a_run_begins_with_the_results_of_the_last_one_of_the_preset(pipeline: Path, tmp_path: Path) -> None:
+    """Also where the run cache, from which DVC would restore one stage after the other, is gone."""
+    spec = RunSpec(commit=resolved(pipeline, "HEAD"))
+    with make_workspace(pipeline, tmp_path, "one", spec, Commands(), quiet) as made:
+        assert made.restore(["prepare"], quiet) == {}
+        made.pipeline.run("prepare", quiet)
+        made.remember()
+    shutil.rmtree(pipeline / ".dvc/cache/runs")
+    with make_workspace(pipeline, tmp_path, "two", spec, Commands(), quiet) as made:
+        assert made.restore(["prepare"], quiet)["prepare"].outcome == "restored"
+        assert (made.root / "prepared.txt").exists()
+    other = RunSpec(commit=spec.commit, preset="smoke")
+    with make_workspace(pipeline, tmp_path, "three", other, Commands(), quiet) as made:
+        assert made.restore(["prepare"], quiet) == {}
+
+
 def test_another_specification_has_another_digest_on_every_machine() -> None:
     spec = RunSpec(commit="c", preset="tiny", variants=("chunk",))
     changes = (
