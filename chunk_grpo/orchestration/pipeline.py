@@ -254,7 +254,8 @@ class Pipeline:
         """Sort dvc.lock in the order of the pipeline: parallel stages end in any order."""
         locked = self._locked()
         order = [stage.name for stage in self.stages() if stage.name in locked]
-        self._write_locked({name: locked[name] for name in order})
+        if list(locked) != order:
+            self._write_locked({name: locked[name] for name in order})
 
     def _task(self, name: str) -> dict[str, Any]:
         """Command, dependencies and parameters of a stage, in the form of a dvc.lock entry."""
