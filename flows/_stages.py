@@ -45,12 +45,12 @@ _RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": 10, "retry_cond
 
 
 @task(task_run_name="restore", **_RETRIES, **_OPTIONS)
-def restore(workspace: Workspace, targets: Sequence[str]) -> dict[str, StageOutcome]:
-    """Restore stages and their dependencies from the DVC cache, and the missing ones from the DVC remote."""
+def restore(workspace: Workspace, targets: Sequence[str] | None) -> dict[str, StageOutcome]:
+    """Restore stages (None: all) and their dependencies from the DVC cache, and the missing ones from the remote."""
     log = get_run_logger().info
     with workspace.turn:
         done = workspace.restore(targets, log)
-        if workspace.remote and not done.keys() >= set(targets):
+        if workspace.remote and any(spec.name not in done for spec in workspace.pipeline.stages(targets)):
             pulled = workspace.restore(targets, log, pull=True)
             done = {name: replace(outcome, outcome="pulled") for name, outcome in pulled.items()} | done
     return done
@@ -156,14 +156,15 @@ def run_stages(
     Raises:
         StageFailed, RuntimeError: Error of the first stage that failed.
     """
-    progress = [Progress(it, it.pipeline.stages(None if until is None else [until])) for it in workspaces]
+    targets = None if until is None else [until]
+    progress = [Progress(it, it.pipeline.stages(targets)) for it in workspaces]
     ended: SimpleQueue[PrefectFuture[Any]] = SimpleQueue()
     active: dict[PrefectFuture[Any], tuple[Progress, StageSpec]] = {}
     error: BaseException | None = None
     try:
         tasks: list[_Tasks] = []
         for each in progress:
-            known = {} if force else restore(each.workspace, [spec.name for spec in each.stages])
+            known = {} if force else restore(each.workspace, targets)
             tasks.append(_Tasks(each, known, force, ended))
             active |= tasks[-1].submit_ready()  # they run while the next workspace is restored
         while error is None or keep_going:

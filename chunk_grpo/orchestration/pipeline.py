@@ -93,7 +93,7 @@ class Pipeline:
 
     def restore(
         self,
-        targets: Collection[str],
+        targets: Collection[str] | None,
         log: Log,
         *,
         pull: bool = False,
@@ -107,7 +107,7 @@ class Pipeline:
         not for stages whose outputs are there, so those of `earlier` are checked out first.
 
         Args:
-            targets: Stages or groups of stages.
+            targets: Stages or groups of stages; None for all, which takes less time than to name all.
             log: Receives a line for each stage.
             pull: Whether to fetch from the remote what the cache lacks.
             earlier: Stages of the dvc.lock of another run, whose inputs and parameters may have been others.
@@ -121,10 +121,12 @@ class Pipeline:
         dvc_log = DvcLog(
             lambda line: log(line) if line.startswith(("Stage ", "Pulling ", "Verifying ")) else None
         )
+        if targets is not None and not targets:
+            return {}
         taken = self._take_over(earlier, targets) if earlier else []
-        options = ["--keep-going", *(["--pull"] if pull else []), *targets]
-        script = [CHECKED_OUT, json.dumps(taken), "repro", *options]
-        code = self._python(script, dvc_log.add, SHELL="/bin/false")
+        options = ["--keep-going", *(["--pull"] if pull else []), *(targets or [])]
+        script = CHECKED_OUT if taken else DVC
+        code = self._python([script, "repro", *options], dvc_log.add, SHELL="/bin/false")
         command = "dvc repro" + (" --pull" if pull else "")
         if pull and dvc_log.missing and not dvc_log.troubles:
             dvc_log.troubles.extend(self._missing_bucket())
@@ -272,11 +274,12 @@ class Pipeline:
     def _write_locked(self, stages: Mapping[str, Any]) -> None:
         dump_yaml(str(self.root / "dvc.lock"), {"schema": "2.0", "stages": dict(stages)})
 
-    def _take_over(self, earlier: Mapping[str, Any], targets: Collection[str]) -> list[str]:
+    def _take_over(self, earlier: Mapping[str, Any], targets: Collection[str] | None) -> Collection[str]:
         """Take over the entries of stages from another dvc.lock; return their names."""
-        entries = {spec.name: earlier[spec.name] for spec in self.stages(targets) if spec.name in earlier}
+        wanted = earlier if targets is None else [spec.name for spec in self.stages(targets)]
+        entries = {name: earlier[name] for name in wanted if name in earlier}
         self._write_locked(self._locked() | entries)
-        return list(entries)
+        return entries.keys()
 
     def _forget(self, names: Collection[str]) -> None:
         """Remove stages from dvc.lock, with the outputs of other inputs or parameters that they name."""

@@ -150,7 +150,9 @@ class Workspace:
         finally:
             self.paused.discard(stage)
 
-    def restore(self, targets: Collection[str], log: Log, *, pull: bool = False) -> dict[str, StageOutcome]:
+    def restore(
+        self, targets: Collection[str] | None, log: Log, *, pull: bool = False
+    ) -> dict[str, StageOutcome]:
         """As `Pipeline.restore`, beginning with the results of the preset's last finished run on this machine."""
         # A re-evaluation has a dvc.lock of its own, with the models.
         earlier = {} if pull or self.spec.models is not None else locked_stages(self._last_lock)

@@ -144,7 +144,7 @@ def taken_over(workspace: Path, earlier: dict[str, Any]) -> dict[str, str]:
         shutil.rmtree(workspace / folder, ignore_errors=True)
     for file in ("prepared.txt", "dvc.lock"):
         (workspace / file).unlink(missing_ok=True)
-    restored = of(workspace).restore(STAGES, quiet, earlier=earlier)
+    restored = of(workspace).restore(None, quiet, earlier=earlier)
     return {name: found.outcome for name, found in restored.items()}
 
 
@@ -156,6 +156,19 @@ def test_results_of_an_earlier_run_are_checked_out_without_the_run_cache(pipelin
     assert taken_over(pipeline, earlier) == dict.fromkeys(STAGES, "restored")
     assert (pipeline / "dvc.lock").read_bytes() == lock
     assert (pipeline / "artifacts/report/report.md").exists()
+
+
+def test_only_what_the_targets_need_is_restored(pipeline: Path) -> None:
+    run_all(pipeline)
+    earlier = locked_stages(pipeline / "dvc.lock")
+    assert taken_over(pipeline, {}) == dict.fromkeys(STAGES, "restored")
+    for given in ({}, earlier):
+        shutil.rmtree(pipeline / "models")
+        (pipeline / "dvc.lock").unlink()
+        restored = of(pipeline).restore(["train@a"], quiet, earlier=given)
+        assert list(restored) == ["prepare", "train@a"]
+        assert [path.name for path in (pipeline / "models").glob("*.txt")] == ["a.txt"]
+        assert of(pipeline).restore([], quiet, earlier=given) == {}
 
 
 def test_results_of_an_earlier_run_with_other_settings_do_not_stay(pipeline: Path) -> None:
