@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from chunk_grpo.reporting.highlight import slug
 from tests.browser.conftest import Site, completed
 from tests.browser.pages import Ui
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-STAGES = 21
+STAGES = 23
 """Number of stages of the preset."""
-REWARD = "reward-chunk-ws-smoke"
+TASKS = STAGES + 4
+"""Tasks of a run: also one that restores, one that fetches each of two trained policies, and one that publishes."""
+REWARD = "reward-chunk-ws-seed-0-smoke"
 """The artifact with the reward curves of a training."""
 ITERATIONS = 2000
 """Iterations of a running training; it is cancelled before the last."""
@@ -40,7 +43,9 @@ def by_head(table: list[list[str]]) -> list[dict[str, str]]:
 def test_a_run_is_shown_with_each_stage_as_a_task(ui: Ui, site: Site, pictures: Path) -> None:
     """What came from the cache is called so."""
     for run, state in ((site.cached, "Cached"), (site.ran, "Completed")):
-        ui.open(f"runs/flow-run/{run}", "Completed", "24 Task runs" if run == site.ran else "chunk-grpo")
+        ui.open(
+            f"runs/flow-run/{run}", "Completed", f"{TASKS} Task runs" if run == site.ran else "chunk-grpo"
+        )
         stages = site.watch.outcomes(run)
         assert len(stages) == STAGES
         if run == site.ran:
@@ -50,7 +55,7 @@ def test_a_run_is_shown_with_each_stage_as_a_task(ui: Ui, site: Site, pictures: 
 
 
 def test_the_logs_of_the_stages_are_shown_also_of_those_on_the_pool(ui: Ui, site: Site) -> None:
-    ui.open(f"runs/flow-run/{site.run_of('train@dance')}", "Completed")
+    ui.open(f"runs/flow-run/{site.run_of('train@dance-0')}", "Completed")
     ui.wait_for("> exec python -m stages.train", "Finished in state Completed('ran in")
 
 
@@ -58,14 +63,14 @@ def test_the_outcome_table_tells_what_ran_and_what_came_from_the_cache(
     ui: Ui, site: Site, pictures: Path
 ) -> None:
     for run, words in ((site.ran, {"ran"}), (site.cached, {"restored"})):
-        open_artifact(ui, site, run, "outcomes-smoke", "train@dance")
+        open_artifact(ui, site, run, "outcomes-smoke", "train@dance-0")
         rows = {row["stage"]: row for row in by_head(ui.tables()[0])}
         assert len(rows) == STAGES
         assert {row["outcome"] for row in rows.values()} == words
-        assert rows["train@dance"]["work pool"] == "gpu"
+        assert rows["train@dance-0"]["work pool"] == "gpu"
         seconds = [float(row["seconds"]) for row in rows.values()]
         assert min(seconds) > 0 if run == site.ran else min(seconds) >= 0
-        assert int(rows["train@dance"]["bytes"].replace(",", "")) > 1_000_000
+        assert int(rows["train@dance-0"]["bytes"].replace(",", "")) > 1_000_000
         if run == site.ran:
             ui.screenshot(pictures / "prefect-outcomes.png")
 
@@ -73,9 +78,9 @@ def test_the_outcome_table_tells_what_ran_and_what_came_from_the_cache(
 def test_reward_curves_grow_while_training_runs(ui: Ui, site: Site) -> None:
     """Their page is opened, and loaded again until it shows a later iteration, all before training ends."""
     watch, changes = site.watch, {"train": {"iterations": ITERATIONS}}
-    run = watch.start(preset="smoke", until="train@chunk-ws", overrides=changes)
+    run = watch.start(preset="smoke", until="train@chunk-ws-0", overrides=changes)
     try:
-        (child,) = wait_for(lambda: watch.children(run, "train@chunk-ws"), 120, "training")
+        (child,) = wait_for(lambda: watch.children(run, "train@chunk-ws-0"), 120, "training")
         shown = {"flow_run_id": {"any_": [child["id"]]}, "key": {"any_": [REWARD]}}
         wait_for(lambda: site.api("artifacts/filter", artifacts=shown), 120, "reward curves")
         open_artifact(ui, site, child["id"], REWARD, f"of {ITERATIONS}", state="Running")
@@ -96,7 +101,7 @@ def test_reward_curves_grow_while_training_runs(ui: Ui, site: Site) -> None:
 
 def iteration(ui: Ui) -> int:
     """The last one that the page of the reward curves has."""
-    (found,) = re.findall(rf"chunk-ws: iteration (\d+) of {ITERATIONS}", ui.text())
+    (found,) = re.findall(rf"chunk-ws, training seed 0: iteration (\d+) of {ITERATIONS}", ui.text())
     return int(found)
 
 
@@ -135,7 +140,7 @@ def test_the_trend_of_two_evaluations_is_seen(ui: Ui, site: Site, pictures: Path
     open_artifact(ui, site, runs[-1], "trend-smoke", "Evaluations of preset smoke")
     (plot,) = ui.images()
     assert plot.natural > 900
-    names = [site.watch.run(run)["name"] for run in runs]
+    names = [slug(str(site.watch.run(run)["name"])) for run in runs]
     shown = [row["evaluation"] for row in by_head(ui.tables()[-1])]
     assert [name.endswith(run) for name, run in zip(shown, reversed(names), strict=True)] == [True, True]
     ui.screenshot(pictures / "prefect-trend.png")
