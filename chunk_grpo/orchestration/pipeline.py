@@ -103,8 +103,8 @@ class Pipeline:
 
         No stage runs: DVC gets /bin/false as its shell.
 
-        After each stage from the run cache DVC reads and writes the whole dvc.lock: 8 s of 11 s for 24 stages. It does
-        not for stages whose outputs are there, so those of `earlier` are checked out first.
+        DVC reads and writes the whole dvc.lock after each stage that it restores from the run cache: 8 s of 11 s for 24
+        stages. It leaves dvc.lock alone if a stage has its outputs. So the outputs of `earlier` are checked out first.
 
         Args:
             targets: Stages or groups of stages; None for all, which takes less time than to name all.
@@ -278,7 +278,8 @@ class Pipeline:
         """Take over the entries of stages from another dvc.lock; return their names."""
         wanted = earlier if targets is None else [spec.name for spec in self.stages(targets)]
         entries = {name: earlier[name] for name in wanted if name in earlier}
-        self._write_locked(self._locked() | entries)
+        if entries:
+            self._write_locked(self._locked() | entries)
         return entries.keys()
 
     def _forget(self, names: Collection[str]) -> None:
