@@ -208,7 +208,8 @@ class Bench:
         module, options = workspace.options(stage)
         peak = self.folder / "peak.txt"
         peak.unlink(missing_ok=True)
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "PEAK_FILE": str(peak)}
+        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PEAK_FILE": str(peak)}
         command = [sys.executable, "-c", PEAK, module, *options]
         started = time.perf_counter()
         done = subprocess.run(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True)
