@@ -33,6 +33,14 @@ def set_backend(network: Any, backend: str) -> None:
         raise ConfigError(_refusal(backend, error)) from error
 
 
+def leave_out_cudnn() -> None:
+    """Take cuDNN's kernel out of the attention kernels that torch chooses from, in the whole process.
+
+    Since torch 2.11 it is the first choice on Hopper GPUs.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def try_backend(
     network: nn.Module, backend: str, precision: AbstractContextManager[object], *, trains: bool
 ) -> None:

@@ -11,6 +11,9 @@ from torch import nn
 from chunk_grpo.errors import ConfigError
 
 _BACKEND = "inductor"
+_OPTIONS = {"triton.coalesce_tiling_analysis": False}
+"""The analysis is not made for sizes that vary: with torch 2.11 it fails on FLUX's blocks on a GPU."""
+
 _GRAPHS = 64
 """Most graphs of a kind of block: with and without gradient, one image and more, layouts of inputs, adapter on and off.
 
@@ -33,7 +36,7 @@ def compile_blocks(network: Any) -> None:
     for module in network.modules():
         # Sharding has put a class of its own before that of a block. diffusers' compile_repeated_blocks misses it.
         if names & {kind.__name__ for kind in type(module).__mro__}:
-            module.compile(dynamic=True, backend=_BACKEND)
+            module.compile(dynamic=True, backend=_BACKEND, options=_OPTIONS)
 
 
 def try_compiler(device: torch.device) -> None:

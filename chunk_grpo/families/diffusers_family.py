@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.attention import set_backend, try_backend
+from chunk_grpo.families.attention import leave_out_cudnn, set_backend, try_backend
 from chunk_grpo.families.base import (
     Conditioning,
     LoadOptions,
@@ -86,6 +86,8 @@ class DiffusersFamily(ABC):
                 f"{options.checkpoint}, got {options.height} and {options.width}"
             )
         self._rows, self._columns = options.height // side, options.width // side
+        if options.attention_backend in (None, "native"):
+            leave_out_cudnn()
         if options.attention_backend is not None and pipeline.transformer is not None:
             set_backend(pipeline.transformer, options.attention_backend)
 
