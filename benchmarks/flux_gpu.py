@@ -142,14 +142,19 @@ def measure(
     device: torch.device,
 ) -> Iterator[Cell]:
     """Measure one kind of work at every batch size, with a new network."""
-    family: FluxFamily | None = None
-    with suppress(torch.OutOfMemoryError):
+    family: FluxFamily | None
+    try:
         family = make_family(size, work, dtype, device)
+        # Of one image: while torch counts, checkpointed blocks keep their activations.
+        tflop = flop_count(one_pass(family, size, work, 1, device)) / 1e12
+    except torch.OutOfMemoryError:
+        family, tflop = None, 0.0
     for batch_size in batch_sizes:
         cell = Cell(work, batch_size)
         with suppress(torch.OutOfMemoryError):
             if family is not None:
-                cell = _measured(cell, one_pass(family, size, work, batch_size, device), min_run_time, device)
+                call = one_pass(family, size, work, batch_size, device)
+                cell = _measured(work, batch_size, batch_size * tflop, call, min_run_time, device)
         yield cell
         _release(device)
     del family
@@ -188,13 +193,19 @@ def one_pass(
     return lambda: torch.autograd.backward(family.velocity(x, t, conditioning).float().square().mean())
 
 
-def _measured(cell: Cell, call: Callable[[], object], min_run_time: float, device: torch.device) -> Cell:
-    tflop = flop_count(call) / 1e12
+def _measured(
+    work: str,
+    batch_size: int,
+    tflop: float,
+    call: Callable[[], object],
+    min_run_time: float,
+    device: torch.device,
+) -> Cell:
     if device.type != "cuda":
-        return Cell(cell.work, cell.batch_size, tflop, timed(call, min_run_time).median)
+        return Cell(work, batch_size, tflop, timed(call, min_run_time).median)
     torch.cuda.reset_peak_memory_stats(device)
     seconds = timed(call, min_run_time).median
-    return Cell(cell.work, cell.batch_size, tflop, seconds, torch.cuda.max_memory_allocated(device))
+    return Cell(work, batch_size, tflop, seconds, torch.cuda.max_memory_allocated(device))
 
 
 def _release(device: torch.device) -> None:

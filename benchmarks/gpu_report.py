@@ -54,7 +54,7 @@ MORE = 75
 
 UPDATE = "LoRA, checkpointing"
 NATIVE = "native"
-BACKENDS = (NATIVE, "_native_cudnn", "_native_flash", "_native_efficient", "flash", "sage")
+BACKENDS = (NATIVE, "_native_flash", "_native_efficient", "flash", "sage")
 COMPILED = "compiled blocks"
 WAYS = (*BACKENDS, COMPILED)
 """Attention backends of diffusers, and regional torch.compile; a way that is not installed is a row that says so."""

@@ -96,7 +96,7 @@ def test_every_kind_of_scorer_is_in_the_registry() -> None:
         (
             "model.attention_backend",
             "sdpa",
-            "model.attention_backend: must be one of 'native', '_native_cudnn', '_na",
+            "model.attention_backend: must be one of 'native', '_native_efficient', '",
         ),
         (
             "model.family",

@@ -31,7 +31,6 @@ from chunk_grpo.core.choices import Sde
 
 AttentionBackend = Literal[
     "native",
-    "_native_cudnn",
     "_native_efficient",
     "_native_flash",
     "_native_math",
@@ -42,7 +41,8 @@ AttentionBackend = Literal[
     "flash_4_hub",
     "xformers",
 ]
-"""Names of diffusers; those without a gradient (sage), for packed texts (varlen) or for other devices are left out."""
+"""Names of diffusers, without those that give no gradient (sage) or, in FLUX's blocks, wrong ones (_native_cudnn), and
+those for packed texts (varlen) or other devices."""
 
 
 class ModelParams(Section):
@@ -59,7 +59,7 @@ class ModelParams(Section):
         max_sequence_length: token limit of the long text encoder (T5).
         height: height of training images, in pixels.
         width: width of training images, in pixels.
-        attention_backend: attention kernel of the transformer, by diffusers' name; null: the library's default.
+        attention_backend: the transformer's attention kernel, by diffusers' name; null: torch's choice without cuDNN's.
     """
 
     family: Annotated[str, AfterValidator(known_family)]

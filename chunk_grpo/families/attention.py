@@ -34,9 +34,12 @@ def set_backend(network: Any, backend: str) -> None:
 
 
 def leave_out_cudnn() -> None:
-    """Take cuDNN's kernel out of the attention kernels that torch chooses from, in the whole process.
+    """Take cuDNN's attention out of torch's choice, in the whole process.
 
-    Since torch 2.11 it is the first choice on Hopper GPUs.
+    torch 2.11 prefers it on Hopper GPUs. Its backward pass is built for the layout of the first gradient and kept for
+    all of that shape (pytorch 02a4a0f, aten/src/ATen/native/cudnn/MHA.cpp: the key of the cache lacks the layout).
+    FLUX's two kinds of blocks have two layouts: training ended with gradients that are not finite, or an illegal memory
+    access.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -89,5 +92,5 @@ def _refusal(backend: str, error: Exception, where: str = "") -> str:
     reason = next(iter(str(error).splitlines()), type(error).__name__)
     return (
         f"model.attention_backend: {backend} does not work{where} ({reason}); install what it needs, set another one, "
-        "or null for the library's default"
+        "or null for torch's choice"
     )

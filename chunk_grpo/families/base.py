@@ -82,7 +82,7 @@ class LoadOptions:
         cfg_passes: Passes of the network for a guided velocity: one of twice as many rows, or two.
         max_sequence_length: Number of text tokens of the longer text encoder.
         device: Device of the parts.
-        attention_backend: Name of diffusers' attention backend in the velocity network; None: the library's default.
+        attention_backend: Diffusers' name of the velocity network's attention; None: torch's choice without cuDNN's.
     """
 
     checkpoint: str

@@ -49,6 +49,13 @@ def test_what_is_trained_is_what_the_row_says(work: str) -> None:
         assert len(names) == (len(list(family.transformer.parameters())) if work.startswith("full") else 0)
 
 
+@pytest.mark.parametrize("work", WORKS)
+def test_operations_are_proportional_to_the_images(work: str) -> None:
+    family = make_family(SMALL, work, torch.bfloat16, CPU)
+    one, three = (flop_count(one_pass(family, SMALL, work, images, CPU)) for images in (1, 3))
+    assert three == 3 * one
+
+
 def test_a_batch_that_does_not_fit_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = FluxFamily.velocity
 

@@ -34,6 +34,13 @@ def test_the_velocity_is_that_of_the_default(backend: str) -> None:
     assert (velocity(load(backend)) - velocity(load(None))).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("backend", [None, "native"])
+def test_torch_does_not_choose_cudnn(backend: str | None) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load(backend)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_copies_and_saved_policies_have_it_and_other_models_do_not(tmp_path) -> None:
     before = _AttentionBackendRegistry.get_active_backend()
     family = load("_native_math")
