@@ -17,6 +17,7 @@ from chunk_grpo.artifacts.io import write_text
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.artifacts.storage import join
+from chunk_grpo.artifacts.unrecorded import forget_recorded as forget
 from chunk_grpo.errors import TransientError
 from chunk_grpo.orchestration.attempts import attempted, attempts_allowed
 from chunk_grpo.orchestration.cache_use import cache_of, remember_published
@@ -68,6 +69,17 @@ def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]
     """Fetch the outputs that a stage made in another workspace, from the DVC cache or remote."""
     with workspace.turn:
         workspace.pipeline.adopt_outputs(stage, outputs, get_run_logger().info)
+
+
+def forget_recorded(workspace: Workspace) -> None:
+    """Remove states and copies of checkpoints whose results DVC has. Call it when others can have the results."""
+    forget(workspace.root, _remove_copies)
+
+
+def _remove_copies(location: str) -> None:
+    from chunk_grpo.training.copies import remove_copies  # here: imports torch
+
+    remove_copies(location)
 
 
 def publish_run(workspace: Workspace, run: str) -> str:
@@ -193,6 +205,7 @@ def run_stages(
         for each in progress:  # also after a failure
             if each.workspace.remote:
                 push(replace(each.workspace, commands=Commands()))
+            forget_recorded(each.workspace)
     finally:
         if error is not None:
             raise error  # rather than a push error, which it may have caused

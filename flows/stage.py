@@ -9,7 +9,7 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.workspace import RunSpec
 from flows._pool import report_outputs
-from flows._stages import push, restore, run_here
+from flows._stages import forget_recorded, push, restore, run_here
 from flows._ui import stage_state
 from flows._workspace import workspace
 
@@ -43,6 +43,7 @@ def stage(name: str, spec: RunSpec, force: bool = False) -> State[StageOutcome]:
             outcome = known.get(name) or run_here(this, here, force=force)
             if here.remote:
                 push(here)
+            forget_recorded(here)
             report_outputs(here, name)
     finally:
         commands.stop()

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chunk_grpo.artifacts import Location, input_file, read_table, table_from_rows, write_table
-
-KEPT = Path(".ckpt")
-"""One folder per unfinished computation, named by its digest; removed when the stage succeeds."""
+from chunk_grpo.artifacts.unrecorded import Results
 
 Row = dict[str, Any]
 
@@ -50,8 +48,15 @@ class KeptScores:
         for batch in batches:
             self._path(batch).unlink(missing_ok=True)
 
+    def end(self, table: str) -> None:
+        """Remove the folder, or under DVC keep it until dvc.lock has the table of all rows."""
+        results = Results(self._folder, {"out": table})
+        results.keep()
+        if not results.exist():
+            self.forget()
+
     def forget(self) -> None:
-        """Remove the folder, once the stage has its result."""
+        """Remove the folder, once the rows are written elsewhere."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
 

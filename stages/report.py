@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass, field
 
 from chunk_grpo.artifacts import output_dir
+from chunk_grpo.artifacts.unrecorded import forget_recorded
 from chunk_grpo.config import Params
 from chunk_grpo.reporting.inputs import Folders, read_evidence, settings_from
 from chunk_grpo.reporting.page import build_report
@@ -23,6 +24,7 @@ class Arguments:
 
 
 def main(params: Params, arguments: Arguments) -> None:
+    forget_recorded()
     settings = settings_from(params)
     folders = Folders(
         prompts=arguments.prompts,

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from chunk_grpo.artifacts import join, read_json, read_parts, read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.schemas import SCORER_KEY
+from chunk_grpo.artifacts.unrecorded import KEPT, forget_recorded
 from chunk_grpo.config import Params
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.config.scorers import InProcess
@@ -28,7 +29,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.retry import score_with_retries
 from chunk_grpo.scorers.running.spec import ScorerSpec, spec_from
-from stages._kept import KEPT, KeptScores, Row, add_files
+from stages._kept import KeptScores, Row, add_files
 from stages._launch.code import add_code
 from stages._launch.processes import run_processes
 from stages._stage import argument, inputs_of
@@ -295,6 +296,8 @@ def processes_of(params: Params, arguments: Arguments) -> int | None:
 def main(params: Params, arguments: Arguments) -> None:
     """Write the scores table, with the scorer's spec in its metadata."""
     workers = Workers()
+    if workers.is_main:
+        forget_recorded()
     send_files(inputs_of(arguments))
     spec = spec_from(read_json(arguments.spec), arguments.spec)
     prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
@@ -309,7 +312,8 @@ def main(params: Params, arguments: Arguments) -> None:
         scorer.close()
     if workers.is_main:
         write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
-    if owns_disk(KEPT):
+        kept.end(arguments.out)
+    elif owns_disk(KEPT):
         kept.forget()
 
 

@@ -26,6 +26,7 @@ from chunk_grpo.artifacts import (
     write_table,
 )
 from chunk_grpo.artifacts.storage import is_remote
+from chunk_grpo.artifacts.unrecorded import KEPT, Results, forget_recorded
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.digests import Digests
@@ -47,7 +48,7 @@ from chunk_grpo.training.schedule import prompts_of_iteration, scheduled_prompts
 from chunk_grpo.training.starts import starts_of_update
 from chunk_grpo.training.trainer import Trainer
 from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model
-from stages._kept import KEPT, add_files
+from stages._kept import add_files
 from stages._launch.code import add_code
 from stages._launch.processes import run_processes
 from stages._settings import training_settings
@@ -261,6 +262,7 @@ def main(params: Params, arguments: Arguments) -> None:
     writes = processes.is_main
     for place in (KEPT, LOGS) if writes else ():
         check_writable(place / arguments.variant)
+    processes.by_main(lambda: forget_recorded(remove_copies=remove_copies))
     copies = processes.by_main(copies_of_environment)
     method = read_method(params, arguments)
     name = f"{arguments.variant}/seed-{arguments.seed}"
@@ -271,6 +273,10 @@ def main(params: Params, arguments: Arguments) -> None:
             lambda: checkpoint_key(params, arguments, data), "the inputs of this training"
         )
         folder, is_owner = KEPT / key, processes.owns_disk(KEPT)
+        results = results_of(arguments, folder)
+        if processes.by_main(results.exist):
+            processes.by_main(lambda: take(results, folder))
+            return
         start = params.train.start_from
         begin = None if start is None else local_policy(start, "train.start_from")
         copies = None if copies is None else join(copies, key)
@@ -284,11 +290,30 @@ def main(params: Params, arguments: Arguments) -> None:
     if params.train.keep_state:
         return
     # Machine 0 forgets first: parts on the other machines without its files do no harm, but not the reverse.
-    processes.by_main(lambda: forget(folder))
-    if is_owner:
+    processes.by_main(lambda: end(results, folder))
+    if is_owner and not writes:
         forget(folder)
-    if writes and copies is not None:
+    if writes and copies is not None and not results.exist():
         remove_copies(copies)
+
+
+def results_of(arguments: Arguments, folder: Path) -> Results:
+    """The results of a training; the file of its wall-clock metrics is no other training's."""
+    outputs = {"out": arguments.out, "curves": arguments.curves, "timings": arguments.timings}
+    return Results(folder, outputs)
+
+
+def take(results: Results, folder: Path) -> None:
+    """Write the results of a training that ended, and was killed before DVC had recorded them."""
+    sys.stderr.write("training had ended; its results are taken over\n")
+    results.restore()
+    forget(folder)
+
+
+def end(results: Results, folder: Path) -> None:
+    """Keep the results where DVC is still to record them, and remove the checkpoints."""
+    results.keep()
+    forget(folder)
 
 
 def train(
@@ -332,7 +357,7 @@ def write_curves(rows: list[dict[str, str | int | float]], location: str) -> Non
 
 
 def forget(folder: Path) -> None:
-    """Remove the checkpoints of a finished run.
+    """Remove the checkpoints of a finished run, not its kept results.
 
     Iteration checkpoints are removed first: if the process is killed in between, a remaining checkpoint still has the
     best policies that it needs.
@@ -341,7 +366,12 @@ def forget(folder: Path) -> None:
         return  # no checkpoint was due before training stopped early
     for path in sorted(folder.glob("iteration-*.pt")):
         path.unlink()
-    shutil.rmtree(folder)
+    if not (results := Results(folder, {})).exist():
+        shutil.rmtree(folder)
+        return
+    for path in folder.iterdir():
+        if path != results.folder:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def shared_rows(params: Params, arguments: Arguments) -> int:

@@ -1,0 +1,106 @@
+"""What a stage leaves between its end and the moment when DVC has recorded its outputs."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.artifacts.unrecorded import forget_recorded
+from chunk_grpo.environment import CHECKPOINTS
+from chunk_grpo.training.copies import remove_copies
+from tests.conftest import SCORER, VARIANT, Workspace
+
+
+@pytest.fixture(autouse=True)
+def under_dvc(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:
+    """DVC sets this variable for the commands of stages."""
+    monkeypatch.setenv("DVC_ROOT", str(workspace.root))
+
+
+def outputs(workspace: Workspace, *folders: str) -> dict[str, bytes]:
+    return {name: content for name, content in workspace.files().items() if name.startswith(folders)}
+
+
+def record(workspace: Workspace, path: Path) -> None:
+    """Write a dvc.lock with an output, as DVC does when it has hashed it."""
+    found = hashlib.md5(path.read_bytes()).hexdigest()
+    (workspace.root / "dvc.lock").write_text(
+        f"    - path: {path.name}\n      hash: md5\n      md5: {found}\n"
+    )
+
+
+@pytest.mark.parametrize("has_links", [True, False], ids=["links", "copies"])
+def test_a_training_that_dvc_has_not_recorded_is_not_trained_again(
+    has_links: bool, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def no_link(source: str, target: str) -> None:
+        raise OSError("no hard links here")
+
+    if not has_links:
+        monkeypatch.setattr("os.link", no_link)
+    folders = (f"train/{VARIANT}/", f"curves/{VARIANT}/", f"timings/{VARIANT}/")
+    assert workspace.run("train") == 0
+    whole = outputs(workspace, *folders)
+    (kept,) = (workspace.root / ".ckpt").iterdir()
+    assert [path.name for path in kept.iterdir()] == ["results"]  # without checkpoints
+    for folder in folders:  # as DVC does before it runs a stage again
+        shutil.rmtree(workspace.artifacts / folder)
+    capfd.readouterr()
+    assert workspace.run("train") == 0
+    assert "its results are taken over" in capfd.readouterr().err
+    assert outputs(workspace, *folders) == whole  # the wall-clock metrics too
+    forget_recorded(workspace.root)
+    assert kept.exists()
+    (timings,) = (workspace.artifacts / "timings" / VARIANT).iterdir()
+    record(workspace, timings)
+    forget_recorded(workspace.root)
+    assert not kept.exists()
+    assert outputs(workspace, *folders) == whole
+
+
+def test_copies_of_checkpoints_stay_as_long_as_the_results(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = tmp_path / "copies"
+    monkeypatch.setenv(CHECKPOINTS, str(copies))
+    assert workspace.run("train") == 0
+    (timings,) = (workspace.artifacts / "timings" / VARIANT).iterdir()
+    record(workspace, timings)
+    forget_recorded(workspace.root)  # as other stages do, which do not know copies
+    (kept,) = (workspace.root / ".ckpt").iterdir()
+    assert [path for path in (copies / kept.name).rglob("*") if path.is_file()]
+    forget_recorded(workspace.root, remove_copies)
+    assert not kept.exists()
+    assert not [path for path in copies.rglob("*") if path.is_file()]
+
+
+def test_a_training_that_is_to_be_run_again_is(workspace: Workspace) -> None:
+    """`dvc repro --force`: dvc.lock has the first one."""
+    assert workspace.run("train") == 0
+    (timings,) = (workspace.artifacts / "timings" / VARIANT).iterdir()
+    first = timings.read_bytes()
+    record(workspace, timings)
+    assert workspace.run("train") == 0
+    assert timings.read_bytes() != first
+
+
+def test_scores_that_dvc_has_not_recorded_are_not_asked_for_again(
+    finished: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace(shutil.copytree(finished.root, tmp_path / "copy"))
+    assert workspace.run("score") == 0
+    (table,) = (workspace.artifacts / "scores" / VARIANT).rglob(f"*{SCORER}*.parquet")
+    whole = table.read_bytes()
+    (kept,) = (workspace.root / ".ckpt").iterdir()
+    table.unlink()
+
+    def asked(*_: object) -> None:
+        raise AssertionError("scored again")
+
+    monkeypatch.setattr("stages.score.rows_of_batch", asked)
+    assert workspace.run("score") == 0
+    assert table.read_bytes() == whole
+    record(workspace, table)
+    forget_recorded(workspace.root)
+    assert not kept.exists()
