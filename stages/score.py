@@ -312,8 +312,10 @@ def main(params: Params, arguments: Arguments) -> None:
         scorer.close()
     if workers.is_main:
         write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
+    is_owner = owns_disk(KEPT)
+    if workers.is_main:
         kept.end(arguments.out)
-    elif owns_disk(KEPT):
+    elif is_owner:
         kept.forget()
 
 
