@@ -41,8 +41,8 @@ AttentionBackend = Literal[
     "flash_4_hub",
     "xformers",
 ]
-"""Names of diffusers, without those that give no gradient (sage) or, in FLUX's blocks, wrong ones (_native_cudnn), and
-those for packed texts (varlen) or other devices."""
+"""Names of diffusers, without those that give no gradient (sage) or failed in training (_native_cudnn), and those for
+packed texts (varlen) or other devices."""
 
 
 class ModelParams(Section):

@@ -36,10 +36,9 @@ def set_backend(network: Any, backend: str) -> None:
 def leave_out_cudnn() -> None:
     """Take cuDNN's attention out of torch's choice, in the whole process.
 
-    torch 2.11 prefers it on Hopper GPUs. Its backward pass is built for the layout of the first gradient and kept for
-    all of that shape (pytorch 02a4a0f, aten/src/ATen/native/cudnn/MHA.cpp: the key of the cache lacks the layout).
-    FLUX's two kinds of blocks have two layouts: training ended with gradients that are not finite, or an illegal memory
-    access.
+    torch 2.11 prefers it on Hopper GPUs, where training of FLUX's networks ended with gradients that are not finite, or
+    an illegal memory access. A likely cause is the cache of its backward pass, whose key lacks the gradient's layout
+    (pytorch 02a4a0f, aten/src/ATen/native/cudnn/MHA.cpp): FLUX's two kinds of blocks have gradients of two layouts.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
