@@ -91,7 +91,7 @@ bench-train: $(TOOLS) ## time a training iteration against a plain trainer (half
 gpu: $(TOOLS) ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-gpu-report: $(TOOLS) ## measure FLUX.1-dev's size on a GPU with random weights (25 minutes, 40 GB of disk; MINUTES=60)
+gpu-report: $(TOOLS) ## measure FLUX.1-dev's size on a GPU with random weights (ten minutes on an H200, 40 GB of disk; MINUTES=60)
 	$(BIN)/python -m benchmarks.gpu_report --minutes $(or $(MINUTES),60)
 
 clean: ## remove caches of the tools; keeps artifacts, the DVC cache and .venv

@@ -41,6 +41,8 @@ def _rows(name: str, result: Mapping[str, Any], rate: float | None) -> Iterator[
                 text = one["error"].replace("|", "/") if "error" in one else f"{one['seconds']:.4g} s"
                 if work == FORWARD and "seconds" in one:
                     text += f", {result['forward_tflop'] / one['seconds']:.4g} TFLOP/s"
+                if "first_seconds" in one:
+                    text += f", first call {one['first_seconds']:.3g} s"
                 yield f"{work}, {result['batch_size']} images", text
     elif kind == "scorer":
         yield f"images a second, {result['batch_size']} at a time", f"{result['images_per_second']:.4g}"

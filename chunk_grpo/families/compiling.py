@@ -12,10 +12,10 @@ from chunk_grpo.errors import ConfigError
 
 _BACKEND = "inductor"
 _OPTIONS = {"triton.coalesce_tiling_analysis": False}
-"""The analysis is not made for sizes that vary: with torch 2.11 it fails on FLUX's blocks on a GPU."""
+"""With torch 2.11 the analysis failed on FLUX's blocks on a GPU."""
 
 _GRAPHS = 64
-"""Most graphs of a kind of block: with and without gradient, one image and more, layouts of inputs, adapter on and off.
+"""Most graphs of a kind of block: with and without gradient, numbers of images, layouts of inputs, adapter on and off.
 
 Torch's limit of 8 is reached, and what comes then would run uncompiled without a word.
 """
@@ -24,8 +24,8 @@ Torch's limit of 8 is reached, and what comes then would run uncompiled without 
 def compile_blocks(network: Any) -> None:
     """Compile the blocks in place; names of weights do not change. Call it after sharding.
 
-    A graph serves all numbers of images above one: with a graph a size, those that a training has would depend on where
-    it was resumed, and so would its rounding.
+    Each number of images has a graph of its own, which does not depend on those before it: a training that is resumed
+    rounds as a whole one. A graph of any number of images took inductor minutes on FLUX's blocks with LoRA.
 
     Args:
         network: Diffusers transformer; its `_repeated_blocks`, or else its `_no_split_modules`, name the blocks.
@@ -36,7 +36,7 @@ def compile_blocks(network: Any) -> None:
     for module in network.modules():
         # Sharding has put a class of its own before that of a block. diffusers' compile_repeated_blocks misses it.
         if names & {kind.__name__ for kind in type(module).__mro__}:
-            module.compile(dynamic=True, backend=_BACKEND, options=_OPTIONS)
+            module.compile(dynamic=False, backend=_BACKEND, options=_OPTIONS)
 
 
 def try_compiler(device: torch.device) -> None:
@@ -51,7 +51,7 @@ def try_compiler(device: torch.device) -> None:
             return x.sin() + 1
 
     small = Small()
-    small.compile(dynamic=True, backend=_BACKEND)
+    small.compile(dynamic=False, backend=_BACKEND, options=_OPTIONS)
     try:
         small(torch.ones(4, 4, device=device)).cpu()
     except Exception as error:  # compilers have errors of their own

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from chunk_grpo.config import AdaptivePlan, GuidedPlan, ListedPlan
 from chunk_grpo.config.models import EqualPlan, PlanParams
 from chunk_grpo.config.variants import VariantParams
-from chunk_grpo.planning.settings import Settings
+from chunk_grpo.planning.settings import Settings, heldout_images
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,8 @@ def _rollout(settings: Settings, own: VariantParams, rows: int) -> Count:
 
 def _heldout(settings: Settings) -> Count:
     """One held-out evaluation: prompts * images * S states, divided among the processes."""
-    held, S = settings.params.train.heldout, settings.params.sampling.num_steps
-    rows = min(held.num_prompts, settings.params.prompts.eval_count) * held.images_per_prompt
-    rows = math.ceil(rows / settings.processes)
+    S = settings.params.sampling.num_steps
+    rows = math.ceil(heldout_images(settings.params) / settings.processes)
     return Count(rows * S, math.ceil(rows / settings.rollout_batch) * S)
 
 

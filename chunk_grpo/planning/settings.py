@@ -42,7 +42,7 @@ class Settings:
         network: Sizes of the trained network, at the size of the rollouts' images.
         traced: A velocity of training, as it is traced.
         element: Bytes of an element of the checkpoint and of the activations.
-        rollout_batch: Trajectories in a pass of the rollout and of the held-out evaluation.
+        rollout_batch: Trajectories in the largest pass of the rollout and of the held-out evaluation.
         micro_batch: Items in a pass of the update.
         guided: Evaluations of the network for a velocity of training: 2 with classifier-free guidance.
         shards: Whether weights are spread over the processes.
@@ -220,7 +220,7 @@ def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1)
         network=network,
         traced=traced,
         element=ELEMENT[params.model.dtype],
-        rollout_batch=train.rollout_batch_size,
+        rollout_batch=min(train.rollout_batch_size, _most_trajectories(params, processes)),
         micro_batch=train.micro_batch_size,
         guided=1 if params.sampling.cfg_scale == 1 else 2,
         shards=shards,
@@ -228,6 +228,18 @@ def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1)
         optimizer_bytes=moment_bytes(network) if train.optimizer == "adamw-8bit" else 8.0,
         foreach_bytes=4 if train.optimizer == "adamw" else 0,
     )
+
+
+def heldout_images(params: Params) -> int:
+    """Images of a held-out evaluation."""
+    held = params.train.heldout
+    return min(held.num_prompts, params.prompts.eval_count) * held.images_per_prompt
+
+
+def _most_trajectories(params: Params, processes: int) -> int:
+    """Trajectories of a process, in an iteration or in a held-out evaluation."""
+    sampled = params.train.prompts_per_iteration * params.train.group_size
+    return math.ceil(max(sampled, heldout_images(params)) / processes)
 
 
 def moment_bytes(network: NetworkSizes) -> float:

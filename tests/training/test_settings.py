@@ -147,9 +147,9 @@ def test_a_machine_without_a_compiler_is_refused(
     prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
     torch.compiler.reset()
-    seen = do(Job(CHUNK_WS, {**RUN, "compile": True}), prompts, tmp_path)
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        seen = do(Job(CHUNK_WS, {**RUN, "compile": True}), prompts, tmp_path)
     assert "ConfigError: train.compile: torch cannot compile for cpu here" in seen.error
     assert seen.looks == 0
 
