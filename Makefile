@@ -80,7 +80,7 @@ test-newest: ## test flows, infra and orchestration with the newest packages tha
 	PATH="$(CURDIR)/$(NEWEST)/bin:$$PATH" python -m pytest -q -m 'not gpu and not network' tests/flows tests/infra tests/orchestration
 
 docs: $(TOOLS) ## check the documents against the code, and run their code blocks
-	$(BIN)/python -m pytest -q tests/architecture tests/docs
+	$(BIN)/python -m pytest -q -m 'not gpu and not network' tests/architecture tests/docs
 
 bench: $(TOOLS) ## time a call of the policy on this machine
 	$(BIN)/python -m infra.bench

@@ -22,6 +22,17 @@ from tests.test_presets import PRESETS, compose
 
 TO_RUN = [block for block in BLOCKS if block.reason is None]
 
+LONG = {"docs/library.md", "docs/own_scorers.md", "docs/planning.md"}
+"""Pages whose blocks train, or start many processes."""
+
+
+def pages() -> list[Any]:
+    """Pages with blocks to run, as parameters of a test."""
+    return [
+        pytest.param(page, marks=pytest.mark.slow if page in LONG else ())
+        for page in sorted({block.page for block in TO_RUN})
+    ]
+
 
 def complaints(block: Block) -> list[str]:
     """Faults of a block's language and marks."""
@@ -81,7 +92,7 @@ def test_settings_are_valid_in_a_preset(block: Block, presets: dict[str, dict[st
     assert refusals(block.text, presets) == []
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in TO_RUN}))
+@pytest.mark.parametrize("page", pages())
 def test_the_blocks_of_a_page_run(page: str, checkout: Workspace, bucket: str) -> None:
     reader = Reader(checkout, bucket.removeprefix("s3://"))
     for block in [block for block in TO_RUN if block.page == page]:

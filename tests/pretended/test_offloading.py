@@ -22,7 +22,12 @@ RUN: dict[str, Any] = {"iterations": 1, "kl_coef": 0.0, "rollout_batch_size": 2,
 
 
 @pytest.mark.parametrize(
-    ("parts", "background"), [(("vae",), True), (("scorers",), True), (("vae", "scorers"), False)]
+    ("parts", "background"),
+    [
+        pytest.param(("vae",), True, marks=pytest.mark.slow),
+        (("scorers",), True),
+        pytest.param(("vae", "scorers"), False, marks=pytest.mark.slow),
+    ],
 )
 def test_where_the_parts_are(
     parts: tuple[str, ...],

@@ -87,7 +87,15 @@ def test_the_bytes_of_a_training_do_not_depend_on_the_cores(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("stage", ["encode_prompts@evaluation", "profile_l1", "generate", "score"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "encode_prompts@evaluation",
+        pytest.param("profile_l1", marks=pytest.mark.slow),
+        pytest.param("generate", marks=pytest.mark.slow),
+        "score",
+    ],
+)
 def test_two_processes_write_the_bytes_of_one(
     stage: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

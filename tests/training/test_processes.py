@@ -1,10 +1,11 @@
 """Two processes on the CPU train as one does: the same gradient, the same metrics, one writer, resumable.
 
-Both processes are started once and do all jobs of this file, each with the variable environment of torchrun.
+Two processes do the usual jobs of this file, one after the other, with the variables of torchrun; two others do the
+rare jobs, for slow tests.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -91,15 +92,43 @@ PAIR = {
 }
 """Jobs of two processes, in this order."""
 
+RARE = {
+    "branching",
+    "sharded-half",
+    "global",
+    "chunk-size",
+    "sgd",
+    "split-branches",
+    "sharded-uneven",
+    "awm",
+    "nft",
+    "guided-sharded",
+    "hybrid-sgd",
+}
+"""Jobs of slow tests: settings whose parts the others have in other combinations."""
+
+
+def each(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in RARE else ()) for name in names]
+
 
 @dataclass(frozen=True)
 class Pair:
-    """Results of all jobs in two processes."""
+    """Results of jobs in two processes; the usual and the rare ones are each done when they are first asked for."""
 
-    folder: Path
+    root: Path
+    do: Callable[[bool], None]
 
     def __call__(self, name: str, rank: int = 0) -> Seen:
-        return result(self.folder, name, rank)
+        self.do(name in RARE)
+        return result(self.root, name, rank)
+
+    @property
+    def folder(self) -> Path:
+        """What the usual jobs left."""
+        self.do(False)
+        return self.root
 
 
 @dataclass(frozen=True)
@@ -115,10 +144,12 @@ class Alone:
 
 @pytest.fixture(scope="module")
 def pair(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Two processes that have done all jobs."""
     folder = tmp_path_factory.mktemp("pair")
-    run_pair(PAIR, prompts, folder)
-    return Pair(folder)
+
+    def run(rare: bool) -> None:
+        run_pair({name: job for name, job in PAIR.items() if (name in RARE) == rare}, prompts, folder)
+
+    return Pair(folder, cache(run))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +180,7 @@ def alike(one: Seen, first: Seen) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", each(ALIKE))
 def test_two_processes_find_the_gradient_of_one(name, pair, alone):
     one, first, second = alone(name), pair(name, 0), pair(name, 1)
     assert first.error == second.error == ""
@@ -171,7 +202,7 @@ def test_weights_gathered_in_bfloat16_give_the_same_gradient_at_its_resolution(p
     assert {weight.dtype for weight in first.weights.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", ["following", "branching", "sgd", "sharded-sgd", "hybrid-sgd"])
+@pytest.mark.parametrize("name", each(["following", "branching", "sgd", "sharded-sgd", "hybrid-sgd"]))
 def test_two_processes_move_the_weights_as_one(name, pair, alone):
     """AdamW where the passes are the same; plain SGD where they round differently.
 
@@ -191,11 +222,11 @@ def test_some_updates_leave_one_process_with_fewer_passes(pair):
     """Or the passes that fill up would not be tested."""
     uneven = [
         name
-        for name in OTHER_BATCHES
+        for name in OTHER_BATCHES.keys() - RARE
         for a, b in zip(pair(name, 0).items, pair(name, 1).items, strict=True)
         if -(-a // 3) != -(-b // 3)
     ]
-    assert {"adaptive", "chunk-size"} & set(uneven)
+    assert "adaptive" in uneven
 
 
 def test_only_the_main_process_writes(pair):
@@ -234,7 +265,7 @@ def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(pair, prompt
     )
 
 
-@pytest.mark.parametrize("name", ALIKE | CAST)
+@pytest.mark.parametrize("name", each(ALIKE | CAST))
 def test_a_process_holds_all_weights_or_its_part_of_them(name, pair):
     held = [pair(name, rank).held for rank in range(2)]
     if PAIR[name].train.get("shard_weights") and not PAIR[name].apart:
