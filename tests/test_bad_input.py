@@ -1,17 +1,19 @@
 """Bad input: a message and the right exit code at once, and nothing is lost.
 
-Every case runs `python -m stages.NAME` as dvc.yaml writes it, in a folder where all stages ran before. That a fault is
-found before any long work is shown by a second fault: params.yaml also names a checkpoint that is not there, and
-loading the model, which comes first in all long work, would tell that one. Every rule and message of a kind of fault is
-tested beside its code: tests/test_config.py, tests/test_variants_config.py, tests/prompts, tests/families,
-tests/artifacts.
+Every case runs a stage with the options of dvc.yaml, in a folder where all stages ran before; some as a process of its
+own, the others in this one, which saves the imports. That a fault is found before any long work is shown by a second
+fault: params.yaml also names a checkpoint that is not there, and loading the model, which comes first in all long work,
+would tell that one. Every rule and message of a kind of fault is tested beside its code: tests/test_config.py,
+tests/test_variants_config.py, tests/prompts, tests/families, tests/artifacts.
 """
 
+import io
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,16 @@ def workspace(workspace: Workspace) -> Workspace:
 def refused(workspace: Workspace, stage: str, code: int, *prefix: str, **changes: str) -> str:
     """The message with which a stage ends; the checks that every case shares."""
     before = workspace.files()
-    with workspace.process(stage, *prefix, **changes) as process:
-        _, errors = process.communicate(timeout=120)
+    if prefix:
+        with workspace.process(stage, *prefix, **changes) as process:
+            _, errors = process.communicate(timeout=120)
+        status = process.returncode
+    else:
+        with redirect_stderr(io.StringIO()) as stderr:
+            status = workspace.run(stage, **changes)
+        errors = stderr.getvalue()
     message = errors[errors.find("error: ") :].rstrip("\n")  # after lines of progress, if there were any
-    assert process.returncode == code, errors
+    assert status == code, errors
     assert "Traceback" not in errors
     assert NO_MODEL not in message or stage.startswith("encode_prompts"), (
         "the model was to be loaded before this was found"
@@ -48,6 +56,10 @@ def refused(workspace: Workspace, stage: str, code: int, *prefix: str, **changes
     assert workspace.files() == before, "something that existed was lost or changed"
     assert message.startswith("error: "), errors
     return message.removeprefix("error: ")
+
+
+PROCESS = ("env",)
+"""Prefix that runs a stage as a process of its own."""
 
 
 def edits(*changes: Edit) -> Edit:
@@ -76,7 +88,7 @@ def test_configuration(edit: Edit, problem: str, workspace: Workspace) -> None:
 
 
 def test_variant_option(workspace: Workspace) -> None:
-    assert refused(workspace, "train", CONFIGURATION, variant="chunky") == (
+    assert refused(workspace, "train", CONFIGURATION, *PROCESS, variant="chunky") == (
         "--variant: must be a name in variants (dance, chunk-ws), got 'chunky'"
     )
 
@@ -184,7 +196,7 @@ def change_row(path: Path, number: int, change: Callable[[dict[str, Any]], objec
 def test_a_picture_that_is_damaged(workspace: Workspace) -> None:
     path = workspace.artifacts / "images" / "base" / "images.parquet"
     row = change_row(path, 3, lambda row: row["image"].update(bytes=row["image"]["bytes"][:40]))
-    message = refused(workspace, "score_base", DATA)
+    message = refused(workspace, "score_base", DATA, *PROCESS)
     assert message.startswith(f"image {row['image']['path']}: not a readable picture (")
 
 

@@ -15,6 +15,9 @@ from tests.families.parity import load, module_of
 
 NAME = "tests.families.dummy"
 
+USUAL = {"qwen_image", "z_image"}
+"""The others are slow tests; CI runs the smoke presets of FLUX.1 and SD3.5 too."""
+
 
 def test_a_family_from_elsewhere_is_encoded_profiled_trained_and_drawn(workspace: Workspace) -> None:
     """Its weights and images are those of FLUX.1, whose network it runs."""
@@ -30,7 +33,10 @@ def test_a_family_from_elsewhere_is_encoded_profiled_trained_and_drawn(workspace
     assert set(record) == {"files", "commit", "family"}
 
 
-@pytest.mark.parametrize("name", family_names())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in family_names()],
+)
 def test_a_family_is_encoded_profiled_trained_and_drawn(
     name: str, workspace: Workspace, tmp_path: Path
 ) -> None:
