@@ -130,6 +130,23 @@ def test_compiled_blocks(compiler: str, changes: dict[str, Any], prompts: Prompt
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("graphs")
+def test_a_compiled_training_is_resumed_to_the_same_bytes(prompts: PromptSet, tmp_path: Path) -> None:
+    """Other numbers of images are compiled first, as in a new process; numbers of items differ between updates."""
+    few = {"prompts_per_iteration": 4, "group_size": 4, "rollout_batch_size": 4, "micro_batch_size": 4}
+    train = {**RUN, **LORA, **few, "compile": True, "checkpoint_every": 2}
+    job = Job(CHUNK_WS, train, folder="stopped")
+    whole = do(replace(job, folder="whole"), prompts, tmp_path)
+    stopped = do(replace(job, stop_at=18), prompts, tmp_path, rank=1)
+    torch.compiler.reset()
+    resumed = do(job, prompts, tmp_path)
+    assert "training resumes from there" in stopped.error
+    assert resumed.error == whole.error == ""
+    assert all(torch.equal(resumed.weights[key], value) for key, value in whole.weights.items())
+
+
+@pytest.mark.slow
 def test_compiled_blocks_of_shards(prompts: PromptSet, tmp_path: Path) -> None:
     """Two processes; the reference is a sharded copy."""
     train = {**RUN, **ALIKE, "group_size": 4, "shard_weights": True, "kl_coef": 0.05}
