@@ -14,10 +14,10 @@ _BACKEND = "inductor"
 _OPTIONS = {"triton.coalesce_tiling_analysis": False}
 """With torch 2.11 the analysis failed on FLUX's blocks on a GPU."""
 
-_GRAPHS = 64
-"""Most graphs of a kind of block: with and without gradient, numbers of images, layouts of inputs, adapter on and off.
+_GRAPHS = 2**20
+"""Most graphs of a kind of block: more than there can be numbers of images, with and without gradient and adapter.
 
-Torch's limit of 8 is reached, and what comes then would run uncompiled without a word.
+Torch's limits are 8, and 256 in all; what comes then would run uncompiled without a word.
 """
 
 
@@ -30,7 +30,7 @@ def compile_blocks(network: Any) -> None:
     Args:
         network: Diffusers transformer; its `_repeated_blocks`, or else its `_no_split_modules`, name the blocks.
     """
-    dynamo.recompile_limit = max(dynamo.recompile_limit, _GRAPHS)
+    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = _GRAPHS
     dynamo.fail_on_recompile_limit_hit = True
     names = set(network._repeated_blocks or network._no_split_modules)
     for module in network.modules():

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
+from chunk_grpo.families import compiling
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from tests.training.conftest import CHUNK_WS
@@ -94,7 +95,8 @@ ALIKE = {"rollout_batch_size": 6, "micro_batch_size": 64, "iterations": 1}
 @pytest.fixture
 def graphs() -> Iterator[None]:
     """No graphs but the test's own are kept."""
-    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+    limits = {"recompile_limit": 8, "accumulated_recompile_limit": 256, "fail_on_recompile_limit_hit": False}
+    with torch._dynamo.config.patch(limits):
         yield
     torch.compiler.reset()
 
@@ -127,6 +129,27 @@ def test_compiled_blocks(compiler: str, changes: dict[str, Any], prompts: Prompt
     assert [file.name for file in files[0]] == [file.name for file in files[1]] != []
     for a, b in zip(*files, strict=True):
         assert load_file(a).keys() == load_file(b).keys()
+
+
+class Block(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+class Blocks(torch.nn.Sequential):
+    _repeated_blocks = ("Block",)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_any_number_of_numbers_of_images_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update's last micro-batch has any number of items; torch's own limits are 8 and 256 graphs."""
+    monkeypatch.setattr(compiling, "_BACKEND", "eager")
+    network = Blocks(Block(), Block())
+    compiling.compile_blocks(network)
+    counters.clear()
+    for images in range(1, 261):
+        network(torch.zeros(images, 2))
+    assert counters["stats"]["unique_graphs"] == 260
 
 
 @pytest.mark.slow
