@@ -25,7 +25,8 @@ def compile_blocks(network: Any) -> None:
     """Compile the blocks in place; names of weights do not change. Call it after sharding.
 
     Each number of images has a graph of its own, which does not depend on those before it: a training that is resumed
-    rounds as a whole one. A graph of any number of images took inductor minutes on FLUX's blocks with LoRA.
+    rounds as a whole one. On a GPU, torch 2.11's inductor failed with graphs of any number, or, without the analysis of
+    `_OPTIONS`, did not end within 150 s with LoRA.
 
     Args:
         network: Diffusers transformer; its `_repeated_blocks`, or else its `_no_split_modules`, name the blocks.
