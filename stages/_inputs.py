@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from chunk_grpo.artifacts import read_json, read_table
+from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.embeddings import Embeddings, open_embeddings
 from chunk_grpo.config import Params
 from chunk_grpo.config.models import GenerateParams, SamplingParams
@@ -12,8 +12,8 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, Part
 from chunk_grpo.families.options import options_of
 from chunk_grpo.families.prompts import NegativePrompt, PromptSet, StoredConditioning
-from chunk_grpo.families.recorded import require_recorded
 from chunk_grpo.families.registry import load_family
+from stages._records import require_model
 
 
 def load_model(
@@ -27,9 +27,11 @@ def load_model(
     """
     model = params.model
     size = sampler if isinstance(sampler, GenerateParams) else model
-    require_recorded(model.checkpoint, model.revision, read_json(recorded), recorded)
+    require_model(params, recorded)
     options = options_of(model, 1.0 if sampler is None else sampler.cfg_scale, size)
-    return load_family(model.family, options, parts)
+    family = load_family(model.family, options, parts)
+    require_model(params, recorded)  # again: it may have been edited while it was read
+    return family
 
 
 class EncodedPrompts:

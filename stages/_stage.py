@@ -5,8 +5,8 @@ A stage module has a frozen dataclass of its arguments, a function `main(params,
     if __name__ == "__main__":
         sys.exit(run_stage(main, Arguments))
 
-dvc.yaml runs `python -m stages.NAME --manifest artifacts/runs/NAME.json --FIELD VALUE ...`, with one option
-per field of the dataclass.
+dvc.yaml runs `python -m stages.NAME --params artifacts/inputs/params.json --code artifacts/inputs/code/NAME.json
+--manifest artifacts/runs/NAME.json --FIELD VALUE ...`, with one option per field of the dataclass.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from chunk_grpo.config import Params, load_params
 from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 from chunk_grpo.stopping import STOP
+from stages._code import check_code
 
 _MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Torch's variables for its memory on a GPU, the second of older releases."""
@@ -68,8 +69,10 @@ def run_stage(
     writes = is_main_process()
     parser = _parser(main, arguments)
     options = vars(parser.parse_args(argv))
-    params, manifest = options.pop("params"), options.pop("manifest")
+    params, manifest, code = options.pop("params"), options.pop("manifest"), options.pop("code")
     try:
+        if code and writes:
+            check_code(code)
         measured = measured_run(Path(manifest).stem, manifest) if writes and manifest else nullcontext()
         with STOP.raised(), measured:
             parameters = load_params(params)
@@ -170,7 +173,7 @@ def parsed(main: Callable[..., None], arguments: type[Arguments]) -> tuple[Param
     """The parameters and the arguments of the command line."""
     options = vars(_parser(main, arguments).parse_args())
     params = load_params(options.pop("params"))
-    del options["manifest"]
+    del options["manifest"], options["code"]
     return params, arguments(**options)
 
 
@@ -196,6 +199,9 @@ def _parser(main: Callable[..., None], arguments: type[Arguments]) -> argparse.A
         description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--params", default="params.yaml", help="the parameter file (default: params.yaml)")
+    parser.add_argument(
+        "--code", help="record of the stage's code by `inputs`, to be checked (default: none)"
+    )
     parser.add_argument(
         "--manifest", help="run manifest to write; the file's stem is the stage's name (default: none)"
     )

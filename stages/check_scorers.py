@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from chunk_grpo.artifacts import join, output_dir, write_json
 from chunk_grpo.config import Params
+from chunk_grpo.digests import Digests
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.spec import ScorerSpec, spec_of
+from stages._records import require_unchanged, scorer_records
 from stages._stage import argument, run_stage
 
 IN_TRAINING = ("train",)
@@ -17,6 +19,11 @@ IN_TRAINING = ("train",)
 
 @dataclass(frozen=True)
 class Arguments:
+    settings: str = field(
+        metadata=argument(
+            "JSON of stage inputs: each scorer's settings, and content of its code and files", reads=True
+        )
+    )
     out: str = field(metadata=argument("folder for SCORER.json, one per scorer", writes=True))
     training: str = field(metadata=argument("JSON: specs of the scorers used in training", writes=True))
 
@@ -37,6 +44,7 @@ def check(params: Params) -> Iterator[ScorerSpec]:
 def main(params: Params, arguments: Arguments) -> None:
     """Write one spec file per scorer, and one file with the specs of the scorers used in training."""
     specs = {spec.key: spec for spec in check(params)}
+    require_unchanged(scorer_records(params, Digests()), arguments.settings)
     used = sorted([*params.rewards, *params.train.heldout.scorers])
     with output_dir(arguments.out) as draft:
         for key, spec in specs.items():

@@ -170,6 +170,10 @@ def main(params: Params, arguments: Arguments) -> None:
         else:
             exhaust(drawn)
     if workers.is_main:
+        if arguments.saved:
+            recorded_policy(
+                params, arguments.policy, arguments.saved
+            )  # again: it may have been edited meanwhile
         write_bytes(encode_png(image_grid(shown, GRID_COLUMNS)), join(arguments.out, "grid.png"))
 
 

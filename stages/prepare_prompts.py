@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from chunk_grpo.artifacts import output_dir, table_from_rows, write_csv, write_json, write_table
 from chunk_grpo.config import Params
+from chunk_grpo.digests import Digests
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import token_limits
 from chunk_grpo.prompts import PromptReport, check_lengths
 from chunk_grpo.training.schedule import scheduled_prompts
 from stages._prompts import Split, splits_of
+from stages._records import prompt_records, require_model, require_unchanged
 from stages._scorer_data import check_scorer_data
 from stages._stage import argument, run_stage
 
@@ -36,6 +38,10 @@ FINDINGS = pa.schema(
 
 @dataclass(frozen=True)
 class Arguments:
+    model: str = field(
+        metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
+    )
+    files: str = field(metadata=argument("JSON of stage inputs: content of the prompt files", reads=True))
     training: str = field(metadata=argument("prompts/1, Parquet: splits train and eval", writes=True))
     scheduled: str = field(
         metadata=argument(
@@ -133,6 +139,7 @@ def main(params: Params, arguments: Arguments) -> None:
     )
     splits = list(splits_of(params.prompts, limits))  # first: errors in prompt files before the model's
     check_scorer_data(params, splits)
+    require_unchanged(prompt_records(params, Digests()), arguments.files)
     reports = {}
     for split in splits:
         report = check_lengths(split.rows, split.report, params.prompts.checks, limits())
@@ -140,6 +147,7 @@ def main(params: Params, arguments: Arguments) -> None:
             reports[split.name] = report
             for line in report.lines():
                 _LOG.warning("%s: %s", split.name, line)
+    require_model(params, arguments.model)
     rows = {split.name: table_rows(split) for split in splits}
     evaluated = rows | {"eval": compared_rows(rows["eval"], params)}
     for location, chosen in (

@@ -282,7 +282,7 @@ def main(params: Params, arguments: Arguments) -> None:
         copies = None if copies is None else join(copies, key)
         paths = RunPaths(folder, key, LOGS, name, params.trackers, shown, begin, copies)
         with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
-            metrics = train(params, arguments.model, data, method, arguments.seed, paths, draft)
+            metrics = train(params, arguments, data, method, paths, draft)
             if writes:
                 rows = metric_rows(arguments.variant, arguments.seed, metrics)
                 write_metrics(rows, draft, arguments.timings)
@@ -318,16 +318,18 @@ def end(results: Results, folder: Path) -> None:
 
 def train(
     params: Params,
-    model: str,
+    arguments: Arguments,
     data: TrainingData,
     method: Method,
-    seed: int,
     paths: RunPaths,
     out: Path,
 ) -> list[MetricRow]:
     """Train, and write the policy, and the best one if it is kept, to `out`."""
-    family = load_model(params, model, ("transformer",), params.sampling)
-    trainer = Trainer(family, data, method, params.train, seed, paths)
+    family = load_model(params, arguments.model, ("transformer",), params.sampling)
+    trainer = Trainer(family, data, method, params.train, arguments.seed, paths)
+    check_settings(
+        params, arguments
+    )  # again: the policy to start from may have been edited while it was read
     metrics = trainer.run(lambda: STOP.requested)
     trainer.save_policies(out)
     return metrics

@@ -58,7 +58,11 @@ class Workspace:
         yaml.dump(raw, self.root / "params.yaml")
 
     def options(self, stage: str, **changes: str) -> tuple[str, list[str]]:
-        """The module and the options of a stage as dvc.yaml writes them; `changes` replace options' values."""
+        """The module and the options of a stage as dvc.yaml writes them; `changes` replace options' values.
+
+        But the stage reads params.yaml itself, so that an edit of it needs no new record, and its code is not compared
+        with a record.
+        """
         stages = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
         stage, _, part = stage.partition("@")
         text = stages[stage].get("do", stages[stage])["cmd"]
@@ -76,6 +80,9 @@ class Workspace:
             text = text.replace(f"${{{name}}}", value)
         assert "$" not in text, text
         _, _, _, module, *options = shlex.split(text)  # exec python -m
+        if module != "stages.inputs":
+            assert options[:3:2] == ["--params", "--code"]
+            options = options[4:]
         for name, value in changes.items():
             options[options.index(f"--{name}") + 1] = value
         return module, options
@@ -83,7 +90,10 @@ class Workspace:
     def run(self, stage: str, **changes: str) -> int:
         """Run a stage in this process; before a training, record its settings anew, and nothing else."""
         if stage == "train":
-            others = {name: f"recorded/{name}.json" for name in ("model", "prompts", "scorers", "names")}
+            others = {
+                name: f"recorded/{name}.json" for name in ("settings", "model", "prompts", "scorers", "names")
+            }
+            others["codes"] = "recorded/codes"
             assert self.run("inputs", **others) == 0
         module, options = self.options(stage, **changes)
         code = importlib.import_module(module)

@@ -17,7 +17,7 @@ _COMMANDS = (
 
 
 def make_checkout(folder: Path) -> Path:
-    """Copy what git knows, or would add, into a new folder, and commit it there."""
+    """Copy what git knows, or would add, into a new folder, and commit it there; but no dvc.lock of a run in ROOT."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -25,7 +25,7 @@ def make_checkout(folder: Path) -> Path:
         text=True,
         check=True,
     )
-    for name in listed.stdout.splitlines():
+    for name in set(listed.stdout.splitlines()) - {"dvc.lock"}:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)

@@ -1,11 +1,10 @@
-"""Records of the files of a base model and of saved policies, and the check that they have not changed since."""
+"""Records of the files of a base model and of saved policies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.digests import Digests
@@ -88,25 +87,6 @@ def _content_record(
             f"The commits are listed on the page of {location} under `Files and versions`."
         )
     return {"files": None, "commit": revision}
-
-
-def require_recorded(checkpoint: str, revision: str | None, record: Mapping[str, Any], source: str) -> None:
-    """Require that a checkpoint is the recorded one.
-
-    Args:
-        checkpoint: Folder or hub id.
-        revision: Hub commit; None for a folder.
-        record: Result of `checkpoint_record` at the start of the run.
-        source: File of the record, for messages.
-
-    Raises:
-        DataError: The files differ from the record.
-    """
-    if not checkpoint_record(checkpoint, revision, Digests()).items() <= record.items():
-        raise DataError(
-            f"model.checkpoint: the files of {checkpoint} differ from those recorded in {source}. They have changed "
-            "since, or this machine has other files. Run `dvc repro` to start from the current files."
-        )
 
 
 def _is_read(path: Path) -> bool:

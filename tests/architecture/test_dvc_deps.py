@@ -1,4 +1,4 @@
-"""dvc.yaml names, for every stage, all first-party code that the stage imports and all parameters that it reads.
+"""dvc.yaml names, for every stage, the record of all code that the stage imports, and all parameters that it reads.
 
 DVC runs a stage again when one of its deps or params changes. So a missing one means a cached result that is
 silently stale, and one too many means runs for nothing.
@@ -15,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from chunk_grpo.config import Params
+from stages._code import BY_NAME, code_records
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("chunk_grpo", "stages")
@@ -28,6 +29,7 @@ def dvc_stages() -> dict[str, dict[str, Any]]:
 
 
 STAGES = dvc_stages()
+SETTINGS = "artifacts/inputs/params.json"
 CACHED = [name for name, stage in STAGES.items() if not stage.get("always_changed")]
 """The others run each time, whatever has changed."""
 
@@ -58,36 +60,51 @@ def imported_modules(module: str) -> set[str]:
     return found
 
 
-PUBLIC_NAMES = "chunk_grpo/__init__.py"
-"""Names the library's functions, which it imports when they are asked for; stages ask for none."""
-
-
-def holds_no_code(file: str) -> bool:
-    """Whether an `__init__.py` is a docstring and the version alone, so that it can change no result."""
-    if not file.endswith("__init__.py"):
-        return False
-    if file == PUBLIC_NAMES:
-        return True
-    body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
-    return all(
-        isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Constant) for node in body
-    )
-
-
 def covers(dep: str, file: str) -> bool:
     return file == dep or file.startswith(f"{dep}/")
 
 
+RECORDS = code_records(ROOT)
+TYPES_ALONE = "chunk_grpo/families/"
+"""Modules of this package that others import for their types alone are part of the record too."""
+
+
 @pytest.mark.parametrize("stage", CACHED)
-def test_deps_are_the_code_that_the_stage_imports(stage: str) -> None:
-    files = {file_of(module) for module in imported_modules(module_of(stage))}
-    code = [dep for dep in STAGES[stage]["deps"] if dep.startswith(tuple(f"{name}/" for name in PACKAGES))]
-    missing = [f for f in sorted(files) if not any(covers(d, f) for d in code) and not holds_no_code(f)]
-    surplus = [dep for dep in code if not any(covers(dep, file) for file in files)]
-    assert not missing, f"dvc.yaml, {stage}: add to deps (or the package that holds them): {missing}"
-    assert not surplus, f"dvc.yaml, {stage}: remove from deps, nothing imports them: {surplus}"
-    assert code == sorted(code, key=lambda dep: (dep.startswith("chunk_grpo"), dep))
-    assert all((ROOT / dep).exists() for dep in code)
+def test_the_record_of_the_code_is_a_dep_and_the_only_code(stage: str) -> None:
+    code = [dep for dep in STAGES[stage]["deps"] if not dep.startswith("artifacts/")]
+    records = [dep for dep in STAGES[stage]["deps"] if dep.startswith("artifacts/inputs/code/")]
+    module = module_of(stage).rpartition(".")[2]
+    assert (code, records) == ([], [f"artifacts/inputs/code/{module}.json"])
+    assert f"--params {SETTINGS} --code {records[0]} " in STAGES[stage]["cmd"]
+
+
+@pytest.mark.parametrize("module", RECORDS)
+def test_a_record_has_the_code_that_the_stage_imports(module: str) -> None:
+    imported = {file_of(name) for name in imported_modules(f"stages.{module}")} - {"chunk_grpo/__init__.py"}
+    recorded = {file for file in RECORDS[module] if file.endswith(".py")}
+    by_name = {
+        f for name, folder in BY_NAME.items() if file_of(name) in recorded for f in python_files(folder)
+    }
+    assert imported - recorded == set()
+    assert {f for f in recorded - imported - by_name if not f.startswith(TYPES_ALONE)} == set()
+    assert by_name <= recorded
+
+
+def test_by_name_holds_every_import_of_this_project_by_a_name() -> None:
+    """Others import the user's code and optional packages, and the library's functions for its users."""
+    importing = {
+        name for name in python_files("chunk_grpo") if "import_module(" in (ROOT / name).read_text("utf-8")
+    }
+    assert importing - {file_of(name) for name in BY_NAME} == {
+        "chunk_grpo/__init__.py",
+        "chunk_grpo/scorers/running/external.py",
+        "chunk_grpo/scorers/running/registry.py",  # check_scorers
+        "chunk_grpo/training/sinks.py",
+    }
+
+
+def python_files(folder: str) -> set[str]:
+    return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
 
 
 # Parameters: `params` stands for the whole of params.yaml in a stage; what is read of it is visible in the source.
@@ -159,7 +176,8 @@ def attribute_paths(node: ast.Attribute, parent: dict[ast.AST, ast.AST]) -> Iter
 
 
 def declared_paths(stage: str) -> list[str]:
-    return [re.sub(r"\$\{[^}]*\}", "*", path) for path in STAGES[stage].get("params", [])]
+    params = STAGES[stage].get("params", [])
+    return [path for file in params for path in file[SETTINGS]]
 
 
 def within(path: str, declared: str) -> bool:
@@ -235,6 +253,6 @@ def test_a_command_touches_declared_paths_only(stage: str) -> None:
     """Every path on the command line lies in a dep or an out, and every out is on it."""
     paths = re.findall(r"(?<= )artifacts/\S+", STAGES[stage]["cmd"])
     outs = STAGES[stage]["outs"]
-    declared = [*STAGES[stage].get("deps", []), *outs]
+    declared = [*STAGES[stage].get("deps", []), *outs, SETTINGS]
     assert [path for path in paths if not any(covers(name, path) for name in declared)] == []
     assert [out for out in outs if not any(covers(out, path) for path in paths)] == []

@@ -1,19 +1,25 @@
 """Make random changes one after another; after each, results with DVC's cache must equal results without a cache.
 
     python -m tests.drills.cache --seed 0 --count 200
+    python -m tests.drills.cache --seed 0 --count 20 --during
 
 The pipeline is the preset smoke with the user's own prompts, scorer and checkpoint, at the cheapest settings. After
 each change one checkout runs `dvc repro` with the cache of all earlier runs. A second checkout runs the commands of all
 stages without DVC, in an empty folder. All artifacts must be byte-identical except manifests and timings, which contain
 clock times; the second checkout uses the first one's for its report. If a stage fails, it must fail in both.
+
+With --during two changes are made, the second one at a random moment of the first one's `dvc repro`. Then both states are
+compared: neither may have a result of the other one.
 """
 
+import random
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +55,14 @@ def main() -> int:
     parser = drill_parser("cache", __doc__)
     parser.add_argument("--seed", type=int, default=0, help="random seed of the changes (default: 0)")
     parser.add_argument("--count", type=int, default=200, help="number of changes (default: 200)")
+    parser.add_argument("--during", action="store_true", help="make changes while `dvc repro` runs")
     options = parser.parse_args()
 
     def run(folder: Path, console: Console) -> str:
         with forking(folder / "fork") as programs:
             drill = Drill(folder, programs, options.seed)
-            for number, line in enumerate(drill.run(options.count)):
+            lines = (drill.run_edited if options.during else drill.run)(options.count)
+            for number, line in enumerate(lines):
                 console.print(f"{number:4} {line}", markup=False)
         return f"{options.count} changes, seed {options.seed}: {drill.summary()}"
 
@@ -79,6 +87,7 @@ class Drill:
         self._commit = code | files
         self._states = [State(small(composed(ROOT, "smoke")), files)]
         self._ran = self._failed = self._known = 0
+        self._moments = random.Random(seed)
 
     def run(self, count: int) -> Iterator[str]:
         """Make changes and compare after each; yield a line about each."""
@@ -94,6 +103,44 @@ class Drill:
             if "failed" not in line:
                 state = changed
                 self._states.append(state)
+
+    def run_edited(self, count: int) -> Iterator[str]:
+        """Make pairs of changes, the second one while `dvc repro` runs after the first; yield a line about each."""
+        state = self._states[0]
+        yield f"the beginning: {self._compare(state)}"
+        for _ in range(count):
+            first_words, first = self._changes.draw(state, self._states)
+            words, second = self._changes.draw(first, self._states)
+            line = f"{first_words}, then {words} {self._repro_edited(first, second)}"
+            try:
+                for name, each in (("second", second), ("first", first)):
+                    compared = self._compare(each)
+                    line += f"; {name} {compared}"
+                    if "failed" not in compared:
+                        state = each
+            except DrillError as error:
+                raise DrillError(f"{line}; {error}") from error
+            yield line
+
+    def _repro_edited(self, first: State, second: State) -> str:
+        """Run `dvc repro` after a change, and make a second change at a random moment; return when, and how it ended."""
+        self._apply(first, self._kept)
+        shell, log = ["/bin/sh", "-c", "exec python -m dvc repro"], self._kept.parent / "edited.log"
+        with log.open("wb") as stream:
+            running = subprocess.Popen(
+                shell,
+                cwd=self._kept,
+                env=stage_environment(self._programs),
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+            moment = self._moments.uniform(0.5, 25.0)
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(moment)
+            self._apply(second, self._kept)
+            code = running.wait()
+        started = re.findall(r"Running stage '(.+)':", log.read_text(encoding="utf-8"))
+        return f"after {moment:.1f} s (ran {', '.join(started)}; exit code {code})"
 
     def summary(self) -> str:
         """Numbers of stages run and restored, as text."""

@@ -124,7 +124,7 @@ def _run(
     for name in [name for name in sys.modules if name.partition(".")[0] in ("chunk_grpo", "stages")]:
         del sys.modules[name]  # imported from the folder in which the server was started
     sys.path[0] = folder
-    sys.argv = [module, *rest]
+    sys.argv = ["-m", *rest]  # as of Python, while it looks for the module
     code: Any = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

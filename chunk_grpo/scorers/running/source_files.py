@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
+
+from chunk_grpo.imports import imported_files
 
 ENTRY_POINTS = "chunk_grpo.scorers"
 """Entry point group through which installed packages offer scorers."""
@@ -59,22 +60,12 @@ def source_files(module: str) -> dict[str, Path]:
     Returns:
         Module name to file; empty if the module does not exist.
     """
-    found: dict[str, Path] = {}
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        if name in found or name.partition(".")[0] in _OURS:
-            continue
-        spec = _spec(name)
-        if spec is None or spec.origin is None or not _counts(spec, module):
-            continue
-        found[name] = Path(spec.origin)
-        waiting += _parents(name)
-        if spec.origin.endswith(".py"):
-            waiting += _imports(
-                name, Path(spec.origin), is_package=spec.submodule_search_locations is not None
-            )
-    return found
+
+    def file_of(name: str) -> Path | None:
+        spec = None if name.partition(".")[0] in _OURS else _spec(name)
+        return Path(spec.origin) if spec is not None and spec.origin and _counts(spec, module) else None
+
+    return imported_files(module, file_of)
 
 
 def _counts(spec: ModuleSpec, module: str) -> bool:
@@ -121,33 +112,3 @@ def _found(name: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[s
             return spec, list(spec.submodule_search_locations or ())
         portions += [] if spec is None else spec.submodule_search_locations or []
     return None, portions
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
-def _imports(name: str, file: Path, *, is_package: bool) -> Iterator[str]:
-    """Names of all modules that a file may import; for `from a import b`, also a.b."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except SyntaxError:
-        return  # importing the module reports the error
-    package = name if is_package else name.rpartition(".")[0]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = _base(package, node.level, node.module)
-            yield from filter(None, [base])
-            yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names)
-
-
-def _base(package: str, level: int, module: str | None) -> str:
-    """Module of a relative or absolute `from` import."""
-    if level == 0:
-        return module or ""
-    parts = package.split(".")
-    parts = parts[: len(parts) - level + 1]
-    return ".".join([*parts, *([module] if module else [])])
