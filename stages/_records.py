@@ -41,7 +41,7 @@ def require_unchanged(now: Mapping[str, Any], location: str) -> None:
     Raises:
         DataError: They differ: a file was edited during the run.
     """
-    recorded = read_json(location)
+    recorded, now = read_json(location), json.loads(json.dumps(now))  # tuples are lists in JSON
     if changed := [name for name in {**recorded, **now} if recorded.get(name) != now.get(name)]:
         raise DataError(
             f"{', '.join(changed)}: must have the content that {location} records, and was edited since this run "

@@ -37,6 +37,10 @@ ORDER = (
 )
 
 
+RECORDED = {"train": {"variants"}, "prepare_prompts": {"prompts", "model"}, "check_scorers": {"scorers"}}
+"""Records of the stage `inputs` with which a stage compares params.yaml and the user's files."""
+
+
 @dataclass(frozen=True)
 class Workspace:
     """A folder with params.yaml of the smoke preset and artifacts/, in which stages run."""
@@ -88,18 +92,24 @@ class Workspace:
         return module, options
 
     def run(self, stage: str, **changes: str) -> int:
-        """Run a stage in this process; before a training, record its settings anew, and nothing else."""
-        if stage == "train":
-            others = {
-                name: f"recorded/{name}.json" for name in ("settings", "model", "prompts", "scorers", "names")
-            }
-            others["codes"] = "recorded/codes"
-            assert self.run("inputs", **others) == 0
+        """Run a stage in this process, after recording anew what it compares with params.yaml and the user's files."""
+        if stage in RECORDED and (code := self.run("inputs", **self.kept_records(stage))) != 0:
+            return code
         module, options = self.options(stage, **changes)
-        code = importlib.import_module(module)
+        found = importlib.import_module(module)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.root)
-            return int(importlib.import_module("stages._stage").run_stage(code.main, code.Arguments, options))
+            return int(
+                importlib.import_module("stages._stage").run_stage(found.main, found.Arguments, options)
+            )
+
+    def kept_records(self, stage: str) -> dict[str, str]:
+        """Changes of the options of `inputs` with which only the records that a stage is compared with are new."""
+        files = {"settings", "model", "prompts", "scorers", "names"} - RECORDED[stage]
+        folders = {"codes", "variants", "policies"} - RECORDED[stage]
+        return {name: f"recorded/{name}.json" for name in files} | {
+            name: f"recorded/{name}" for name in folders
+        }
 
     def images(self, policy: str) -> str:
         """Location of the images of `base` or of the variant."""
@@ -114,6 +124,8 @@ class Workspace:
 
     def process(self, stage: str, *prefix: str, **changes: str) -> "subprocess.Popen[str]":
         """Start a stage as a process of its own, by `prefix` (a wrapper such as nice) if there is one."""
+        if stage in RECORDED.keys() - {"train"}:
+            self.process("inputs", **self.kept_records(stage)).communicate()
         module, options = self.options(stage, **changes)
         environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         command = [*prefix, sys.executable, "-m", module, *options]

@@ -8,8 +8,8 @@ each change one checkout runs `dvc repro` with the cache of all earlier runs. A 
 stages without DVC, in an empty folder. All artifacts must be byte-identical except manifests and timings, which contain
 clock times; the second checkout uses the first one's for its report. If a stage fails, it must fail in both.
 
-With --during two changes are made, the second one at a random moment of the first one's `dvc repro`. Then both states are
-compared: neither may have a result of the other one.
+With --during two changes are made, the second one at a random moment of the first one's `dvc repro`. Then both states
+are compared: neither may have a result of the other one.
 """
 
 import random
@@ -123,7 +123,7 @@ class Drill:
             yield line
 
     def _repro_edited(self, first: State, second: State) -> str:
-        """Run `dvc repro` after a change, and make a second change at a random moment; return when, and how it ended."""
+        """Run `dvc repro` after a change, and make another one at a random moment; return when, and how it ended."""
         self._apply(first, self._kept)
         shell, log = ["/bin/sh", "-c", "exec python -m dvc repro"], self._kept.parent / "edited.log"
         with log.open("wb") as stream:
@@ -134,7 +134,7 @@ class Drill:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
-            moment = self._moments.uniform(0.5, 25.0)
+            moment = self._moments.uniform(0.3, 15.0)
             with suppress(subprocess.TimeoutExpired):
                 running.wait(moment)
             self._apply(second, self._kept)

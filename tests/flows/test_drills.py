@@ -34,6 +34,7 @@ def drilled(name: str, *options: str) -> str:
         ("training --kill stalled", "The same bytes in "),
         ("stops --seed 7 --count 2", "The same bytes after 4 hits; "),
         ("cache --seed 1 --count 3", "3 changes, seed 1: no difference"),
+        ("cache --seed 2 --count 20 --during", "20 changes, seed 2: no difference"),
     ],
 )
 def test_a_drill_finds_no_difference(command: str, said: str) -> None:

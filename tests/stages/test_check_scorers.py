@@ -87,6 +87,7 @@ def test_what_is_missing_is_said_before_anything_is_made(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workspace.edit(lambda raw: raw["scorers"].update(own=external("no_such_rewards:brightness")))
+    assert workspace.run("inputs") == 0
     before = workspace.files()
     assert workspace.run("check_scorers") == 2
     assert "scorers.own.source: cannot import no_such_rewards:brightness" in " ".join(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from safetensors.torch import save
 
-import stages
 from chunk_grpo.artifacts import read_table, write_table
 from chunk_grpo.artifacts.embeddings import open_embeddings
 from chunk_grpo.config import load_params
@@ -18,6 +17,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.run import TrainingData
+from stages._code import copy_code
 from stages._inputs import encoded_prompts, first
 from stages.train import Arguments, check_settings, checkpoint_key, read_training_data
 from tests.conftest import VARIANT, Workspace
@@ -38,10 +38,10 @@ def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Variants with equal settings may train side by side; and another base policy may have the name of the first."""
-    code, model = tmp_path / "stages", workspace.root / "model"
-    shutil.copytree(Path(stages.__file__).parent, code)
+    code, model = tmp_path / "code", workspace.root / "model"
+    copy_code(code)
     shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, model)
-    monkeypatch.setattr(stages, "__file__", str(code / "__init__.py"))
+    monkeypatch.setattr("stages._launch.code.ROOT", code)
     workspace.edit(lambda raw: raw["model"].update(checkpoint=str(model)))
     workspace.edit(lambda raw: raw["variants"].update(twin=raw["variants"][VARIANT]))
     params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
@@ -54,7 +54,7 @@ def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
 
     first = key()
     assert key() == first != key(variant="twin")
-    (code / "report.py").write_text((code / "report.py").read_text() + "# another version\n")
+    (code / "stages/report.py").write_text((code / "stages/report.py").read_text() + "# another version\n")
     assert key() == first
     weights = model / "transformer" / "diffusion_pytorch_model.safetensors"
     content = weights.read_bytes()
@@ -62,7 +62,7 @@ def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
     assert key() != first
     weights.write_bytes(content)
     assert key() == first
-    (code / "train.py").write_text((code / "train.py").read_text() + "# another version\n")
+    (code / "stages/train.py").write_text((code / "stages/train.py").read_text() + "# another version\n")
     assert key() != first
 
 
