@@ -197,7 +197,8 @@ def grid_rows(
             if found["seed"] != first["seed"]:
                 raise DataError(
                     f"{path}: prompt_id={prompt_id} sample={found['sample']} has seed {found['seed']}, the base "
-                    f"has {first['seed']}; images are paired by seed: run the generate stages again"
+                    f"has {first['seed']}; images are paired by seed; run "
+                    "`dvc repro --force --single-item generate_base generate`, then `dvc repro`"
                 )
             sample = (prompt_id, found["sample"])
             values = [book.one(column.policy, column.mode, s, found["train_seed"], sample) for s in scorers]
