@@ -1,15 +1,38 @@
-"""Pictures to PNG and back, and image grids."""
+"""Pictures to PNG and back, the one reader of picture files, and image grids."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from chunk_grpo.errors import DataError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
+"""Formats that are read, by Pillow's names. Others are not tried: for EPS, Pillow would start Ghostscript."""
+
+MAX_PIXELS = 64_000_000
+"""Most pixels of a picture; 192 MB as RGB."""
+
+_PLAIN = ("RGB", "L", "1", "P", "CMYK", "YCbCr")
+_TRANSPARENT = ("RGBA", "LA", "PA")
+_ORIENTATION = 0x0112  # tag of EXIF
+_TURNED = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By orientation: what makes the picture upright (as ImageOps.exif_transpose, which asks a PNG for its last chunk)."""
 
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
@@ -20,22 +43,106 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
 
 
 def decode_image(content: bytes, name: str) -> NDArray[np.uint8]:
-    """Decode an image file to RGB [H, W, 3].
+    """Decode an image file to RGB [H, W, 3], upright as its EXIF orientation says, 16 bits scaled to 8.
 
     Args:
         content: Bytes of the file.
         name: Name of the image, for the error message.
 
     Raises:
-        DataError: The bytes are not a complete image.
+        DataError: The bytes are not one complete, opaque picture of a known format and mode, or have too many pixels.
     """
+    with _opened(io.BytesIO(content), name) as image:
+        return _pixels(image)
+
+
+def read_picture(path: Path) -> NDArray[np.uint8]:
+    """As `decode_image`, for a file."""
+    with _opened(path, str(path)) as image:
+        return _pixels(image)
+
+
+def check_picture(path: Path) -> tuple[int, int]:
+    """Check a picture file by its header; decode it only if it could be transparent.
+
+    Returns:
+        Width and height in pixels, upright.
+
+    Raises:
+        DataError: As `decode_image`, but that a damaged body is not noticed.
+    """
+    with _opened(path, str(path)) as image:
+        if _has_transparency(image):
+            _require_opaque(image)
+        width, height = image.size
+        return (height, width) if _orientation(image) >= 5 else (width, height)
+
+
+@contextmanager
+def _opened(source: Path | IO[bytes], name: str) -> Iterator[Image.Image]:
+    """Open a picture whose header is right. Every error inside the block becomes a DataError with the name."""
     try:
-        return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises these for damaged files
+        with Image.open(source, formats=FORMATS) as image:
+            _check_header(image)
+            yield image
+    except Exception as error:  # Pillow's decoders raise many kinds for damaged files
         raise DataError(
             f"image {name}: not a readable picture ({error}). Replace it; `dvc repro` generates images of the pipeline "
             "again."
         ) from error
+
+
+def _check_header(image: Image.Image) -> None:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"must have at most {MAX_PIXELS:,} pixels, got {width} x {height}")
+    if (
+        image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1
+    ):  # MPO: the first one is the picture
+        raise ValueError(f"must be one picture, got {frames} frames or pages")
+    if image.mode not in (*_PLAIN, *_TRANSPARENT) and not _has_16_bits(image):
+        raise ValueError(
+            f"must have 8 or 16 bits a channel, got Pillow's mode {image.mode}; save it as 8-bit RGB"
+        )
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+
+
+def _has_transparency(image: Image.Image) -> bool:
+    return image.mode in _TRANSPARENT or "transparency" in image.info
+
+
+def _require_opaque(image: Image.Image) -> None:
+    least = image.convert("RGBA").getchannel("A").getextrema()[0]
+    if least != 255:
+        raise ValueError(
+            "must be opaque, got transparent pixels, whose colours nobody sees; put it on a background"
+        )
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation of the pixels, 1 to 8.
+
+    Pillow turns a TIFF itself. A PNG has one only if it stands before the pixels, as Pillow writes it.
+    """
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
+        return 1
+    return int(image.getexif().get(_ORIENTATION, 1))
+
+
+def _pixels(image: Image.Image) -> NDArray[np.uint8]:
+    orientation = _orientation(image)
+    if _has_16_bits(image):
+        grey = np.asarray(image).astype(np.float64) / 257  # 65535 is white
+        image = Image.fromarray(grey.round().astype(np.uint8))
+    elif _has_transparency(image):
+        _require_opaque(image)
+        image = image.convert("RGBA")
+    if orientation in _TURNED:
+        image = image.transpose(_TURNED[orientation])
+    return np.array(image.convert("RGB"))
 
 
 def as_pictures(images: NDArray[np.float32]) -> NDArray[np.uint8]:

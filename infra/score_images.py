@@ -34,11 +34,12 @@ from chunk_grpo.config.section import Name, Section
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
 from chunk_grpo.parallel import Workers
 from chunk_grpo.prompts import FieldNames
+from chunk_grpo.prompts.image_folders import INDEX, ImageFile, read_image_folder
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.spec import spec_of
 from chunk_grpo.stopping import STOP
-from infra.image_folder import INDEX, ImageFile, ImageFolder, read_image_folder
+from infra.image_folder import ImageFolder
 from stages._kept import KeptScores
 from stages.score import kept_scores, score_rows
 

@@ -20,6 +20,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageStat
 
 from chunk_grpo.artifacts import SCHEMAS, read_parts
 from chunk_grpo.errors import DataError
+from chunk_grpo.image_files import decode_image
 from chunk_grpo.reporting.comparisons import number
 from chunk_grpo.reporting.evidence import BASE, Drawn, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.palette import is_crowded
@@ -268,12 +269,7 @@ def _score(label: str, value: float, of_base: float) -> PictureScore:
 
 
 def _picture(data: bytes, path: str, alt: str, scores: tuple[PictureScore, ...]) -> Picture:
-    try:
-        image = Image.open(io.BytesIO(data)).convert("RGB")
-    except OSError as error:  # Pillow's UnidentifiedImageError is one
-        raise DataError(
-            f"{path}: image bytes of {alt!r} cannot be decoded ({error}); generate it again"
-        ) from error
+    image = Image.fromarray(decode_image(data, f"{path}, {alt!r}"))
     out = io.BytesIO()
     tiny = max(image.size) <= TINY
     if tiny:

@@ -261,3 +261,56 @@ def test_the_standard_error_counts_prompts() -> None:
     assert alone.error == pytest.approx(np.std([1, 2, 6], ddof=1) / math.sqrt(3))
     assert math.isnan(mean_of([1.0, 2.0], ["a", "a"]).error)
     assert mean_of([], []).count == 0
+
+
+@pytest.mark.parametrize("name", ["../made2/a.png", "/etc/hostname", "link.png"])
+def test_an_image_outside_the_folder_is_refused(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images({"a.png": 1})
+    (here / "made2").mkdir()
+    (here / "made/a.png").rename(here / "made2/a.png")
+    (here / "made/link.png").symlink_to(here / "made2/a.png")
+    Path("prompts.jsonl").write_text(json.dumps({"image": name, "prompt": "a sign"}) + "\n")
+    assert score(prompts="prompts.jsonl") == 3
+    assert f"prompts.jsonl: must name images inside made, got {name!r}" in capsys.readouterr().err
+    assert calls() == []
+
+
+def test_a_link_that_stays_in_the_folder_is_read(here: Path) -> None:
+    images({"a.png": 7})
+    Path("made/link.png").symlink_to("a.png")
+    Path("prompts.jsonl").write_text(json.dumps({"image": "link.png", "prompt": "a sign"}) + "\n")
+    assert score(prompts="prompts.jsonl") == 0
+    assert [row["value"] for row in rows()] == [7.0]
+
+
+def test_metadata_with_a_byte_order_mark_and_other_line_ends(here: Path) -> None:
+    images({"a.png": 7})
+    line = json.dumps({"file_name": "a.png", "prompt": "one\u2028two\x85three"}, ensure_ascii=False)
+    Path("made/metadata.jsonl").write_text(f"\ufeff{line}\n", encoding="utf-8")
+    assert score(prompts=None) == 0
+    assert [row["prompt"] for row in rows()] == ["one\u2028two\x85three"]
+
+
+def test_a_narrow_picture_is_refused_and_the_others_are_scored(here: Path) -> None:
+    images({"1.png": 7, "3.png": 9})
+    Image.new("RGB", (512, 8)).save("made/2.png")
+    Path("prompts.txt").write_text("one\ntwo\nthree\n")
+    assert score() == 0
+    assert [(row["image"], row["value"], row["refusal"]) for row in rows()] == [
+        ("1.png", 7.0, None),
+        ("2.png", None, "512 x 8 pixels are more than 50 : 1, too narrow for scorers"),
+        ("3.png", 9.0, None),
+    ]
+
+
+def test_a_picture_without_certain_pixels_ends_scoring_before_it_begins(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images({"1.png": 7})
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save("made/2.png")
+    Path("prompts.txt").write_text("one\ntwo\n")
+    assert score() == 3
+    assert "made/2.png: not a readable picture (must be opaque" in capsys.readouterr().err
+    assert calls() == []

@@ -1,0 +1,146 @@
+"""Folders of images with a file of their prompts, as in the image folders of Hugging Face's data sets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chunk_grpo.config.prompts import PromptChecks
+from chunk_grpo.errors import DataError
+from chunk_grpo.image_files import check_picture
+from chunk_grpo.prompts.fields import FieldNames
+from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.rows import PromptRow
+
+INDEX = "metadata.jsonl"
+"""Prompt file of a folder that has its own."""
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+COLUMNS = ("image", "file_name")
+"""Columns of a prompt file that may name the image; the second is that of Hugging Face's image folders."""
+
+AS_THEY_ARE = PromptChecks(
+    records="refuse", characters="keep", duplicates="keep", empty="refuse", spaces="keep", too_long="keep"
+)
+"""Checks of the prompts. The images exist, so nothing is dropped or changed."""
+
+SHOWN = 5
+"""Maximum of names in a message."""
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image and its prompt.
+
+    Attributes:
+        name: Path within the folder.
+        path: Path.
+        prompt: Text of the prompt.
+        metadata: Data for scorers, JSON.
+        shape: Width and height in pixels.
+    """
+
+    name: str
+    path: Path
+    prompt: str
+    metadata: str
+    shape: tuple[int, int]
+
+
+def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> list[ImageFile]:
+    """Find the images of prompts, and check all of them without decoding one.
+
+    Args:
+        folder: Folder of the images.
+        prompts: Prompt file; None: INDEX in the folder.
+        fields: Names of the fields with prompt, category and metadata.
+
+    Raises:
+        DataError: The folder or a file is missing, an image is named twice or is none, or the images without a column
+            that names them are more or fewer than the prompts.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: must be a folder with images, got none")
+    location = str(folder / INDEX) if prompts is None else prompts
+    if prompts is None and not Path(location).is_file():
+        raise DataError(
+            f"{location}: does not exist; name the file of the prompts by --prompts (PROMPTS=FILE)"
+        )
+    rows = read_prompt_file(PromptSource(location, fields=fields), AS_THEY_ARE).rows
+    column = _column(rows, location)
+    names = _in_order(folder, len(rows), location) if column is None else _named(rows, column, location)
+    paths = [_inside(folder, name, location) for name in names]
+    missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
+    if missing:
+        raise DataError(
+            f"{location}: must name images in {folder}, got {len(missing)} that do not exist: {_some(missing)}"
+        )
+    return [
+        ImageFile(
+            name,
+            path,
+            row.text,
+            json.dumps({key: value for key, value in row.metadata.items() if key != column}),
+            check_picture(path),
+        )
+        for name, path, row in zip(names, paths, rows, strict=True)
+    ]
+
+
+def _inside(folder: Path, name: str, location: str) -> Path:
+    """The path of an image, if neither its name nor a link leads out of the folder."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise DataError(
+            f"{location}: must name images inside {folder}, got {name!r}; copy the image into the folder"
+        )
+    return path
+
+
+def _column(rows: Sequence[PromptRow], location: str) -> str | None:
+    """Column that names the images; None: the prompts are in the order of the images."""
+    found = [name for name in COLUMNS if any(name in row.metadata for row in rows)]
+    if len(found) > 1:
+        raise DataError(f"{location}: must have one of the columns {', '.join(COLUMNS)}, got both")
+    return found[0] if found else None
+
+
+def _named(rows: Sequence[PromptRow], column: str, location: str) -> list[str]:
+    names = []
+    for row in rows:
+        name = row.metadata.get(column)
+        if not isinstance(name, str) or not name:
+            raise DataError(
+                f"{location}, line {row.line}: {column!r} must be the path of an image in the folder, got {name!r}"
+            )
+        names.append(name)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{location}: must name each image once, got several lines for {_some(twice)}")
+    return names
+
+
+def _in_order(folder: Path, count: int, location: str) -> list[str]:
+    """Names of the images, sorted with their numbers as numbers: image-2 is before image-10."""
+    names = [path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
+    if len(names) != count:
+        raise DataError(
+            f"{folder}: must hold an image for each of the {count} prompts of {location}, got {len(names)} images; "
+            f"images are taken in the order of their names, or name them in a column {COLUMNS[0]!r}"
+        )
+    return sorted(names, key=_with_numbers)
+
+
+def _with_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Sort key of a name, its parts as numbers and texts."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], name
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
