@@ -250,19 +250,28 @@ def show(block: str, results: Path) -> None:
 
 
 def hypothesis_rows(block: Block) -> list[list[str]]:
-    """Rows of the hypotheses on the primary outcome, corrected by Holm's method for all of them."""
+    """Rows of the hypotheses on the primary outcome, corrected by Holm's method for all of them.
+
+    With too few training seeds they have no p-values.
+    """
     found = [block.difference(h.first, h.second, block.reward) for h in HYPOTHESES]
-    corrected = holm([interval.p_value for interval in found])
+    corrected = holm([interval.pair_p_value for interval in found])
     return [
         [
             h.name,
             signed(interval.mean),
             interval_text(interval),
-            f"{p:.3f}" if p >= 0.001 else "< 0.001",
+            _p_text(p),
             f"{detectable(interval):.3f}",
         ]
         for h, interval, p in zip(HYPOTHESES, found, corrected, strict=True)
     ]
+
+
+def _p_text(p_value: float) -> str:
+    if math.isnan(p_value):
+        return "not tested"
+    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
 
 
 def detectable(interval: Interval, level: float = LEVEL) -> float:

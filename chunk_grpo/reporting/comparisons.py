@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts
 from chunk_grpo.reporting.palette import MANY
-from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
+from chunk_grpo.reporting.statistics import LEVEL, MIN_SEEDS, Interval, crossed_interval, holm
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 UNTRAINED = (-1,)
@@ -52,7 +53,8 @@ class PairComparison:
         second: Name of one before it; variants come first.
         measure: Scorer, or `REWARD`.
         difference: Paired difference.
-        p_value: p-value of no difference, corrected by Holm's method for all pairs on this measure.
+        p_value: p-value of no difference, corrected by Holm's method for all pairs on this measure; NaN if the pair is
+            not tested.
     """
 
     first: str
@@ -65,6 +67,11 @@ class PairComparison:
     def is_shown(self) -> bool:
         """Whether the two differ, with the correction for the other pairs."""
         return self.p_value <= 1 - LEVEL
+
+    @property
+    def lacks_seeds(self) -> bool:
+        """Whether the pair has an interval, and too few training seeds for a test."""
+        return math.isnan(self.p_value) and self.difference.verdict != "unknown"
 
 
 class Comparisons:
@@ -124,7 +131,8 @@ class Comparisons:
     def between_policies(self, measure: str) -> list[PairComparison]:
         """Compare every pair of compared policies on one measure, tuned.
 
-        A policy that was not trained here is compared with every training seed of a variant.
+        A policy that was not trained here is compared with every training seed of a variant. Two such policies have no
+        training seeds, and are tested.
 
         Raises:
             DataError: two variants have different training seeds, so they cannot be paired.
@@ -141,7 +149,12 @@ class Comparisons:
                     f"{list(seeds[second])}; variants are compared on the same `train.seeds`: train both again"
                 )
             found.append((first, second, self._interval(values[first] - values[second], prompts)))
-        corrected = holm([interval.p_value for _, _, interval in found])
+        corrected = holm(
+            [
+                interval.p_value if seeds[first] == seeds[second] == UNTRAINED else interval.pair_p_value
+                for first, second, interval in found
+            ]
+        )
         return [
             PairComparison(first, second, measure, interval, p_value)
             for (first, second, interval), p_value in zip(found, corrected, strict=True)
@@ -275,12 +288,15 @@ def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
     Args:
         pairs: Measure to its pairs.
     """
-    if not any(pairs.values()):
-        return []
+    short = [p for found in pairs.values() for p in found if p.lacks_seeds]
+    sentences = [_too_few_seeds(short[0].difference.num_seeds)] if short else []
+    tested = {m: [p for p in found if not p.lacks_seeds] for m, found in pairs.items()}
+    if not any(tested.values()):
+        return sentences
     if max(map(len, pairs.values())) > len(list(combinations(range(MANY), 2))):
-        return [_order_of_many(measure, found) for measure, found in pairs.items()]
-    sentences, quiet = [], []
-    for measure, found in pairs.items():
+        return sentences + [_order_of_many(measure, found) for measure, found in tested.items() if found]
+    quiet = []
+    for measure, found in tested.items():
         shown = [p for p in found if p.is_shown]
         if not shown:
             quiet.append(measure)
@@ -291,6 +307,14 @@ def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
     if quiet:
         sentences.append(f"Tuned, {_listed(quiet)}: no difference between them is shown.")
     return sentences
+
+
+def _too_few_seeds(seeds: int) -> str:
+    return (
+        f"No two tuned variants are claimed to differ, because they have {seeds} training seed{'s' * (seeds > 1)}: below "
+        f"{MIN_SEEDS} the correction for all pairs does not hold. Of simulated reports with 3 seeds and six equal "
+        "variants one in four would have named a pair. The table of pairs has their intervals."
+    )
 
 
 def with_first(pairs: Sequence[PairComparison]) -> list[PairComparison]:

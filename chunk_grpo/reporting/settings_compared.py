@@ -13,14 +13,15 @@ from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import interval_text, signed
 from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.inputs import settings_from
-from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
+from chunk_grpo.reporting.statistics import LEVEL, MIN_SEEDS, Interval, crossed_interval, holm
 from chunk_grpo.reporting.tables import Table, text_row, to_markdown
 
-_TEXT = """\
+_TEXT = f"""\
 ## Settings against each other
 
 Mean difference of the tuned models, the first setting minus the second, paired by prompt and training seed, with 95 %
-intervals. Bold: the two differ also with Holm's correction for all rows of the column."""
+intervals. Bold: the two have at least {MIN_SEEDS} training seeds, and differ also with Holm's correction for all rows
+of the column."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _difference(first: Setting, second: Setting, variant: str, measure: str) -> 
 
 def _cells(intervals: Sequence[Interval | None]) -> list[str]:
     """Texts of a column; bold where the corrected p-value shows a difference."""
-    p_values = iter(holm([each.p_value for each in intervals if each is not None]))
+    p_values = iter(holm([each.pair_p_value for each in intervals if each is not None]))
     return ["" if each is None else _cell(each, next(p_values)) for each in intervals]
 
 

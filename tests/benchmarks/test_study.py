@@ -15,7 +15,7 @@ from benchmarks.study import BASE, HYPOTHESES, hypothesis_rows, main, read_block
 from chunk_grpo.artifacts import SchemaName, table_from_rows, write_table
 from chunk_grpo.config import load_params, parse_params
 from chunk_grpo.orchestration.presets import composed
-from chunk_grpo.reporting.statistics import crossed_interval, holm
+from chunk_grpo.reporting.statistics import MIN_SEEDS, crossed_interval, holm
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ("eval-00000", "eval-00001", "eval-00002")
@@ -154,7 +154,7 @@ def test_seeds_of_several_runs_are_one_block(checkout: Callable[..., Path], tmp_
 
 def test_hypotheses_are_paired_and_corrected_together(checkout: Callable[..., Path], tmp_path: Path) -> None:
     results = tmp_path / "results"
-    main(["--results", str(results), "add", str(checkout(0, 1, 2))])
+    main(["--results", str(results), "add", str(checkout(*range(6)))])
     block = read_block("vivid", results)
     found = [
         crossed_interval(
@@ -169,6 +169,14 @@ def test_hypotheses_are_paired_and_corrected_together(checkout: Callable[..., Pa
         [f.mean for f in found], abs=6e-4
     )
     assert [float(row[3]) for row in rows] == pytest.approx(holm([f.p_value for f in found]), abs=6e-4)
+
+
+def test_hypotheses_are_not_tested_with_few_training_seeds(
+    checkout: Callable[..., Path], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    main(["--results", str(results), "add", str(checkout(0, 1, 2))])
+    assert {row[3] for row in hypothesis_rows(read_block("vivid", results))} == {"not tested"}
 
 
 def test_every_hypothesis_names_policies_of_the_presets() -> None:
@@ -223,8 +231,10 @@ def test_a_run_of_another_preset_is_refused(
 
 def test_results_of_the_repository_are_whole() -> None:
     for path in study.RESULTS.glob("*.json"):
-        for row in hypothesis_rows(read_block(path.stem, study.RESULTS)):
-            assert math.isfinite(float(row[3].removeprefix("< ")))
+        block = read_block(path.stem, study.RESULTS)
+        for row in hypothesis_rows(block):
+            tested = row[3] != "not tested" and math.isfinite(float(row[3].removeprefix("< ")))
+            assert tested is (len(block.seeds) >= MIN_SEEDS)
 
 
 def test_a_setting_that_a_later_version_adds_keeps_the_digest() -> None:

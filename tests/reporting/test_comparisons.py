@@ -11,6 +11,7 @@ import pytest
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import (
+    NO_BREAK,
     Comparison,
     Comparisons,
     PairComparison,
@@ -24,6 +25,7 @@ from chunk_grpo.reporting.comparisons import (
 )
 from chunk_grpo.reporting.evidence import REWARD, LeftOut, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.statistics import Interval, holm
+from chunk_grpo.reporting.tables import pairs_table
 
 Values = Mapping[tuple[int, str, int], float | None]
 
@@ -129,11 +131,63 @@ def test_no_order_beyond_the_intervals() -> None:
     assert order_sentences({REWARD: []}) == []
 
 
+def scores_of(seeds: int, *names: str) -> ScoreBook:
+    """Two prompts; every policy far above the one before it, and nearly alike in all seeds."""
+    draws = np.random.default_rng(0)
+    keys = [(seed, prompt_id, 0) for seed in range(seeds) for prompt_id in ("p", "q")]
+    sources = {
+        (name, "x"): source(name, "tuned", "x", {key: 10.0 * n + draws.normal(scale=1e-3) for key in keys})
+        for n, name in enumerate(names)
+    }
+    base = source("base", "base", "x", {(-1, prompt_id, 0): 0.0 for prompt_id in ("p", "q")})
+    return ScoreBook({("base", "x"): base, **sources}, {"x": 1.0})
+
+
+@pytest.mark.parametrize(("seeds", "claimed"), [(2, False), (3, False), (5, False), (6, True), (8, True)])
+@pytest.mark.parametrize("names", [("a", "b"), tuple("abcdefgh")], ids=["few", "many"])
+def test_below_six_training_seeds_no_pair_is_claimed(
+    seeds: int, claimed: bool, names: tuple[str, ...]
+) -> None:
+    settings: Any = SimpleNamespace(compared=names)
+    pairs = Comparisons(scores_of(seeds, *names), PROMPTS, settings).between_policies("x")
+    (sentence,) = order_sentences({"x": pairs, "y": pairs} if claimed is False else {"x": pairs})
+    assert [p.is_shown for p in pairs] == [claimed] * len(pairs)
+    assert (f"they have {seeds} training seeds" in sentence) is not claimed
+    assert ("above a" in sentence or f"{len(pairs)} differ" in sentence) is claimed
+    cells = [cell for row in pairs_table({"x": pairs}).rows for cell in row.cells]
+    assert {cell.verdict for cell in cells} == {"above" if claimed else "none"}
+    assert all(p.difference.low < 10 < p.difference.high or p.difference.mean > 15 for p in pairs)
+    assert all(" to " in cell.note.replace(NO_BREAK, " ") for cell in cells)
+
+
+def test_policies_that_were_not_trained_here_are_tested_without_seeds() -> None:
+    """They are two models, not draws of a training; only their pairs with a variant lack seeds."""
+    values = {(-1, prompt_id, 0): float(prompt_id == "q") for prompt_id in ("p", "q")}
+    more = {key: value + 5 + 1e-3 * value for key, value in values.items()}
+    sources = {
+        (name, "x"): source(name, "tuned", "x", found) for name, found in (("one", values), ("two", more))
+    }
+    trained = {(seed, *key[1:]): value + seed for key, value in values.items() for seed in (0, 1, 2)}
+    scores = ScoreBook(
+        {
+            ("base", "x"): source("base", "base", "x", values),
+            ("a", "x"): source("a", "tuned", "x", trained),
+            **sources,
+        },
+        {"x": 1.0},
+    )
+    settings: Any = SimpleNamespace(compared=("a", "one", "two"))
+    pairs = Comparisons(scores, PROMPTS, settings).between_policies("x")
+    assert [p.is_shown for p in pairs] == [False, False, True]
+    assert "they have 3 training seeds" in order_sentences({"x": pairs})[0]
+    assert order_sentences({"x": pairs})[1].startswith("Tuned, x: two above one")
+
+
 def test_pairs_are_corrected_for_each_other() -> None:
     draws, names = np.random.default_rng(0), ("a", "b", "c")
-    keys = [(seed, prompt_id, 0) for seed in (0, 1) for prompt_id in ("p", "q")]
+    keys = [(seed, prompt_id, 0) for seed in range(6) for prompt_id in ("p", "q")]
     sources = {
-        (name, "x"): source(name, "tuned", "x", dict(zip(keys, draws.normal(size=4), strict=True)))
+        (name, "x"): source(name, "tuned", "x", dict(zip(keys, draws.normal(size=12), strict=True)))
         for name in names
     }
     base = source("base", "base", "x", {(-1, prompt_id, 0): 0.0 for prompt_id in ("p", "q")})

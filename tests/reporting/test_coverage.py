@@ -1,11 +1,12 @@
 """Coverage of the 95 % intervals by simulation, with variance components of the toy runs."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import pytest
 
-from chunk_grpo.reporting.statistics import crossed_interval
+from chunk_grpo.reporting.statistics import MIN_SEEDS, Interval, crossed_interval, holm
 
 RUNS = 1_000
 ERROR = 0.021
@@ -52,6 +53,28 @@ def test_coverage(name: str) -> None:
     found = (crossed_interval(effects(design, source)) for _ in range(RUNS))
     coverage = sum(interval.low <= 0 <= interval.high for interval in found) / RUNS
     assert coverage == pytest.approx(expected, abs=ERROR)
+
+
+def equal_variants(seeds: int, source: np.random.Generator) -> list[Interval]:
+    """The 15 pairs of six equal variants, with the components of the study and its 73 captions of 144 prompts."""
+    caption_of = np.arange(144) % 73
+    shapes = {0.027: (6, seeds, 1), 0.04: (6, 1, 73), 0.03: (6, seeds, 73), 0.02: (6, seeds, 144)}
+    drawn = {scale: scale / 2**0.5 * source.normal(size=shape) for scale, shape in shapes.items()}
+    values = drawn[0.027] + (drawn[0.04] + drawn[0.03])[:, :, caption_of] + drawn[0.02]
+    names = [str(caption) for caption in caption_of]
+    return [crossed_interval(values[b] - values[a], None, names) for a, b in combinations(range(6), 2)]
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [(3, 0.257), (6, 0.084), (8, 0.069)])
+def test_holms_correction_needs_more_than_a_few_seeds(seeds: int, expected: float) -> None:
+    """Share of reports on equal variants in which a pair differs at 0.05, beside that of 4,000 other simulations."""
+    source, runs = np.random.default_rng(11), 400
+    found = [equal_variants(seeds, source) for _ in range(runs)]
+    share = sum(min(holm([i.p_value for i in pairs])) <= 0.05 for pairs in found) / runs
+    error = 3 * (expected * (1 - expected) / runs) ** 0.5
+    assert share == pytest.approx(expected, abs=error)
+    claimed = sum(any(p <= 0.05 for p in holm([i.pair_p_value for i in pairs])) for pairs in found) / runs
+    assert claimed == (share if seeds >= MIN_SEEDS else 0)
 
 
 def test_repeated_captions_are_not_as_many_prompts() -> None:

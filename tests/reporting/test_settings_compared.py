@@ -12,14 +12,16 @@ from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.reporting.comparisons import NO_BREAK
 from chunk_grpo.reporting.settings_compared import setting_of, settings_compared
 
+from . import conftest
 from .conftest import write_run
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Callable[..., Path]:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Function that writes a finished workspace; `change` alters each score of `chunk`, tuned, on shapes-graded."""
 
-    def write(name: str, change: Callable[[int], float] = lambda _: 0.0) -> Path:
+    def write(name: str, change: Callable[[int], float] = lambda _: 0.0, seeds: int = 6) -> Path:
+        monkeypatch.setattr(conftest, "SEEDS", tuple(range(seeds)))
         made = write_run(tmp_path / f"{name}-run", 2, 1, 16, ("dance", "chunk"))
         root = tmp_path / name
         (root / "artifacts" / "prompts").mkdir(parents=True)
@@ -50,6 +52,13 @@ def test_the_difference_of_each_variant_is_that_of_the_scores(workspace: Callabl
     assert head == ["variant: settings", "training reward", "shapes-exact", "shapes-graded", "shapes-vivid"]
     same, more = "0.000 (the same on every prompt)", "**+0.250 (the same on every prompt)**"
     assert rows == [["dance: fast - slow", *[same] * 4], ["chunk: fast - slow", more, same, more, same]]
+
+
+def test_few_training_seeds_claim_no_difference(workspace: Callable[..., Path]) -> None:
+    table = shown(workspace("slow", seeds=3), workspace("fast", lambda _: 0.25, seeds=3))
+    assert "+0.250 (the same on every prompt)" in table[3] and not any(
+        "**" in cell for row in table for cell in row
+    )
 
 
 def test_a_difference_that_varies_has_an_interval(workspace: Callable[..., Path]) -> None:
