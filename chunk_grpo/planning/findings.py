@@ -54,7 +54,7 @@ def findings_of(
         stop: Seconds in which a training stops.
     """
     found = [
-        *_memory(machine, phases),
+        *_memory(settings, machine, phases),
         *_stop(machine, stop),
         *_checkpoints(settings, machine, costs),
         *_attention(settings),
@@ -70,7 +70,7 @@ def findings_of(
     return sorted(found, key=lambda each: order.index(each.level))
 
 
-def _memory(machine: Machine, phases: Sequence[Phase]) -> Iterator[Finding]:
+def _memory(settings: Settings, machine: Machine, phases: Sequence[Phase]) -> Iterator[Finding]:
     for phase in phases:
         missing = phase.bytes - machine.memory_bytes
         if missing > 0:
@@ -78,9 +78,28 @@ def _memory(machine: Machine, phases: Sequence[Phase]) -> Iterator[Finding]:
             yield Finding(
                 "cannot",
                 f"{phase.name} does not fit {machine.memory_gb:g} GB: {missing / GIB:.1f} GiB too much, most of it "
-                f"{largest} ({phase.parts[largest] / GIB:.1f} GiB); use more GPUs with train.shard_weights, "
-                "train.lora, train.gradient_checkpointing, smaller batches, or a scorer at a server",
+                f"{largest} ({phase.parts[largest] / GIB:.1f} GiB); {_remedy(settings, phase)}",
             )
+
+
+def _remedy(settings: Settings, phase: Phase) -> str:
+    """What makes a phase smaller, without what is in use already."""
+    params = settings.params
+    training, updating = "trajectories" in phase.parts, "gradients" in phase.parts
+    left = ", ".join(sorted({"scorers", "vae"} - {*params.train.offload}))
+    ways = {
+        "generate.batch_size: 1": phase.name == "generate" and params.generate.batch_size > 1,
+        "more GPUs": training and settings.shards,
+        "more GPUs with train.shard_weights": training and not settings.shards,
+        "train.lora": phase.name not in ("encode", "generate") and not settings.adapts,
+        "train.gradient_checkpointing": phase.name == "update" and not params.train.gradient_checkpointing,
+        "a smaller train.rollout_batch_size": phase.name == "rollout" and settings.rollout_batch > 1,
+        "a smaller train.micro_batch_size": phase.name == "update" and settings.micro_batch > 1,
+        "fewer images an iteration (train.prompts_per_iteration)": training,
+        f"train.offload: [{left}]": updating and left != "",
+        "a scorer at a server": "scorers" in phase.parts,
+    }
+    return f"use {', '.join(way for way, helps in ways.items() if helps) or 'a GPU with more memory'}"
 
 
 def _stop(machine: Machine, stop: float) -> Iterator[Finding]:

@@ -40,15 +40,20 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
     Gradients are freed after the optimiser's step, so the rollout has none.
     """
     kept, gradients = _kept(settings, variant), _gradients(settings)
-    batch = _batch(settings, variant)
+    batch = {"trajectories": _trajectories(settings, variant)}
     sampled, around = rollout_bytes(settings)
     rollout = {
         "activations": sampled,
         "gathered blocks": around,
         "decoding": float(settings.decoded.bytes),
+        "embeddings of a pass": embeddings_of_pass(settings, settings.rollout_batch, backward=False),
     }
     peak, gathered = update_bytes(settings)
-    update = {"activations": peak, "gathered blocks": gathered}
+    update = {
+        "activations": peak,
+        "gathered blocks": gathered,
+        "embeddings of a pass": embeddings_of_pass(settings, settings.micro_batch, backward=True),
+    }
     step = {"optimiser's step": settings.foreach_bytes * settings.network.trained_weights / settings.spread}
     update_kept = kept | _left(settings)
     return [
@@ -72,6 +77,14 @@ def stage_phases(settings: Settings) -> list[Phase]:
         "context": CONTEXT_BYTES,
     }
     return [Phase("encode", text | {"context": CONTEXT_BYTES}), Phase("generate", drawing)]
+
+
+def embeddings_of_pass(settings: Settings, images: int, *, backward: bool) -> float:
+    """Most embeddings on the GPU at once: a row for each image of a pass, and the distinct rows that were sent for it.
+
+    In an update those of the pass before are still there. The negative prompt stays. All others are in files.
+    """
+    return float(((3 if backward else 2) * images + settings.guided - 1) * settings.row_bytes)
 
 
 def rollout_bytes(settings: Settings) -> tuple[float, float]:
@@ -204,8 +217,8 @@ def _loading(settings: Settings, variant: str) -> dict[str, float]:
     return {**network, **reference, **_beside(settings), "scorers": 0.0}
 
 
-def _batch(settings: Settings, variant: str) -> dict[str, float]:
-    """Embeddings of this process's images, and their trajectories, float32.
+def _trajectories(settings: Settings, variant: str) -> float:
+    """Trajectories of this process's images, float32.
 
     A trajectory has S + 1 states (2 with branches), the final latent, and the means of the steps if they are needed.
     """
@@ -215,10 +228,7 @@ def _batch(settings: Settings, variant: str) -> dict[str, float]:
     rows = train.prompts_per_iteration * train.group_size * points / settings.processes
     states = 2 if own.branching is not None else S + 1
     means = states - 1 if needs_old_means(own.ratio_norm, own.trust_region, own.likelihood) else 0
-    return {
-        "embeddings of the batch": float(rows * settings.row_bytes),
-        "trajectories": float(rows * (states + 1 + means) * settings.latent_bytes),
-    }
+    return float(rows * (states + 1 + means) * settings.latent_bytes)
 
 
 def _used(parts: dict[str, float]) -> dict[str, float]:

@@ -182,6 +182,17 @@ def test_what_does_not_fit_is_said_with_its_largest_part() -> None:
     assert "does not fit 80 GB" in first and "GiB too much" in first
 
 
+def test_the_remedies_are_not_in_use_already() -> None:
+    own = preset("sd35-medium")  # LoRA, checkpointing, one GPU
+    assert levels(plan(own, 1, gpu="RTX4090"), "cannot") == []
+    (first, *more) = levels(plan(own, 1, memory_gb=20), "cannot")
+    assert "rollout does not fit 20 GB" in first and "a smaller train.rollout_batch_size" in first
+    assert not any("train.lora" in text or "train.gradient_checkpointing" in text for text in (first, *more))
+    bare = edited(own, train={"lora": None, "gradient_checkpointing": False, "offload": ["vae", "scorers"]})
+    update = next(text for text in levels(plan(bare, 1, memory_gb=20), "cannot") if "update" in text)
+    assert "train.lora, train.gradient_checkpointing" in update and "train.offload" not in update
+
+
 def test_a_stop_that_is_too_short() -> None:
     """143 GB written and read at 1 GB/s take 286 s."""
     assert plan(FLUX, 8).stop_seconds == pytest.approx(290, rel=0.02)
