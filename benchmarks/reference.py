@@ -1,4 +1,4 @@
-"""A plain trainer for Chunk-GRPO, structured like released code, as the baseline of the benchmark.
+"""A plain trainer for Chunk-GRPO, structured like DanceGRPO's code, as the baseline of the benchmark.
 
 It uses the same method, model, prompts, reward and random streams as ours, so its updates equal ours up to rounding
 (tests/benchmarks/test_reference.py). Like the released code of DanceGRPO and of this paper, it draws trajectories one
