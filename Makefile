@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 CONSTRAINTS := -c constraints.txt
 NEWEST := build/newest
+AUDIT := build/audit
 DOCUMENTED := $(addprefix chunk_grpo.,library core families training generation scorers config reporting.statistics)
 PRESET ?= tiny
 POOL ?= gpu
@@ -22,7 +23,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan score track gc serve worker smoke tools lint types reference test test-slow test-newest docs bench bench-train gpu gpu-report clean
+.PHONY: help run params plan score track gc serve worker smoke tools lint types reference test test-slow test-newest lock audit docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -78,6 +79,20 @@ test-slow: $(TOOLS) ## run the slow tests
 test-newest: ## test flows, infra and orchestration with the newest packages that pyproject.toml allows
 	$(MAKE) tools VENV=$(NEWEST) CONSTRAINTS=
 	PATH="$(CURDIR)/$(NEWEST)/bin:$$PATH" python -m pytest -q -m 'not gpu and not network' tests/flows tests/infra tests/orchestration
+
+lock: $(AUDIT)/.installed ## write requirements.lock: the pins of constraints.txt with the hashes of all their files on PyPI
+	$(AUDIT)/bin/uv pip compile pyproject.toml --all-extras -c constraints.txt --universal --python-version 3.11 \
+	  --generate-hashes --no-annotate --no-strip-extras --no-config --default-index https://pypi.org/simple \
+	  --custom-compile-command 'make lock' --quiet -o requirements.lock
+
+# CVE-2025-69872 is diskcache's, which DVC needs: no release mends it. docs/security.md says what is done about it.
+audit: $(AUDIT)/.installed ## look up known vulnerabilities of the pins (asks pypi.org)
+	$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock --ignore-vuln CVE-2025-69872
+
+$(AUDIT)/.installed: Makefile
+	python3 -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9 pip-audit==2.10.1
+	@touch $@
 
 docs: $(TOOLS) ## check the documents against the code, and run their code blocks
 	$(BIN)/python -m pytest -q -m 'not gpu and not network' tests/architecture tests/docs

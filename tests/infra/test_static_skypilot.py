@@ -42,7 +42,7 @@ def test_the_worker_starts_in_a_clone_of_the_commit(tmp_path: Path) -> None:
     calls = (tmp_path / "calls").read_text().splitlines()
     prepared = [
         "git checkout main",
-        "python3 -m pip install uv",
+        "python3 -m pip install uv==0.13.9",
         "python3 -m uv python install 3.11",
         "python3 -m uv python find 3.11",
         f"make .venv PYTHON={python}",
