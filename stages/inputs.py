@@ -12,6 +12,7 @@ from chunk_grpo.artifacts import output_dir, write_json
 from chunk_grpo.config import Params
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.recorded import policy_record
+from stages._checked_model import check_model
 from stages._code import COPY, ROOT, code_records, copy_code, is_under_dvc
 from stages._compared import compared_record
 from stages._records import model_record, prompt_records, scorer_records
@@ -71,7 +72,9 @@ def main(params: Params, arguments: Arguments) -> None:
         for name, record in code_records(COPY if is_under_dvc() else ROOT).items():
             write_json(record, str(folder / f"{name}.json"))
     digests = Digests()
-    write_json(model_record(params, digests), arguments.model)
+    model = model_record(params, digests)
+    check_model(params, model)
+    write_json(model, arguments.model)
     write_json(prompt_records(params, digests), arguments.prompts)
     write_json(scorer_records(params, digests), arguments.scorers)
     start = start_record(params, digests)

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
 from chunk_grpo.errors import DataError
+from chunk_grpo.weights import NO_DIFFERENCES, KnownDifferences, load_weights, stored_weights
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +16,17 @@ if TYPE_CHECKING:
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 """Alternative vocabulary files of a tokenizer. Without any, transformers silently builds an empty tokenizer."""
 
-_AGAIN = "download the checkpoint again (an interrupted download leaves such gaps)"
+AGAIN = "download the checkpoint again (an interrupted download leaves such gaps)"
+
+_NOT_READ = {
+    "quantization_config": "quantised weights are not read; give the checkpoint as it was before, in bfloat16",
+    "compression_config": "quantised weights are not read; give the checkpoint as it was before, in bfloat16",
+    "transformers_weights": "weights are read from model.safetensors alone; rename the file and remove this key",
+}
+"""Keys of config.json, and why they are refused."""
+
+_MAY_HAVE = {"T5EncoderModel": KnownDifferences(may_have=r"^lm_head\.weight$")}
+"""By class: what a file of the whole T5 has, besides the decoder, which the class itself passes over."""
 
 TRAIN_AGAIN = (
     "delete the folder of this variant below artifacts/train and run `dvc repro`: it is restored from the DVC cache "
@@ -38,8 +47,8 @@ def check_checkpoint(checkpoint: str, pipeline_class: str, components: Iterable[
     """
     folder = Path(checkpoint)
     if not folder.exists():
-        if len(folder.parts) == 2 and not checkpoint.startswith((".", "/")):
-            return  # may be a hub id
+        if may_be_hub_id(checkpoint):
+            return
         raise DataError(
             f"model.checkpoint: the folder {checkpoint} does not exist. Give a folder in the diffusers layout or a hub "
             "id such as black-forest-labs/FLUX.1-dev; the toys are assets/tiny-flux and assets/tiny-sd3 (git checkout "
@@ -52,7 +61,13 @@ def check_checkpoint(checkpoint: str, pipeline_class: str, components: Iterable[
             "Set model.family to the family of the checkpoint, or choose another checkpoint."
         )
     for component in components:
-        _check_component(folder / component, _AGAIN)
+        _check_component(folder / component, AGAIN)
+
+
+def may_be_hub_id(checkpoint: str) -> bool:
+    """Whether this is no folder here, but may be the name of a repository."""
+    path = Path(checkpoint)
+    return not path.exists() and len(path.parts) == 2 and not checkpoint.startswith((".", "/", "~"))
 
 
 def check_trained(folder: Path, config: Mapping[str, object]) -> None:
@@ -77,25 +92,46 @@ def check_trained(folder: Path, config: Mapping[str, object]) -> None:
             )
 
 
-def load_network(network_class: Any, folder: Path, dtype: torch.dtype) -> Any:
-    """Load a saved transformer; require exactly the weights of its configuration.
+def load_part(
+    network_class: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    again: str = AGAIN,
+) -> Any:
+    """Load a network of a checkpoint, or a saved transformer, with exactly the weights of its files.
 
-    diffusers alone leaves missing weights uninitialised and ignores surplus ones.
+    Args:
+        network_class: Class of transformers or diffusers.
+        folder: Folder with config.json and the weights.
+        dtype: Floating-point type of the weights in memory.
+        device: Device of the network. On "meta", names and shapes are compared and no values are read.
+        again: What to do about wrong files, for messages.
 
     Raises:
-        DataError: The files cannot be loaded, or weights are missing or unexpected.
+        DataError: The files cannot be loaded, or a weight is missing, unexpected, of another shape or not finite.
     """
-    try:
-        network, found = network_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder}: cannot be loaded ({error}); {TRAIN_AGAIN}") from error
-    for which in ("missing", "unexpected"):
-        if names := sorted(found[f"{which}_keys"]):
-            raise DataError(
-                f"{folder}: must hold each weight of its config.json and no other, got {len(names)} {which}, such as "
-                f"{names[0]}; {TRAIN_AGAIN}"
-            )
-    return network
+    stored = stored_weights(folder, again)
+    files = set(stored.values())
+    place = files.pop() if len(files) == 1 else folder
+    rule = again[0].upper() + again[1:]
+    known = _MAY_HAVE.get(network_class.__name__, NO_DIFFERENCES)
+    return load_weights(
+        f"{place}: weights", network_class, folder, dtype, rule, device=device, known=known, files=stored
+    )
+
+
+def named_class(folder: Path, component: str) -> tuple[str, str]:
+    """Library and name of a component's class by model_index.json.
+
+    Raises:
+        DataError: The file is missing or damaged, or has no such component.
+    """
+    index = folder / "model_index.json"
+    found = _read_object(index, AGAIN).get(component)
+    if not (isinstance(found, list) and len(found) == 2 and all(isinstance(part, str) for part in found)):
+        raise DataError(f"{index}: {component} must be [library, class], got {found!r}; {AGAIN}")
+    return found[0], found[1]
 
 
 def _class_name(folder: Path) -> str:
@@ -104,7 +140,7 @@ def _class_name(folder: Path) -> str:
         raise DataError(
             f"{folder}: no model_index.json, so this is not a complete checkpoint in the diffusers layout"
         )
-    return str(_read_object(index, _AGAIN).get("_class_name"))
+    return str(_read_object(index, AGAIN).get("_class_name"))
 
 
 def _check_component(folder: Path, again: str) -> None:
@@ -119,21 +155,18 @@ def _check_component(folder: Path, again: str) -> None:
             raise DataError(f"{folder}: must hold {wanted}; {again}")
         return
     _require(folder / "config.json", again)
-    weights = sorted(folder.glob("*.safetensors"))
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        shards = _read_object(index, again).get("weight_map")
-        if not isinstance(shards, dict):
-            raise DataError(f"{index}: weight_map must name the file of each weight, got {shards!r}; {again}")
-        for missing in sorted(set(shards.values()) - {path.name for path in weights}):
-            raise DataError(f"{folder / missing}: named in {index.name} but missing; {again}")
-    if not weights:
-        raise DataError(f"{folder}: no *.safetensors file; {again}")
-    for path in weights:
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"{path}: cut off or damaged ({error}); {again}") from error
+    config = _read_object(folder / "config.json", again)
+    for name, meaning in _NOT_READ.items():
+        if name in config:
+            raise DataError(
+                f"{folder / 'config.json'}: {name} must be absent, got {str(config[name])[:200]}: {meaning}"
+            )
+    if (folder / "adapter_config.json").exists():
+        raise DataError(
+            f"{folder / 'adapter_config.json'}: must be absent: an adapter is no part of a checkpoint. Merge it, or "
+            "load it as a policy."
+        )
+    stored_weights(folder, again)
 
 
 def _require(path: Path, again: str) -> None:

@@ -6,13 +6,13 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.attention import leave_out_cudnn, set_backend, try_backend
 from chunk_grpo.families.base import (
     Conditioning,
@@ -25,6 +25,7 @@ from chunk_grpo.families.base import (
 )
 from chunk_grpo.families.compiling import compile_blocks, try_compiler
 from chunk_grpo.families.grids import linear_shift, scheduler_times
+from chunk_grpo.families.limits import check_limits
 from chunk_grpo.families.loading import load_pipeline
 from chunk_grpo.families.lora import (
     add_lora,
@@ -70,8 +71,9 @@ class DiffusersFamily(ABC):
         """Wrap a pipeline; `load` creates one from a checkpoint.
 
         Raises:
-            ConfigError: The image size is not a multiple of the checkpoint's token size, or a package of the attention
-                backend is missing.
+            ConfigError: Sizes of images or texts do not fit the checkpoint, or a package of the attention backend is
+                missing.
+            DataError: Parts are of different checkpoints.
         """
         self._pipeline = pipeline
         self._options = options
@@ -80,16 +82,22 @@ class DiffusersFamily(ABC):
         self._compiles = False
         # Without a VAE the scale factor is unknown and unused.
         side = self.latent_pixels_per_token * pipeline.vae_scale_factor
-        if pipeline.vae is not None and (options.height % side or options.width % side):
-            raise ConfigError(
-                f"model.height and model.width, generate.height and generate.width: must be multiples of {side} for "
-                f"{options.checkpoint}, got {options.height} and {options.width}"
-            )
         self._rows, self._columns = options.height // side, options.width // side
+        check_limits(self, pipeline, options)
         if options.attention_backend in (None, "native"):
             leave_out_cudnn()
         if options.attention_backend is not None and pipeline.transformer is not None:
             set_backend(pipeline.transformer, options.attention_backend)
+
+    @property
+    def grid_limit(self) -> int | None:
+        """Most rows or columns of tokens for which the network has positions; None: it computes them."""
+        return None
+
+    @property
+    def text_limit(self) -> int | None:
+        """Most text tokens for which the network has positions, at this image size; None: it computes them."""
+        return None
 
     @abstractmethod
     def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
@@ -132,7 +140,7 @@ class DiffusersFamily(ABC):
 
         Raises:
             DataError: The checkpoint is missing, incomplete or of another family.
-            ConfigError: The image size is not a multiple of the token size, a folder has a revision, or the attention
+            ConfigError: Sizes of images or texts do not fit the checkpoint, a folder has a revision, or the attention
                 backend does not work here.
         """
         left_out: dict[str, None] = {
@@ -344,7 +352,7 @@ class DiffusersFamily(ABC):
             and any(w.requires_grad for w in network.parameters())
         ):
             raise ValueError(f"{path}: an adapter needs the base model, but these weights are trained")
-        saved = saved_network(network, path, self.pipeline_class, self._options.dtype)
+        saved = saved_network(network, path, self.pipeline_class, self._options.dtype, self._options.device)
         return self.using(saved.to(self._options.device))
 
     def start_state(self, path: Path, options: TuningOptions) -> dict[str, Tensor]:
@@ -365,6 +373,10 @@ class DiffusersFamily(ABC):
         finally:
             release_memory()
             network.to(place)
+
+    def resized(self, height: int, width: int) -> Self:
+        """A second model for images of another size, by the same rules. All parts are shared."""
+        return type(self)(self._pipeline, replace(self._options, height=height, width=width))
 
     def using(self, network: nn.Module) -> Self:
         """A second model around `network`, which is not copied. The other parts are shared."""

@@ -45,7 +45,7 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
         raise ConfigError(f"train.lora.rank: must be at least 1, got {options.lora_rank}")
     if not options.lora_alpha > 0:
         raise ConfigError(f"train.lora.alpha: must be above 0, got {options.lora_alpha}")
-    _check_targets(network, options.lora_targets)
+    check_targets(network, options.lora_targets)
     # peft annotates alpha as int, but accepts any number and divides it by the rank.
     config = LoraConfig(
         r=options.lora_rank,
@@ -59,8 +59,12 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
     _widen(network)
 
 
-def _check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
-    """Require that every target matches linear layers only, by peft's rule: the whole name, or its end after a dot."""
+def check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
+    """Require that every target matches linear layers only, by peft's rule: the whole name, or its end after a dot.
+
+    Raises:
+        ConfigError: One does not.
+    """
     modules = dict(network.named_modules())
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     there = ", ".join(sorted({_short(name) for name in linear}))

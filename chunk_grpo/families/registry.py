@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chunk_grpo.config.families import module_of
@@ -44,3 +45,28 @@ def load_family(name: str, options: LoadOptions, parts: Sequence[Part]) -> Famil
         DataError: The checkpoint is missing, broken or of another family.
     """
     return family_class(name).load(options, parts)
+
+
+def check_checkpoint(
+    name: str, options: LoadOptions, sizes: Iterable[tuple[int, int]], lora_targets: Sequence[str] | None
+) -> None:
+    """Check a checkpoint's folder against settings, from its configurations and the headers of its files alone.
+
+    Args:
+        name: `model.family`.
+        options: Checkpoint and settings.
+        sizes: Heights and widths of the images in pixels.
+        lora_targets: Layers of the adapter to train; None: none is trained.
+
+    Raises:
+        ConfigError: There is no such family, a size does not fit the checkpoint, or it has no such layer.
+        DataError: The checkpoint is missing, broken or of another family, or its files do not fit its networks.
+    """
+    from chunk_grpo.families.lora import check_targets  # here: torch takes seconds
+
+    # Kernels of attention are tried where they run.
+    family = family_class(name).load(replace(options, device="meta", attention_backend=None))
+    for height, width in sizes:
+        family.resized(height, width)
+    if lora_targets is not None:
+        check_targets(family.transformer, tuple(lora_targets))

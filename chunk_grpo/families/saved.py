@@ -12,7 +12,7 @@ from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.adapter_files import PEFT_WEIGHTS, WEIGHTS, adapter_file
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_trained, load_network
+from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_trained, load_part
 from chunk_grpo.families.lora import rescaled_state, with_lora
 
 
@@ -52,7 +52,9 @@ def policy_in(path: Path) -> Path:
     return path
 
 
-def saved_network(network: Any, path: Path, pipeline_class: Any, dtype: torch.dtype) -> Any:
+def saved_network(
+    network: Any, path: Path, pipeline_class: Any, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Any:
     """A frozen network with the weights of a saved policy. An adapter shares the base weights of `network`.
 
     Args:
@@ -60,6 +62,7 @@ def saved_network(network: Any, path: Path, pipeline_class: Any, dtype: torch.dt
         path: As in `policy_in`.
         pipeline_class: Pipeline of diffusers.
         dtype: Floating-point type of a transformer's weights.
+        device: Device of a transformer.
 
     Raises:
         DataError: There is no policy, or one of another model.
@@ -68,7 +71,7 @@ def saved_network(network: Any, path: Path, pipeline_class: Any, dtype: torch.dt
     if found.is_file():
         return with_lora(network, found, pipeline_class)
     check_trained(found, network.config)
-    return load_network(type(network), found, dtype).requires_grad_(False).eval()
+    return load_part(type(network), found, dtype, device, TRAIN_AGAIN)
 
 
 def start_state(network: Any, path: Path, pipeline_class: Any, options: TuningOptions) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from chunk_grpo.scorers.clip_model import ClipEncoder, ClipProcessor
 from chunk_grpo.scorers.regression_head import regression_head
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
-from chunk_grpo.scorers.strict_loading import check_shapes
+from chunk_grpo.weights import check_shapes
 
 MODEL_FILES = ("sac+logos+ava1-l14-linearMSE.pth",)
 """The authors' head for CLIP ViT-L/14, trained on SAC, LAION-Logos and AVA."""

@@ -18,9 +18,9 @@ from chunk_grpo.config.scorer_settings import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures
 from chunk_grpo.scorers.pictures import of_each_picture
-from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.checkpoints import find_checkpoint, read_config
 from chunk_grpo.scorers.running.configured import chosen_device
-from chunk_grpo.scorers.strict_loading import load_strict, read_config
+from chunk_grpo.weights import load_weights
 
 MODEL_FILES = (
     "config.json",
@@ -116,7 +116,7 @@ def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -
     """
     folder = find_checkpoint(key, weights, MODEL_FILES)
     read_config(key, folder, "clip")
-    model = load_strict(key, CLIPModel, folder, torch.float32)
+    model = load_weights(f"{key}: weights in {folder}", CLIPModel, folder, torch.float32)
     scale = float(model.logit_scale.double().exp())
     return ClipEncoder(model.to(chosen_device(device), getattr(torch, dtype)), scale)
 

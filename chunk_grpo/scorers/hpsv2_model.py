@@ -20,7 +20,7 @@ from chunk_grpo.config.scorer_settings import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.clip_model import ClipEncoder
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
-from chunk_grpo.scorers.strict_loading import check_shapes
+from chunk_grpo.weights import check_shapes
 
 MODEL_FILES = ("HPS_v2.1_compressed.pt",)
 """File of xswu/HPSv2."""

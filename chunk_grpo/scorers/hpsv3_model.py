@@ -16,7 +16,7 @@ from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.strict_loading import check_shapes
+from chunk_grpo.weights import check_shapes
 
 WEIGHTS = "HPSv3.safetensors"
 

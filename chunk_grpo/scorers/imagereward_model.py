@@ -24,7 +24,7 @@ from chunk_grpo.config.scorer_settings import Dtype, Weights
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.regression_head import regression_head
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
-from chunk_grpo.scorers.strict_loading import check_shapes
+from chunk_grpo.weights import check_shapes
 
 MODEL_FILES = ("ImageReward.pt", "med_config.json")
 """Files of THUDM/ImageReward."""

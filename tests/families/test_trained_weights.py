@@ -54,11 +54,21 @@ def with_another_shape(folder: Path) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
+def with_a_nan(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors["proj_out.bias"][1] = float("nan")
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         pytest.param(cut, "{}/" + WEIGHTS + ": cut off or damaged (", id="cut off"),
-        pytest.param(lambda folder: (folder / WEIGHTS).unlink(), "{}: no *.safetensors file; ", id="missing"),
+        pytest.param(
+            lambda folder: (folder / WEIGHTS).unlink(),
+            f"{{}}: must hold weights in model.safetensors or {WEIGHTS} or in files with its index, got no such file; ",
+            id="missing",
+        ),
         pytest.param(with_config(""), "{}/config.json: not readable as JSON (", id="empty config"),
         pytest.param(
             with_config('{"num_layers": '), "{}/config.json: not readable as JSON (", id="broken config"
@@ -76,16 +86,25 @@ def with_another_shape(folder: Path) -> None:
         ),
         pytest.param(
             without_a_weight,
-            "{}: must hold each weight of its config.json and no other, got 1 missing, such as proj_out.bias; ",
+            f"{{}}/{WEIGHTS}: weights do not fit the model: proj_out.bias is missing. ",
             id="a weight less",
         ),
         pytest.param(
             with_one_more,
-            "{}: must hold each weight of its config.json and no other, got 1 unexpected, such as another; ",
+            f"{{}}/{WEIGHTS}: weights do not fit the model: another is unknown to the model. ",
             id="a weight more",
         ),
-        pytest.param(with_another_shape, "{}: cannot be loaded (", id="another shape"),
-        pytest.param(with_config("{}"), "{}: cannot be loaded (", id="no values"),
+        pytest.param(
+            with_another_shape,
+            f"{{}}/{WEIGHTS}: weights do not fit the model: proj_out.bias is [2] in place of [",
+            id="another shape",
+        ),
+        pytest.param(
+            with_a_nan,
+            f"{{}}/{WEIGHTS}: weights must be finite, got NaN or infinity in proj_out.bias. ",
+            id="a NaN",
+        ),
+        pytest.param(with_config("{}"), f"{{}}/{WEIGHTS}: weights do not fit the model: ", id="no values"),
     ],
 )
 def test_damage_is_told(damage, message, tiny, trained):
@@ -94,6 +113,6 @@ def test_damage_is_told(damage, message, tiny, trained):
         tiny().with_transformer(trained)
     assert str(caught.value).startswith(message.replace("{}", str(trained), 1))
     assert str(caught.value).endswith(
-        "delete the folder of this variant below artifacts/train and run `dvc repro`: it is restored from the "
+        "elete the folder of this variant below artifacts/train and run `dvc repro`: it is restored from the "
         "DVC cache or trained again"
     )

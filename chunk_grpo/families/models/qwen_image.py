@@ -33,6 +33,12 @@ class QwenImageFamily(DiffusersFamily):
         text = template.prompt_template_encode.format(prompt)
         return super().token_count(tokenizer, text) - int(template.prompt_template_encode_start_idx)
 
+    @property
+    def text_limit(self) -> int | None:
+        """Positions of the text follow those of the image, which lie around 0, in one table."""
+        table = self.transformer.pos_embed.pos_freqs
+        return int(table.shape[0] - max(self._rows, self._columns) // 2)
+
     def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """`prompt_embeds` [B, T, E], padded with zeros, and `mask` [B, T], which is False there."""
         limit = self._options.max_sequence_length

@@ -40,6 +40,12 @@ class SD3Family(DiffusersFamily):
         """(L, D): a token has the channels of 2 x 2 latent pixels."""
         return self._rows * self._columns, 4 * int(self.transformer.config.in_channels)
 
+    @property
+    def grid_limit(self) -> int | None:
+        """The network crops its positions out of a square table."""
+        config = self.transformer.config
+        return int(config.pos_embed_max_size * config.patch_size // self.latent_pixels_per_token)
+
     def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """`prompt_embeds` [B, T, E] and `pooled` [B, F]."""
         prompt_embeds, _, pooled, _ = self._pipeline.encode_prompt(

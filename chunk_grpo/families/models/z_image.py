@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers import ZImagePipeline, ZImageTransformer2DModel
+from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -30,6 +31,17 @@ class ZImageFamily(DiffusersFamily):
     def latent_shape(self) -> tuple[int, int]:
         """(L, D): a token has the channels of 2 x 2 latent pixels."""
         return self._rows * self._columns, 4 * int(self.transformer.config.in_channels)
+
+    @property
+    def grid_limit(self) -> int | None:
+        """Tables of positions of the network, for rows and for columns."""
+        return int(min(self.transformer.config.axes_lens[1:]))
+
+    @property
+    def text_limit(self) -> int | None:
+        """The text, filled up to whole groups, has positions from 1, and the image the next one."""
+        group = int(SEQ_MULTI_OF)
+        return (int(self.transformer.config.axes_lens[0]) - 2) // group * group
 
     @classmethod
     def token_count(cls, tokenizer: Any, prompt: str) -> int:

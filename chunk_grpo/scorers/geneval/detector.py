@@ -21,7 +21,8 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COCO_NAMES
 from chunk_grpo.scorers.geneval.rules import Detections
-from chunk_grpo.scorers.strict_loading import KnownDifferences, load_strict, read_config
+from chunk_grpo.scorers.running.checkpoints import read_config
+from chunk_grpo.weights import KnownDifferences, load_weights
 
 DETECTOR_FILES = ("config.json", "preprocessor_config.json", "model.safetensors|pytorch_model.bin")
 
@@ -88,7 +89,8 @@ def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> De
         DataError: The files are damaged or belong to another model.
     """
     check_classes(key, folder)
-    model = load_strict(key, Mask2FormerForUniversalSegmentation, folder, dtype, _OLDER_FILES)
+    where = f"{key}: weights in {folder}"
+    model = load_weights(where, Mask2FormerForUniversalSegmentation, folder, dtype, known=_OLDER_FILES)
     try:
         processor = Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers raises anything for damaged files

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.errors import DataError
@@ -48,6 +50,28 @@ def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path
             f"{key}: no file {missing[0].replace('|', ' or ')} in {folder}, which holds {found}. {_how(weights)}"
         )
     return folder
+
+
+def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
+    """Read a model's config.json in the transformers layout.
+
+    Args:
+        key: Key of params.yaml, such as scorers.geneval.detector, for messages.
+        folder: Folder with config.json.
+        model_type: Required model type, such as clip.
+
+    Raises:
+        DataError: The file cannot be read, or the model type differs.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        found = config.get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{key}: {path} cannot be read: {error}. Fetch the files again.") from error
+    if found != model_type:
+        raise DataError(f"{key}: must be a model of type {model_type}, but model_type in {path} is {found!r}")
+    return dict(config)
 
 
 def _names(folder: Path) -> list[str]:

@@ -1,0 +1,77 @@
+"""The base model against params.yaml, before any other work: from configurations and the headers of files alone."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from chunk_grpo.artifacts.io import write_text
+from chunk_grpo.config import Params
+
+MEMORY = Path(".inputs/checked-model")
+"""Digest of what was last found right. Deleting it costs only time."""
+
+
+def check_model(params: Params, record: Mapping[str, str | None]) -> None:
+    """Check that files, networks and settings fit each other. What was found right is not checked again.
+
+    Of a hub id, sizes and layers are checked if its configurations are here; else by the stages that load it.
+
+    Args:
+        params: The parameters.
+        record: Content of the base model's files.
+
+    Raises:
+        ConfigError: A size or a layer does not fit the checkpoint.
+        DataError: The checkpoint is missing, of another family, or its files do not fit its networks.
+    """
+    lora = params.train.lora
+    given = [
+        dict(record),
+        params.model.model_dump(mode="json"),
+        [params.generate.height, params.generate.width],
+        None if lora is None else list(lora.targets),
+        [version(name) for name in ("chunk-grpo", "diffusers", "transformers", "peft")],
+    ]
+    digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()
+    if MEMORY.is_file() and MEMORY.read_bytes() == digest.encode():
+        return
+    _check(params)
+    MEMORY.parent.mkdir(parents=True, exist_ok=True)
+    write_text(digest, str(MEMORY))
+
+
+def _check(params: Params) -> None:
+    # Here, because torch and diffusers take seconds.
+    from chunk_grpo.families.base import TuningOptions
+    from chunk_grpo.families.checkpoint import may_be_hub_id
+    from chunk_grpo.families.options import options_of
+    from chunk_grpo.families.registry import check_checkpoint
+    from chunk_grpo.families.tracing import Traced, network_sizes
+    from chunk_grpo.planning.models import read_checkpoint
+
+    model, lora = params.model, params.train.lora
+    sizes = [(part.height, part.width) for part in (model, params.generate)]
+    if not may_be_hub_id(model.checkpoint):
+        options = options_of(model, 1.0, model)
+        check_checkpoint(model.family, options, sizes, None if lora is None else lora.targets)
+    elif place := _with_configurations(model.checkpoint, model.revision):
+        checkpoint = read_checkpoint(model.family, place)
+        tuning = None if lora is None else TuningOptions(lora.rank, lora.alpha, lora.targets, False, None)
+        for height, width in sizes:
+            network_sizes(
+                Traced(checkpoint, model.dtype, height, width, model.max_sequence_length, tuning=tuning)
+            )
+
+
+def _with_configurations(hub_id: str, revision: str | None) -> str | None:
+    """The hub id if its configurations are known, or its folder in the hub's cache; None: they are not here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from chunk_grpo.planning.models import known_file
+
+    if known_file(hub_id).is_file():
+        return hub_id
+    found = try_to_load_from_cache(hub_id, "transformer/config.json", revision=revision)
+    return str(Path(found).parents[1]) if isinstance(found, str) else None

@@ -1,0 +1,96 @@
+"""The first stage refuses a base model that does not fit its files or params.yaml, before any other work."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from diffusers import AutoencoderKL, FluxPipeline
+from safetensors.torch import load_file, save_file
+
+from stages._checked_model import MEMORY
+from tests.conftest import CHECKPOINT, Workspace
+from tests.params_edits import put
+
+
+def refused(made: Workspace, code: int, capsys: pytest.CaptureFixture[str]) -> str:
+    assert made.run("inputs") == code
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+def with_a_vae_of_factor_8(folder: Path) -> None:
+    """The real VAE's factor, so that sides are multiples of 16."""
+    pipeline = FluxPipeline.from_pretrained(CHECKPOINT)
+    pipeline.vae = AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 8, 8, 16], layers_per_block=1, latent_channels=pipeline.vae.config.latent_channels,
+        norm_num_groups=4, use_quant_conv=False, use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159,
+    )  # fmt: skip
+    pipeline.save_pretrained(folder)
+
+
+def test_a_size_of_evaluation_that_the_checkpoint_does_not_take(workspace, capsys):
+    with_a_vae_of_factor_8(workspace.root / "model")
+    for edit in (put("model.checkpoint", "model"), put("generate.height", 40), put("generate.width", 40)):
+        workspace.edit(edit)
+    assert "must be multiples of 16 for model, got 40 and 40" in refused(workspace, 2, capsys)
+    workspace.edit(put("generate.height", 48))
+    workspace.edit(put("generate.width", 48))
+    assert workspace.run("inputs") == 0
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [pytest.param(1080, 1920, id="1920x1080"), pytest.param(1024, 1000, id="1000")]
+)
+def test_sizes_for_a_known_hub_id_need_no_files(height, width, workspace, capsys):
+    for edit in (
+        put("model.checkpoint", "black-forest-labs/FLUX.1-dev"),
+        put("model.revision", "0" * 40),
+        put("generate.height", height),
+        put("generate.width", width),
+    ):
+        workspace.edit(edit)
+    assert f"must be multiples of 16 for black-forest-labs/FLUX.1-dev, got {height} and {width}" in refused(
+        workspace, 2, capsys
+    )
+
+
+@pytest.mark.parametrize("part", ["text_encoder", "text_encoder_2", "transformer", "vae"])
+def test_a_weight_that_is_missing(part, workspace, capsys):
+    shutil.copytree(CHECKPOINT, workspace.root / "model")
+    path = next((workspace.root / "model" / part).glob("*.safetensors"))
+    state = load_file(path)
+    lost = sorted(state)[-1]
+    save_file({name: value for name, value in state.items() if name != lost}, path)
+    workspace.edit(put("model.checkpoint", "model"))
+    said = refused(workspace, 3, capsys)
+    assert f"model/{part}/{path.name}: weights do not fit the model: " in said
+    assert f"{lost} is missing" in said
+
+
+def test_a_folder_of_another_family_and_none(workspace, capsys):
+    workspace.edit(put("model.family", "sd3"))
+    assert "_class_name must be StableDiffusion3Pipeline for this family" in refused(workspace, 3, capsys)
+    workspace.edit(put("model.checkpoint", "./nothing"))
+    assert "the folder ./nothing does not exist" in refused(workspace, 3, capsys)
+
+
+def test_layers_of_the_adapter(workspace, capsys):
+    workspace.edit(put("train.lora", {"rank": 4, "alpha": 4, "targets": ["to_query"]}))
+    assert "train.lora.targets: must name linear layers of FluxTransformer2DModel" in refused(
+        workspace, 2, capsys
+    )
+
+
+def test_what_was_right_is_not_checked_again(workspace, monkeypatch):
+    assert workspace.run("inputs") == 0
+    checked: list[object] = []
+    monkeypatch.setattr("stages._checked_model._check", checked.append)
+    assert workspace.run("inputs") == 0
+    assert not checked
+    workspace.edit(put("generate.height", 64))
+    assert workspace.run("inputs") == 0
+    (workspace.root / MEMORY).unlink()
+    assert workspace.run("inputs") == 0
+    assert len(checked) == 2
