@@ -1,20 +1,23 @@
-"""Adapters (LoRA) in the layouts in which people publish them, as diffusers loads them."""
+"""Adapters (LoRA, DoRA) of other programs: each key of a file is used, or the file is refused by the key's name."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
+import torch
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.adapter_layers import LayerNames, Place, places
+from chunk_grpo.families.adapter_settings import check_settings, scale_of
 
 WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
 """Name of diffusers for the file of an adapter."""
@@ -25,11 +28,40 @@ PEFT_WEIGHTS = str(SAFETENSORS_WEIGHTS_NAME)
 PREFIX = "transformer."
 """Prefix of the weight names in diffusers' layout: the part of the pipeline."""
 
-_PEFT_CONFIG, _PEFT_PREFIX = "adapter_config.json", "base_model.model."
-_PEFT_SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora")
-"""Settings of peft that diffusers gets."""
-_PEFT_OTHERS = ("use_dora", "modules_to_save", "layers_to_transform", "fan_in_fan_out")
-"""Settings of peft that must be off: they are of other kinds of adapters."""
+_PEFT_CONFIG = "adapter_config.json"
+
+_PREFIXES = (
+    "base_model.model.", "model.diffusion_model.", "diffusion_model.", "module.", PREFIX,
+    "lora_unet_", "lora_transformer_", "lycoris_",
+)  # fmt: skip
+"""What programs write before the name of a layer."""
+
+_TEXT = ("lora_te", "text_encoder", "text_model", "te.", "te1.", "te2.")
+"""What they write before the name of a layer of a text encoder."""
+
+_SUFFIXES = {
+    ".lora_A.weight": "lora_A", ".lora_down.weight": "lora_A", ".lora.down.weight": "lora_A",
+    ".lora_B.weight": "lora_B", ".lora_up.weight": "lora_B", ".lora.up.weight": "lora_B",
+    ".down.weight": "lora_A", ".up.weight": "lora_B",
+    ".lora_magnitude_vector": "lora_magnitude_vector", ".lora_magnitude_vector.weight": "lora_magnitude_vector",
+    ".alpha": "alpha",
+}  # fmt: skip
+"""Parts of a layer by the end of the key; a longer one stands before one that it ends with."""
+
+_NAMES = {
+    "lora_A": "lora_A.weight",
+    "lora_B": "lora_B.weight",
+    "lora_magnitude_vector": "lora_magnitude_vector",
+}
+"""Names of the parts in PEFT."""
+
+_KINDS = {
+    "dora_scale": "DoRA as LyCORIS writes it", ".hada_": "LoHa", ".lokr_": "LoKr", ".oft_": "OFT", ".boft_": "BOFT",
+    ".diff": "whole differences of weights", "lora_mid": "LoCon with a middle weight", "lora_B.bias": "with biases",
+    "modules_to_save": "with whole layers", "lora_embedding": "LoRA of embeddings", ".vera_": "VeRA",
+    ".ia3_": "IA3", ".magnitude": "DoRA as ai-toolkit writes it",
+}  # fmt: skip
+"""Kinds of adapters that are not read, by a part of the key."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +69,12 @@ class Adapter:
     """An adapter as read from a file.
 
     Attributes:
-        weights: Weights by the names of diffusers, with `PREFIX`, in the type of the file.
-        settings: Arguments of diffusers' `load_lora_adapter` with rank and alpha: `metadata` or `network_alphas`.
+        weights: Weights by the names of the network's layers and their parts, float32.
+        scales: Factor of B A by layer.
     """
 
     weights: Mapping[str, Tensor]
-    settings: Mapping[str, Any]
+    scales: Mapping[str, float]
 
 
 def adapter_file(folder: Path) -> Path | None:
@@ -54,58 +86,169 @@ def adapter_file(folder: Path) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
-def read_adapter(path: Path, pipeline_class: Any) -> Adapter:
-    """Read an adapter in the layout of PEFT, or in one that diffusers' pipeline converts.
+def read_adapter(path: Path, network: nn.Module, names: LayerNames) -> Adapter:
+    """Read an adapter of a network.
 
     Args:
-        path: File of the adapter.
-        pipeline_class: Pipeline of diffusers.
+        path: File of the adapter. One that has PEFT's name needs PEFT's adapter_config.json beside it.
+        network: Transformer without an adapter; only its layers are looked at.
+        names: Names of the layers in the original code, as `DiffusersFamily.original_layers`.
 
     Raises:
-        DataError: The file is damaged, no adapter, or one of other parts than the transformer.
+        DataError: The file is damaged, holds something else than an adapter of kind LoRA or DoRA, or belongs to another
+            network.
     """
+    tensors, settings, where = _content(path)
+    layers = _layers(path, tensors)
+    known = places(network, names)
+    found = {layer: _place(layer, known) for layer in layers}
+    if lost := [layer for layer, place in found.items() if place is None]:
+        raise DataError(
+            f"{path}: not an adapter of this {type(network).__name__}, which has no layer {lost[0]} ({len(lost)} of "
+            f"{len(layers)} layers). Load it on the checkpoint on which it was trained."
+        )
+    weights: dict[str, Tensor] = {}
+    scales: dict[str, float] = {}
+    for layer, place in found.items():
+        assert place is not None
+        parts = dict(layers[layer])
+        alpha = parts.pop("alpha", None)
+        rank = len(parts["lora_A"])
+        for name, own in _split(f"{path}: {layer}", parts, place, network).items():
+            if name in scales:
+                raise DataError(
+                    f"{path}: {layer} must be the only adapter of {name}, got another one in the same file"
+                )
+            weights |= {f"{name}.{_NAMES[part]}": weight for part, weight in own.items()}
+            scales[name] = _scale(f"{path}: {layer}", alpha, rank)
+            if settings is not None:
+                told = scale_of(settings, name, rank, where)
+                if alpha is not None and not math.isclose(told, scales[name], rel_tol=0.01):
+                    raise DataError(
+                        f"{path}: alpha / rank of {layer} must be one number, got {scales[name]:g} from its key alpha "
+                        f"and {told:g} from the settings. Remove one of them"
+                    )
+                scales[name] = told
+    _check_dora(where, settings, weights)
+    return Adapter(weights, scales)
+
+
+def _content(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None, str]:
+    """Tensors of a file; the settings, if there are any; and the name of their file."""
     try:
-        is_peft = path.name == PEFT_WEIGHTS
-        found = _of_peft(path) if is_peft else _of_diffusers(path, pipeline_class)
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        with safe_open(path, framework="pt") as file:
+            noted = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError) as error:
         raise DataError(
-            f"{path}: cut off or damaged ({error}); save or download the adapter again"
+            f"{path}: no file of safetensors, cut off or damaged ({error}); save or download the adapter again"
         ) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path}: {pipeline_class.__name__} of diffusers reads no adapter from it ({error})"
-        ) from error
-    others = sorted(name for name in found.weights if not name.startswith(PREFIX))
-    if others or not found.weights:
-        what = f"{len(others)} others, such as {others[0]}" if others else "none"
-        raise DataError(f"{path}: must hold weights of the transformer only, got {what}")
-    return found
-
-
-def _of_peft(path: Path) -> Adapter:
     config = path.with_name(_PEFT_CONFIG)
-    given = json.loads(config.read_text(encoding="utf-8"))
-    for name in _PEFT_OTHERS:
-        if given.get(name):
+    renamed = config.exists() and any(name.startswith(_PREFIXES[0]) for name in tensors)
+    where = config if renamed or path.name == PEFT_WEIGHTS else path
+    try:
+        if where != path:
+            noted = where.read_text(encoding="utf-8")
+        settings = None if noted is None else json.loads(noted)
+        if settings is not None and not isinstance(settings, dict):
+            raise TypeError(f"an object is needed, got {type(settings).__name__}")
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{where}: settings of the adapter cannot be read ({error}); save it again"
+        ) from error
+    if settings is None:
+        return tensors, None, str(where)
+    if where == path:  # the settings of the pipeline's other parts have their own prefixes
+        settings = {name.removeprefix(PREFIX): value for name, value in settings.items()}
+        settings = {name: value for name, value in settings.items() if "." not in name}
+    elif "peft_type" not in settings:
+        raise DataError(f"{where}: peft_type must be LORA, got none; save the adapter again")
+    check_settings(settings, str(where))
+    return tensors, settings, str(where)
+
+
+def _layers(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Parts of each layer, by the layer's name in the file."""
+    if text := [key for key in tensors if key.startswith(_TEXT)]:
+        raise DataError(
+            f"{path}: must hold weights of the transformer only, got {len(text)} keys of text encoders, such as "
+            f"{text[0]}. Text encoders are not adapted; remove these keys, if the adapter is meant to do without them"
+        )
+    layers: dict[str, dict[str, Tensor]] = {}
+    for key, weight in tensors.items():
+        name = key.replace(".default.", ".")
+        suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), None)
+        if suffix is None:
+            kind = next((kind for mark, kind in _KINDS.items() if mark in key), "unknown")
             raise DataError(
-                f"{config}: {name} must be off in an adapter of this pipeline, got {given[name]!r}"
+                f"{path}: only LoRA is read, and DoRA in the layout of diffusers or PEFT; {key} is a key of another "
+                f"kind of adapter ({kind})"
             )
-    settings = {f"{PREFIX}{name}": given[name] for name in _PEFT_SETTINGS if given.get(name) is not None}
-    weights = {
-        f"{PREFIX}{name.removeprefix(_PEFT_PREFIX)}": weight for name, weight in load_file(path).items()
+        if not weight.is_floating_point() and suffix != ".alpha":
+            raise DataError(f"{path}: {key} must hold floating-point numbers, got {weight.dtype}")
+        parts = layers.setdefault(name.removesuffix(suffix), {})
+        if _SUFFIXES[suffix] in parts:
+            raise DataError(f"{path}: {key} must be the only key of its weight, got another spelling too")
+        parts[_SUFFIXES[suffix]] = weight.float()
+        if not parts[_SUFFIXES[suffix]].isfinite().all():
+            raise DataError(f"{path}: {key} must be finite, got NaN or infinity; the training has diverged")
+    for layer, parts in layers.items():
+        if not {"lora_A", "lora_B"} <= set(parts):
+            raise DataError(
+                f"{path}: {layer} must have both lora_A and lora_B, got only {', '.join(sorted(parts))}"
+            )
+        down, up = parts["lora_A"], parts["lora_B"]
+        if down.ndim < 2 or up.ndim < 2 or not len(down) == up.shape[1] > 0:
+            raise DataError(
+                f"{path}: {layer} must have matrices of one rank, got {list(down.shape)} and {list(up.shape)}"
+            )
+    if not layers:
+        raise DataError(f"{path}: must hold weights of an adapter, got none")
+    return layers
+
+
+def _place(layer: str, known: Mapping[str, Place]) -> Place | None:
+    """Place of a layer of the file, whatever prefixes its name has."""
+    if layer in known:
+        return known[layer]
+    prefix = next((prefix for prefix in _PREFIXES if layer.startswith(prefix)), None)
+    return None if prefix is None else _place(layer.removeprefix(prefix), known)
+
+
+def _split(
+    where: str, parts: Mapping[str, Tensor], place: Place, network: nn.Module
+) -> dict[str, dict[str, Tensor]]:
+    """Parts of each layer of the network: rows of what the original code holds in one matrix, A in each."""
+    rows = dict(parts)
+    down = rows.pop("lora_A")
+    if place.swapped:
+        rows = {part: torch.cat(weight.chunk(2)[::-1]) for part, weight in rows.items()}
+    if len(place.layers) == 1:
+        return {place.layers[0]: {"lora_A": down, **rows}}
+    sizes = [int(network.get_submodule(name).out_features) for name in place.layers]  # type: ignore[arg-type]
+    for part, weight in rows.items():
+        if len(weight) != sum(sizes):
+            raise DataError(f"{where}: {part} must have {sum(sizes)} rows, got {len(weight)}")
+    split = {part: weight.split(sizes) for part, weight in rows.items()}
+    return {
+        name: {"lora_A": down, **{part: weights[i].contiguous() for part, weights in split.items()}}
+        for i, name in enumerate(place.layers)
     }
-    return Adapter(weights, {"metadata": settings})
 
 
-def _of_diffusers(path: Path, pipeline_class: Any) -> Adapter:
-    weights, *alphas, metadata = pipeline_class.lora_state_dict(
-        str(path.parent),
-        weight_name=path.name,
-        use_safetensors=True,
-        return_alphas=True,
-        return_lora_metadata=True,
-    )
-    found = alphas[0] if alphas else None
-    if metadata is not None or not found:
-        return Adapter(weights, {"metadata": metadata})
-    return Adapter(weights, {"network_alphas": {name: float(alpha) for name, alpha in found.items()}})
+def _scale(where: str, alpha: Tensor | None, rank: int) -> float:
+    """Factor of B A by the file's tensor alpha; 1 without one, as diffusers and ComfyUI have it."""
+    if alpha is None:
+        return 1.0
+    if alpha.numel() != 1 or float(alpha) == 0:
+        raise DataError(f"{where}: alpha must be one number other than 0, got {alpha.tolist()}")
+    return float(alpha) / rank
+
+
+def _check_dora(where: str, settings: Mapping[str, Any] | None, weights: Mapping[str, Tensor]) -> None:
+    found = any(name.endswith(".lora_magnitude_vector") for name in weights)
+    if settings is not None and bool(settings.get("use_dora")) != found:
+        raise DataError(
+            f"{where}: use_dora must tell whether there are keys lora_magnitude_vector ({str(found).lower()}), got "
+            f"{settings.get('use_dora')}; save the adapter again"
+        )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from chunk_grpo.families.adapter_layers import LayerNames
 from chunk_grpo.families.attention import leave_out_cudnn, set_backend, try_backend
 from chunk_grpo.families.base import (
     Conditioning,
@@ -55,6 +56,7 @@ class DiffusersFamily(ABC):
         components: Components of the pipeline by part.
         tokenizers: By name of a text encoder: folder of its tokenizer, and whether `model.max_sequence_length` is its
             limit; else it is the tokenizer's own.
+        original_layers: Names of the network's layers in the model's original code, which some adapters have.
         latent_pixels_per_token: Latent pixels that a token covers, along each side.
         grid_is_even: Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before they are shifted; else they
             are the scheduler's own, which ends near 0 and which a static shift warps twice.
@@ -64,6 +66,7 @@ class DiffusersFamily(ABC):
     network_class: ClassVar[Any]
     components: ClassVar[Mapping[Part, tuple[str, ...]]]
     tokenizers: ClassVar[Mapping[str, tuple[str, bool]]]
+    original_layers: ClassVar[LayerNames] = {}
     latent_pixels_per_token: ClassVar[int] = 2
     grid_is_even: ClassVar[bool] = True
 
@@ -352,12 +355,12 @@ class DiffusersFamily(ABC):
             and any(w.requires_grad for w in network.parameters())
         ):
             raise ValueError(f"{path}: an adapter needs the base model, but these weights are trained")
-        saved = saved_network(network, path, self.pipeline_class, self._options.dtype, self._options.device)
+        saved = saved_network(network, path, self.original_layers, self._options.dtype, self._options.device)
         return self.using(saved.to(self._options.device))
 
     def start_state(self, path: Path, options: TuningOptions) -> dict[str, Tensor]:
         """Trained weights of a saved policy; see `Family.start_state`."""
-        return start_state(self.transformer, path, self.pipeline_class, options)
+        return start_state(self.transformer, path, self.original_layers, options)
 
     @contextmanager
     def replaced_by(self, path: Path) -> Iterator[Self]:

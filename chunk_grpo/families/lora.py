@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.adapter_files import PREFIX, WEIGHTS, read_adapter
+from chunk_grpo.families.adapter_layers import LayerNames
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.sharding import StoredTensor, local_shard
 
@@ -152,63 +153,55 @@ def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
     )
 
 
-def with_lora(network: Any, path: Path, pipeline_class: Any) -> Any:
+def with_lora(network: Any, path: Path, names: LayerNames) -> Any:
     """A frozen network with the adapter from a file. Its base weights are shared with `network`.
 
     Args:
         network: Diffusers transformer. It is not changed, and its own adapter is not copied.
         path: File of the adapter.
-        pipeline_class: Pipeline of diffusers.
+        names: As in `read_adapter`.
 
     Raises:
         DataError: The file is damaged, or the adapter belongs to another model.
     """
-    adapter = read_adapter(path, pipeline_class)
     adapted = copy.deepcopy(network, memo={id(weight): weight for weight in network.parameters()})
     if has_lora(adapted):
         adapted.unload_lora()
+    adapter = read_adapter(path, adapted, names)
     try:
         # low_cpu_mem_usage creates the adapter on the meta device, so no random values are drawn.
         adapted.load_lora_adapter(
-            dict(adapter.weights), adapter_name=_ADAPTER, low_cpu_mem_usage=True, **adapter.settings
+            dict(adapter.weights), prefix=None, adapter_name=_ADAPTER, low_cpu_mem_usage=True
         )
         _widen(adapted)
         # Load again in float32: on a half-precision network the loader has rounded the values.
-        load_exactly(
-            lora_state(adapted),
-            {name.removeprefix(PREFIX): weight for name, weight in adapter.weights.items()},
-        )
+        load_exactly(lora_state(adapted), adapter.weights)
     except (RuntimeError, TypeError, ValueError, DataError) as error:
         raise DataError(
             f"{path}: not an adapter of this {type(network).__name__} ({error}). Load it on the checkpoint on "
             "which it was trained."
         ) from error
+    for name, layer in adapted.named_modules():
+        if isinstance(layer, LoraLayer):
+            layer.scaling[_ADAPTER] = adapter.scales[name]
     return adapted.requires_grad_(False).eval()
 
 
-def rescaled_state(path: Path, pipeline_class: Any, bare: Any, scale: float) -> dict[str, Tensor]:
+def rescaled_state(path: Path, names: LayerNames, network: nn.Module, scale: float) -> dict[str, Tensor]:
     """Weights of an adapter, float32, with B such that with another scale the network computes the same.
 
     Args:
         path: File of the adapter.
-        pipeline_class: Pipeline of diffusers.
-        bare: Diffusers transformer of the base model without data, on the meta device.
+        names: As in `read_adapter`.
+        network: Diffusers transformer of the base model, without an adapter.
         scale: Scale of the output, alpha / rank.
 
     Raises:
         DataError: The file is damaged, or the adapter belongs to another model.
     """
-    adapted = with_lora(bare, path, pipeline_class)
-    factors = {
-        f"{name}.lora_B.weight": layer.scaling[_ADAPTER] / scale
-        for name, layer in adapted.named_modules()
-        if isinstance(layer, LoraLayer)
-    }
-    weights = {
-        name.removeprefix(PREFIX): weight.float()
-        for name, weight in read_adapter(path, pipeline_class).weights.items()
-    }
-    return {name: weight * factors.get(name, 1.0) for name, weight in weights.items()}
+    adapter = read_adapter(path, network, names)
+    factors = {f"{name}.lora_B.weight": found / scale for name, found in adapter.scales.items()}
+    return {name: weight * factors.get(name, 1.0) for name, weight in adapter.weights.items()}
 
 
 @torch.no_grad()

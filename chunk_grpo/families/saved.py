@@ -11,6 +11,7 @@ from torch import Tensor
 from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.adapter_files import PEFT_WEIGHTS, WEIGHTS, adapter_file
+from chunk_grpo.families.adapter_layers import LayerNames
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_trained, load_part
 from chunk_grpo.families.lora import rescaled_state, with_lora
@@ -53,14 +54,14 @@ def policy_in(path: Path) -> Path:
 
 
 def saved_network(
-    network: Any, path: Path, pipeline_class: Any, dtype: torch.dtype, device: torch.device | str = "cpu"
+    network: Any, path: Path, names: LayerNames, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Any:
     """A frozen network with the weights of a saved policy. An adapter shares the base weights of `network`.
 
     Args:
         network: Transformer of the base model.
         path: As in `policy_in`.
-        pipeline_class: Pipeline of diffusers.
+        names: As in `read_adapter`.
         dtype: Floating-point type of a transformer's weights.
         device: Device of a transformer.
 
@@ -69,18 +70,18 @@ def saved_network(
     """
     found = policy_in(path)
     if found.is_file():
-        return with_lora(network, found, pipeline_class)
+        return with_lora(network, found, names)
     check_trained(found, network.config)
     return load_part(type(network), found, dtype, device, TRAIN_AGAIN)
 
 
-def start_state(network: Any, path: Path, pipeline_class: Any, options: TuningOptions) -> dict[str, Tensor]:
+def start_state(network: Any, path: Path, names: LayerNames, options: TuningOptions) -> dict[str, Tensor]:
     """Weights with which training starts, by the names of the trained ones, float32 in the CPU's memory.
 
     Args:
         network: Transformer of the base model, not yet prepared for training.
         path: As in `policy_in`.
-        pipeline_class: Pipeline of diffusers.
+        names: As in `read_adapter`.
         options: Options of the training.
 
     Raises:
@@ -94,25 +95,20 @@ def start_state(network: Any, path: Path, pipeline_class: Any, options: TuningOp
                 f"train.start_from: must be an adapter where train.lora trains one, got the transformer {found}; make "
                 "it the base model (model.checkpoint), or train all weights (train.lora: null)"
             )
-        return rescaled_state(found, pipeline_class, _empty(network), options.lora_alpha / options.lora_rank)
+        return rescaled_state(found, names, network, options.lora_alpha / options.lora_rank)
     if found.is_dir():
-        return dict(saved_network(network, found, pipeline_class, torch.float32).state_dict())
-    whole = _empty(network)
+        return dict(saved_network(network, found, names, torch.float32).state_dict())
+    with torch.device("meta"):
+        whole = type(network).from_config(network.config)
     state = {
         name: weight.detach().to("cpu", torch.float32, copy=True)
         for name, weight in network.state_dict().items()
     }
     whole.load_state_dict(state, assign=True)
-    merged = with_lora(whole, found, pipeline_class)
+    merged = with_lora(whole, found, names)
     merged.fuse_lora()
     merged.unload_lora()
     return dict(merged.state_dict())
-
-
-def _empty(network: Any) -> Any:
-    """A network of the same configuration without data, float32."""
-    with torch.device("meta"):
-        return type(network).from_config(network.config)
 
 
 def _downloaded(policy: PolicyFiles, key: str) -> Path:

@@ -25,6 +25,34 @@ class FluxFamily(DiffusersFamily):
         "vae": ("vae",),
     }
     tokenizers: ClassVar = {"CLIP": ("tokenizer", False), "T5": ("tokenizer_2", True)}
+    original_layers: ClassVar = {
+        ("double_blocks.{}.", "transformer_blocks.{}."): {
+            "img_attn.qkv": "attn.to_q attn.to_k attn.to_v",
+            "txt_attn.qkv": "attn.add_q_proj attn.add_k_proj attn.add_v_proj",
+            "img_attn.proj": "attn.to_out.0", "txt_attn.proj": "attn.to_add_out",
+            "img_mlp.0": "ff.net.0.proj", "img_mlp.2": "ff.net.2",
+            "txt_mlp.0": "ff_context.net.0.proj", "txt_mlp.2": "ff_context.net.2",
+            "img_mod.lin": "norm1.linear", "txt_mod.lin": "norm1_context.linear",
+            "processor.qkv_lora1": "attn.to_q attn.to_k attn.to_v",
+            "processor.qkv_lora2": "attn.add_q_proj attn.add_k_proj attn.add_v_proj",
+            "processor.proj_lora1": "attn.to_out.0", "processor.proj_lora2": "attn.to_add_out",
+        },
+        ("single_blocks.{}.", "single_transformer_blocks.{}."): {
+            "linear1": "attn.to_q attn.to_k attn.to_v proj_mlp",
+            "linear2": "proj_out", "modulation.lin": "norm.linear",
+            "processor.qkv_lora": "attn.to_q attn.to_k attn.to_v", "processor.proj_lora": "proj_out",
+        },
+        ("", ""): {
+            "img_in": "x_embedder", "txt_in": "context_embedder",
+            "time_in.in_layer": "time_text_embed.timestep_embedder.linear_1",
+            "time_in.out_layer": "time_text_embed.timestep_embedder.linear_2",
+            "vector_in.in_layer": "time_text_embed.text_embedder.linear_1",
+            "vector_in.out_layer": "time_text_embed.text_embedder.linear_2",
+            "guidance_in.in_layer": "time_text_embed.guidance_embedder.linear_1",
+            "guidance_in.out_layer": "time_text_embed.guidance_embedder.linear_2",
+            "final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear",
+        },
+    }  # fmt: skip
 
     def __init__(self, pipeline: Any, options: LoadOptions) -> None:
         """Wrap a pipeline; see `DiffusersFamily`."""

@@ -33,6 +33,26 @@ class SD3Family(DiffusersFamily):
         "CLIP-G": ("tokenizer_2", False),
         "T5": ("tokenizer_3", True),
     }
+    original_layers: ClassVar = {
+        ("joint_blocks.{}.x_block.", "transformer_blocks.{}."): {
+            "attn.qkv": "attn.to_q attn.to_k attn.to_v", "attn.proj": "attn.to_out.0",
+            "attn2.qkv": "attn2.to_q attn2.to_k attn2.to_v", "attn2.proj": "attn2.to_out.0",
+            "mlp.fc1": "ff.net.0.proj", "mlp.fc2": "ff.net.2", "adaLN_modulation.1": "norm1.linear",
+        },
+        ("joint_blocks.{}.context_block.", "transformer_blocks.{}."): {
+            "attn.qkv": "attn.add_q_proj attn.add_k_proj attn.add_v_proj", "attn.proj": "attn.to_add_out",
+            "mlp.fc1": "ff_context.net.0.proj", "mlp.fc2": "ff_context.net.2",
+            "adaLN_modulation.1": "norm1_context.linear",
+        },
+        ("", ""): {
+            "x_embedder.proj": "pos_embed.proj",
+            "t_embedder.mlp.0": "time_text_embed.timestep_embedder.linear_1",
+            "t_embedder.mlp.2": "time_text_embed.timestep_embedder.linear_2",
+            "y_embedder.mlp.0": "time_text_embed.text_embedder.linear_1",
+            "y_embedder.mlp.2": "time_text_embed.text_embedder.linear_2",
+            "final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear",
+        },
+    }  # fmt: skip
     grid_is_even = False
 
     @property

@@ -26,6 +26,22 @@ class ZImageFamily(DiffusersFamily):
         "vae": ("vae",),
     }
     tokenizers: ClassVar = {"Qwen3": ("tokenizer", True)}
+    original_layers: ClassVar = {
+        ("layers.{}.attention.", "layers.{}.attention."): {"qkv": "to_q to_k to_v", "out": "to_out.0"},
+        ("noise_refiner.{}.attention.", "noise_refiner.{}.attention."): {
+            "qkv": "to_q to_k to_v",
+            "out": "to_out.0",
+        },
+        ("context_refiner.{}.attention.", "context_refiner.{}.attention."): {
+            "qkv": "to_q to_k to_v",
+            "out": "to_out.0",
+        },
+        ("", ""): {
+            "x_embedder": "all_x_embedder.2-1",
+            "final_layer.linear": "all_final_layer.2-1.linear",
+            "final_layer.adaLN_modulation.1": "all_final_layer.2-1.adaLN_modulation.1",
+        },
+    }
 
     @property
     def latent_shape(self) -> tuple[int, int]:
