@@ -55,6 +55,8 @@ _NAMES = {
 }
 """Names of the parts in PEFT."""
 
+_OTHER = "Load the adapter on the checkpoint on which it was trained."
+
 _KINDS = {
     "dora_scale": "DoRA as LyCORIS writes it", ".hada_": "LoHa", ".lokr_": "LoKr", ".oft_": "OFT", ".boft_": "BOFT",
     ".diff": "whole differences of weights", "lora_mid": "LoCon with a middle weight", "lora_B.bias": "with biases",
@@ -101,34 +103,26 @@ def read_adapter(path: Path, network: nn.Module, names: LayerNames) -> Adapter:
     tensors, settings, where = _content(path)
     layers = _layers(path, tensors)
     known = places(network, names)
-    found = {layer: _place(layer, known) for layer in layers}
-    if lost := [layer for layer, place in found.items() if place is None]:
+    found = {layer: place for layer in layers if (place := _place(layer, known))}
+    if lost := [layer for layer in layers if layer not in found]:
         raise DataError(
             f"{path}: not an adapter of this {type(network).__name__}, which has no layer {lost[0]} ({len(lost)} of "
-            f"{len(layers)} layers). Load it on the checkpoint on which it was trained."
+            f"{len(layers)} layers). {_OTHER}"
         )
     weights: dict[str, Tensor] = {}
     scales: dict[str, float] = {}
     for layer, place in found.items():
-        assert place is not None
-        parts = dict(layers[layer])
+        parts, here = dict(layers[layer]), f"{path}: {layer}"
         alpha = parts.pop("alpha", None)
         rank = len(parts["lora_A"])
-        for name, own in _split(f"{path}: {layer}", parts, place, network).items():
+        for name, own in _split(here, parts, place, network).items():
             if name in scales:
                 raise DataError(
-                    f"{path}: {layer} must be the only adapter of {name}, got another one in the same file"
+                    f"{here} must be the only adapter of {name}, got another one in the same file"
                 )
             weights |= {f"{name}.{_NAMES[part]}": weight for part, weight in own.items()}
-            scales[name] = _scale(f"{path}: {layer}", alpha, rank)
-            if settings is not None:
-                told = scale_of(settings, name, rank, where)
-                if alpha is not None and not math.isclose(told, scales[name], rel_tol=0.01):
-                    raise DataError(
-                        f"{path}: alpha / rank of {layer} must be one number, got {scales[name]:g} from its key alpha "
-                        f"and {told:g} from the settings. Remove one of them"
-                    )
-                scales[name] = told
+            told = None if settings is None else scale_of(settings, name, rank, where)
+            scales[name] = _scale(here, alpha, rank, told)
     _check_dora(where, settings, weights)
     return Adapter(weights, scales)
 
@@ -150,18 +144,20 @@ def _content(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None, s
         if where != path:
             noted = where.read_text(encoding="utf-8")
         settings = None if noted is None else json.loads(noted)
-        if settings is not None and not isinstance(settings, dict):
+        if noted is not None and not isinstance(settings, dict):
             raise TypeError(f"an object is needed, got {type(settings).__name__}")
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(
             f"{where}: settings of the adapter cannot be read ({error}); save it again"
         ) from error
+    if (
+        settings is not None and where == path
+    ):  # the settings of the pipeline's other parts have their own prefixes
+        settings = {name.removeprefix(PREFIX): value for name, value in settings.items()}
+        settings = {name: value for name, value in settings.items() if "." not in name} or None
     if settings is None:
         return tensors, None, str(where)
-    if where == path:  # the settings of the pipeline's other parts have their own prefixes
-        settings = {name.removeprefix(PREFIX): value for name, value in settings.items()}
-        settings = {name: value for name, value in settings.items() if "." not in name}
-    elif "peft_type" not in settings:
+    if where == config and "peft_type" not in settings:
         raise DataError(f"{where}: peft_type must be LORA, got none; save the adapter again")
     check_settings(settings, str(where))
     return tensors, settings, str(where)
@@ -209,26 +205,33 @@ def _layers(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Te
 
 def _place(layer: str, known: Mapping[str, Place]) -> Place | None:
     """Place of a layer of the file, whatever prefixes its name has."""
-    if layer in known:
-        return known[layer]
-    prefix = next((prefix for prefix in _PREFIXES if layer.startswith(prefix)), None)
-    return None if prefix is None else _place(layer.removeprefix(prefix), known)
+    while layer not in known:
+        prefix = next((prefix for prefix in _PREFIXES if layer.startswith(prefix)), None)
+        if prefix is None:
+            return None
+        layer = layer.removeprefix(prefix)
+    return known[layer]
 
 
 def _split(
     where: str, parts: Mapping[str, Tensor], place: Place, network: nn.Module
 ) -> dict[str, dict[str, Tensor]]:
     """Parts of each layer of the network: rows of what the original code holds in one matrix, A in each."""
+    shapes = [network.get_parameter(f"{name}.weight").shape for name in place.layers]
+    sizes = [shape[0] for shape in shapes]
     rows = dict(parts)
     down = rows.pop("lora_A")
+    if down.shape[1:] != shapes[0][1:]:
+        raise DataError(
+            f"{where}: lora_A must take {list(shapes[0][1:])} values, got {list(down.shape[1:])}. {_OTHER}"
+        )
+    for part, weight in rows.items():
+        if weight.ndim == 0 or len(weight) != sum(sizes):
+            raise DataError(
+                f"{where}: {part} must have {sum(sizes)} rows, got {list(weight.shape)}. {_OTHER}"
+            )
     if place.swapped:
         rows = {part: torch.cat(weight.chunk(2)[::-1]) for part, weight in rows.items()}
-    if len(place.layers) == 1:
-        return {place.layers[0]: {"lora_A": down, **rows}}
-    sizes = [int(network.get_submodule(name).out_features) for name in place.layers]  # type: ignore[arg-type]
-    for part, weight in rows.items():
-        if len(weight) != sum(sizes):
-            raise DataError(f"{where}: {part} must have {sum(sizes)} rows, got {len(weight)}")
     split = {part: weight.split(sizes) for part, weight in rows.items()}
     return {
         name: {"lora_A": down, **{part: weights[i].contiguous() for part, weights in split.items()}}
@@ -236,13 +239,21 @@ def _split(
     }
 
 
-def _scale(where: str, alpha: Tensor | None, rank: int) -> float:
-    """Factor of B A by the file's tensor alpha; 1 without one, as diffusers and ComfyUI have it."""
+def _scale(where: str, alpha: Tensor | None, rank: int, told: float | None) -> float:
+    """Factor of B A by the tensor alpha and the settings; without both 1, as diffusers and ComfyUI have it."""
     if alpha is None:
-        return 1.0
+        return 1.0 if told is None else told
     if alpha.numel() != 1 or float(alpha) == 0:
         raise DataError(f"{where}: alpha must be one number other than 0, got {alpha.tolist()}")
-    return float(alpha) / rank
+    factor = float(alpha) / rank
+    if told is not None and not math.isclose(
+        told, factor, rel_tol=0.01
+    ):  # alpha may be stored in half precision
+        raise DataError(
+            f"{where}: alpha / rank must be one number, got {factor:g} from the key alpha and {told:g} from the "
+            "settings of the file; remove one of them"
+        )
+    return factor if told is None else told
 
 
 def _check_dora(where: str, settings: Mapping[str, Any] | None, weights: Mapping[str, Tensor]) -> None:

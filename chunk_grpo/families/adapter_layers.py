@@ -10,8 +10,8 @@ from diffusers.models.normalization import AdaLayerNormContinuous
 from torch import nn
 
 LayerNames: TypeAlias = Mapping[tuple[str, str], Mapping[str, str]]
-"""Layers in the original code. By the names of a block there and in diffusers, with {} for its number: each layer's name
-there, and its names in diffusers, in the order of the rows."""
+"""Layers in the original code. By the names of a block there and in diffusers, with {} for its number: the name of each
+layer there, and its names in diffusers, in the order of the rows."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Place:
 
 
 def places(network: nn.Module, names: LayerNames) -> dict[str, Place]:
-    """Places by each name of a layer, with dots and with underscores."""
+    """Places of linear and convolutional layers by each of their names, with dots and with underscores."""
     modules = dict(network.named_modules())
-    found = {name: Place((name,)) for name in modules if name}
+    found = {n: Place((n,)) for n, module in modules.items() if isinstance(module, nn.Linear | nn.Conv2d)}
     blocks = 1 + max((int(part) for name in modules for part in name.split(".") if part.isdigit()), default=0)
     for (original, own), layers in names.items():
         for number in range(blocks if "{}" in own else 1):

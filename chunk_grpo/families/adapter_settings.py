@@ -89,7 +89,7 @@ def scale_of(settings: Mapping[str, Any], layer: str, rank: int, where: str) -> 
             float(given[pattern].get(get_pattern_key(given[pattern].keys(), layer), given[name]))
             for pattern, name in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
         )
-    except (AttributeError, TypeError, ValueError, re.error) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError, re.error) as error:
         raise DataError(f"{where}: rank and alpha of {layer} cannot be read ({error})") from error
     if told != rank:
         raise DataError(

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.adapter_files import WEIGHTS
+from chunk_grpo.families.adapter_files import PREFIX, WEIGHTS
+from chunk_grpo.families.adapter_settings import check_settings, scale_of
 from chunk_grpo.families.base import Family
 
 
@@ -31,11 +32,16 @@ def comfyui_lora(folder: Path, out: Path) -> None:
         DataError: The folder holds no adapter, or a damaged one.
     """
     weights, settings = _adapter(folder)
-    alpha = torch.tensor(float(settings["lora_alpha"]))
-    layers = sorted(
-        {name.removesuffix(".lora_A.weight") for name in weights if name.endswith(".lora_A.weight")}
-    )
-    alphas = {f"{layer}.alpha": alpha.clone() for layer in layers}
+    ranks = {
+        name.removesuffix(".lora_A.weight"): len(weight)
+        for name, weight in sorted(weights.items())
+        if name.endswith(".lora_A.weight")
+    }
+    where = str(folder / WEIGHTS)
+    alphas = {
+        f"{layer}.alpha": torch.tensor(rank * scale_of(settings, layer.removeprefix(PREFIX), rank, where))
+        for layer, rank in ranks.items()
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file({**weights, **alphas}, out)
 
@@ -68,8 +74,10 @@ def _adapter(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads(file.metadata()[LORA_ADAPTER_METADATA_KEY])
+            metadata = dict(json.loads(file.metadata()[LORA_ADAPTER_METADATA_KEY]))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: damaged, or without the settings of an adapter ({error})") from error
-    return weights, {name.removeprefix("transformer."): value for name, value in metadata.items()}
+    settings = {name.removeprefix(PREFIX): value for name, value in metadata.items()}
+    check_settings(settings, str(path))
+    return weights, settings

@@ -200,6 +200,11 @@ def rescaled_state(path: Path, names: LayerNames, network: nn.Module, scale: flo
         DataError: The file is damaged, or the adapter belongs to another model.
     """
     adapter = read_adapter(path, network, names)
+    if dora := next((name for name in adapter.weights if name.endswith("lora_magnitude_vector")), None):
+        raise DataError(
+            f"{path}: must be LoRA where train.lora trains one, got DoRA ({dora}); train all "
+            "weights (train.lora: null), or merge it into the base model"
+        )
     factors = {f"{name}.lora_B.weight": found / scale for name, found in adapter.scales.items()}
     return {name: weight * factors.get(name, 1.0) for name, weight in adapter.weights.items()}
 

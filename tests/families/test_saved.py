@@ -74,31 +74,6 @@ def test_an_adapter_of_another_program_gives_the_same_velocities(
     assert not torch.allclose(velocity(loaded), velocity(tiny()), atol=1e-2)
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"rank_pattern": {"to_q": 2}}])
-def test_an_adapter_of_peft_gives_the_same_velocities(
-    settings: dict[str, object], tiny: Load, tmp_path: Path
-) -> None:
-    expected = of_peft(tiny, tmp_path, **settings)
-    assert torch.allclose(velocity(tiny().with_transformer(tmp_path)), expected, atol=1e-6)
-    assert torch.allclose(velocity(tiny().with_transformer(tmp_path / PEFT)), expected, atol=1e-6)
-
-
-def test_an_adapter_of_another_kind(tiny: Load, tmp_path: Path) -> None:
-    of_peft(tiny, tmp_path, use_dora=True)
-    with pytest.raises(DataError, match=r"adapter_config\.json: use_dora must be off"):
-        tiny().with_transformer(tmp_path)
-
-
-def test_weights_of_a_text_encoder(adapted: FluxFamily, tiny: Load, tmp_path: Path) -> None:
-    path = tmp_path / "adapter" / DIFFUSERS
-    more = {"text_encoder.text_model.encoder.layers.0.mlp.fc1.lora_A.weight": torch.ones(3, 3)}
-    save_file(load_file(path) | more, path)
-    with pytest.raises(
-        DataError, match=r"weights of the transformer only, got 1 others, such as text_encoder\."
-    ):
-        tiny().with_transformer(tmp_path / "adapter")
-
-
 def test_no_adapter_at_all(tiny: Load, tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
     save_file({"weight": torch.ones(2)}, path)
