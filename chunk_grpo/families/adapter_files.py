@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.adapter_layers import LayerNames, Place, places
-from chunk_grpo.families.adapter_settings import check_settings, scale_of
+from chunk_grpo.families.adapter_settings import MERGE, check_settings, scale_of
 
 WEIGHTS = str(LORA_WEIGHT_NAME_SAFE)
 """Name of diffusers for the file of an adapter."""
@@ -59,8 +59,8 @@ _OTHER = "Load the adapter on the checkpoint on which it was trained."
 
 _KINDS = {
     "dora_scale": "DoRA as LyCORIS writes it", ".hada_": "LoHa", ".lokr_": "LoKr", ".oft_": "OFT", ".boft_": "BOFT",
-    ".diff": "whole differences of weights", "lora_mid": "LoCon with a middle weight", "lora_B.bias": "with biases",
-    "modules_to_save": "with whole layers", "lora_embedding": "LoRA of embeddings", ".vera_": "VeRA",
+    ".diff": "whole differences of weights", "lora_mid": "LoCon with a middle weight", ".bias": "LoRA with biases",
+    "modules_to_save": "LoRA with whole layers", "lora_embedding": "LoRA of embeddings", ".vera_": "VeRA",
     ".ia3_": "IA3", ".magnitude": "DoRA as ai-toolkit writes it",
 }  # fmt: skip
 """Kinds of adapters that are not read, by a part of the key."""
@@ -175,10 +175,10 @@ def _layers(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Te
         name = key.replace(".default.", ".")
         suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), None)
         if suffix is None:
-            kind = next((kind for mark, kind in _KINDS.items() if mark in key), "unknown")
+            kind = next((kind for mark, kind in _KINDS.items() if mark in key), "no known kind")
             raise DataError(
-                f"{path}: only LoRA is read, and DoRA in the layout of diffusers or PEFT; {key} is a key of another "
-                f"kind of adapter ({kind})"
+                f"{path}: must be LoRA, or DoRA in the layout of diffusers or PEFT, got the key {key} of {kind}. "
+                f"{MERGE}"
             )
         if not weight.is_floating_point() and suffix != ".alpha":
             raise DataError(f"{path}: {key} must hold floating-point numbers, got {weight.dtype}")
@@ -187,7 +187,7 @@ def _layers(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Te
             raise DataError(f"{path}: {key} must be the only key of its weight, got another spelling too")
         parts[_SUFFIXES[suffix]] = weight.float()
         if not parts[_SUFFIXES[suffix]].isfinite().all():
-            raise DataError(f"{path}: {key} must be finite, got NaN or infinity; the training has diverged")
+            raise DataError(f"{path}: {key} must be finite, got NaN or infinity; use an earlier state of it")
     for layer, parts in layers.items():
         if not {"lora_A", "lora_B"} <= set(parts):
             raise DataError(

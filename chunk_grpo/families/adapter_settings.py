@@ -35,6 +35,8 @@ _NO_EFFECT = (
 _STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 """Values of init_lora_weights that leave the base weights as they are; pissa, olora, corda, loftq, lora_ga do not."""
 
+MERGE = "Merge it into the transformer with the program that made it, and use that folder."
+
 _DEFAULTS = {
     field.name: field.default_factory() if callable(field.default_factory) else field.default
     for field in dataclasses.fields(LoraConfig)
@@ -53,7 +55,7 @@ def check_settings(settings: Mapping[str, Any], where: str) -> None:
     """
     kind = settings.get("peft_type", "LORA")
     if kind != "LORA":
-        raise DataError(f"{where}: an adapter of kind {kind}; only adapters of kind LORA are read")
+        raise DataError(f"{where}: an adapter of kind {kind}; only adapters of kind LORA are read. {MERGE}")
     start = settings.get("init_lora_weights", True)
     if start not in _STARTS:
         raise DataError(
@@ -63,9 +65,7 @@ def check_settings(settings: Mapping[str, Any], where: str) -> None:
     for name, value in settings.items():
         default = _DEFAULTS.get(name)
         if name not in _FORMULA + _NO_EFFECT and value and value != default:
-            raise DataError(
-                f"{where}: {name} must be {default!r}, got {value!r}: adapters with another value are not read"
-            )
+            raise DataError(f"{where}: {name} must be {default!r} in an adapter, got {value!r}. {MERGE}")
     for name in ("use_rslora", "use_dora"):
         if not isinstance(settings.get(name) or False, bool):
             raise DataError(f"{where}: {name} must be true or false, got {settings[name]!r}")
