@@ -135,7 +135,7 @@ def _content(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None, s
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"{path}: no file of safetensors, cut off or damaged ({error}); save or download the adapter again"
+            f"{path}: cut off or damaged, or no file of safetensors ({error}); save or download the adapter again"
         ) from error
     config = path.with_name(_PEFT_CONFIG)
     renamed = config.exists() and any(name.startswith(_PREFIXES[0]) for name in tensors)

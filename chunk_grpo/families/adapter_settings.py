@@ -37,7 +37,7 @@ _STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 
 MERGE = "Merge it into the transformer with the program that made it, and use that folder."
 
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     field.name: field.default_factory() if callable(field.default_factory) else field.default
     for field in dataclasses.fields(LoraConfig)
 }

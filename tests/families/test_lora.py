@@ -234,7 +234,7 @@ class TestFiles:
             family = mine()
             family.prepare_training(options(rank=3), seed=0)
             family.save_transformer(family.policy_state(), tmp_path)
-            with pytest.raises(DataError, match=f"{FILE}: not an adapter of this FluxTransformer2DModel"):
+            with pytest.raises(DataError, match=f"{FILE}: .*on the checkpoint on which it was trained"):
                 other().with_transformer(tmp_path)
 
     def test_an_adapter_that_is_only_half_used(self, adapted, load, tmp_path):
