@@ -131,6 +131,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Creating $(VENV) with $$chosen"; "$$chosen" -m venv $(VENV); \
 	fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' $(CONSTRAINTS)
+	@$(BIN)/python -m chunk_grpo.orchestration.dvc_state
 	@touch $(STAMP)
 
 $(TOOLS): $(STAMP)

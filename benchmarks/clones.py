@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from chunk_grpo.orchestration.dvc_state import keep_own_state
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -19,6 +21,7 @@ def make_clone(folder: Path) -> Path:
         ["checkout", "--quiet", "--force", "FETCH_HEAD"],
     ):
         subprocess.run(["git", *command], cwd=folder, check=True)
+    keep_own_state(folder)
     return folder
 
 

@@ -27,6 +27,7 @@ from rich.console import Console
 
 from benchmarks.tables import print_machine, print_table, spread
 from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.pipeline import Pipeline
 from infra.local_prefect import LocalPrefect, free_port
 
@@ -98,6 +99,7 @@ def summary(stages: int, rounds: Sequence[Mapping[str, float]]) -> Iterator[tupl
 def clone(folder: Path, preset: str) -> Path:
     """Clone this commit, with the parameters of a preset and an empty cache."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    keep_own_state(folder)
     config = str(folder / "conf")
     compose_and_dump(folder / "params.yaml", config, None, "config", str(folder), [f"preset={preset}"])
     return folder

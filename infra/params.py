@@ -14,6 +14,8 @@ from pathlib import Path
 from chunk_grpo.config import load_params
 from chunk_grpo.config.notices import notices
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.dvc_state import keep_own_state
+from chunk_grpo.orchestration.presets import replace_params
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,11 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("check", help="validate params.yaml")
     options = parser.parse_args(argv)
     try:
-        if options.command == "compose":
-            from chunk_grpo.orchestration.presets import (
-                replace_params,
-            )  # here: importing DVC takes a second
-
+        if options.command == "check":
+            keep_own_state(ROOT)
+        else:
             replace_params(ROOT, options.preset, force=options.force, variants=options.variants)
         for notice in notices(load_params(ROOT / "params.yaml")):
             sys.stderr.write(f"note: {notice}\n")

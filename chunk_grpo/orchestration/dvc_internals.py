@@ -6,7 +6,7 @@ The command line is run in processes (pipeline.py).
 """
 
 from dvc.config import Config
-from dvc.exceptions import InvalidArgumentError
+from dvc.exceptions import DvcException, InvalidArgumentError
 from dvc.repo import Repo
 from dvc.repo.reproduce import plan_repro
 from dvc.stage import PipelineStage, Stage
@@ -17,6 +17,7 @@ from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
 
 __all__ = [
     "Config",
+    "DvcException",
     "InvalidArgumentError",
     "PipelineStage",
     "Repo",

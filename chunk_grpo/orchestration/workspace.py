@@ -26,6 +26,7 @@ from chunk_grpo.orchestration.cache_use import cache_in_use, cache_of
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.dvc_internals import Config, Repo, dump_yaml, load_yaml, parse_yaml
+from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.pipeline import Pipeline, locked_stages
 from chunk_grpo.orchestration.presets import Override, composed, edits, overridden, preset_names
@@ -232,6 +233,7 @@ def make_workspace(
 
 def share_cache(source: Path, clone: Path) -> None:
     """Let a clone use its source's DVC cache and local settings (the endpoint of a remote, for example)."""
+    keep_own_state(source)
     with Repo(str(source)) as repo:
         local = repo.config.load_one("local")
         objects = Path(repo.cache.local.path)
