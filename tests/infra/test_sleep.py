@@ -37,8 +37,8 @@ def asleep(root: psutil.Process, seconds: float) -> None:
 def give_up(serve: subprocess.Popen[bytes]) -> None:
     """Let `make serve` give up: its web server ends six times."""
     for _ in range(6):
-        wait_for(lambda: processes(psutil.Process(serve.pid), "http.server"), 120, "a web server")
-        for process in processes(psutil.Process(serve.pid), "http.server"):
+        wait_for(lambda: processes(psutil.Process(serve.pid), "infra.reports"), 120, "a web server")
+        for process in processes(psutil.Process(serve.pid), "infra.reports"):
             process.kill()
             wait_for(lambda process=process: not lives(process), 30, "its end")
     assert serve.wait(120) == 1

@@ -78,7 +78,7 @@ def test_make_serve_starts_its_processes_again_and_the_run_completes(
     root, port = make_pipeline(tmp_path / "root"), free_port()
     parts = {
         "server": "infra.server",
-        "reports": "http.server",
+        "reports": "infra.reports",
         "worker-cpu": "local-cpu",
         "worker-gpu": "local-gpu",
     }
