@@ -21,6 +21,7 @@ import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
@@ -30,6 +31,9 @@ from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
+from chunk_grpo.orchestration.clones import locked
+from chunk_grpo.orchestration.dvc_state import keep_own_state
+from chunk_grpo.orchestration.served import OUR_STRING, PORT
 from chunk_grpo.stopping import stop_seconds
 from infra import worker
 from infra.children import Children
@@ -39,6 +43,7 @@ from infra.setup import SetUp, SetUpError
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """Contains the password: passed to the server only, not to workers and flow runs."""
+SERVER_STRING = "PREFECT_SERVER_API_AUTH_STRING"
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 120.0
@@ -55,13 +60,14 @@ class LocalPrefect:
 
     Attributes:
         root: Repository from which workers load the flows.
-        home: PREFECT_HOME: database, logs, clones of flow runs, published results.
+        home: PREFECT_HOME: database, logs, clones of flow runs, published results. Nobody else can enter it.
         port: Port of server and UI, on the loopback interface only; `port + 1` serves published results.
         gpu_workers: Number of workers that share the GPUs, each with one flow run at a time. 0: GPU workers are
             elsewhere.
         keep_gpu_limit: Whether an existing pool `gpu` keeps its limit; otherwise the limit is set to `gpu_workers`.
         database: URL of a PostgreSQL database; None for SQLite in `home`.
-        server: Further environment variables for the server only, for example its authentication.
+        auth: String that the server asks for, USER:PASSWORD; workers and flow runs get it. None: it asks nobody.
+        server: Further environment variables for the server only.
         publish: Folder (relative to `root`) or URL below which runs publish; None for `home`/published.
         reports: URL at which browsers find published results; None for `port + 1` if results are in a local folder.
         webhook: URL notified of failed runs and moved scores; None leaves notifications unchanged.
@@ -73,6 +79,7 @@ class LocalPrefect:
     gpu_workers: int = 1
     keep_gpu_limit: bool = False
     database: str | None = field(default=None, repr=False)
+    auth: str | None = field(default=None, repr=False)
     server: Mapping[str, str] = field(default_factory=dict, repr=False)
     publish: str | None = None
     reports: str | None = None
@@ -112,6 +119,8 @@ class LocalPrefect:
         base.pop(REPORTS_URL, None)
         if self.reports_url is not None:
             base[REPORTS_URL] = self.reports_url
+        if self.auth is not None:
+            base[OUR_STRING] = self.auth
         return worker.worker_environment(base, self.root, self.home, f"{self.url}/api")
 
     @contextmanager
@@ -119,17 +128,28 @@ class LocalPrefect:
         """Start everything and wait until it is ready; stop everything when the context ends for any reason.
 
         Raises:
-            SetUpError: A port is in use, or a process did not start.
+            SetUpError: It runs in this folder already, a port is in use, or a process did not start.
         """
+        worker.own_folder(self.home)
+        keep_own_state(self.root)
+        with locked(self.home / PORT, wait=False) as is_free:
+            if not is_free:
+                other = (self.home / PORT).read_text(encoding="utf-8").strip()
+                raise SetUpError(f"already runs here, on port {other}; use it, or stop it with Ctrl-C")
+            with self._running():
+                yield self
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
         for port in (self.port, self.port + 1):
             if _listens(port):
-                raise SetUpError(f"port {port} is in use; choose another one, as in PREFECT_PORT=4300")
+                raise SetUpError(f"{_holder(port)}; choose another one, as in PREFECT_PORT=4300")
         devices = shares(visible_gpus(), self.gpu_workers)
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # Shells start background commands with SIGINT ignored. Workers would inherit this, but a worker needs
             # SIGINT to end itself.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / PORT).write_text(f"{self.port}\n", encoding="utf-8")
         try:
             if self.published is not None:
                 self.published.mkdir(parents=True, exist_ok=True)
@@ -141,12 +161,13 @@ class LocalPrefect:
             for number, share in enumerate(devices):
                 name = "gpu" if self.gpu_workers == 1 else f"gpu-{number}"
                 self._start(f"worker-{name}", worker.command("gpu", f"local-{name}", 1), share)
-            yield self
+            yield
         except SetUpError:
             self.stop(cancel=False)
             raise
         finally:
             self.stop()
+            (self.home / PORT).write_text("", encoding="utf-8")
 
     def _set_up(self) -> SetUp:
         keep = self.keep_gpu_limit or self.gpu_workers == 0
@@ -164,6 +185,8 @@ class LocalPrefect:
             SetUpError: The server did not start in time.
         """
         settings = dict(self.server)
+        if self.auth is not None:
+            settings[SERVER_STRING] = self.auth
         if self.database is not None:
             settings[DATABASE] = self.database
         self._start("server", _server(self.port), settings)
@@ -207,7 +230,7 @@ class LocalPrefect:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}):
+        with temporary_settings({PREFECT_API_URL: f"{self.url}/api", PREFECT_API_AUTH_STRING: self.auth}):
             yield
 
     def stop(self, *, cancel: bool = True) -> None:
@@ -351,9 +374,19 @@ def _listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
+def _holder(port: int) -> str:
+    """What holds a port: a Prefect server answers to a question of its health."""
+    with suppress(httpx.HTTPError):
+        if httpx.get(f"http://{HOST}:{port}/api/health", timeout=5).text == "true":
+            return (
+                f"port {port} is in use by a Prefect server, perhaps `make serve` of another folder or user"
+            )
+    return f"port {port} is in use by another program"
+
+
 def _server(port: int) -> list[str]:
     return [sys.executable, "-m", "infra.server", "--host", HOST, "--port", str(port)]
 
 
 def _file_server(port: int, folder: Path) -> list[str]:
-    return [sys.executable, "-m", "http.server", str(port), "--bind", HOST, "--directory", str(folder)]
+    return [sys.executable, "-m", "infra.reports", str(port), str(folder)]

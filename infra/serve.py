@@ -1,9 +1,9 @@
 """`make serve`: Prefect server, work pools, deployments and workers in one terminal, until Ctrl-C.
 
 Environment variables (default): PREFECT_PORT, port of the server (4200); GPU_WORKERS, number of workers that share the
-GPUs (1); CHUNK_GRPO_PUBLISH, folder or URL for published results; CHUNK_GRPO_REPORTS_URL, URL at which browsers find
-them; CHUNK_GRPO_NOTIFY_WEBHOOK, webhook for notifications; PREFECT_SERVER_DATABASE_CONNECTION_URL, database (SQLite in
-.prefect).
+GPUs (1); AUTH=0, the server asks nobody for a password; CHUNK_GRPO_PUBLISH, folder or URL for published results;
+CHUNK_GRPO_REPORTS_URL, URL at which browsers find them; CHUNK_GRPO_NOTIFY_WEBHOOK, webhook for notifications;
+PREFECT_SERVER_DATABASE_CONNECTION_URL, database (SQLite in .prefect).
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from pathlib import Path
 from rich.console import Console
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
-from infra.local_prefect import DATABASE, LocalPrefect, stop_on_signals
+from chunk_grpo.errors import ChunkGrpoError
+from chunk_grpo.orchestration.served import AUTH, OUR_STRING, kept_string
+from infra.local_prefect import DATABASE, SERVER_STRING, LocalPrefect, stop_on_signals
 from infra.setup import SetUpError, webhook
-from infra.worker import of_the_server
+from infra.worker import of_the_server, own_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = "prefect deployment run chunk-grpo/full --watch"
+OPEN = "AUTH=0: nobody is asked for a password. Any user of this machine can start runs, and so any command, as you."
 
 
 def main() -> int:
@@ -31,15 +34,18 @@ def main() -> int:
     console.print("Starting the Prefect server, its work pools and workers ...")
     try:
         prefect = from_environment()
+        is_new = ask_for_string(prefect)
+        if is_new and console.is_terminal:  # never in a log
+            console.print(f"Password of the UI, which asks once: {prefect.auth}", markup=False)
         with prefect.running():
-            console.print(_welcome(prefect))
+            console.print(_welcome(prefect), markup=False)
             while True:
                 prefect.start_again(lambda text: console.print(text, markup=False))
                 time.sleep(1)
     except KeyboardInterrupt:
         console.print("Stopped: server, workers and their flow runs.")
         return 0
-    except SetUpError as error:
+    except (SetUpError, ChunkGrpoError, OSError) as error:
         console.print(f"make serve: {error}", markup=False)
         return 1
 
@@ -64,6 +70,23 @@ def from_environment() -> LocalPrefect:
     )
 
 
+def ask_for_string(prefect: LocalPrefect) -> bool:
+    """Let a server ask for the user's string, or for the one in PREFECT_HOME; or for none with AUTH=0.
+
+    Returns:
+        Whether the string was made now.
+
+    Raises:
+        SetUpError: AUTH is invalid.
+        ConfigError: The file with the string is damaged, or others can read it.
+    """
+    prefect.auth, is_new = os.environ.get(SERVER_STRING) or None, False
+    if _number("AUTH", 1, least=0) and prefect.auth is None:
+        own_folder(prefect.home)
+        prefect.auth, is_new = kept_string(prefect.home)
+    return is_new
+
+
 def _number(variable: str, default: int, least: int) -> int:
     """Read an integer from the environment.
 
@@ -77,15 +100,25 @@ def _number(variable: str, default: int, least: int) -> int:
 
 
 def _welcome(prefect: LocalPrefect) -> str:
-    """URLs and commands to show; includes PREFECT_API_URL only if it differs from prefect.toml."""
-    other_server = prefect.port != 4200 or "PREFECT_API_URL" in os.environ
-    variable = f"PREFECT_API_URL={prefect.url}/api " if other_server else ""
+    """URLs and commands to show, with the variables that a command needs where prefect.toml does not suffice."""
+    variables = ""
+    if prefect.port != 4200 or "PREFECT_API_URL" in os.environ:
+        variables += f"PREFECT_API_URL={prefect.url}/api "
+    if prefect.home != ROOT / ".prefect":
+        variables += f"PREFECT_HOME={prefect.home} "
+    if prefect.auth is not None and os.environ.get(OUR_STRING, prefect.auth) != prefect.auth:
+        variables += f'{OUR_STRING}="$(cat {prefect.home / AUTH})" '
     elsewhere = (
         "" if prefect.gpu_workers else "GPU workers  none here; where the GPUs are: make worker POOL=gpu\n"
     )
+    password = f"in {prefect.home / AUTH}"
+    if prefect.auth is None:
+        password = OPEN
+    elif os.environ.get(SERVER_STRING):
+        password = f"yours, of {SERVER_STRING}"
     return (
-        f"\nPrefect UI   {prefect.url}\n{elsewhere}"
-        f"Run          . .venv/bin/activate && {variable}{RUN}      (in this folder, in another terminal)\n"
+        f"\nPrefect UI   {prefect.url}\nPassword     {password}\n{elsewhere}"
+        f"Run          . .venv/bin/activate && {variables}{RUN}      (in this folder, in another terminal)\n"
         f"Published    {prefect.reports_url or prefect.publish}\n"
         f"Logs, runs   {prefect.home}\n"
         "Stop         Ctrl-C\n"

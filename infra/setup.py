@@ -192,7 +192,10 @@ def connected() -> Iterator[SyncPrefectClient]:
 def _refusal(url: str, error: PrefectHTTPStatusError) -> str:
     status = error.response.status_code
     if status in (401, 403):
-        return f"{url} refuses access (status {status}): set PREFECT_API_AUTH_STRING as on the server, USER:PASSWORD"
+        return (
+            f"{url} refuses access (status {status}): set PREFECT_API_AUTH_STRING as on the server, USER:PASSWORD; "
+            "`make serve` keeps it in .prefect/auth"
+        )
     if status == 404 and not url.rstrip("/").endswith("/api"):
         return f"{url} is not the address of a Prefect API: it ends with /api"
     return f"{url} refused {error.request.method} {error.request.url.path}: {error}"

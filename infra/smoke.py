@@ -13,10 +13,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.console import Console
 
+from chunk_grpo.orchestration.served import new_string
 from infra.local_prefect import LocalPrefect, free_port, stop_on_signals
 from infra.setup import SetUpError
 
@@ -35,7 +37,8 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
     stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-smoke-") as home:
-        prefect = LocalPrefect(root=arguments.root.resolve(), home=Path(home), port=free_port())
+        root = arguments.root.resolve()
+        prefect = LocalPrefect(root=root, home=Path(home), port=free_port(), auth=new_string())
         try:
             return 0 if check(prefect, arguments.preset, arguments.force, console) else 1
         except KeyboardInterrupt:
@@ -72,21 +75,26 @@ def run_and_watch(prefect: LocalPrefect, preset: str, force: bool = False) -> bo
 
 def latest_artifact(prefect: LocalPrefect, key: str) -> str:
     """The text of the newest artifact with this key."""
-    response = httpx.get(f"{prefect.url}/api/artifacts/{key}/latest")
-    response.raise_for_status()
-    return str(response.json()["data"])
+    return str(_asked(prefect, "GET", f"artifacts/{key}/latest")["data"])
 
 
 def latest_state(prefect: LocalPrefect) -> str:
     """State name and message of the newest run of chunk-grpo/full."""
-    full = httpx.get(f"{prefect.url}/api/deployments/name/chunk-grpo/full").raise_for_status().json()
+    full = _asked(prefect, "GET", "deployments/name/chunk-grpo/full")
     newest = {
         "flow_runs": {"deployment_id": {"any_": [full["id"]]}},
         "sort": "EXPECTED_START_TIME_DESC",
         "limit": 1,
     }
-    runs = httpx.post(f"{prefect.url}/api/flow_runs/filter", json=newest).raise_for_status().json()
+    runs = _asked(prefect, "POST", "flow_runs/filter", newest)
     return f"{runs[0]['state']['name']}: {runs[0]['state']['message']}" if runs else "No run was created."
+
+
+def _asked(prefect: LocalPrefect, method: str, path: str, body: object = None) -> Any:
+    """The server's answer to one request."""
+    user, _, password = (prefect.auth or ":").partition(":")
+    url = f"{prefect.url}/api/{path}"
+    return httpx.request(method, url, json=body, auth=(user, password)).raise_for_status().json()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from prefect.settings import PREFECT_API_URL
 from rich.console import Console
 
 from chunk_grpo.environment import NOTIFY_WEBHOOK, REPOSITORY, WORKER_PID
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.dvc_state import keep_own_state
 from infra.automations import HEARTBEAT_SECONDS
 from infra.setup import ROOT, SetUpError, connected
 
@@ -53,8 +55,9 @@ def main() -> int:
     home = Path(os.environ.get("PREFECT_HOME") or repository / ".prefect").resolve()
     try:
         check(repository, options.pool)
-        home.mkdir(parents=True, exist_ok=True)
-    except (SetUpError, OSError) as error:
+        own_folder(home)
+        keep_own_state(repository)
+    except (SetUpError, ConfigError, OSError) as error:
         message = f"error: {error}"
         Console(stderr=True, highlight=False, soft_wrap=True).print(message, style="bold red", markup=False)
         return 1
@@ -102,6 +105,16 @@ def check(repository: Path, pool: str) -> None:
         raise SetUpError(
             f"the work pool {pool} has workers of type {found.type}, which start containers: see docs/deploy.md"
         )
+
+
+def own_folder(home: Path) -> None:
+    """Make PREFECT_HOME, for this user alone: logs, clones and the string of the server are in it.
+
+    Raises:
+        OSError: It cannot be made, or belongs to somebody else.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
 
 
 def of_the_server(variable: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
@@ -90,6 +90,20 @@ class Ui:
         """Load the page again, and wait until it shows these texts."""
         self._driver.refresh()
         self.wait_for(*texts)
+
+    def visit(self, url: str) -> None:
+        """Go to a page of any server."""
+        self._driver.get(url)
+
+    def fill(self, selector: str, text: str) -> None:
+        """Type into a field."""
+        self.until(lambda: self._driver.find_elements("css selector", selector), lambda: f"no {selector}")[
+            0
+        ].send_keys(text)
+
+    def asynchronous(self, script: str, *arguments: str) -> Any:
+        """What a script of the page hands to its last argument, a function."""
+        return self._driver.execute_async_script(script, *arguments)
 
     def text(self) -> str:
         """All text that can be seen, also by scrolling."""
@@ -177,7 +191,7 @@ class Ui:
 
 
 @contextmanager
-def browser(url: str) -> Iterator[Ui]:
+def browser(url: str, *arguments: str) -> Iterator[Ui]:
     """Chromium without a window, at the UI of a server; ended with all its processes at the end."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -186,7 +200,7 @@ def browser(url: str) -> Iterator[Ui]:
         assert program.exists(), f"{program} is missing: apt-get install chromium chromium-driver"
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
-    for argument in (*ARGUMENTS, f"--window-size={WIDTH},{HEIGHT}"):
+    for argument in (*ARGUMENTS, *arguments, f"--window-size={WIDTH},{HEIGHT}"):
         options.add_argument(argument)
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
     try:

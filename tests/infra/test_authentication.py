@@ -1,6 +1,7 @@
-"""`make serve` with authentication, as docs/deploy.md says."""
+"""`make serve` with the string that it makes, and with one of the user's, as docs/deploy.md says."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from chunk_grpo.orchestration.served import AUTH, PORT
 from infra.local_prefect import free_port
 
 from .conftest import make_serve
@@ -37,3 +39,46 @@ def test_the_server_refuses_who_has_not_the_string_and_a_run_completes(
         assert serve.wait(90) == 0
     logs = [log, *root.glob(".prefect/*.log")]
     assert not [path for path in logs if "a-password" in path.read_text()]
+
+
+def typed(root: Path, port: int, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command typed in the folder of `make serve`, in a shell that knows its address alone."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CHUNK_GRPO_"))
+    }
+    url = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=root, env=kept | url | variables, capture_output=True, text=True)
+
+
+def test_commands_in_the_folder_find_the_string_that_was_made(
+    tmp_path: Path, make_pipeline: Callable[[Path], Path]
+) -> None:
+    root, port = make_pipeline(tmp_path / "root"), free_port()
+    run = ["prefect", "deployment", "run", "chunk-grpo/full", "--watch"]
+    params = ["--params", '{"preset": "smoke"}']
+    with make_serve(root, port, AUTH="1") as (serve, log):
+        home = root / ".prefect"
+        assert (home.stat().st_mode & 0o777, (home / AUTH).stat().st_mode & 0o777) == (0o700, 0o600)
+        assert httpx.post(f"http://127.0.0.1:{port}/api/work_pools/filter", json={}).status_code == 401
+        for words in (["infra.setup"], [*run, *params]):
+            done = typed(root, port, *words)
+            assert done.returncode == 0, (
+                done.stdout + done.stderr + "(is this package installed anew? make tools)"
+            )
+        wrong = typed(root, port, "infra.setup", PREFECT_API_AUTH_STRING="a:b")
+        assert "refuses access (status 401)" in wrong.stdout
+        again = typed(root, port, "infra.serve", PREFECT_PORT=str(free_port()))
+        assert again.returncode == 1
+        assert f"already runs here, on port {port}" in again.stdout
+        other = root.parent / "other"
+        shutil.copytree(root, other, ignore=shutil.ignore_patterns(".prefect"))
+        taken = typed(other, port, "infra.serve", PREFECT_PORT=str(port))
+        assert f"port {port} is in use by a Prefect server" in taken.stdout
+        taken = typed(other, port, "infra.serve", PREFECT_PORT=str(port + 1))
+        assert f"port {port + 1} is in use by another program" in taken.stdout
+        string = (home / AUTH).read_text().strip()
+        serve.send_signal(signal.SIGINT)
+        assert serve.wait(90) == 0
+    assert not [path for path in (log, *home.glob("*.log")) if string in path.read_text()]
+    assert (home / PORT).read_text() == ""

@@ -1,0 +1,107 @@
+"""What `make serve` checks and says before it starts anything."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from chunk_grpo.orchestration.clones import locked
+from chunk_grpo.orchestration.served import AUTH, OUR_STRING, PORT
+from infra.local_prefect import SERVER_STRING, LocalPrefect, free_port
+from infra.serve import OPEN, _welcome, ask_for_string, from_environment
+from infra.setup import SetUpError
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("AUTH", "PREFECT_API_URL", SERVER_STRING, OUR_STRING):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / ".dvc").mkdir()
+    return tmp_path / "home"
+
+
+def refusal(home: Path, port: int) -> str:
+    """Why a server does not start; nothing may have been started or written then."""
+    with pytest.raises(SetUpError) as error, LocalPrefect(root=home.parent, home=home, port=port).running():
+        pass
+    assert not list(home.glob("*.log"))
+    return str(error.value)
+
+
+def test_a_second_one_in_the_folder_ends_before_it_touches_anything(home: Path) -> None:
+    with locked(home / PORT):
+        (home / PORT).write_text("4321\n")
+        assert "already runs here, on port 4321" in refusal(home, free_port())
+        assert (home / PORT).read_text() == "4321\n"
+
+
+@contextmanager
+def web_server(answer: bytes) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_a_port_in_use_is_told_from_our_own_server(home: Path) -> None:
+    with web_server(b"true") as port:
+        assert f"port {port} is in use by a Prefect server, perhaps `make serve` of another" in refusal(
+            home, port
+        )
+    with web_server(b"<html>") as port:
+        assert f"port {port} is in use by another program" in refusal(home, port)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        Thread(target=lambda: [mute.accept()[0].close() for _ in range(2)], daemon=True).start()
+        assert f"port {port} is in use by another program" in refusal(home, port)
+
+
+def test_a_string_is_made_in_a_closed_folder_and_commands_are_told_where(home: Path) -> None:
+    prefect = from_environment()
+    assert ask_for_string(prefect)
+    assert prefect.auth is not None
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert prefect.auth == (home / AUTH).read_text().strip()
+    assert prefect.environment[OUR_STRING] == prefect.auth
+    assert prefect.auth not in _welcome(prefect)
+    assert f"Password     in {home / AUTH}" in _welcome(prefect)
+    assert f"PREFECT_HOME={home} " in _welcome(prefect)  # where commands look for it
+    assert prefect.auth not in repr(prefect)
+
+
+def test_it_can_be_switched_off_with_words_that_say_what_this_means(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTH", "0")
+    prefect = from_environment()
+    assert not ask_for_string(prefect)
+    assert prefect.auth is None
+    assert not (home / AUTH).exists()
+    assert OPEN in _welcome(prefect)
+    assert "Any user of this machine can start runs" in OPEN
+    for wrong in ("no", "-1", "off"):
+        monkeypatch.setenv("AUTH", wrong)
+        with pytest.raises(SetUpError, match="AUTH must be"):
+            ask_for_string(prefect)
+
+
+def test_a_string_of_the_user_is_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVER_STRING, "me:mine")
+    monkeypatch.setenv(OUR_STRING, "other:server")
+    prefect = from_environment()
+    assert not ask_for_string(prefect)
+    assert prefect.auth == "me:mine"
+    assert not (home / AUTH).exists()
+    assert prefect.environment[OUR_STRING] == "me:mine"
