@@ -7,7 +7,7 @@ A file is the output of torch.save plus a checksum of all its bytes. torch.load 
 zip archive: after a single flipped bit in the archive's table it returns uninitialised memory.
 
 Sharded tensors are in a folder beside the file; each process writes its part. The file names the folder and has the
-checksums of its files, so there is a checkpoint if and only if the file is there.
+checksums of its files and the places of the tensors in them, so there is a checkpoint if and only if the file is there.
 
 Machines without a common disk have such a folder each, with their processes' parts. The file is on machine 0 alone;
 it is copied to the others when training resumes.
@@ -37,6 +37,7 @@ from chunk_grpo.training.checkpoint_files import (
     PARTIAL,
     SHARDS,
     Shards,
+    Tensors,
     UnusableError,
     check,
     damaged,
@@ -55,7 +56,6 @@ from chunk_grpo.training.sealing import (
 from chunk_grpo.training.sharded_files import with_stored, without_sharded, write_sharded
 
 _KINDS = (CHECKPOINT, SHARDS)
-_PART = re.compile(r"__([0-9]+)_")
 
 T = TypeVar("T")
 
@@ -176,6 +176,7 @@ class CheckpointStore:
     def _write_shards(self, sharded: dict[str, DTensor], path: Path, name: str) -> Shards:
         """Write each process's part of the sharded tensors, and read it again for its checksums."""
         folder, processes = self._folder / name, self._processes
+        tensors: Tensors = {}
 
         def write() -> list[tuple[str, str]]:
             if not self._writes_shards:
@@ -183,14 +184,17 @@ class CheckpointStore:
             with self._writing(path):
                 if self._owns_disk:
                     make_folder(self._folder)
-                write_sharded(sharded, folder, None if processes is None else processes.sharing)
+                tensors.update(
+                    write_sharded(sharded, folder, None if processes is None else processes.sharing)
+                )
                 if self._owns_disk:
                     sync_folder(folder)
                     sync_folder(self._folder)
                 own = _share_of([file.name for file in folder.iterdir()], processes)
                 return [(name, checksum_of(folder / name)) for name in own]
 
-        return {"folder": name, "checksums": dict(sorted(self._by_all(write)))}
+        checksums = dict(sorted(self._by_all(write)))
+        return {"folder": name, "checksums": checksums, "tensors": tensors}
 
     def _is_machine_with_disk(self) -> bool:
         """Whether this process writes shards: with hybrid sharding, one machine for each disk does."""
@@ -280,6 +284,17 @@ class CheckpointStore:
             raise DataError(f"{reasons}; delete {self._folder} to train from the start")
         return None
 
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Context of the use of a loaded state: one that does not fit the training is a DataError."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.newest_path()}: its values do not fit this training ({error!r}); delete {self._folder}, and its "
+                "copies if there are any, to train from the start"
+            ) from error
+
     def _candidates(self, last: int | None) -> list[tuple[int, Path | str]]:
         """Iterations with the file, or the location of a copy; the newest first, and a file before its copy."""
         found: list[tuple[int, Path | str]] = [*self._files(CHECKPOINT)]
@@ -350,7 +365,7 @@ class CheckpointStore:
             raise UnusableError(reason)
         folder = None if shards is None else self._folder / shards["folder"]
         if self._processes is not None:
-            self._processes.receive([path] if folder is None else [path, folder / ".metadata"])
+            self._processes.receive([path])
         if shards is not None and folder is not None:
             sums = shards["checksums"]
             own = _share_of(list(sums), self._processes)
@@ -361,7 +376,7 @@ class CheckpointStore:
                 )
         # Mapped, so that processes on one machine share the memory.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return TrainingState(**with_stored(content["state"], folder))
+        return TrainingState(**with_stored(content["state"], self._folder, shards))
 
     def _advice_on_disks(self) -> str:
         if self._processes is None or not self._processes.has_machines:
@@ -380,10 +395,9 @@ class CheckpointStore:
 def _share_of(names: Sequence[str], processes: Processes | None) -> list[str]:
     """Files of sharded tensors that this process checks: those that it wrote, if there are as many processes as then.
 
-    torch.distributed.checkpoint names the file after the process, and the table of contents `.metadata`.
+    torch.distributed.checkpoint names the file after the process.
     """
     if processes is None:
         return list(names)
-    ranks = {name: int(found[1]) if (found := _PART.match(name)) else 0 for name in names}
     index, count = processes.place
-    return [name for name in names if ranks[name] % count == index]
+    return [name for name in names if int(name.split("_")[2]) % count == index]

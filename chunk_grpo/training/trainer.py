@@ -118,7 +118,8 @@ class Trainer:
         self._rows: list[MetricRow] = []
         self._done = 0
         self._unfinished: IterationState | None = None
-        self._resume()
+        with self._checkpoints.fitting():
+            self._resume()
         heading = Heading(paths.identity, seed, settings.iterations, self._done)
         first = self._done if self._is_evaluation_due() else self._done + 1
         self._sinks = open_sinks(paths, heading, self._rows, first, is_main=self._processes.is_main)

@@ -189,7 +189,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
 
 def our_content(iteration: int = 3) -> dict[str, object]:
     return {
-        "format": "chunk_grpo.training/3",
+        "format": checkpoint.FORMAT,
         "identity": "code-1",
         "state": vars(TrainingState(iteration, {}, {}, [])),
     }
@@ -212,7 +212,7 @@ def sealed(**changes):
     return lambda path: write_sealed(our_content() | changes, path)
 
 
-FORMAT = "the format chunk_grpo.training/3"
+FORMAT = f"the format {checkpoint.FORMAT}"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_the_previous_one_is_used_with_a_warning(tmp_path, caplog):
         assert latest_iteration(store) == 7
     assert [record.getMessage() for record in caplog.records] == [
         f"{unreadable}: cannot be read (Is a directory); {good} is used instead",
-        f"{foreign}: not a checkpoint of the format chunk_grpo.training/3; {good} is used instead",
+        f"{foreign}: not a checkpoint of {FORMAT}; {good} is used instead",
         f"{cut}: {NOT_WHOLE}; {good} is used instead",
     ]
     assert store.newest_path() == good

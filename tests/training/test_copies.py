@@ -19,6 +19,7 @@ from chunk_grpo.artifacts import storage
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.training import checkpoint, copies
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+from chunk_grpo.training.checkpoint_files import FORMAT
 from chunk_grpo.training.copies import Copies, remove_copies
 from chunk_grpo.training.processes import Processes
 from tests.waiting import wait_for
@@ -132,7 +133,7 @@ def sealed(content: object, path: Path) -> None:
 
 def content(**changes: object) -> dict[str, object]:
     fields = {
-        "format": "chunk_grpo.training/3",
+        "format": FORMAT,
         "identity": "code-1",
         "state": vars(state(7)),
         "shards": None,
@@ -152,7 +153,7 @@ def flip(path: Path) -> None:
 
 def with_parts(folder: str, *parts: str) -> Callable[[Path], None]:
     return lambda path: sealed(
-        content(shards={"folder": folder, "checksums": dict.fromkeys(parts, "0" * 8)}), path
+        content(shards={"folder": folder, "checksums": dict.fromkeys(parts, "0" * 8), "tensors": {}}), path
     )
 
 
@@ -177,9 +178,9 @@ SHARDS = "iteration-000007.shards-1"
             with_parts(SHARDS, "__0_0.distcp"),
             f"{SHARDS}/__0_0.distcp is missing: the checkpoint was copied in part",
         ),
-        (with_parts(SHARDS, "../../notes"), "names files outside its folder"),
-        (with_parts("../notes", "x"), "names files outside its folder"),
-        (with_parts(f"../{SHARDS}", "x"), "names files outside its folder"),
+        (with_parts(SHARDS, "../../notes"), "names files that are not parts of its tensors"),
+        (with_parts("../notes", "x"), "names files that are not parts of its tensors"),
+        (with_parts(f"../{SHARDS}", "x"), "names files that are not parts of its tensors"),
     ],
 )
 @pytest.mark.parametrize("has_own", [False, True])
@@ -351,3 +352,20 @@ def test_a_training_goes_on_elsewhere_to_the_same_bytes(train, tmp_path):
         assert names(one) == names(other)
         assert all((one / name).read_bytes() == (other / name).read_bytes() for name in names(one))
     assert "iteration-000003.pt" not in names(tmp_path / "bucket")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": {}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [torch.ones(2)]}],
+)
+def test_a_copy_whose_values_do_not_fit_the_training_ends_it_with_a_sentence(changes, train, tmp_path):
+    settings = {"copies": str(tmp_path / "bucket")}
+    with pytest.raises(TransientError, match="stopped after iteration 1 of 3"):
+        train(tmp_path / "first", stop_at=35, **settings)
+    (copy,) = (tmp_path / "bucket").glob("*.pt")
+    whole = torch.load(copy, weights_only=True)
+    sealed(whole | {"state": whole["state"] | changes}, copy)
+    with pytest.raises(
+        DataError, match=r"iteration-000001.pt: its values do not fit this training|no such weight"
+    ):
+        train(tmp_path / "second", **settings)

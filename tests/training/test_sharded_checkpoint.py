@@ -24,7 +24,7 @@ from chunk_grpo.training import sharded_files
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 
 ROOT = Path(__file__).parents[2]
-FILES = [".metadata", "__0_0.distcp"]
+FILES = ["__0_0.distcp"]
 
 
 @pytest.fixture(scope="module")
