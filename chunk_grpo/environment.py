@@ -15,6 +15,9 @@ MASTER_ADDRESS = "PET_MASTER_ADDR"
 MASTER_PORT = "PET_MASTER_PORT"
 """TCP port on machine 0 where the machines meet; 29500 by default."""
 
+MACHINES_KEY = "CHUNK_GRPO_MACHINES_KEY"
+"""File, closed to other users, with the key by which several machines know each other."""
+
 STOP_SECONDS = "CHUNK_GRPO_STOP_SECONDS"
 """Seconds in which a stopped training must save its checkpoint, at least 1."""
 

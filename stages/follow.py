@@ -1,8 +1,9 @@
 """Take part in the stages that machine 0 runs, until stopped.
 
 Machine 0 runs a stage as always: by `dvc repro`, in a flow, or by `python -m`. This program runs on each other machine,
-with the same four variables of torchrun: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT. It waits for a
-stage, runs this machine's part of its processes, and waits for the next stage. Outputs are written on machine 0.
+with the same four variables of torchrun, PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT, and the same
+key in the file that CHUNK_GRPO_MACHINES_KEY names. It waits for a stage that is signed with the key, runs this
+machine's part of its processes, and waits for the next stage. Outputs are written on machine 0.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from stages._launch.machines import (
     Machines,
     Outcome,
     Ticket,
-    answer,
+    is_stage,
     machines_of_environment,
     next_ticket,
 )
@@ -56,16 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ChunkGrpoError as error:
         return report_error(error)
     _say(machines, f"waiting for stages of {machines.address}:{machines.port}")
-    name = ""
     while True:
-        store, ticket = next_ticket(machines, name)
-        name = ticket.name
+        store, ticket, offer = next_ticket(machines)
         refusal = refusal_of(ticket, here)
-        answer(store, machines, refusal)
+        store.set(f"answer/{offer}", refusal)
         if refusal:
             _say(machines, f"refused a stage: {refusal}")
             continue
-        link = Link(store, machines)
+        link = Link(store, machines, ticket)
         del store
         _say(machines, f"began {_title(ticket)}")
         outcome, is_stopped = follow(ticket, machines, link, here, seconds)
@@ -82,8 +81,15 @@ def refusal_of(ticket: Ticket, here: bool) -> str:
             f"{ticket.folder}: must be on a disk that all machines see at the same path. Mount it, or start "
             "`python -m stages.follow --here` in a clone of the repository"
         )
-    if ticket.code != code_digest():
+    if ticket.code != (own := code_digest()):
         return "its code differs from that of machine 0: check out the same commit there, and start it again"
+    if not is_stage(ticket.arguments):
+        return f"it runs `python -m stages.NAME` only, and was asked to run {_title(ticket)}"
+    if not here and code_digest(Path(ticket.folder)) != own:
+        return (
+            f"{ticket.folder}: must be a checkout with the code of this machine's; start the stage in one, or the "
+            "follower with --here"
+        )
     if 0 < (gpus := gpus_here()) < ticket.processes:
         return (
             f"it has {gpus} GPUs, and must have at least {ticket.processes}, as machine 0 uses; set "

@@ -291,8 +291,8 @@ class CheckpointStore:
             yield
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise DataError(
-                f"{self.newest_path()}: its values do not fit this training ({error!r}); delete {self._folder}, and its "
-                "copies if there are any, to train from the start"
+                f"{self.newest_path()}: its values do not fit this training ({error!r}); delete {self._folder}, and "
+                "its copies if there are any, to train from the start"
             ) from error
 
     def _candidates(self, last: int | None) -> list[tuple[int, Path | str]]:

@@ -5,8 +5,8 @@ checkpoints. Each machine copies the files on its disk, in the background, each 
 checkpoint's own file last; it names the files of sharded tensors. So a checkpoint that was copied in part has no such
 file, or names a file that is missing. Older copies are removed after all machines have copied a newer one.
 
-Files have checksums (`sealing`), which are verified before a copy is used. They find damage; whoever can write there can
-replace files and checksums together, and so change weights, but files are read as plain values only.
+Files have checksums (`sealing`), which are verified before a copy is used. They find damage. Whoever can write there
+can replace files and checksums together, and so change weights; but files are read as plain values only.
 """
 
 from __future__ import annotations

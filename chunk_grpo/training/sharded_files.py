@@ -3,8 +3,8 @@
 Each process writes its part of each tensor, and reads the part that it needs. The number of processes may differ: only
 the files must be reachable.
 
-torch keeps its table of contents as a pickle, `.metadata`, which runs code when it is read. Here the table is plain values
-in the checkpoint's own file, and `.metadata` is neither written nor read.
+torch keeps its table of contents as a pickle, `.metadata`, which can run code when it is read. Here the table is plain
+values in the checkpoint's own file, and `.metadata` is neither written nor read.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class _Stored:
             (failure, _), *_ = error.failures.values()
             folder = self.reader.path
             raise DataError(
-                f"{folder}: the sharded tensor {self.name} cannot be read ({failure}); delete {folder} and its .pt file "
-                "to resume from an older checkpoint"
+                f"{folder}: the sharded tensor {self.name} cannot be read ({failure}); delete {folder} and its .pt "
+                "file to resume from an older checkpoint"
             ) from error
         return found
 

@@ -1,26 +1,28 @@
 """Digest of the pipeline's code, by which unfinished work and other machines are matched."""
 
 import hashlib
+from pathlib import Path
 
 from stages._code import PACKAGES, ROOT
 
 
-def add_code(digest: "hashlib._Hash", *parts: str) -> None:
+def add_code(digest: "hashlib._Hash", *parts: str, checkout: Path = ROOT) -> None:
     """Add code of the pipeline to a digest.
 
     Args:
         digest: Digest to update.
         parts: Packages and modules, such as `chunk_grpo/core` and `stages/train.py`; none: all.
+        checkout: Folder with the code; by default the code that runs.
     """
     for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
+        for path in sorted((checkout / package).rglob("*.py")):
+            name = path.relative_to(checkout).as_posix()
             if not parts or any(name == part or name.startswith(f"{part}/") for part in parts):
                 digest.update(path.read_bytes())
 
 
-def code_digest() -> str:
-    """Digest of all code of the pipeline."""
+def code_digest(checkout: Path = ROOT) -> str:
+    """Digest of all code of the pipeline, by default the code that runs."""
     digest = hashlib.sha256()
-    add_code(digest)
+    add_code(digest, checkout=checkout)
     return digest.hexdigest()

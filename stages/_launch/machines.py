@@ -6,20 +6,25 @@ part of the stage's processes. The variables are torchrun's, so any scheduler th
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import stages
 from chunk_grpo import environment
 from chunk_grpo.errors import ConfigError, TransientError
+from stages._launch.signed import SignedStore, UnsignedError, machines_key
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
@@ -32,8 +37,7 @@ LOST_SECONDS = 30.0
 
 _BEAT_SECONDS = 0.2
 _PORT = 29500  # torchrun's default
-
-_TICKET, _ORDER = "ticket", "order"
+_CALL = "call"  # this name is in the store while machine 0 waits for others
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,14 @@ class Machines:
         index: Number of this machine, from 0.
         address: Host name or IP address of machine 0.
         port: TCP port on machine 0 where the machines meet.
+        key: Key that signs what they say; empty for one machine.
     """
 
     count: int = 1
     index: int = 0
     address: str = "127.0.0.1"
     port: int = _PORT
+    key: bytes = field(default=b"", repr=False)
 
     @property
     def others(self) -> range:
@@ -79,6 +85,15 @@ class Ticket:
     processes: int
     port: int
     name: str = ""
+
+
+def is_stage(arguments: Sequence[str]) -> bool:
+    """Whether arguments of Python run a stage of this code, `-m stages.NAME`, with any options."""
+    option, module, *_ = [*arguments, "", ""]
+    found = re.fullmatch(r"stages\.([a-z]\w*)", module)
+    return (
+        option == "-m" and found is not None and Path(stages.__file__).with_name(f"{found[1]}.py").is_file()
+    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ def machines_of_environment() -> Machines:
             f"{environment.MASTER_ADDRESS}: must be the host name of machine 0, because {environment.MACHINES} is "
             f"{count}, got nothing"
         )
-    return Machines(count, index, address, _number(environment.MASTER_PORT, str(_PORT), 1))
+    return Machines(count, index, address, _number(environment.MASTER_PORT, str(_PORT), 1), machines_key())
 
 
 def _number(name: str, default: str | None, least: int) -> int:
@@ -195,9 +210,9 @@ class Link:
         order: Newest order of machine 0: "", "stop" or "kill".
     """
 
-    def __init__(self, store: TCPStore, machines: Machines) -> None:
+    def __init__(self, store: SignedStore, machines: Machines, ticket: Ticket) -> None:
         """Start the thread."""
-        self._store, self._index = store, machines.index
+        self._store, self._index, self._name = store, machines.index, ticket.name
         watched = machines.others if machines.index == 0 else [0]
         self.members = {index: Member(index, machines.count, self._say_order) for index in watched}
         self.order = ""
@@ -217,11 +232,11 @@ class Link:
 
     def _say_order(self, order: str) -> None:
         if self._index == 0:
-            self._say(_ORDER, order)
+            self._say("order", order)
 
     def _say(self, key: str, value: str) -> None:
         with self._lock:
-            self._sent[key] = value
+            self._sent[f"{self._name}/{key}"] = value
 
     def _run(self) -> None:
         from torch.distributed import DistError  # here: slow to import
@@ -242,90 +257,142 @@ class Link:
             sent, self._sent = self._sent, {}
         for key, value in sent.items():
             self._store.set(key, value)
-        self._store.add(f"beat/{self._index}", 1)
+        beats = self._store.store
+        beats.add(f"beat/{self._index}", 1)
         for index, member in self.members.items():
             member.hear(
-                self._store.add(f"beat/{index}", 0),
+                beats.add(f"beat/{index}", 0),
                 self._outcome("failed", index),
                 self._outcome("ended", index),
             )
-        if self._index > 0 and self._store.check([_ORDER]):
-            self.order = self._store.get(_ORDER).decode()
+        if self._index > 0:
+            self.order = self._heard("order") or self.order
 
     def _outcome(self, what: str, index: int) -> Outcome | None:
-        key = f"{what}/{index}"
-        return Outcome(**json.loads(self._store.get(key))) if self._store.check([key]) else None
+        text = self._heard(f"{what}/{index}")
+        return None if text is None else Outcome(**json.loads(text))
+
+    def _heard(self, key: str) -> str | None:
+        """What another machine said, or None; what somebody else wrote is not heard."""
+        name = f"{self._name}/{key}"
+        try:
+            return self._store.get(name) if self._store.has(name) else None
+        except UnsignedError:
+            return None
 
 
-def call(machines: Machines, ticket: Ticket) -> TCPStore:
-    """Offer a ticket to the other machines; return the store when all have accepted it.
+def call(machines: Machines, ticket: Ticket) -> Link:
+    """Offer a ticket to the other machines; return the exchange with them when all have accepted it.
 
     Raises:
-        ConfigError: A machine refuses the ticket, or the port is in use.
+        ConfigError: A machine refuses the ticket or has another key, or the port is in use.
         TransientError: A machine does not answer.
+    """
+    ticket = replace(ticket, name=uuid.uuid4().hex)
+    store = SignedStore(_store_here(machines), machines.key)
+    store.set(_CALL, "")
+    offered: dict[
+        int, str
+    ] = {}  # by machine: names of offers, chosen by it, so that no old ticket is taken again
+    begun, is_announced = time.monotonic(), False
+    while absent := [i for i in machines.others if not store.has(f"answer/{offered.get(i)}")]:
+        waited = time.monotonic() - begun
+        if waited > JOIN_SECONDS:
+            raise TransientError(
+                f"the machines with number {_list(absent)} have not answered for {JOIN_SECONDS:.0f} s: start "
+                f"`python -m stages.follow` there, with {environment.MACHINE} and {environment.MASTER_ADDRESS}"
+            )
+        if waited > 5 and not is_announced:
+            is_announced = True
+            sys.stderr.write(f"waiting for the machines with number {_list(absent)}; this one is 0\n")
+        for index in absent:
+            if store.has(f"ready/{index}"):
+                offered[index] = _said_by(index, store, f"ready/{index}", machines)
+                store.set(f"ticket/{offered[index]}", json.dumps(asdict(ticket)))
+        time.sleep(_BEAT_SECONDS)
+    store.store.delete_key(_CALL)
+    for index in machines.others:
+        if refusal := _said_by(index, store, f"answer/{offered[index]}", machines):
+            raise ConfigError(f"machine {index} of {machines.count}: {refusal}")
+    return Link(store, machines, ticket)
+
+
+def _said_by(index: int, store: SignedStore, name: str, machines: Machines) -> str:
+    try:
+        return store.get(name)
+    except UnsignedError as error:
+        raise ConfigError(
+            f"machine {index} of {machines.count}: must have the key of machine 0, but what it says is not signed with "
+            f"it; give both the same file {environment.MACHINES_KEY}"
+        ) from error
+
+
+def _store_here(machines: Machines) -> TCPStore:
+    """The store on machine 0, on the address by which the others reach it.
+
+    It is on all addresses if that is none of this machine's, or loopback under another name, as on Debian.
+
+    Raises:
+        ConfigError: The port is in use.
     """
     # Here: slow to import. TCPStore is documented, but not in __all__.
     from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
     try:
-        store = TCPStore("0.0.0.0", machines.port, is_master=True, wait_for_workers=False)
-    except (DistError, RuntimeError) as error:
+        try:
+            *_, (host, *_) = socket.getaddrinfo(machines.address, machines.port, socket.AF_INET)[0]
+            is_alias = host.startswith("127.") and host != machines.address
+            listener = socket.create_server(("" if is_alias else host, machines.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+            listener = socket.create_server(("", machines.port))
+        host, port = listener.getsockname()
+        # The store closes the socket.
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    except (OSError, DistError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"{environment.MASTER_PORT}: must be a free port of this machine, got {machines.port} ({reason})"
         ) from error
-    named = {**asdict(ticket), "name": uuid.uuid4().hex}
-    store.set(_TICKET, json.dumps(named))
-    begun, is_announced = time.monotonic(), False
-    while absent := [index for index in machines.others if not store.check([f"answer/{index}"])]:
-        waited = time.monotonic() - begun
-        if waited > JOIN_SECONDS:
-            raise TransientError(
-                f"machines {_list(absent)} of {machines.count} have not answered for {JOIN_SECONDS:.0f} s: start "
-                f"`python -m stages.follow` there, with {environment.MACHINE} and {environment.MASTER_ADDRESS}"
-            )
-        if waited > 5 and not is_announced:
-            is_announced = True
-            sys.stderr.write(f"waiting for machines {_list(absent)} of {machines.count}\n")
-        time.sleep(_BEAT_SECONDS)
-    for index in machines.others:
-        if refusal := store.get(f"answer/{index}").decode():
-            raise ConfigError(f"machine {index} of {machines.count}: {refusal}")
-    return store
 
 
-def next_ticket(machines: Machines, done: str) -> tuple[TCPStore, Ticket]:
-    """Wait for a stage on machine 0.
-
-    Args:
-        machines: This machine's place.
-        done: Name of the last ticket, which is not taken again.
-    """
+def next_ticket(machines: Machines) -> tuple[SignedStore, Ticket, str]:
+    """Wait for a stage on machine 0; return its store, the ticket and the name of this offer."""
     # Here: slow to import. TCPStore is documented, but not in __all__.
     from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
+    is_said = False
     while True:
         try:
             # TCPStore logs each failed attempt; this one does not.
             socket.create_connection((machines.address, machines.port), timeout=5).close()
-            store = TCPStore(
-                machines.address,
-                machines.port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=5),
+            store = SignedStore(
+                TCPStore(
+                    machines.address,
+                    machines.port,
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=5),
+                ),
+                machines.key,
             )
-            ticket = Ticket(**json.loads(store.get(_TICKET)))
-            if ticket.name != done:
-                return store, ticket
+            if store.has(_CALL):  # else a stage runs without this machine
+                offer = uuid.uuid4().hex
+                store.set(f"ready/{machines.index}", offer)
+                return store, Ticket(**json.loads(store.get(f"ticket/{offer}"))), offer
+        except UnsignedError:
+            if not is_said:
+                sys.stderr.write(
+                    f"refused a ticket of {machines.address}:{machines.port} that is not signed with the key of "
+                    f"{environment.MACHINES_KEY}\n"
+                )
+            is_said = True
         except (OSError, DistError, RuntimeError):
             pass  # no stage runs on machine 0
         time.sleep(1)
-
-
-def answer(store: TCPStore, machines: Machines, refusal: str) -> None:
-    """Accept a ticket, or refuse it with a reason."""
-    store.set(f"answer/{machines.index}", refusal)
 
 
 def _list(numbers: Sequence[int]) -> str:

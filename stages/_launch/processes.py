@@ -10,6 +10,7 @@ several machines are used (`machines`).
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 import tempfile
@@ -23,7 +24,15 @@ from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.stopping import stop_seconds
 from stages._launch.code import code_digest
 from stages._launch.group import Group
-from stages._launch.machines import Link, Machines, Outcome, Ticket, call, machines_of_environment
+from stages._launch.machines import (
+    Link,
+    Machines,
+    Outcome,
+    Ticket,
+    call,
+    is_stage,
+    machines_of_environment,
+)
 from stages._stage import Arguments, mark_as_run, parameter_file, parsed, report_error, run_stage
 
 
@@ -67,9 +76,14 @@ def run_processes(
         mark_as_run()
         command, port, link = sys.orig_argv[1:], _free_port(), None
         if machines.count > 1:
+            if not is_stage(command):
+                raise ConfigError(
+                    f"{environment.MACHINES}: several machines run `python -m stages.NAME`, got {shlex.join(command)}; "
+                    "start the stage so"
+                )
             text = parameter_file(main, arguments).read_text(encoding="utf-8")
             ticket = Ticket(command, str(Path.cwd()), text, code_digest(), count, port)
-            link = Link(call(machines, ticket), machines)
+            link = call(machines, ticket)
     except ChunkGrpoError as error:
         return report_error(error)
     outcome, _ = launch(command, Share(count, machines, port, link), seconds, on_cpu=gpus == 0)

@@ -4,19 +4,20 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chunk_grpo.environment import MACHINE, MACHINES, MASTER_ADDRESS, MASTER_PORT
+from chunk_grpo.environment import MACHINE, MACHINES, MACHINES_KEY, MASTER_ADDRESS, MASTER_PORT
 from chunk_grpo.errors import ConfigError
 from stages._launch.code import code_digest
 from stages._launch.group import FAIL_SECONDS
 from stages._launch.machines import LOST_SECONDS, Machines, Ticket, machines_of_environment
 from stages.follow import refusal_of
 from tests.conftest import ROOT
-from tests.stages.started import Started
-from tests.stages.two_machines import Pair, pair
+from tests.stages.started import STAGE, Started
+from tests.stages.two_machines import Pair, a_key, pair
 from tests.waiting import wait_for
 
 
@@ -29,7 +30,20 @@ def started(tmp_path: Path) -> Started:
 
 @pytest.fixture
 def two(started: Started) -> Pair:
-    return pair(started.folder, started.folder.parent / "second")
+    """The machines' code has the stage for tests as one of its stages."""
+    code = copied_code(started.folder.parent / "code")
+    (code / "stages" / "started.py").write_text(STAGE)
+    return pair(started.folder, started.folder.parent / "second", code=code)
+
+
+def copied_code(folder: Path) -> Path:
+    shutil.copytree(ROOT / "stages", folder / "stages")
+    (folder / "chunk_grpo").symlink_to(ROOT / "chunk_grpo")
+    return folder
+
+
+def command(started: Started, work: str) -> list[str]:
+    return ["-m", "stages.started", *started.command(work)[2:]]
 
 
 def said(two: Pair, machine: int) -> str:
@@ -43,7 +57,7 @@ def both_say(two: Pair, text: str) -> bool:
 
 def run(two: Pair, started: Started, work: str) -> tuple[int, str]:
     """Exit code and messages of a stage on machine 0."""
-    with two.started(0, started.command(work)[1:]) as stage:
+    with two.started(0, command(started, work)) as stage:
         return stage.ended()
 
 
@@ -71,7 +85,7 @@ def test_the_failure_of_a_machine_ends_the_other_with_its_message(two: Pair, sta
 @pytest.mark.slow
 def test_a_stop_on_machine_0_reaches_the_other_which_goes_on_waiting(two: Pair, started: Started) -> None:
     with two.following() as follower:
-        with two.started(0, started.command("train")[1:]) as stage:
+        with two.started(0, command(started, "train")) as stage:
             wait_for(lambda: both_say(two, "begun"), 60, "both")
             stage.process.terminate()
             code, errors = stage.ended()
@@ -81,7 +95,7 @@ def test_a_stop_on_machine_0_reaches_the_other_which_goes_on_waiting(two: Pair, 
 
 
 def test_a_stop_on_the_other_ends_it_and_machine_0(two: Pair, started: Started) -> None:
-    with two.following() as follower, two.started(0, started.command("train")[1:]) as stage:
+    with two.following() as follower, two.started(0, command(started, "train")) as stage:
         wait_for(lambda: both_say(two, "begun"), 60, "both")
         follower.process.terminate()
         assert follower.ended()[0] == 75
@@ -93,7 +107,7 @@ def test_a_stop_on_the_other_ends_it_and_machine_0(two: Pair, started: Started) 
 @pytest.mark.slow
 def test_a_follower_notices_at_once_that_machine_0_is_lost(two: Pair, started: Started) -> None:
     with two.following() as follower:
-        with two.started(0, started.command("hang")[1:]) as stage:
+        with two.started(0, command(started, "hang")) as stage:
             wait_for(lambda: both_say(two, "begun"), 60, "both")
             begun = time.monotonic()
             os.killpg(stage.process.pid, signal.SIGKILL)
@@ -105,7 +119,7 @@ def test_a_follower_notices_at_once_that_machine_0_is_lost(two: Pair, started: S
 
 @pytest.mark.slow
 def test_machine_0_notices_in_time_that_the_other_is_lost(two: Pair, started: Started) -> None:
-    with two.following() as follower, two.started(0, started.command("hang")[1:]) as stage:
+    with two.following() as follower, two.started(0, command(started, "hang")) as stage:
         wait_for(lambda: both_say(two, "begun"), 60, "both")
         begun = time.monotonic()
         os.killpg(follower.process.pid, signal.SIGKILL)
@@ -118,12 +132,8 @@ def test_machine_0_notices_in_time_that_the_other_is_lost(two: Pair, started: St
 
 
 def test_a_machine_with_other_code_ends_the_stage_before_it_begins(two: Pair, started: Started) -> None:
-    copied = started.folder.parent / "code"
-    for name in ("stages", "chunk_grpo"):
-        shutil.copytree(ROOT / name, copied / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (copied / "stages" / "train.py").write_text("# changed\n")
-    changed = Changed(two.folders, two.port, copied)
-    with changed.following() as follower:
+    other = copied_code(started.folder.parent / "other")
+    with replace(two, code=(two.code[0], other)).following() as follower:
         code, errors = run(two, started, "nothing")
         follower.says("refused a stage: its code differs")
     assert code == 2
@@ -133,19 +143,8 @@ def test_a_machine_with_other_code_ends_the_stage_before_it_begins(two: Pair, st
     assert said(two, 0) == ""
 
 
-class Changed(Pair):
-    """A pair whose follower runs other code."""
-
-    def __init__(self, folders: tuple[Path, Path], port: int, code: Path) -> None:
-        super().__init__(folders, port)
-        object.__setattr__(self, "code", code)
-
-    def environment(self, machine: int) -> dict[str, str]:
-        return super().environment(machine) | {"PYTHONPATH": str(vars(self)["code"])}
-
-
 def test_a_follower_that_does_not_see_the_stages_folder_refuses(tmp_path: Path) -> None:
-    ticket = Ticket([], str(tmp_path / "elsewhere"), "", code_digest(), 1, 1)
+    ticket = Ticket(["-m", "stages.train"], str(tmp_path / "elsewhere"), "", code_digest(), 1, 1)
     assert refusal_of(ticket, here=False) == (
         f"{tmp_path / 'elsewhere'}: must be on a disk that all machines see at the same path. Mount it, or start "
         "`python -m stages.follow --here` in a clone of the repository"
@@ -156,11 +155,15 @@ def test_a_follower_that_does_not_see_the_stages_folder_refuses(tmp_path: Path) 
 PLACE = {MACHINES: "2", MACHINE: "1", MASTER_ADDRESS: "first", MASTER_PORT: "1234"}
 
 
-def test_the_place_of_a_machine_is_read_from_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_of_a_machine_is_read_from_torchruns_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert machines_of_environment() == Machines()
     for name, value in PLACE.items():
         monkeypatch.setenv(name, value)
-    assert machines_of_environment() == Machines(2, 1, "first", 1234)
+    key = a_key(tmp_path / "key")
+    monkeypatch.setenv(MACHINES_KEY, str(key))
+    assert machines_of_environment() == Machines(2, 1, "first", 1234, key.read_bytes())
     monkeypatch.delenv(MASTER_PORT)
     assert machines_of_environment().port == 29500
 
@@ -188,7 +191,7 @@ def test_a_place_that_is_none_is_refused(
 
 
 def test_a_stage_is_started_on_machine_0_alone(two: Pair, started: Started) -> None:
-    with two.started(1, started.command("nothing")[1:]) as stage:
+    with two.started(1, command(started, "nothing")) as stage:
         code, errors = stage.ended()
     assert code == 2
     assert errors.startswith(

@@ -1,6 +1,7 @@
 """Two machines on this one: a launcher each, a folder each, joined over loopback."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from chunk_grpo.environment import MACHINE, MACHINES, MASTER_ADDRESS, MASTER_PORT, PROCESSES
+from chunk_grpo.environment import MACHINE, MACHINES, MACHINES_KEY, MASTER_ADDRESS, MASTER_PORT, PROCESSES
 from tests.conftest import ROOT
 from tests.waiting import wait_for
 
@@ -23,11 +24,15 @@ class Pair:
         folders: Folder of each.
         port: Where they meet.
         processes: Number of processes on each.
+        code: Folder of the code on each.
+        keys: File with the key of each.
     """
 
     folders: tuple[Path, Path]
     port: int
-    processes: int = 1
+    processes: int
+    code: tuple[Path, Path]
+    keys: tuple[Path, Path]
 
     def environment(self, machine: int) -> dict[str, str]:
         places = {
@@ -36,8 +41,10 @@ class Pair:
             MASTER_ADDRESS: "127.0.0.1",
             MASTER_PORT: str(self.port),
             PROCESSES: str(self.processes),
+            MACHINES_KEY: str(self.keys[machine]),
+            "PYTHONPATH": str(self.code[machine]),
         }
-        return os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"} | places
+        return os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"} | places
 
     @contextmanager
     def started(self, machine: int, command: Sequence[str]) -> "Iterator[Launcher]":
@@ -80,8 +87,16 @@ class Launcher:
         return self.process.wait(timeout=seconds), self.messages.read_text()
 
 
-def pair(first: Path, second: Path, processes: int = 1) -> Pair:
-    """Two machines with these folders."""
+def pair(first: Path, second: Path, processes: int = 1, code: Path = ROOT) -> Pair:
+    """Two machines with these folders, the same code and the same key."""
+    key = a_key(first.parent / "key")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return Pair((first, second), int(probe.getsockname()[1]), processes)
+        return Pair((first, second), int(probe.getsockname()[1]), processes, (code, code), (key, key))
+
+
+def a_key(path: Path) -> Path:
+    """A new file with a key."""
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex())
+    return path
