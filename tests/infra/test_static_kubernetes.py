@@ -1,6 +1,8 @@
 """infra/kubernetes: Kubernetes' own schemas, and ours: pinned, no root, least privilege, secrets by reference."""
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -159,3 +161,34 @@ def test_a_flow_run_has_its_state_shared_memory_no_rights_and_on_the_pool_gpu_a_
     assert job(pool)["spec"]["backoffLimit"] == 0  # a lost run is started again by an automation
     assert ("nvidia.com/gpu" in pod["containers"][0]["resources"]["limits"]) == (pool == "gpu")
     assert {each["optional"] for each in sources(pod, "secretRef").values()} == {True}
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_the_pods_of_a_job_share_a_key_that_the_first_makes(machines: int, tmp_path: Path) -> None:
+    """The second waits for it."""
+    container = job("gpu", machines=machines)["spec"]["template"]["spec"]["containers"][0]
+    (tmp_path / "python").write_text(
+        "#!/bin/sh\necho $PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR: $*; cat $CHUNK_GRPO_MACHINES_KEY\n"
+    )
+    (tmp_path / "python").chmod(0o755)
+    pods = []
+    for index in reversed(range(machines)):
+        variables = {
+            "JOB_COMPLETION_INDEX": str(index),
+            "HOSTNAME": f"curious-owl-x2z-{index}",
+            "PREFECT_HOME": str(tmp_path),
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+        }
+        command = [*container["command"][2:], "sh", "-c", "echo $PET_NODE_RANK; cat $CHUNK_GRPO_MACHINES_KEY"]
+        pods.append(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True))
+    followers, first = (
+        [pod.communicate(timeout=30)[0] for pod in pods[:-1]],
+        pods[-1].communicate(timeout=30)[0],
+    )
+    if machines == 1:
+        assert first == "0\n" and not (tmp_path / "keys").exists()
+        return
+    (key,) = (tmp_path / "keys").iterdir()
+    assert key.stat().st_mode & 0o777 == 0o600 and len(key.read_text()) == 45
+    assert first == f"0\n{key.read_text()}"
+    assert followers == [f"1 of 2 at curious-owl-x2z-0.machines: -m stages.follow\n{key.read_text()}"]
