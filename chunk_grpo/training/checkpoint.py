@@ -184,9 +184,7 @@ class CheckpointStore:
             with self._writing(path):
                 if self._owns_disk:
                     make_folder(self._folder)
-                tensors.update(
-                    write_sharded(sharded, folder, None if processes is None else processes.sharing)
-                )
+                tensors.update(write_sharded(sharded, folder, processes and processes.sharing))
                 if self._owns_disk:
                     sync_folder(folder)
                     sync_folder(self._folder)
@@ -363,11 +361,10 @@ class CheckpointStore:
         reason, shards = self._by_main(lambda: self._checked(path, iteration))
         if reason:
             raise UnusableError(reason)
-        folder = None if shards is None else self._folder / shards["folder"]
         if self._processes is not None:
             self._processes.receive([path])
-        if shards is not None and folder is not None:
-            sums = shards["checksums"]
+        if shards is not None:
+            folder, sums = self._folder / shards["folder"], shards["checksums"]
             own = _share_of(list(sums), self._processes)
             if bad := self._by_all(lambda: damaged(folder, [(name, sums[name]) for name in own])):
                 raise UnusableError(
