@@ -51,25 +51,29 @@ def machine_0(two: Pair, key: bytes) -> Machines:
 
 
 def test_who_holds_the_port_without_the_key_cannot_run_anything(two: Pair, follower: Launcher) -> None:
-    """Tickets of the form without signatures, with a signature of another key, and under the name of each offer."""
+    """Tickets without a signature, with one of another key, and with one that was made for an earlier offer."""
     store = TCPStore("127.0.0.1", two.port, is_master=True, wait_for_workers=False)
     text = json.dumps(asdict(ticket(HARMFUL, two.folders[1])))
     store.set("ticket", text)
     offers = set()
     store.set("call", "")
-    while len(offers) < 3:
+    while len(offers) < 4:
         if store.check(["ready/1"]):
             offer = store.get("ready/1")[32:].decode()
             offers.add(offer)
             if len(offers) == 1:
                 store.set(f"ticket/{offer}", text)
-            else:
+            elif len(offers) == 2:
                 SignedStore(store, bytes(64)).set(f"ticket/{offer}", text)
+            else:
+                SignedStore(store, two.keys[0].read_bytes()).set("ticket/earlier", text)
+                store.set(f"ticket/{offer}", store.get("ticket/earlier"))
         time.sleep(0.1)
     follower.says(
         f"refused a ticket of 127.0.0.1:{two.port} that is not signed with the key of {MACHINES_KEY}"
     )
-    assert "began" not in follower.messages.read_text()
+    said = follower.messages.read_text()
+    assert "began" not in said and "refused a stage" not in said
     assert not (two.folders[1] / "harmed").exists()
 
 
