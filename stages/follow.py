@@ -16,6 +16,7 @@ from pathlib import Path
 from chunk_grpo import environment
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
 from chunk_grpo.stopping import stop_seconds
+from stages._code import COPY, ROOT
 from stages._launch.code import code_digest
 from stages._launch.machines import (
     Link,
@@ -53,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{environment.MACHINE}: must be at least 1 (and {environment.MACHINES} at least 2) on a machine that "
                 "follows; machine 0 runs the stages themselves"
             )
-        seconds = stop_seconds()
+        seconds, own = stop_seconds(), code_digest()
     except ChunkGrpoError as error:
         return report_error(error)
     _say(machines, f"waiting for stages of {machines.address}:{machines.port}")
     while True:
         store, ticket, offer = next_ticket(machines)
-        refusal = refusal_of(ticket, here)
+        refusal = refusal_of(ticket, here, own)
         store.set(f"answer/{offer}", refusal)
         if refusal:
             _say(machines, f"refused a stage: {refusal}")
@@ -74,21 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return TransientError.exit_code
 
 
-def refusal_of(ticket: Ticket, here: bool) -> str:
-    """Reason why this machine cannot run its part of a stage, or ""."""
+def refusal_of(ticket: Ticket, here: bool, own: str) -> str:
+    """Reason why this machine cannot run its part of a stage, or ""; `own` is the code that it started with."""
     if not here and not Path(ticket.folder).is_dir():
         return (
             f"{ticket.folder}: must be on a disk that all machines see at the same path. Mount it, or start "
             "`python -m stages.follow --here` in a clone of the repository"
         )
-    if ticket.code != (own := code_digest()):
+    if ticket.code != own:
         return "its code differs from that of machine 0: check out the same commit there, and start it again"
     if not is_stage(ticket.arguments):
         return f"it runs `python -m stages.NAME` only, and was asked to run {_title(ticket)}"
-    if not here and code_digest(Path(ticket.folder)) != own:
+    if _code_of(ticket, here) is None:
         return (
-            f"{ticket.folder}: must be a checkout with the code of this machine's; start the stage in one, or the "
-            "follower with --here"
+            f"{ROOT if here else ticket.folder}: must hold the code with which this machine started, and has none or "
+            "was edited; start it again in a checkout"
         )
     if 0 < (gpus := gpus_here()) < ticket.processes:
         return (
@@ -103,7 +104,10 @@ def follow(
 ) -> tuple[Outcome, bool]:
     """Run this machine's part of a stage, with the parameters of machine 0."""
     share = Share(ticket.processes, machines, ticket.port, link)
-    before = Path.cwd()
+    before, code = Path.cwd(), _code_of(ticket, here)
+    os.environ.pop("DVC_STAGE", None)
+    if code is not None and code.name == COPY.name:
+        os.environ["DVC_STAGE"] = ticket.arguments[1]  # so `stages/__init__.py` takes the code from the copy
     with tempfile.TemporaryDirectory(prefix="follow-") as folder:
         params = Path(folder, "params.yaml")
         params.write_text(ticket.params, encoding="utf-8")
@@ -113,6 +117,12 @@ def follow(
             return launch(arguments, share, seconds, on_cpu=gpus_here() == 0)
         finally:
             os.chdir(before)
+
+
+def _code_of(ticket: Ticket, here: bool) -> Path | None:
+    """Where this machine has the code of a stage: in the copy of DVC's run, or in the checkout."""
+    places = [ROOT] if here else [Path(ticket.folder, COPY), Path(ticket.folder)]
+    return next((place for place in places if code_digest(place) == ticket.code), None)
 
 
 def _title(ticket: Ticket) -> str:

@@ -145,11 +145,11 @@ def test_a_machine_with_other_code_ends_the_stage_before_it_begins(two: Pair, st
 
 def test_a_follower_that_does_not_see_the_stages_folder_refuses(tmp_path: Path) -> None:
     ticket = Ticket(["-m", "stages.train"], str(tmp_path / "elsewhere"), "", code_digest(), 1, 1)
-    assert refusal_of(ticket, here=False) == (
+    assert refusal_of(ticket, here=False, own=code_digest()) == (
         f"{tmp_path / 'elsewhere'}: must be on a disk that all machines see at the same path. Mount it, or start "
         "`python -m stages.follow --here` in a clone of the repository"
     )
-    assert refusal_of(ticket, here=True) == ""
+    assert refusal_of(ticket, here=True, own=code_digest()) == ""
 
 
 PLACE = {MACHINES: "2", MACHINE: "1", MASTER_ADDRESS: "first", MASTER_PORT: "1234"}

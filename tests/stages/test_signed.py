@@ -16,6 +16,7 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] 
 from chunk_grpo.environment import MACHINES_KEY
 from chunk_grpo.errors import ConfigError
 from stages import follow, report
+from stages._code import COPY, copy_code
 from stages._launch.code import code_digest
 from stages._launch.machines import Link, Machines, Outcome, Ticket, call, is_stage
 from stages._launch.processes import run_processes
@@ -122,9 +123,27 @@ def test_what_is_a_stage(arguments: list[str], answer: bool) -> None:
 def test_a_folder_with_other_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "stages").mkdir()
     (tmp_path / "stages" / "report.py").write_text("import os; os.mkdir('harmed')")
-    refusal = refusal_of(ticket(STAGE, tmp_path), here=False)
-    assert refusal.startswith(f"{tmp_path}: must be a checkout with the code of this machine's")
-    assert refusal_of(ticket(STAGE), here=False) == ""
+    refusal = refusal_of(ticket(STAGE, tmp_path), here=False, own=code_digest())
+    assert refusal.startswith(f"{tmp_path}: must hold the code with which this machine started")
+    assert refusal_of(ticket(STAGE), here=False, own=code_digest()) == ""
+    evil = replace(ticket(STAGE, tmp_path), code=code_digest(tmp_path))
+    assert refusal_of(evil, here=False, own=code_digest()).startswith(
+        "its code differs from that of machine 0"
+    )
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_the_code_of_a_run_of_dvc_is_its_copy_so_that_edits_do_not_count(
+    edited: bool, tmp_path: Path
+) -> None:
+    own = code_digest()
+    copy_code(tmp_path / COPY)
+    copy_code(tmp_path)
+    if edited:
+        (tmp_path / "stages" / "report.py").write_text("# edited")
+    assert refusal_of(ticket(STAGE, tmp_path), here=False, own=own) == ""
+    (tmp_path / COPY / "stages" / "report.py").unlink()
+    assert (refusal_of(ticket(STAGE, tmp_path), here=False, own=own) == "") is not edited
 
 
 def started_here(two: Pair, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
