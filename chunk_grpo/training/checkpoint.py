@@ -184,7 +184,7 @@ class CheckpointStore:
             with self._writing(path):
                 if self._owns_disk:
                     make_folder(self._folder)
-                tensors.update(write_sharded(sharded, folder, processes and processes.sharing))
+                tensors.update(write_sharded(sharded, folder, processes.sharing if processes else None))
                 if self._owns_disk:
                     sync_folder(folder)
                     sync_folder(self._folder)

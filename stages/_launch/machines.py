@@ -341,7 +341,7 @@ def _store_here(machines: Machines) -> TCPStore:
     try:
         try:
             *_, (host, *_) = socket.getaddrinfo(machines.address, machines.port, socket.AF_INET)[0]
-            is_alias = host.startswith("127.") and host != machines.address
+            is_alias = str(host).startswith("127.") and host != machines.address
             listener = socket.create_server(("" if is_alias else host, machines.port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:

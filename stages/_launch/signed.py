@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 _LEAST_BYTES = 32
-_MAC_BYTES = 32  # of SHA-256
+_MAC_DIGITS = 64  # of SHA-256
 
 
 class UnsignedError(Exception):
@@ -30,7 +30,7 @@ class SignedStore:
 
     def set(self, name: str, text: str) -> None:
         """Write a text."""
-        self.store.set(name, self._mac(name, text.encode()) + text.encode())
+        self.store.set(name, self._mac(name, text.encode()).decode() + text)
 
     def get(self, name: str) -> str:
         """The text of this name, when it is there.
@@ -39,7 +39,7 @@ class SignedStore:
             UnsignedError: It was written without the key, or under another name.
         """
         value: bytes = self.store.get(name)
-        mac, text = value[:_MAC_BYTES], value[_MAC_BYTES:]
+        mac, text = value[:_MAC_DIGITS], value[_MAC_DIGITS:]
         if not hmac.compare_digest(mac, self._mac(name, text)):
             raise UnsignedError
         return text.decode()
@@ -49,7 +49,7 @@ class SignedStore:
         return bool(self.store.check([name]))
 
     def _mac(self, name: str, text: bytes) -> bytes:
-        return hmac.digest(self._key, name.encode() + b"\0" + text, hashlib.sha256)
+        return hmac.new(self._key, name.encode() + b"\0" + text, hashlib.sha256).hexdigest().encode()
 
 
 def machines_key() -> bytes:

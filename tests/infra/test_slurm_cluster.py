@@ -1,4 +1,4 @@
-"""infra/slurm on a real SLURM: four nodes on this host, each with its slurmd, in a job's own time."""
+"""infra/slurm on a real SLURM: four nodes on this host, each with a slurmd."""
 
 import os
 import re

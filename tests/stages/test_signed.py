@@ -60,7 +60,7 @@ def test_who_holds_the_port_without_the_key_cannot_run_anything(two: Pair, follo
     store.set("call", "")
     while len(offers) < 4:
         if store.check(["ready/1"]):
-            offer = store.get("ready/1")[32:].decode()
+            offer = store.get("ready/1")[64:].decode()
             offers.add(offer)
             if len(offers) == 1:
                 store.set(f"ticket/{offer}", text)
