@@ -291,9 +291,8 @@ def call(machines: Machines, ticket: Ticket) -> Link:
     ticket = replace(ticket, name=uuid.uuid4().hex)
     store = SignedStore(_store_here(machines), machines.key)
     store.set(_CALL, "")
-    offered: dict[
-        int, str
-    ] = {}  # by machine: names of offers, chosen by it, so that no old ticket is taken again
+    # Each machine chooses the name under which it takes the ticket, so that no old ticket is taken again.
+    offered: dict[int, str] = {}
     begun, is_announced = time.monotonic(), False
     while absent := [i for i in machines.others if not store.has(f"answer/{offered.get(i)}")]:
         waited = time.monotonic() - begun
@@ -330,7 +329,7 @@ def _said_by(index: int, store: SignedStore, name: str, machines: Machines) -> s
 def _store_here(machines: Machines) -> TCPStore:
     """The store on machine 0, on the address by which the others reach it.
 
-    It is on all addresses if that is none of this machine's, or loopback under another name, as on Debian.
+    It is on all addresses if that is no IPv4 address of this machine, or loopback under another name, as on Debian.
 
     Raises:
         ConfigError: The port is in use.
@@ -338,19 +337,19 @@ def _store_here(machines: Machines) -> TCPStore:
     # Here: slow to import. TCPStore is documented, but not in __all__.
     from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
+    host, listener = "0.0.0.0", None
     try:
         try:
-            *_, (host, *_) = socket.getaddrinfo(machines.address, machines.port, socket.AF_INET)[0]
-            is_alias = str(host).startswith("127.") and host != machines.address
-            listener = socket.create_server(("" if is_alias else host, machines.port))
+            found = str(socket.getaddrinfo(machines.address, machines.port, socket.AF_INET)[0][4][0])
+            if found == machines.address or not found.startswith("127."):
+                listener = socket.create_server((found, machines.port)).detach()
+                host = found
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise
-            listener = socket.create_server(("", machines.port))
-        host, port = listener.getsockname()
         # The store closes the socket.
         return TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            host, machines.port, is_master=True, wait_for_workers=False, master_listen_fd=listener
         )
     except (OSError, DistError, RuntimeError) as error:
         reason = str(error).splitlines()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from chunk_grpo.errors import ConfigError
 from stages import follow, report
 from stages._code import COPY, copy_code
 from stages._launch.code import code_digest
-from stages._launch.machines import Link, Machines, Outcome, Ticket, call, is_stage
+from stages._launch.machines import Link, Machines, Outcome, Ticket, _store_here, call, is_stage
 from stages._launch.processes import run_processes
 from stages._launch.signed import SignedStore, UnsignedError, machines_key
 from stages.follow import refusal_of
@@ -232,3 +233,16 @@ def test_several_machines_without_a_key_are_refused(
     assert f"error: {MACHINES_KEY}: {none}: cannot be read" in capsys.readouterr().err
     assert follow.main([]) == 2
     assert f"error: {MACHINES_KEY}: {none}: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open"),
+    [("127.0.0.1", False), ("localhost", True), ("192.0.2.1", True), ("no.host.invalid", True)],
+)
+def test_the_port_is_open_on_the_address_of_machine_0_alone_where_that_is_its_own(
+    address: str, is_open: bool, two: Pair
+) -> None:
+    store = _store_here(replace(machine_0(two, b"k" * 32), address=address))
+    with socket.socket() as probe:
+        assert (probe.connect_ex(("127.0.0.2", two.port)) == 0) is is_open
+    del store
