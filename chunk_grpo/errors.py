@@ -4,15 +4,37 @@ A message names the file, key or row, the rule, the value and the next step. Any
 ends with a traceback and exit code 1.
 """
 
+import re
+
+USER_INFO = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]{0,20})://"
+    # a name and a password up to the host, or what cannot be a port and is therefore a password with special
+    # characters; bounded, so that the time stays linear
+    r"(?:[^\s/?#]*@|[^\s/?#@:\[]*:(?!\d*(?:[\s/?#.,;)'\"]|$)).{0,300}@)",
+    re.IGNORECASE,
+)
+"""A URL's user or password. Some schemes have a plain name in its place, which `has_user_info` leaves out."""
+
+_NAMED = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "sftp", "ssh", "smb")
+"""Schemes whose URLs name a container or an account before the host: `abfs://CONTAINER@ACCOUNT.dfs.core.windows.net`."""
+
+_LONGEST_LINE = 2000
+
 
 class ChunkGrpoError(Exception):
     """Base of the errors that are shown without a traceback.
+
+    Messages quote values, so passwords in URLs are masked, and the middle of a very long line is left out.
 
     Attributes:
         exit_code: Exit code of the process.
     """
 
     exit_code: int = 1
+
+    def __init__(self, *arguments: object) -> None:
+        """Make the message fit to be shown."""
+        super().__init__(*(_fit(text) if isinstance(text, str) else text for text in arguments))
 
 
 class ConfigError(ChunkGrpoError):
@@ -47,3 +69,27 @@ class Stopped(BaseException):
     """
 
     exit_code = TransientError.exit_code
+
+
+def masked(text: str) -> str:
+    """The text with *** in place of users and passwords in URLs."""
+    return USER_INFO.sub(lambda match: f"{match['scheme']}://***@" if _is_secret(match) else match[0], text)
+
+
+def has_user_info(text: str) -> bool:
+    """Whether a URL in the text has a user or password."""
+    return any(map(_is_secret, USER_INFO.finditer(text)))
+
+
+def _is_secret(match: re.Match[str]) -> bool:
+    return match["scheme"].lower() not in _NAMED or ":" in match[0].partition("://")[2]
+
+
+def _fit(message: str) -> str:
+    lines = masked(message).split("\n")
+    return "\n".join(
+        line
+        if len(line) <= _LONGEST_LINE
+        else f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
+        for line in lines
+    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from rich.table import Table
 
 from chunk_grpo.artifacts import check_writable, output_file, write_csv
 from chunk_grpo.config import read_raw_params
-from chunk_grpo.config.load import tuples
+from chunk_grpo.config.load import parse_yaml, require_allowed, tuples
 from chunk_grpo.config.problems import Problem, schema_problems
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import Name, Section
@@ -109,25 +108,22 @@ def read_scorers(name: str) -> ScorersFile:
             raise ConfigError(
                 f"--scorers: must be a YAML file or one of {', '.join(known)} (files of conf/scorers/), got {name!r}"
             )
-        return _checked(_composed(name), f"conf/scorers/{name}.yaml")
+        # Here: importing DVC takes half a second.
+        from chunk_grpo.orchestration.presets import composed_text
+
+        source = f"conf/scorers/{name}.yaml"
+        return _checked(
+            parse_yaml(composed_text(ROOT / "conf", f"scorers/{name}", {}, source), source), source
+        )
     if file.resolve().parent == ROOT / "conf" / "scorers":
         return read_scorers(file.stem)
     return _checked(read_raw_params(file), name)
 
 
-def _composed(name: str) -> Mapping[str, Any]:
-    # Here: importing DVC takes half a second.
-    from chunk_grpo.orchestration.dvc_internals import compose_and_dump
-
-    with tempfile.TemporaryDirectory(prefix="scorers-") as folder:
-        path = Path(folder, "scorers.yaml")
-        compose_and_dump(path, str(ROOT / "conf"), None, f"scorers/{name}", str(ROOT), [])
-        return read_raw_params(path)
-
-
 def _checked(raw: Mapping[str, Any], source: str) -> ScorersFile:
     """The two sections; others, such as those of a whole params.yaml, are not read."""
     values = tuples({key: raw[key] for key in ScorersFile.model_fields if key in raw})
+    require_allowed(values, source)
     try:
         found = ScorersFile.model_validate(values)
     except ValidationError as error:

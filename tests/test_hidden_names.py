@@ -8,7 +8,7 @@ from dvc.stage.cache import _get_cache_hash
 from dvc_data.hashfile.meta import Meta
 from ruamel.yaml import YAML
 
-from chunk_grpo.config.names import HIDDEN
+from chunk_grpo.config.forbidden import HIDDEN
 from tests.drills.changes import leaves, with_value
 from tests.params_edits import Edit, drop, problems, put
 from tests.test_presets import PRESETS, compose

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_va
 from pydantic_core import PydanticCustomError
 
 from chunk_grpo.config.questions import parse_questions
-from chunk_grpo.config.scorer_settings import RefusingScorer, Url, Variable
+from chunk_grpo.config.scorer_settings import JsonMapping, RefusingScorer, Url, Variable
 from chunk_grpo.config.section import Section, Text
 from chunk_grpo.config.templates import parse_template
 
@@ -70,7 +70,7 @@ class JudgeSettings(RefusingScorer):
     }
 
     judge: Text
-    request: dict[str, Any]
+    request: JsonMapping
     base_url: Url
     api_key_variable: Variable | None
     concurrency: PositiveInt

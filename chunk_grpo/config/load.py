@@ -7,16 +7,19 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.constructor import ConstructorError, DuplicateKeyError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from chunk_grpo.config.forbidden import forbidden_texts, hidden_names
 from chunk_grpo.config.models import Params
-from chunk_grpo.config.names import hidden_names
 from chunk_grpo.config.problems import Problem, schema_problems, show
 from chunk_grpo.config.rules import broken_rules
 from chunk_grpo.errors import ConfigError
 
 NEXT_STEP = "conf/preset/tiny.yaml describes every key."
+
+_SHOWN = 100
+"""Maximum of problems in a message; the rest is counted."""
 
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
@@ -47,7 +50,7 @@ def read_raw_params(path: str | Path = "params.yaml") -> Mapping[str, Any]:
     Raises:
         ConfigError: the file cannot be read, is not YAML, or holds a key twice.
     """
-    return _parse_yaml(_read_text(Path(path)), str(path))
+    return parse_yaml(_read_text(Path(path)), str(path))
 
 
 def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
@@ -64,8 +67,8 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
         ConfigError: rules are broken; the message lists all of them.
     """
     values = tuples(raw)
-    hidden = list(hidden_names(values))
-    named = {problem.path for problem in hidden}
+    refused = [*hidden_names(values), *forbidden_texts(values)]
+    named = {problem.path for problem in refused}
     problems: list[Problem] = []
     invalid: set[str | int] = set()
     try:
@@ -77,10 +80,20 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
         sections = _valid_sections(values, invalid)
     else:
         sections = {name: getattr(params, name) for name in Params.model_fields}
-    problems += [*hidden, *broken_rules(sections)]
+    problems += [*refused, *broken_rules(sections)]
     if problems:
         raise ConfigError(_message(source, problems))
     return params
+
+
+def require_allowed(values: Any, source: str) -> None:
+    """Require that all texts are allowed.
+
+    Raises:
+        ConfigError: Some are not; the message lists all such places.
+    """
+    if refused := list(forbidden_texts(values)):
+        raise ConfigError(_message(source, refused))
 
 
 def _read_text(path: Path) -> str:
@@ -102,9 +115,28 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
+class _Constructor(SafeConstructor):
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Construct a value; Python's own errors, of dates and numbers, become errors of YAML with the line."""
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            problem = (
+                f"{show(node.value)} cannot be read ({error}); put quotes around it, or remove its !!tag"
+            )
+            raise ConstructorError(None, None, problem, node.start_mark) from error
+
+
+def parse_yaml(text: str, source: str) -> Mapping[str, Any]:
+    """Parse the text of a parameter file.
+
+    Raises:
+        ConfigError: The text is not YAML, holds a key twice, or is too deep or too large.
+    """
     try:
-        raw = YAML(typ="safe", pure=True).load(text)
+        yaml = YAML(typ="safe", pure=True)
+        yaml.Constructor = _Constructor
+        raw = yaml.load(text)
     except DuplicateKeyError as error:
         key = re.search(r'found duplicate key "(.*?)"', error.problem or "")
         name = f"the key {key.group(1)!r}" if key else "a key"
@@ -117,6 +149,8 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
         raise ConfigError(f"{source}{_line(error)}: not YAML: {detail}.") from None
     except RecursionError:
         raise ConfigError(f"{source}: {_TOO_DEEP}") from None
+    except ValueError as error:  # of an escape such as "\U00110000"
+        raise ConfigError(f"{source}: not YAML: {error}; fix the text with a backslash.") from None
     _check_extent(raw, source)
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{source}: must be a mapping of sections, got {show(raw)}. {NEXT_STEP}")
@@ -170,5 +204,6 @@ def tuples(value: Any) -> Any:
 
 def _message(source: str, problems: list[Problem]) -> str:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    lines = [f"{source}: {count}", *(f"  {problem}" for problem in problems), NEXT_STEP]
-    return "\n".join(lines)
+    lines = [f"{source}: {count}", *(f"  {problem}" for problem in problems[:_SHOWN])]
+    more = [f"  and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    return "\n".join([*lines, *more, NEXT_STEP])

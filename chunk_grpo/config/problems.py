@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from chunk_grpo.errors import masked
+
 _RULES: dict[str, str] = {
     "greater_than": "must be > {gt}",
     "greater_than_equal": "must be >= {ge}",
@@ -61,8 +63,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def show(value: object) -> str:
-    """Format a value for a message: null, true and false as in YAML, at most 80 characters."""
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(_lists(value))
+    """Format a value for a message: null, true and false as in YAML, at most 80 characters, no password of a URL."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else masked(repr(_lists(value)))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -2,20 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from math import isfinite
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from chunk_grpo.config.section import BatchSize, Name, Section, Text
 
 Dtype = Literal["float32", "bfloat16"]
-
-
-def _without_user(url: object) -> object:
-    """Mask credentials: rejected URLs are quoted in error messages."""
-    return re.sub("//.*@", "//***@", url) if isinstance(url, str) else url
 
 
 def _checked_url(url: str) -> str:
@@ -35,7 +31,7 @@ def _has_a_possible_port(url: str) -> bool:
         return False
 
 
-Url = Annotated[str, AfterValidator(_checked_url), BeforeValidator(_without_user)]
+Url = Annotated[str, AfterValidator(_checked_url)]
 
 
 def _checked_variable(name: str) -> str:
@@ -48,6 +44,30 @@ def _checked_variable(name: str) -> str:
 
 Variable = Annotated[str, AfterValidator(_checked_variable)]
 """Name of an environment variable."""
+
+
+def _json(values: dict[str, Any]) -> dict[str, Any]:
+    """Require values that JSON has: records and processes of scorers get them as JSON."""
+    waiting: list[Any] = [values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif not (
+            value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
+        ):
+            raise PydanticCustomError(
+                "json_value",
+                "must hold text, finite numbers, true, false, null, lists and mappings with texts as keys (put quotes "
+                "around a date)",
+            )
+    return values
+
+
+JsonMapping = Annotated[dict[str, Any], AfterValidator(_json)]
+"""Values that are passed on, by their names."""
 
 
 class Weights(Section):

@@ -5,12 +5,20 @@ A scorer's settings affect its scores and are part of its identity; its executor
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from chunk_grpo.config.judges import QuestionsScorer, VlmJudgeScorer, WiseScorer
-from chunk_grpo.config.scorer_settings import Dtype, RefusingScorer, ScorerSettings, Url, Variable, Weights
+from chunk_grpo.config.scorer_settings import (
+    Dtype,
+    JsonMapping,
+    RefusingScorer,
+    ScorerSettings,
+    Url,
+    Variable,
+    Weights,
+)
 from chunk_grpo.config.section import Fraction, Section, Text
 
 
@@ -206,7 +214,7 @@ class ExternalScorer(RefusingScorer):
     kind: Literal["external"]
     source: Text
     version: PositiveInt
-    options: dict[str, Any]
+    options: JsonMapping
     files: tuple[Text, ...] = ()
 
 

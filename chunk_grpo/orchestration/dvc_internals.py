@@ -12,7 +12,7 @@ from dvc.repo.reproduce import plan_repro
 from dvc.stage import PipelineStage, Stage
 from dvc.stage.exceptions import StageNotFound
 from dvc.stage.serialize import to_single_stage_lockfile
-from dvc.utils.hydra import apply_overrides, compose_and_dump, get_hydra_sweeps
+from dvc.utils.hydra import apply_overrides, get_hydra_sweeps, to_hydra_overrides
 from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml
 
 __all__ = [
@@ -24,11 +24,11 @@ __all__ = [
     "Stage",
     "StageNotFound",
     "apply_overrides",
-    "compose_and_dump",
     "dump_yaml",
     "get_hydra_sweeps",
     "load_yaml",
     "parse_yaml",
     "plan_repro",
+    "to_hydra_overrides",
     "to_single_stage_lockfile",
 ]

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
+from hydra import compose as compose_by_hydra
+from hydra import initialize_config_dir
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
 from chunk_grpo.config import Params, parse_params, read_raw_params
+from chunk_grpo.config.forbidden import texts
+from chunk_grpo.config.load import require_allowed
 from chunk_grpo.config.problems import Problem, show
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.dvc_internals import (
     InvalidArgumentError,
     apply_overrides,
-    compose_and_dump,
     dump_yaml,
     get_hydra_sweeps,
     load_yaml,
+    to_hydra_overrides,
 )
 
 _CONF, _CONFIG = "conf", "config"
 _MISSING = object()
+_CALL = re.compile(r"\$\{(?![\s.\w\[\]-]*\})")
+"""What is more than a reference to another key: ${NAME:...}, or nested."""
 _SECTIONS = "|".join(name for name in Params.model_fields if name != "composed_from")
 
 Override: TypeAlias = Annotated[str, Field(pattern=rf"^(~|\+\+?)?({_SECTIONS})(\.|=|$)")]
@@ -59,12 +67,44 @@ def compose(root: Path, preset: str, output: Path, variants: str | None = None) 
             raise ConfigError(
                 f"{group}: must be one of {', '.join(known)} (files of conf/{group}/), got {name!r}"
             )
-    conf = str((root / _CONF).resolve())
-    try:
-        compose_and_dump(output, conf, None, _CONFIG, str(root), [f"{g}={n}" for g, n in choices.items()])
-    except HydraException as error:
-        raise ConfigError(f"conf/preset/{preset}.yaml: cannot be composed: {error}") from error
+    text = composed_text(root / _CONF, _CONFIG, choices, f"conf/preset/{preset}.yaml")
+    output.write_text(text, encoding="utf-8")
     return dict(load_yaml(str(output)))
+
+
+def composed_text(conf: Path, config: str, choices: Mapping[str, str], source: str) -> str:
+    """Compose a configuration, as DVC does.
+
+    Args:
+        conf: Folder of the files.
+        config: File to begin with, without suffix.
+        choices: File of each group in the defaults.
+        source: Name of the result in messages.
+
+    Returns:
+        YAML.
+
+    Raises:
+        ConfigError: The files cannot be composed, or a value calls a resolver, such as ${oc.env:NAME}: the result would
+            hold values of the environment, which may be secret.
+    """
+    try:
+        with initialize_config_dir(str(conf.resolve()), version_base=None):
+            made = compose_by_hydra(config, [f"{group}={name}" for group, name in choices.items()])
+        for path, text, _ in texts(OmegaConf.to_container(made, resolve=False)):
+            if _CALL.search(text):
+                raise ConfigError(f"{source}: {_refused_call(Problem(path, text))}")
+        OmegaConf.resolve(made)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{source}: cannot be composed: {error}") from error
+    return OmegaConf.to_yaml(made)
+
+
+def _refused_call(what: object) -> str:
+    return (
+        f"{what}: must not call a resolver (${{NAME:...}}): the value would be taken from the environment, the time or "
+        "a decoder, may be secret, and would stand in params.yaml and reports; write the value itself"
+    )
 
 
 def composed(root: Path, preset: str) -> dict[str, Any]:
@@ -88,6 +128,7 @@ def overridden(
         ConfigError: An override cannot be applied, or the result breaks rules; the message lists all of them.
     """
     changed = dict(params)
+    require_allowed(changed, source)  # before OmegaConf replaces anything
     for override in overrides:
         if len(_values(override, f"{source}: ")) > 1:
             raise ConfigError(
@@ -131,6 +172,11 @@ def combinations(overrides: Sequence[str]) -> list[tuple[str, ...]]:
 def _values(override: str, source: str = "") -> list[str]:
     """An override for each of its values; unchanged if it has one. `source` is the start of the message of an error."""
     try:
+        (parsed,) = to_hydra_overrides([override])
+        if not parsed.is_delete() and _CALL.search(
+            repr(parsed.value())
+        ):  # escapes of the grammar are resolved here
+            raise ConfigError(f"{source}overrides: {_refused_call(override)}")
         found = [one for (one,) in (sweep[""] for sweep in get_hydra_sweeps({"": [override]}))]
     except (HydraException, InvalidArgumentError) as error:
         raise ConfigError(f"{source}overrides: {override}: {error}") from error
