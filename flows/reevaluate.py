@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from uuid import UUID
 
 from prefect import flow, get_run_logger
-from prefect.client.schemas.objects import State
+from prefect.client.orchestration import get_client
+from prefect.client.schemas import filters
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events import emit_event
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -25,6 +29,8 @@ from flows._stages import run_stages
 from flows._ui import show
 from flows._workspace import REPOSITORY, publish_root, workspace
 
+_UNSUCCESSFUL = [StateType.FAILED, StateType.CRASHED, StateType.CANCELLED, StateType.CANCELLING]
+
 
 @flow(name="chunk-grpo", flow_run_name=name_of_reevaluate, persist_result=False)
 def reevaluate(
@@ -37,6 +43,10 @@ def reevaluate(
         new_seeds: Draw new images, with seeds from the scheduled time. If off, score the existing images.
         overrides: Changes of parameters, as after `dvc exp run -S`, for example of scorers.
     """
+    if (later := _later_run()) is not None:
+        when = f"planned for {later.expected_start_time:%Y-%m-%d %H:%M} UTC"
+        measures = f"Late: {later.name}, {when}, is due too and measures the same models."
+        return Completed(name="Nothing", message=measures)
     models = TrainedModels.of_published_run(join(publish_root(), preset))
     if models is None:
         nothing = f"No finished run of preset {preset} is published in {publish_root()}."
@@ -62,3 +72,32 @@ def reevaluate(
         )
     state = "Nothing" if recorded.repeats else "Completed"
     return Completed(name=state, message=summary(recorded.newest, recorded.repeats))
+
+
+def _later_run() -> FlowRun | None:
+    """Run of the same schedule that was planned for later than this one and is due; None if this one is not scheduled.
+
+    After a time without a worker all missed runs are due, and each would measure the models of today.
+    """
+    with get_client(sync_client=True) as client:
+        this = client.read_flow_run(UUID(flow_run.id))
+        planned = this.expected_start_time
+        if not this.auto_scheduled or this.deployment_id is None or planned is None:
+            return None
+        wanted = filters.FlowRunFilter(
+            deployment_id=filters.FlowRunFilterDeploymentId(any_=[this.deployment_id]),
+            expected_start_time=filters.FlowRunFilterExpectedStartTime(after_=planned),
+            state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(not_any_=_UNSUCCESSFUL)),
+        )
+        found = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
+    now = datetime.now(UTC)
+    later = [
+        run
+        for run in found
+        if run.auto_scheduled and run.parameters == this.parameters and _is_between(planned, run, now)
+    ]
+    return later[-1] if later else None
+
+
+def _is_between(first: datetime, run: FlowRun, last: datetime) -> bool:
+    return run.expected_start_time is not None and first < run.expected_start_time <= last

@@ -82,6 +82,52 @@ def test_without_a_published_run_there_is_nothing_to_evaluate(watch: Watch) -> N
     assert "No finished run of preset tiny is published" in message
 
 
+def test_of_late_runs_the_newest_measures(watch: Watch) -> None:
+    """Without a worker the runs of a schedule become late; a run started by hand is none of them."""
+    pool, deployment = "work_pools/cpu", watch.ask("GET", "deployments/name/chunk-grpo/reevaluate")
+    schedules = f"deployments/{deployment['id']}/schedules"
+    schedule = {
+        "schedule": {"interval": 30.0, "anchor_date": datetime.now(UTC).isoformat()},
+        "active": True,
+        "parameters": {"preset": "tiny"},
+    }
+
+    def late() -> list[Run]:
+        waiting = {"state": {"name": {"any_": ["Late"]}}, "deployment_id": {"any_": [deployment["id"]]}}
+        found = watch.ask(
+            "POST", "flow_runs/filter", {"flow_runs": waiting, "sort": "EXPECTED_START_TIME_ASC"}
+        )
+        return [run for run in found if run["auto_scheduled"]]
+
+    watch.ask("PATCH", pool, {"is_paused": True})
+    (created,) = watch.ask("POST", schedules, [schedule])
+    try:
+        wait_for(lambda: len(late()) >= 4, 300, "four late runs")
+        by_hand = watch.start("chunk-grpo/reevaluate", preset="tiny")
+        missed = late()
+        watch.ask("PATCH", pool, {"is_paused": False})
+        told = [watch.ended(run["id"], 300)["state"] for run in missed]
+        assert [state["type"] for state in told] == ["COMPLETED"] * len(told)
+        for state in told[:-1]:
+            assert re.fullmatch(
+                r"Late: .*, planned for .* UTC, is due too and measures the same models.", state["message"]
+            )
+            assert state["name"] == "Nothing"
+        none = "No finished run of preset tiny is published"
+        assert none in watch.ended(by_hand, 300)["state"]["message"]
+        wait_for(lambda: any(none in run["state"]["message"] for run in ended_of(watch)), 300, "the newest")
+    finally:
+        watch.ask("PATCH", pool, {"is_paused": False})
+        watch.ask("DELETE", f"{schedules}/{created['id']}")
+
+
+def ended_of(watch: Watch) -> list[Run]:
+    """Scheduled runs for the preset `tiny` that have completed."""
+    live = {"state": {"type": {"any_": ["COMPLETED"]}}}
+    found = watch.ask("POST", "flow_runs/filter", {"flow_runs": live})
+    return [run for run in found if run["parameters"].get("preset") == "tiny" and run["auto_scheduled"]]
+
+
 def test_two_runs_of_the_schedule_stand_in_the_history(watch: Watch, published: Path) -> None:
     assert (published / "report" / "index.html").is_file()
     trained, before = (published / "dvc.lock").read_bytes(), evaluations(published)
