@@ -29,6 +29,7 @@ from chunk_grpo.prompts import (
     coco_prompts,
     content_key,
     drop_long,
+    dropped,
     hub_file,
     read_dpg,
     read_geneval,
@@ -185,12 +186,13 @@ def _require(checked: CheckedPrompts, count: int, name: str, file: PromptFile) -
     report = checked.report
     if report.kept >= count:
         return
-    dropped = report.read - report.kept
-    got = f"{report.kept} ({report.read} were read and {dropped} dropped)" if dropped else f"{report.kept}"
+    lost = report.read - report.kept
+    got = f"{report.kept} ({report.read} were read and {lost} dropped)" if lost else f"{report.kept}"
     bound = file.limit is not None and report.read >= file.limit
     steps = f"raise its `limit`, which ends reading after {file.limit}, " if bound else ""
     raise DataError(
         f"{file.path}: must hold {name} = {count} prompts, got {got}; {steps}lower the counts or add prompts"
+        f"{dropped(report.findings, report.unit)}"
     )
 
 

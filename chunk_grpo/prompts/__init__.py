@@ -7,7 +7,7 @@ from chunk_grpo.prompts.checks import check_lengths, drop_long, normalized, shar
 from chunk_grpo.prompts.coco import coco_prompts
 from chunk_grpo.prompts.dpg import read_dpg
 from chunk_grpo.prompts.fields import FieldNames
-from chunk_grpo.prompts.findings import Findings, beginning
+from chunk_grpo.prompts.findings import Findings, beginning, dropped
 from chunk_grpo.prompts.geneval import content_key, read_geneval, read_geneval_benchmark
 from chunk_grpo.prompts.hub import hub_file
 from chunk_grpo.prompts.read import PromptSource, read_prompt_file
@@ -27,6 +27,7 @@ __all__ = [
     "coco_prompts",
     "content_key",
     "drop_long",
+    "dropped",
     "hub_file",
     "normalized",
     "read_dpg",

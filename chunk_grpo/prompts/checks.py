@@ -10,7 +10,7 @@ from dataclasses import replace
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import TokenLimits
-from chunk_grpo.prompts.findings import Findings, Kind, beginning
+from chunk_grpo.prompts.findings import Findings, Kind, beginning, dropped
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 
 _UNFIT = re.compile(
@@ -68,15 +68,17 @@ def check_prompts(
             continue
         kept.append(checked)
     findings.refuse(rules)
-    sources = tuple(findings.sources)
+    sources, reported = tuple(findings.sources), findings.reported(rules)
     if not kept:
-        raise DataError(f"{', '.join(sources)}: must hold prompts, got none at all. Check the path.")
-    return CheckedPrompts(
-        tuple(kept),
-        PromptReport(
-            sources, findings.unit, read, len(kept), len(kept), findings.reported(rules), tuple(notes)
-        ),
-    )
+        where = f"{', '.join(sources)}: must hold prompts, got"
+        if not read:
+            raise DataError(f"{where} none at all. Check the path.")
+        raise DataError(
+            f"{where} {read} {findings.unit}{'s' if read > 1 else ''}, all dropped{dropped(reported, findings.unit)}\n"
+            "Fix the file, or the setting that is named."
+        )
+    report = PromptReport(sources, findings.unit, read, len(kept), len(kept), reported, tuple(notes))
+    return CheckedPrompts(tuple(kept), report)
 
 
 def drop_long(checked: CheckedPrompts, rules: PromptChecks, limits: TokenLimits) -> CheckedPrompts:

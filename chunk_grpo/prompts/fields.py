@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from chunk_grpo.prompts.findings import listed
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class FieldNames:
         """
         prompts = _matching(names, self.prompt, ("prompt", "prompts"))
         categories = _matching(names, self.category, ("category",))
-        there = ", ".join(repr(name) for name in names if name.strip()) or "none"
+        there = listed(name for name in names if name.strip())
         if len(prompts) != 1:
             raise ValueError(
                 f"needs one field {self.prompt or 'prompt'!r} with the prompt, got {len(prompts) or 'none'} among the "
@@ -57,10 +60,11 @@ class FieldNames:
         category = categories[0] if categories else None
         others = [name for name in names if name.strip() and name not in (prompts[0], category)]
         wanted = others if self.metadata is None else list(self.metadata)
+        counts = Counter(names)
         for name in wanted:
-            if names.count(name) != 1:
+            if counts[name] != 1:
                 raise ValueError(
-                    f"needs one field {name!r}, got {names.count(name) or 'none'} among the fields {there}; name the "
+                    f"needs one field {name!r}, got {counts[name] or 'none'} among the fields {there}; name the "
                     "fields that scorers get by `metadata_fields` ([]: none)"
                 )
         return ChosenFields(prompts[0], category, tuple(wanted))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -20,6 +20,9 @@ others are names of rules in PromptChecks.
 
 QUOTED = 60
 """Maximum number of characters of a value quoted in a message."""
+
+LISTED = 200
+"""Maximum number of characters of a list of names in a message."""
 
 _CHOICES: Mapping[Kind, str] = {
     "records": "`prompts.checks.records: drop`",
@@ -110,6 +113,26 @@ class Findings:
 
     def _place(self, at: int) -> str:
         return f"{self.sources[at]}, " if len(self.sources) > 1 else ""
+
+
+def dropped(findings: Iterable[Finding], unit: Unit) -> str:
+    """Lines of a message: for each sort of dropped rows their number and the first of them; each begins a new line."""
+    return "".join(
+        f"\n  {found.what}: {len(set(found.lines))} dropped, the first: {found.source}, {unit} {found.lines[0]}: "
+        f"{found.messages[0]}"
+        for found in findings
+        if found.action == "drop"
+    )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Quote names for a message."""
+    return shortened(", ".join(map(repr, names))) or "none"
+
+
+def shortened(text: str) -> str:
+    """A list of names, truncated after LISTED characters."""
+    return text if len(text) <= LISTED else f"{text[:LISTED]}..."
 
 
 def beginning(value: object) -> str:

@@ -18,7 +18,7 @@ from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.findings import Findings
-from chunk_grpo.prompts.records import json_lines
+from chunk_grpo.prompts.records import bounded, json_lines
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 from chunk_grpo.scorers.geneval.records import (
     OFFICIAL_COUNTS,
@@ -51,7 +51,7 @@ def read_geneval(location: Location, rules: PromptChecks, limit: int | None = No
     source = str(location)
     findings = Findings([source])
     rows: list[PromptRow | None] = []
-    for line, value in itertools.islice(json_lines(location), limit):
+    for line, value in bounded(itertools.islice(json_lines(location), limit), source):
         if value is None:
             rows.append(PromptRow("", "", {}, line, source))
             continue

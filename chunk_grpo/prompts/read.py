@@ -19,11 +19,12 @@ from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.fields import ChosenFields, FieldNames
-from chunk_grpo.prompts.findings import Findings, Kind, beginning
+from chunk_grpo.prompts.findings import Findings, Kind, beginning, shortened
 from chunk_grpo.prompts.hub import hub_file
 from chunk_grpo.prompts.records import (
     UNREAD,
     Record,
+    bounded,
     csv_records,
     json_array,
     json_lines,
@@ -98,18 +99,23 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
     findings = Findings([source.name], "row" if suffix in (".json", ".parquet") else "line")
     known: _Known = {}
     unread: dict[str, None] = {}
-    rows = [
-        _row(record, source, findings, known, unread) for record in itertools.islice(records, source.limit)
-    ]
-    notes = []
-    if source.limit is not None and next(records, None) is not None:
-        notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
-    kept = dict.fromkeys(name for chosen in known.values() for name in chosen.metadata if name not in unread)
-    if kept:
-        notes.append(f"{source.name}: fields kept as metadata: {', '.join(kept)}")
-    if unread:
-        notes.append(f"{source.name}: fields that were not read: {', '.join(unread)}")
-    return check_prompts(rows, rules, findings, notes)
+    notes: list[str] = []
+
+    def rows() -> Iterator[PromptRow | None]:
+        # One by one: texts that are too long for prompts are not kept.
+        for record in bounded(itertools.islice(records, source.limit), source.name):
+            yield _row(record, source, findings, known, unread)
+        if source.limit is not None and next(records, None) is not None:
+            notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
+        kept = dict.fromkeys(
+            name for chosen in known.values() for name in chosen.metadata if name not in unread
+        )
+        if kept:
+            notes.append(f"{source.name}: fields kept as metadata: {shortened(', '.join(kept))}")
+        if unread:
+            notes.append(f"{source.name}: fields that were not read: {shortened(', '.join(unread))}")
+
+    return check_prompts(rows(), rules, findings, notes)
 
 
 def _records(suffix: str, location: Location, source: PromptSource) -> Iterator[Record]:
@@ -120,7 +126,7 @@ def _records(suffix: str, location: Location, source: PromptSource) -> Iterator[
     if suffix == ".json":
         return json_array(location, source.name)
     if suffix == ".parquet":
-        return parquet_records(location, source.fields, source.name)
+        return parquet_records(location, source.fields, source.name, source.limit)
     return json_lines(location)
 
 

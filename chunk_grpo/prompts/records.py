@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +16,7 @@ from chunk_grpo.artifacts import Location, input_file, read_text
 from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.fields import FieldNames
-from chunk_grpo.prompts.findings import beginning
+from chunk_grpo.prompts.findings import beginning, shortened
 
 Record: TypeAlias = tuple[int, object]
 """Number of the line or row, from 1, and its value: text, a mapping of field names to values, None if it is empty, a
@@ -28,6 +28,15 @@ Quoting: TypeAlias = Literal[0, 3]
 
 UNREAD = object()
 """Value of a field that was not read."""
+
+MAX_RECORDS = 2_000_000
+"""Maximum number of records that are read from a file. A small Parquet file can hold billions of equal ones."""
+
+_MAX_BYTES = 2**32
+"""Maximum size of what is read of a Parquet file, which can be a million times the file's."""
+
+_BATCH_ROWS = 1024
+"""Rows of a Parquet file that are unpacked at a time, so that long values do not fill the memory."""
 
 _DELIMITERS = (",", ";", "\t")
 """Delimiters of .csv files, in the order in which the header is tried."""
@@ -158,22 +167,61 @@ def json_array(location: Location, source: str) -> Iterator[Record]:
     yield from enumerate(values, start=1)
 
 
-def parquet_records(location: Location, fields: FieldNames, source: str) -> Iterator[Record]:
-    """Yield the rows as mappings. Metadata of a type that JSON lacks, such as images and dates, are not read.
+def bounded(records: Iterable[Record], source: str) -> Iterator[Record]:
+    """Yield the records of a file.
 
     Raises:
-        DataError: The file cannot be read, is damaged or no Parquet, or lacks a required field.
+        DataError: There are more than MAX_RECORDS.
     """
-    number = 0
+    for number, record in enumerate(records, start=1):
+        if number > MAX_RECORDS:
+            raise _too_many(source, "more")
+        yield record
+
+
+def _too_many(source: str, count: str) -> DataError:
+    return DataError(
+        f"{source}: must have at most {MAX_RECORDS:,} records, got {count}; set the file's `limit`, to read those "
+        "at the beginning, or name a smaller file"
+    )
+
+
+def parquet_records(
+    location: Location, fields: FieldNames, source: str, limit: int | None = None
+) -> Iterator[Record]:
+    """Yield the rows as mappings. Metadata of a type that JSON lacks, such as images and dates, are not read.
+
+    Args:
+        location: The file.
+        fields: Names of the fields to read.
+        source: Name of the file in messages.
+        limit: Number of rows that will be read; None: all.
+
+    Raises:
+        DataError: The file cannot be read, is damaged or no Parquet, lacks a required field, or holds too much.
+    """
+    number, unpacked = 0, 0
     try:
         with input_file(location) as path, pq.ParquetFile(path) as file:
             schema = file.schema_arrow
+            if limit is None and file.metadata.num_rows > MAX_RECORDS:
+                raise _too_many(source, f"{file.metadata.num_rows:,}")
             chosen = fields.among(schema.names)
             kept = [name for name in chosen.metadata if _is_json(schema.field(name).type)]
             columns = [name for name in schema.names if name in (chosen.prompt, chosen.category, *kept)]
             unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
-            for batch in file.iter_batches(columns=columns):
-                for values in zip(*batch.columns, strict=True):
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                arrays = [
+                    array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+                    for array in batch.columns
+                ]
+                unpacked += sum(array.nbytes for array in arrays)
+                if unpacked > _MAX_BYTES:
+                    raise DataError(
+                        f"{source}, row {number + 1}: the rows up to here must have at most {_MAX_BYTES / 2**30:g} "
+                        "GiB; name the columns that scorers need by `metadata_fields` ([]: none), or set `limit`"
+                    )
+                for values in zip(*arrays, strict=True):
                     read = [_json_value(value.as_py()) for value in values]
                     number += 1
                     yield number, unread | dict(zip(columns, read, strict=True))
@@ -225,7 +273,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Reject repeated keys in an object; json would silently keep the last one."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError(f"a key is repeated: {', '.join(name for name, _ in pairs)}")
+        raise ValueError(f"a key is repeated: {shortened(', '.join(name for name, _ in pairs))}")
     return made
 
 

@@ -118,8 +118,26 @@ class TestOtherRules:
         found = read(tmp_path, ["a", "", " \t", "b"], LENIENT)
         assert [row.line for row in found.rows] == [1, 4]
         assert [(f.what, f.action, f.lines) for f in found.report.findings] == [("empty", "drop", (2, 3))]
-        message = "must hold prompts, got none at all. Check the path."
-        assert refused(tmp_path, ["", " "], LENIENT) == [message]
+        assert refused(tmp_path, ["", " "], LENIENT) == [
+            "must hold prompts, got 2 rows, all dropped",
+            f"  empty: 2 dropped, the first: {tmp_path / 'p.json'}, row 1: an empty prompt",
+            "Fix the file, or the setting that is named.",
+        ]
+
+    def test_records_that_all_lack_the_field_are_told_with_the_fields_that_they_have(
+        self, tmp_path: Path
+    ) -> None:
+        rules = LENIENT.model_copy(update={"records": "drop"})
+        path = files.write(
+            tmp_path / "p.jsonl", '{"caption": "a red circle"}\n{"caption": "a blue square"}\n'
+        )
+        assert files.refused(path, rules).splitlines() == [
+            "must hold prompts, got 2 lines, all dropped",
+            f"  no prompt: 2 dropped, the first: {path}, line 1: needs one field 'prompt' with the prompt, got none "
+            "among the fields 'caption'; name it by `prompt_field`",
+            "Fix the file, or the setting that is named.",
+        ]
+        assert files.read(path, rules, fields=FieldNames("caption")) == ["a red circle", "a blue square"]
 
     def test_whitespace_is_stripped_or_kept(self, tmp_path: Path) -> None:
         found = read(tmp_path, ["\ta\u00a0", "b\n", "c"], LENIENT)
