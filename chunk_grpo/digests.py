@@ -42,15 +42,18 @@ class Digests:
             chosen: Filter for the files of a folder, called with the path relative to it. Hidden files are skipped.
 
         Raises:
-            DataError: A file cannot be read.
+            DataError: A file cannot be read, or is tracked by DVC and missing.
         """
         path = Path(path)
         try:
             if path.is_dir():
                 return self._of_folder(path, chosen)
-            return self._of_file(path) if path.is_file() else None
+            if path.is_file():
+                return self._of_file(path)
+            _require_untracked(path)
         except OSError as error:
             raise DataError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
+        return None
 
     def save(self) -> None:
         """Write new digests to the cache.
@@ -97,6 +100,19 @@ class Digests:
     def _remembered(self, path: Path) -> str | None:
         known = self._known.get(str(path.resolve()))
         return str(known[1]) if known is not None and known[0] == _stat(path) else None
+
+
+def _require_untracked(path: Path) -> None:
+    """Require that no file of `dvc add` tracks a missing path, or a folder above it."""
+    for each in (path, *path.parents):
+        marker = each.parent / f"{each.name}.dvc"
+        if each.name and marker.is_file():
+            raise DataError(
+                f"{path}: no such file, but {marker} tracks it. In a checkout run `dvc checkout {marker}` (`dvc pull` "
+                "fetches it from the remote). A copy of the checkout lacks such files: `dvc exp run --temp` and "
+                f"`--queue` take them along with `--copy-paths {each}`; for flows commit the file, or name it by "
+                "an absolute path"
+            )
 
 
 def _read(memory: Path) -> dict[str, list[Any]]:

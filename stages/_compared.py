@@ -29,9 +29,10 @@ def compared_record(params: Params, name: str, digests: Digests) -> dict[str, An
 
 
 def _folder(path: str, name: str, digests: Digests) -> str | None:
+    found = digests.of(path)
     if not Path(path).is_dir():
         raise DataError(f"policies.{name}.path: must be a folder with images, got {path}, which is none")
-    return digests.of(path)
+    return found
 
 
 def recorded_policy(params: Params, name: str, location: str) -> AnyPolicy:

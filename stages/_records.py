@@ -147,9 +147,8 @@ def _scorer_content(
 
 
 def _weights(weights: Weights, digests: Digests) -> str | None:
-    if Path(weights.checkpoint).exists():
-        return digests.of(weights.checkpoint)
-    return _hub_commit("models", weights.checkpoint, weights.revision)
+    files = digests.of(weights.checkpoint)
+    return _hub_commit("models", weights.checkpoint, weights.revision) if files is None else files
 
 
 def _hub_commit(kind: str, repository: str, revision: str | None) -> str | None:

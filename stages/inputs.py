@@ -4,13 +4,17 @@ The other stages depend on the records, and read the recorded parameters and cod
 the next one. This stage always runs. Unchanged files give identical records, so that no other stage runs again.
 """
 
+import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chunk_grpo.artifacts import output_dir, write_json
 from chunk_grpo.config import Params
+from chunk_grpo.config.forbidden import texts
 from chunk_grpo.digests import Digests
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.recorded import policy_record
 from stages._checked_model import check_model
 from stages._code import COPY, ROOT, code_records, copy_code, is_under_dvc
@@ -18,6 +22,12 @@ from stages._compared import compared_record
 from stages._records import model_record, prompt_records, scorer_records
 from stages._settings import training_settings
 from stages._stage import argument, run_stage
+
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|KEY|AUTH_STRING)(_|$)")
+"""Part of the names of environment variables that hold secrets."""
+
+_SECRET_LENGTH = 8
+"""Shorter values could be ordinary words."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +73,28 @@ def name_records(params: Params) -> dict[str, list[str]]:
     return {key: list(mapping) for key, mapping in mappings.items()}
 
 
+def require_no_secrets(params: Params) -> None:
+    """Require that no value of params.yaml is a secret of the environment; `dvc exp run -S` can write one into it.
+
+    Raises:
+        ConfigError: One is; the message does not repeat it.
+    """
+    secrets = {
+        value: name
+        for name, value in os.environ.items()
+        if _SECRET.search(name) and len(value) >= _SECRET_LENGTH
+    }
+    for path, text, _ in texts(params.model_dump(mode="json")):
+        for name in (name for value, name in secrets.items() if value in text):
+            raise ConfigError(
+                f"{'.'.join(map(str, path))}: must not hold the value of the environment variable {name}, which is a "
+                "secret, because reports and commits show params.yaml; remove it there and from the overrides"
+            )
+
+
 def main(params: Params, arguments: Arguments) -> None:
     """Write one record per kind of file."""
+    require_no_secrets(params)
     write_json(params.model_dump(mode="json"), arguments.settings)
     if is_under_dvc():  # elsewhere nobody edits the code: a run of a flow has a clone of its own
         copy_code()

@@ -103,3 +103,23 @@ def test_a_file_that_cannot_be_read_is_named(
     monkeypatch.setattr(digests, "_sha256", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(DataError, match=r"a\.txt: cannot be read \(Permission denied\)"):
         Digests(memory).of(settled(tmp_path / "a.txt", "red"))
+
+
+@pytest.mark.parametrize("name", ["signs.txt", "sets/signs.txt", "a.b/signs"])
+def test_a_missing_file_that_dvc_tracks_is_told_with_the_next_step(
+    name: str, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a checkout, as of `dvc exp run --temp`, has the .dvc file alone."""
+    monkeypatch.chdir(tmp_path)
+    assert Digests(memory).of(name) is None
+    tracked = name.partition("/")[0]
+    Path(f"{tracked}.dvc").touch()
+    with pytest.raises(DataError) as caught:
+        Digests(memory).of(name)
+    message = (
+        f"{name}: no such file, but {tracked}.dvc tracks it. In a checkout run `dvc checkout {tracked}.dvc`"
+    )
+    assert str(caught.value).startswith(message)
+    assert f"`--copy-paths {tracked}`" in str(caught.value)
+    settled(Path(name), "a red circle")
+    assert Digests(memory).of(name) is not None

@@ -1,6 +1,7 @@
 """The pipeline under DVC itself: what it sees, what it restores, and what becomes of edits."""
 
 import hashlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,33 @@ def digests(folder: Path) -> dict[Path, str]:
     """Digest of each file."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_checkout_says_what_it_lacks(tmp_path: Path) -> None:
+    """`dvc exp run --temp` takes neither files of `dvc add` along nor a secret out of the environment."""
+    folder = make_checkout(tmp_path / "repository")
+    assert python(folder, "-m", "infra.params", "compose", "smoke", "--force").returncode == 0
+    Workspace(folder).edit(own_prompts_and_scorer)
+    (folder / "own_rewards.py").write_text(OWN)
+    count = params(folder)["prompts"]["train_count"] + params(folder)["prompts"]["eval_count"]
+    (folder / "mine.txt").write_text("".join(f"a red circle, number {number}\n" for number in range(count)))
+    dvc(folder, "add", "mine.txt")
+    for command in (("add", "--all"), ("commit", "--quiet", "--message", "mine")):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+    def refused(*options: str, **variables: str) -> str:
+        done = python(folder, "-m", "dvc", "exp", "run", "--temp", *options, "prepare_prompts", **variables)
+        assert done.returncode != 0
+        (told,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+        return told
+
+    assert refused().startswith("error: mine.txt: no such file, but mine.txt.dvc tracks it.")
+    dvc(folder, "exp", "run", "--temp", "--copy-paths", "mine.txt", "prepare_prompts")
+    token = refused(
+        "-S", "report.title='${oc.env:HF_TOKEN}'", "--copy-paths", "mine.txt", HF_TOKEN="hunter2-hunter2"
+    )
+    assert token.startswith(
+        "error: report.title: must not hold the value of the environment variable HF_TOKEN"
+    )
+    assert "hunter2" not in token

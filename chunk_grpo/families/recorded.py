@@ -76,8 +76,8 @@ def _content_record(
         DataError: A file cannot be read.
     """
     path = Path(location)
-    if path.exists():
-        return {"files": digests.of(path, chosen), "commit": None}
+    if (files := digests.of(path, chosen)) is not None:
+        return {"files": files, "commit": None}
     if len(path.parts) != 2 or location.startswith((".", "/", "~")):
         return {"files": None, "commit": None}  # the first stage that needs the folder reports it
     if revision is None or not _COMMIT.fullmatch(revision):

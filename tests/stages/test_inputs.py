@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import CHECKPOINT, Workspace, prompt_file
 from tests.params_edits import put
+from tests.test_config import ASKED
 
 OWN = "def brightness(images, prompts, metadata, **options):\n    return images.mean(axis=(1, 2, 3))\n"
 EXTERNAL: dict[str, Any] = {"kind": "external", "splits": ["eval"], "batch_size": 8, "version": 1}
@@ -167,3 +168,60 @@ def test_a_model_that_changed_meanwhile_is_refused(
         capsys.readouterr().err.split()
     )
     assert workspace.files() == before
+
+
+TRACKED = [
+    "prompts.txt",
+    "weights.bin",
+    "worker.py",
+    "own_scorer.py",
+    "model",
+    "policy",
+    "images",
+    "words.txt",
+]
+
+
+@pytest.mark.parametrize("name", TRACKED)
+def test_a_missing_file_of_dvc_add_is_refused_whatever_names_it(
+    name: str, own: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, value in {
+        "policies": {
+            "first": {"kind": "weights", "path": "policy"},
+            "second": {"kind": "images", "path": "images"},
+        },
+        "scorers.judge": ASKED | {"template": None, "template_file": "words.txt"},
+    }.items():
+        own.edit(put(path, value))
+    (own.root / "words.txt").write_text("Is it {prompt}? Answer with a number from 0 to 10.")
+    for folder in ("policy", "images"):
+        (own.root / folder).mkdir()
+        (own.root / folder / "a.json").write_text("{}")
+    ran(own)
+    path = own.root / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    importlib.invalidate_caches()
+    (own.root / f"{name}.dvc").touch()
+    assert own.run("inputs") == 3
+    told = (
+        f"error: {name}: no such file, but {name}.dvc tracks it. In a checkout run `dvc checkout {name}.dvc`"
+    )
+    assert told in capsys.readouterr().err
+
+
+def test_a_secret_of_the_environment_is_refused_and_not_told(
+    own: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`dvc exp run -S 'report.title=${oc.env:HF_TOKEN}'` writes it, by Hydra, before any code of this project runs."""
+    monkeypatch.setenv("HF_TOKEN", "hf_hunter2hunter2")
+    own.edit(put("scorers.own.options", {"headers": ["Bearer hf_hunter2hunter2"]}))
+    assert own.run("inputs") == 2
+    told = capsys.readouterr().err
+    assert (
+        "scorers.own.options.headers.0: must not hold the value of the environment variable HF_TOKEN" in told
+    )
+    assert "hunter2" not in told
+    monkeypatch.setenv("HF_TOKEN", "short")
+    own.edit(put("scorers.own.options", {"a": "short"}))
+    ran(own)

@@ -43,7 +43,10 @@ def source_digest(source: str, files: Sequence[str], digest: Callable[[str], str
     Returns:
         Sixteen hexadecimal digits. Paths do not count: the same code in another place is the same scorer.
     """
-    modules = [(name, digest(str(path))) for name, path in sorted(source_files(module_of(source)).items())]
+    module = module_of(source)
+    modules = [(name, digest(str(path))) for name, path in sorted(source_files(module).items())]
+    if not modules:  # importing it reports the error, unless DVC tracks the file
+        digest(f"{module.replace('.', '/')}.py")
     content = [modules, [digest(path) for path in files]]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
