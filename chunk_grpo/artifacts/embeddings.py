@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from chunk_grpo.artifacts.io import REWRITE_IT, read_table, table_from_rows, write_table
+from chunk_grpo.artifacts.io import read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.storage import Location, input_dir, join, output_dir
+from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
 
 INDEX = "index.parquet"

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 
 from chunk_grpo.artifacts.schemas import SCHEMA_KEY, SCHEMAS, VERSION_KEY, SchemaName, TableSchema
 from chunk_grpo.artifacts.storage import Location, input_file, output_file
+from chunk_grpo.artifacts.table_checks import REWRITE_IT, check_nulls, check_rows
 from chunk_grpo.errors import DataError
-
-REWRITE_IT = "Delete it and run `dvc repro` to write it again."
 
 ROW_GROUP_BYTES = 2**26
 """Approximate size of a row group: Arrow cannot read more than 2 GiB of a nested column, such as images, at a time."""
@@ -64,54 +63,64 @@ def write_rows(
     _write((_fitting(table, schema_name, location) for table in tables), location, schema_name, {})
 
 
-def read_table(location: Location, schema_name: SchemaName) -> pa.Table:
+def read_table(
+    location: Location, schema_name: SchemaName, of: Mapping[str, object] | None = None
+) -> pa.Table:
     """Read a Parquet table that `write_table` wrote.
 
     Args:
         location: local path or URL.
         schema_name: Required schema, at its current version.
+        of: Column to the value of every row, such as the policy whose table it must be.
 
     Returns:
         The table, with columns in the schema's order.
 
     Raises:
-        DataError: The file is missing, unreadable or not Parquet, has another table or version, or lacks a value. The
-            message has the reason and the remedy.
+        DataError: The file is missing, unreadable or not Parquet, has another table or version, or a row breaks a rule
+            of the schema. The message has the reason and the remedy.
         TransientError: the object store does not answer.
     """
     schema = SCHEMAS[schema_name]
     with _opened(location, schema) as file:
         batches = list(_batches(file, schema.columns.names))
         table = pa.Table.from_batches(batches, file.schema_arrow)
-    _check_nulls(table, schema, location)
+    check_rows(table, schema, location, of)
     return table.select(schema.columns.names)
 
 
 def read_parts(
-    location: Location, schema_name: SchemaName, columns: Sequence[str] | None = None
+    location: Location,
+    schema_name: SchemaName,
+    columns: Sequence[str] | None = None,
+    of: Mapping[str, object] | None = None,
 ) -> Iterator[pa.Table]:
     """Read a table as `read_table`, part by part: about `ROW_GROUP_BYTES`, or one row, are in memory at a time.
 
     Args:
         location: local path or URL.
         schema_name: Required schema, at its current version.
-        columns: Columns to read, in this order; default: all. The others take no time.
+        columns: Columns to read, in this order; default: all. Other nested columns, such as images, take no time.
+        of: As in `read_table`.
 
     Yields:
         Consecutive rows, at least one; nothing for a table without rows.
 
     Raises:
-        DataError: As `read_table`; values are checked when their part is read.
+        DataError: As `read_table`; all columns but nested ones are checked before the first part.
         TransientError: the object store does not answer.
     """
     schema = SCHEMAS[schema_name]
     names = list(columns or schema.columns.names)
+    plain = schema.plain_columns
     first = 0
     with _opened(location, schema) as file:
+        found = pa.schema([file.schema_arrow.field(name) for name in plain])
+        check_rows(pa.Table.from_batches(list(_batches(file, plain)), found), schema, location, of)
         for batch in _batches(file, names):
             if batch.num_rows:
                 part = pa.Table.from_batches([batch]).select(names)
-                _check_nulls(part, schema, location, first)
+                check_nulls(part, schema, location, first)
                 yield part
                 first += batch.num_rows
 
@@ -182,7 +191,7 @@ def _fitting(table: pa.Table, schema_name: SchemaName, location: Location) -> pa
     """Table with the schema's columns, in its order and types."""
     schema = SCHEMAS[schema_name]
     _check_columns(table.column_names, schema, location)
-    _check_nulls(table, schema, location)
+    check_nulls(table, schema, location)
     try:
         return table.select(schema.columns.names).cast(schema.columns)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
@@ -194,13 +203,18 @@ def _fitting(table: pa.Table, schema_name: SchemaName, location: Location) -> pa
 def _write(
     tables: Iterable[pa.Table], location: Location, schema_name: SchemaName, about: Mapping[str, str]
 ) -> None:
-    """Write each table as a row group."""
+    """Write each table as a row group; nothing is left if a row breaks a rule."""
     schema = SCHEMAS[schema_name]
     more = {key.encode(): value.encode() for key, value in about.items()}
     columns = schema.columns.with_metadata({**schema.metadata, **more})
-    with output_file(location) as draft, pq.ParquetWriter(draft, columns) as writer:
-        for table in tables:
-            writer.write_table(table.replace_schema_metadata(columns.metadata))
+    written = [columns.empty_table().select(schema.plain_columns)]
+    with output_file(location) as draft:
+        with pq.ParquetWriter(draft, columns, write_page_checksum=True) as writer:
+            for table in tables:
+                own = table.replace_schema_metadata(columns.metadata)
+                writer.write_table(own)
+                written.append(own.select(schema.plain_columns))
+        check_rows(pa.concat_tables(written), schema, location)
 
 
 def _slices(table: pa.Table, limit: int) -> Iterator[pa.Table]:
@@ -239,7 +253,7 @@ def _opened(location: Location, schema: TableSchema) -> Iterator[pq.ParquetFile]
     """Open a table after checks of its name, version, columns and types; inside, pyarrow's errors are translated."""
     with input_file(location) as path:
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 _check_identity(file.schema_arrow.metadata or {}, schema, location)
                 _check_columns(file.schema_arrow.names, schema, location)
                 _check_types(file.schema_arrow, schema, location)
@@ -249,7 +263,7 @@ def _opened(location: Location, schema: TableSchema) -> Iterator[pq.ParquetFile]
                 f"{location}: cannot be read here ({_first_line(error)}), but need not be damaged. Keep it, and try "
                 "with more free memory or the pyarrow of constraints.txt."
             ) from error
-        except (pa.ArrowException, OSError) as error:  # damaged pages raise OSError
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # damaged pages raise OSError
             raise DataError(
                 f"{location}: corrupt, cut off, or no Parquet file ({_first_line(error)}). {REWRITE_IT}"
             ) from error
@@ -257,11 +271,16 @@ def _opened(location: Location, schema: TableSchema) -> Iterator[pq.ParquetFile]
 
 def _batches(file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """All rows in parts: files of other programs may have row groups above 2 GiB."""
+    read = 0
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         parts = max(1, -(-group.total_byte_size // ROW_GROUP_BYTES))
         rows = max(1, group.num_rows // parts)
-        yield from file.iter_batches(batch_size=rows, row_groups=[number], columns=list(columns))
+        for batch in file.iter_batches(batch_size=rows, row_groups=[number], columns=list(columns)):
+            read += batch.num_rows
+            yield batch
+    if read != file.metadata.num_rows:  # checksums do not cover the headers of pages
+        raise pa.ArrowInvalid(f"{file.metadata.num_rows} rows, of which {read} can be read")
 
 
 def _check_identity(metadata: Mapping[bytes, bytes], schema: TableSchema, location: Location) -> None:
@@ -307,16 +326,6 @@ def _check_types(found: pa.Schema, schema: TableSchema, location: Location) -> N
             raise DataError(
                 f"{location}: column {field.name!r} must be {field.type} in {schema.name}/{schema.version}, "
                 f"got {kind}. {REWRITE_IT}"
-            )
-
-
-def _check_nulls(table: pa.Table, schema: TableSchema, location: Location, first: int = 0) -> None:
-    """Require values; `first` is the number of the table's first row in the file."""
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count and not schema.columns.field(name).nullable:
-            row = first + column.is_null().to_pylist().index(True)
-            raise DataError(
-                f"{location}: row {row}: column {name!r} must have a value, got null. {REWRITE_IT}"
             )
 
 

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from chunk_grpo.artifacts.io import REWRITE_IT, read_json, read_text, write_json
+from chunk_grpo.artifacts.io import read_json, read_text, write_json
 from chunk_grpo.artifacts.storage import Location, join
+from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
 
 RECORD = "run.json"

@@ -3,8 +3,10 @@
 The Parquet metadata has name and version. Raise the version when columns or their meaning change.
 """
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -33,17 +35,34 @@ _DATASETS_IMAGES = b'{"info": {"features": {"image": {"_type": "Image"}}}}'
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Name, version and columns of a table.
+    """Name, version and columns of a table, and the rules for its rows.
 
     Attributes:
         name: Name of the schema.
         version: Version of the schema, from 1.
         columns: Names, types and nullability of the columns, without name and version in the metadata.
+        key: Columns that together differ from row to row.
+        ranges: Column to its least and largest value.
+        choices: Column to its values.
+        undefined: Columns of floats that may be NaN or infinite.
+        records: Columns of JSON objects.
+        reasons: Nullable column to the column with a text exactly where it is null.
     """
 
     name: SchemaName
     version: int
     columns: pa.Schema
+    key: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    undefined: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def plain_columns(self) -> list[str]:
+        """Columns that are not nested: all but images."""
+        return [column.name for column in self.columns if not pa.types.is_nested(column.type)]
 
     @property
     def metadata(self) -> dict[bytes, bytes]:
@@ -55,6 +74,57 @@ class TableSchema:
 def _schema(name: SchemaName, version: int, **columns: pa.DataType) -> TableSchema:
     fields = [pa.field(column, kind, nullable=False) for column, kind in columns.items()]
     return TableSchema(name, version, pa.schema(fields))
+
+
+_COUNT, _NUMBER, _SEED, _LEVEL = (0, inf), (1, inf), (-1, inf), (0, 1)
+_MODES = {"mode": ("base", "tuned", "hybrid")}
+_OF_IMAGE = ("policy", "mode", "train_seed", "prompt_id", "sample")
+
+_RULES: Mapping[SchemaName, Mapping[str, Any]] = {
+    "prompts": {"key": ("prompt_id",), "records": ("metadata",)},
+    "embeddings": {"key": ("prompt_id",), "ranges": {"shard": _COUNT, "row": _COUNT}},
+    "l1_profile": {
+        "key": ("sampler", "prompt_id", "seed", "step"),
+        "ranges": {"step": _COUNT, "t": _LEVEL, "t_next": _LEVEL, "l1_rel": _COUNT},
+        "choices": {"sampler": ("sde", "ode")},
+    },
+    "chunk_plan": {
+        "key": ("plan", "chunk"),
+        "ranges": {
+            "chunk": _COUNT,
+            "first_step": _COUNT,
+            "num_steps": _NUMBER,
+            "mean_l1": _COUNT,
+            "weight": _COUNT,
+        },
+    },
+    "train_metrics": {
+        "key": ("variant", "train_seed", "iteration", "metric"),
+        "ranges": {"train_seed": _COUNT, "iteration": _COUNT},
+    },
+    "images": {"key": _OF_IMAGE, "ranges": {"train_seed": _SEED, "sample": _COUNT}, "choices": _MODES},
+    "scores": {
+        "key": (*_OF_IMAGE, "scorer", "metric"),
+        "ranges": {"train_seed": _SEED, "sample": _COUNT},
+        "choices": _MODES,
+        "reasons": {"value": "refusal"},
+    },
+    "evaluation_history": {
+        "key": ("evaluation", "policy", "mode", "split", "scorer"),
+        "ranges": dict.fromkeys(("num_seeds", "num_prompts", "num_captions", "num_images"), _NUMBER),
+        "choices": _MODES | {"change": ("first", "scorer", "prompts", "same", "unknown", "none", "moved")},
+        "undefined": (
+            *("low", "high", "standard_error", "degrees_of_freedom"),
+            *("difference", "band", "p_value"),
+        ),
+    },
+    "evaluation_prompts": {
+        "key": ("evaluation", "policy", "mode", "split", "scorer", "prompt_id"),
+        "ranges": {"num_images": _NUMBER},
+        "choices": _MODES,
+    },
+}
+"""Rules for the rows of each table."""
 
 
 def _images() -> TableSchema:
@@ -94,7 +164,7 @@ def _scores() -> TableSchema:
 
 
 SCHEMAS: dict[SchemaName, TableSchema] = {
-    schema.name: schema
+    schema.name: replace(schema, **_RULES[schema.name])
     for schema in (
         _schema(
             "prompts",

@@ -22,8 +22,8 @@ from chunk_grpo.artifacts import (
     write_table,
     write_text,
 )
-from chunk_grpo.artifacts.io import REWRITE_IT
 from chunk_grpo.artifacts.storage import folder_lock, sizes_below
+from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.highlight import Highlight, data_uri
 from chunk_grpo.reporting.history import HistoryRow, Measured, known

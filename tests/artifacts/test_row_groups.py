@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunk_grpo.artifacts import SCHEMAS, read_parts, read_table, table_from_rows, write_rows, write_table
+from chunk_grpo.artifacts.schemas import IMAGE
 from chunk_grpo.errors import DataError
 
 MIB = 2**20
@@ -116,7 +117,7 @@ def test_a_damaged_part_and_a_missing_value_are_named_when_they_are_read(tmp_pat
     path = tmp_path / "images.parquet"
     write_rows([image_row(number, 1000) for number in range(10)], path, "images", row_group_bytes=2000)
     content = path.read_bytes()
-    path.write_bytes(content[:6000] + bytes(200) + content[6200:])
+    path.write_bytes(content[:5000] + bytes(200) + content[5200:])
     parts = read_parts(path, "images")
     assert next(parts).num_rows == 1
     with pytest.raises(DataError, match=r"corrupt, cut off, or no Parquet file \("):
@@ -125,9 +126,15 @@ def test_a_damaged_part_and_a_missing_value_are_named_when_they_are_read(tmp_pat
     seeds = pa.array([0, 1, 2, None, 4])
     broken = table.set_column(table.column_names.index("seed"), "seed", seeds)
     pq.write_table(broken.replace_schema_metadata(SCHEMAS["images"].metadata), path, row_group_size=2)
+    with pytest.raises(DataError, match=r"row 3: column 'seed' must have a value, got null\."):
+        next(read_parts(path, "images"))
+    images = [row["image"] for row in table.to_pylist()]
+    images[3] = {"bytes": None, "path": "3.png"}
+    broken = table.set_column(table.column_names.index("image"), "image", pa.array(images, IMAGE))
+    pq.write_table(broken.replace_schema_metadata(SCHEMAS["images"].metadata), path, row_group_size=2)
     parts = read_parts(path, "images")
     assert next(parts).num_rows == 2
-    with pytest.raises(DataError, match=r"row 3: column 'seed' must have a value, got null\."):
+    with pytest.raises(DataError, match=r"row 3: column 'image' must have a value, got null\."):
         list(parts)
 
 
