@@ -61,7 +61,7 @@ def milliseconds(checkout: Path, params: Params, variant: str) -> list[list[floa
         DataError: The run is not finished, or has a single iteration.
     """
     folder = checkout / "artifacts" / "timings" / variant
-    found = read_metrics([str(folder / f"seed-{seed}.parquet") for seed in params.train.seeds])
+    found = read_metrics(variant, {seed: folder / f"seed-{seed}.parquet" for seed in params.train.seeds})
     rows = found.table.to_pylist()
     values = {(row["train_seed"], row["iteration"], row["metric"]): row["value"] for row in rows}
     places = sorted({(seed, iteration) for seed, iteration, _ in values if iteration > 1})

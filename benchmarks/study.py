@@ -167,11 +167,12 @@ def curves_of(checkout: Path, params: Params) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for variant in params.variants:
         folder, timings = checkout / "artifacts/train" / variant, checkout / "artifacts/timings" / variant
-        names = [f"seed-{seed}" for seed in params.train.seeds]
-        metrics = read_metrics([str(folder / name / "metrics.parquet") for name in names])
+        seeds = params.train.seeds
+        metrics = read_metrics(variant, {s: folder / f"seed-{s}" / "metrics.parquet" for s in seeds})
         rows += [row for row in metrics.table.to_pylist() if row["metric"].startswith(DRAWN)]
         seconds: dict[tuple[str, int, int], float] = {}
-        for row in read_metrics([str(timings / f"{name}.parquet") for name in names]).table.to_pylist():
+        timed = read_metrics(variant, {s: timings / f"seed-{s}.parquet" for s in seeds})
+        for row in timed.table.to_pylist():
             if row["metric"] in SECONDS:
                 place = (variant, row["train_seed"], row["iteration"])
                 seconds[place] = seconds.get(place, 0.0) + row["value"]

@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 
 from chunk_grpo.artifacts import join, read_json, read_parts, read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.schemas import SCORER_KEY
+from chunk_grpo.artifacts.table_checks import check_scale
 from chunk_grpo.artifacts.unrecorded import KEPT, forget_recorded
 from chunk_grpo.config import Params
+from chunk_grpo.config.score_scales import scale
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.config.scorers import InProcess
 from chunk_grpo.errors import DataError
@@ -325,6 +327,8 @@ def main(params: Params, arguments: Arguments) -> None:
         kept = kept_scores(spec, scorer.settings, tables, arguments.prompts)
         rows = score_rows(spec.key, scorer, images, prompts, kept, workers, spec.refusals)
         table = table_from_rows(rows, "scores")
+        low, high = scale(params.scorers[spec.key])[1:]
+        check_scale(table, arguments.out, low, high)
     finally:
         scorer.close()
     if workers.is_main:

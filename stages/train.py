@@ -195,7 +195,8 @@ def read_method(params: Params, arguments: Arguments) -> Method:
     Raises:
         DataError: The plan's number of steps is not the number of trainable steps.
     """
-    rows = sorted(read_table(arguments.plan, "chunk_plan").to_pylist(), key=lambda row: int(row["chunk"]))
+    of = {"plan": params.variants[arguments.variant].plan}
+    rows = sorted(read_table(arguments.plan, "chunk_plan", of).to_pylist(), key=lambda row: int(row["chunk"]))
     plan = ChunkPlan(tuple(row["num_steps"] for row in rows))
     if plan.num_steps != params.sampling.num_sde_steps:
         raise DataError(

@@ -139,7 +139,9 @@ def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
         )
         identity = (str(spec.get("version", "–")), spec.get("spec_hash", "–"))
         rows.append(
-            text_row(use.name, spec.get("name", "not recorded"), use.scale, *identity, ", ".join(use.splits))
+            text_row(
+                use.name, spec.get("name", "not recorded"), use.scale.text, *identity, ", ".join(use.splits)
+            )
         )
     return Table(
         ("scorer", "metric", "scale, higher is better", "version", "identity", "splits"), tuple(rows)

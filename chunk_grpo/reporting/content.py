@@ -178,7 +178,7 @@ def _grids(
     grids = []
     for number, variants in enumerate(gallery.grid_variants(settings.compared), start=1):
         columns = gallery.grid_columns(settings.drawn_of(variants))
-        images = {p: gallery.first_images(evidence.images[p], chosen) for p in (BASE, *variants)}
+        images = {p: gallery.first_images(p, evidence.images[p], chosen) for p in (BASE, *variants)}
         rows = gallery.grid_rows(chosen, columns, images, texts, book, settings.scorers)
         grids.append(gallery.grid_of("grid" if number == 1 else f"grid-{number}", variants, columns, rows))
     return grids

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.config.judges import WiseScorer
+from chunk_grpo.config.score_scales import Scale
 from chunk_grpo.errors import DataError
 
 BASE = "base"
@@ -70,14 +71,14 @@ class ScorerUse:
         name: Name of the scorer.
         kind: Kind of the scorer; geneval-graded for GenEval with graded rewards, which no benchmark publishes.
         splits: Splits of prompts whose images it judges.
-        scale: Value range, as text.
+        scale: Scale of the scores.
         judge: The scorer's settings if its kind is wise; else None.
     """
 
     name: str
     kind: str
     splits: tuple[str, ...]
-    scale: str
+    scale: Scale
     judge: WiseScorer | None = None
 
 
@@ -255,16 +256,11 @@ class ScoreBook:
             self._take(policy, scorer, source.table)
 
     def _take(self, policy: str, scorer: str, table: pa.Table) -> None:
-        columns = ("policy", "mode", "train_seed", "prompt_id", "sample", "scorer", "metric", "value")
+        columns = ("mode", "train_seed", "prompt_id", "sample", "metric", "value")
         data = [table.column(name).to_pylist() for name in columns]
-        for row_policy, mode, seed, prompt_id, sample, row_scorer, metric, value in zip(*data, strict=True):
+        for mode, seed, prompt_id, sample, metric, value in zip(*data, strict=True):
             if metric != "score":
                 continue
-            if (row_policy, row_scorer) != (policy, scorer):
-                raise DataError(
-                    f"{self._paths[policy, scorer]}: holds a row of policy {row_policy!r} and scorer "
-                    f"{row_scorer!r}, expected {policy!r} and {scorer!r}; run its score stage again"
-                )
             found = self._values.setdefault((policy, mode, scorer), {}).setdefault(seed, {})
             found[prompt_id, sample] = math.nan if value is None else value
             if value is None:

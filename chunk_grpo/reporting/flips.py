@@ -73,7 +73,7 @@ def flips_of(
 
     def rows(names: list[str]) -> tuple[GridRow, ...]:
         chosen = list({texts[name]: name for name in names}.values())[:SHOWN]
-        images = {column.policy: first_images(evidence.images[column.policy], chosen) for column in columns}
+        images = {p: first_images(p, evidence.images[p], chosen) for p in (BASE, variant)}
         return tuple(grid_rows(chosen, columns, images, texts, book, (scorer,)))
 
     return Flips(scorer, variant, len(both), len(won), len(lost), rows(won), rows(lost))

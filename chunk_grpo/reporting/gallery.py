@@ -166,10 +166,10 @@ def choose_prompts(prompts: ScoredPrompts, count: int, seed: int) -> tuple[str, 
     return tuple(chosen[:count])
 
 
-def first_images(path: str, prompt_ids: Sequence[str]) -> Source:
-    """The images of sample 0 for these prompts. The others are read, but not kept."""
+def first_images(policy: str, path: str, prompt_ids: Sequence[str]) -> Source:
+    """The policy's images of sample 0 for these prompts. The others are read, but not kept."""
     wanted, kept = pa.array(prompt_ids, pa.string()), [SCHEMAS["images"].columns.empty_table()]
-    for part in read_parts(path, "images"):
+    for part in read_parts(path, "images", of={"policy": policy}):
         of_grid = pc.and_(pc.equal(part["sample"], 0), pc.is_in(part["prompt_id"], wanted))
         kept.append(part.filter(of_grid).replace_schema_metadata(kept[0].schema.metadata))
     return Source(path, pa.concat_tables(kept))

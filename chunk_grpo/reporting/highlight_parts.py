@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from chunk_grpo.artifacts import SchemaName, read_table
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting import gallery, plots, series, tables
@@ -35,7 +34,7 @@ from chunk_grpo.reporting.evidence import (
 from chunk_grpo.reporting.figures import png
 from chunk_grpo.reporting.gallery import Column, GridRow
 from chunk_grpo.reporting.highlight import Highlight, data_uri, escaped, plot_uri
-from chunk_grpo.reporting.inputs import read_metrics
+from chunk_grpo.reporting.inputs import read_metrics, read_plan, read_scores, read_source
 from chunk_grpo.reporting.page import HALF, MARGINS, ROW
 from chunk_grpo.reporting.palette import INK, MUTED, PAPER, SHADE_EVEN, SHADE_ODD
 from chunk_grpo.reporting.series import Chunk
@@ -55,7 +54,7 @@ Key = TypeVar("Key", str, int, tuple[str, str])
 
 def profile_highlight(settings: ReportSettings, profile: Path, plans: Mapping[str, Path]) -> Highlight:
     """The relative L1 profile, with the chunks of every plan unless `plans` is empty."""
-    source = Source(str(profile), read_table(profile, "l1_profile"))
+    source = read_source(profile, "l1_profile")
     sde, ode = series.profile_curve(source, "sde"), series.profile_curve(source, "ode")
     chunks, plan = _chunks(plans), settings.shown_plan
     draws = [partial(plots.draw_profile, sde=sde, ode=ode, shown=chunks.get(plan, ()), guided=None)]
@@ -112,9 +111,9 @@ def draw_plans(axes: Axes, plans: Mapping[str, Sequence[Chunk]], last_step: int)
     axes.set_title("chunks of every plan")
 
 
-def rewards_highlight(settings: ReportSettings, metrics: Mapping[str, Sequence[Path]]) -> Highlight:
+def rewards_highlight(settings: ReportSettings, metrics: Mapping[str, Mapping[int, Path]]) -> Highlight:
     """Reward by iteration of the variants and seeds that have trained."""
-    found = {variant: read_metrics(list(map(str, files))) for variant, files in metrics.items()}
+    found = {variant: read_metrics(variant, files) for variant, files in metrics.items()}
     picture = reward_curves(found, settings.variants)
     parts = [
         "## Reward by iteration",
@@ -144,12 +143,12 @@ def reward_curves(metrics: Mapping[str, Source], names: Sequence[str]) -> str:
 
 def images_highlight(settings: ReportSettings, prompts: Path, images: Mapping[str, Path]) -> Highlight:
     """Images of base and tuned variants for the same prompts and noise; prompts beyond `IMAGES_LIMIT` are omitted."""
-    table = read_table(prompts, "prompts")
+    table = read_source(prompts, "prompts").table
     table = table.filter(pc.equal(table["split"], EVAL))
     ids, categories, captions = (table[name].to_pylist() for name in ("prompt_id", "category", "prompt"))
     held_out = ScoredPrompts(tuple(ids), tuple(categories), tuple(captions))
     chosen = gallery.choose_prompts(held_out, settings.grid_prompts, settings.seed)
-    sources = {policy: gallery.first_images(str(file), chosen) for policy, file in images.items()}
+    sources = {policy: gallery.first_images(policy, str(file), chosen) for policy, file in images.items()}
     texts, unscored = dict(zip(ids, captions, strict=True)), ScoreBook({}, settings.rewards)
     grids = gallery.grid_variants([variant for variant in settings.variants if variant in images])
     pictures, shown = [], 0
@@ -191,8 +190,10 @@ def scores_highlight(
 ) -> Highlight:
     """The report's comparison with the base, for the variants that are scored by all scorers."""
     scored = tuple(variant for variant in settings.variants if (variant, settings.scorers[0]) in scores)
-    book = ScoreBook(_read(scores, "scores"), settings.rewards)
-    source = Source(str(prompts), read_table(prompts, "prompts"))
+    uses = {use.name: use for use in settings.measured}
+    found = {(p, s): read_scores(p, uses[s], file) for (p, s), file in scores.items()}
+    book = ScoreBook(found, settings.rewards)
+    source = read_source(prompts, "prompts")
     held_out = book.prompt_set(source, EVAL, settings.scorers[0])
     if held_out is None:
         raise DataError(
@@ -226,12 +227,8 @@ def scores_highlight(
     return Highlight("scores", "Scores against the base", "\n\n".join(parts))
 
 
-def _read(files: Mapping[Key, Path], schema: SchemaName) -> dict[Key, Source]:
-    return {key: Source(str(file), read_table(file, schema)) for key, file in files.items()}
-
-
 def _chunks(plans: Mapping[str, Path]) -> dict[str, tuple[Chunk, ...]]:
-    return {plan: series.chunks_of(source) for plan, source in _read(plans, "chunk_plan").items()}
+    return {plan: series.chunks_of(read_plan(plan, file)) for plan, file in plans.items()}
 
 
 def _missing(done: str, variants: Sequence[str], there: Collection[str]) -> str:

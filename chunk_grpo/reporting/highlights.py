@@ -57,7 +57,7 @@ class Highlights:
         plans = _all_of({plan: at / f"chunks/{plan}.parquet" for plan in params.chunks.plans})
         seeds = settings.train_seeds
         ended = {
-            v: list(_there({s: at / f"train/{v}/seed-{s}/metrics.parquet" for s in seeds}).values())
+            v: _there({s: at / f"train/{v}/seed-{s}/metrics.parquet" for s in seeds})
             for v in settings.variants
         }
         trained = {variant: files for variant, files in ended.items() if files}
@@ -73,7 +73,7 @@ class Highlights:
         if plans:
             yield "chunks", partial(parts.chunks_highlight, params, plans), plans.values()
         if trained:
-            files = [file for of_variant in trained.values() for file in of_variant]
+            files = [file for of_variant in trained.values() for file in of_variant.values()]
             yield "rewards", partial(parts.rewards_highlight, settings, trained), files
         if prompts.is_file() and BASE in drawn and len(drawn) > 1:
             make = partial(parts.images_highlight, settings, prompts, drawn)

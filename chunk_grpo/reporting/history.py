@@ -17,12 +17,12 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from chunk_grpo.artifacts import SchemaName, read_table, table_from_rows
+from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import BASE, ReportSettings, ScoreBook, ScoredPrompts, Source
-from chunk_grpo.reporting.inputs import settings_from
+from chunk_grpo.reporting.inputs import read_scores, read_source, settings_from
 from chunk_grpo.reporting.statistics import crossed_interval
 
 Change = Literal["first", "scorer", "prompts", "same", "unknown", "none", "moved"]
@@ -142,11 +142,11 @@ def measure(workspace: Path, evaluation: Evaluation) -> Measured:
     settings = settings_from(load_params(workspace / "params.yaml"))
     artifacts = workspace / "artifacts"
     sources = {
-        (policy, use.name): _read(artifacts / "scores" / policy / f"{use.name}.parquet", "scores")
+        (policy, use.name): read_scores(policy, use, artifacts / "scores" / policy / f"{use.name}.parquet")
         for policy in (BASE, *settings.compared)
         for use in settings.measured
     }
-    prompts = _read(artifacts / "prompts" / "evaluation.parquet", "prompts")
+    prompts = read_source(artifacts / "prompts" / "evaluation.parquet", "prompts")
     book = ScoreBook(sources, settings.rewards)
     rows: list[HistoryRow] = []
     means: list[dict[str, object]] = []
@@ -173,10 +173,6 @@ def measure(workspace: Path, evaluation: Evaluation) -> Measured:
             )
         ]
     return Measured(tuple(rows), table_from_rows(means, "evaluation_prompts"))
-
-
-def _read(path: Path, schema: SchemaName) -> Source:
-    return Source(str(path), read_table(path, schema))
 
 
 def _scores(

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import yaml
 
-from chunk_grpo.artifacts import RunManifest, SchemaName, find_files, join, read_manifest, read_table
+from chunk_grpo.artifacts import (
+    Location,
+    RunManifest,
+    SchemaName,
+    find_files,
+    join,
+    read_manifest,
+    read_table,
+)
+from chunk_grpo.artifacts.table_checks import check_scale
 from chunk_grpo.config import Params
 from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.config.prompts import WisePrompts
+from chunk_grpo.config.score_scales import scale
 from chunk_grpo.config.scorers import AnyScorer, GenEvalScorer
 from chunk_grpo.reporting.evidence import (
     BASE,
@@ -25,7 +35,6 @@ from chunk_grpo.reporting.evidence import (
     Source,
     TrainingSettings,
 )
-from chunk_grpo.reporting.score_ranges import scale
 from chunk_grpo.reporting.variant_summary import clip_ranges_of, images_of, origin, recipe
 
 
@@ -130,19 +139,23 @@ def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
     policies, shown_seed = (BASE, *settings.compared), min(settings.train_seeds)
     plans = [settings.shown_plan, *([settings.guided_plan] if settings.guided_plan else [])]
     return Evidence(
-        prompts=_read(folders.prompts, "prompts"),
-        profile=_read(folders.profile, "l1_profile"),
-        plans={p: _read(join(folders.chunks, f"{p}.parquet"), "chunk_plan") for p in plans},
+        prompts=read_source(folders.prompts, "prompts"),
+        profile=read_source(folders.profile, "l1_profile"),
+        plans={p: read_plan(p, join(folders.chunks, f"{p}.parquet")) for p in plans},
         metrics={
             v: read_metrics(
-                [join(folders.train, v, f"seed-{seed}", "metrics.parquet") for seed in settings.train_seeds]
+                v,
+                {
+                    seed: join(folders.train, v, f"seed-{seed}", "metrics.parquet")
+                    for seed in settings.train_seeds
+                },
             )
             for v in settings.variants
         },
         scores={
-            (p, s): _read(join(folders.scores, p, f"{s}.parquet"), "scores")
+            (p, use.name): read_scores(p, use, join(folders.scores, p, f"{use.name}.parquet"))
             for p in policies
-            for s in (use.name for use in settings.measured)
+            for use in settings.measured
         },
         images={
             **{name: join(folders.images, name, "images.parquet") for name in (BASE, *settings.policies)},
@@ -152,17 +165,38 @@ def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
     )
 
 
-def _read(path: str, schema: SchemaName) -> Source:
-    return Source(path, read_table(path, schema))
+def read_source(path: Location, schema: SchemaName, of: Mapping[str, object] | None = None) -> Source:
+    """A table with its path; `of` and errors as in `read_table`."""
+    return Source(str(path), read_table(path, schema, of))
 
 
-def read_metrics(paths: Sequence[str]) -> Source:
+def read_plan(name: str, path: Location) -> Source:
+    """A chunk plan; errors as `read_evidence`."""
+    return read_source(path, "chunk_plan", {"plan": name})
+
+
+def read_scores(policy: str, use: ScorerUse, path: Location) -> Source:
+    """The scores of a policy by a scorer.
+
+    Raises:
+        DataError: As `read_evidence`; the table is another policy's or scorer's, or a score is not on the scale.
+    """
+    found = read_source(path, "scores", {"policy": policy, "scorer": use.name})
+    check_scale(found.table, path, use.scale.low, use.scale.high)
+    return found
+
+
+def read_metrics(variant: str, paths: Mapping[int, Location]) -> Source:
     """The metrics of a variant, from a table of each training seed.
 
     Raises:
-        DataError: As `read_evidence`.
+        DataError: As `read_evidence`; a table is another variant's or seed's.
     """
-    return Source(paths[0], pa.concat_tables([read_table(path, "train_metrics") for path in paths]))
+    found = [
+        read_table(path, "train_metrics", {"variant": variant, "train_seed": seed})
+        for seed, path in paths.items()
+    ]
+    return Source(str(next(iter(paths.values()))), pa.concat_tables(found))
 
 
 _BY_NAME = ("encode_training", "train", "generate", "generate_policy", "score", "score_policy", "score_base")

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import interval_text, signed
-from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts, Source
-from chunk_grpo.reporting.inputs import settings_from
+from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts
+from chunk_grpo.reporting.inputs import read_scores, read_source, settings_from
 from chunk_grpo.reporting.statistics import LEVEL, MIN_SEEDS, Interval, crossed_interval, holm
 from chunk_grpo.reporting.tables import Table, text_row, to_markdown
 
@@ -57,12 +56,13 @@ def setting_of(name: str, root: Path) -> Setting | None:
         return None
     settings = settings_from(load_params(root / "params.yaml"))
     policies = (BASE, *settings.variants)
+    uses = {use.name: use for use in settings.measured}
     files = {(p, s): at / "scores" / p / f"{s}.parquet" for p in policies for s in settings.scorers}
     if not all(file.is_file() for file in files.values()):
         return None
-    scores = {key: Source(str(file), read_table(file, "scores")) for key, file in files.items()}
+    scores = {(p, s): read_scores(p, uses[s], file) for (p, s), file in files.items()}
     book = ScoreBook(scores, settings.rewards)
-    found = book.prompt_set(Source(str(prompts), read_table(prompts, "prompts")), EVAL, settings.scorers[0])
+    found = book.prompt_set(read_source(prompts, "prompts"), EVAL, settings.scorers[0])
     return None if found is None else Setting(name, settings, book, found)
 
 

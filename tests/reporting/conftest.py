@@ -164,7 +164,7 @@ def profile_rows(num_steps: int = 17) -> list[dict[str, object]]:
 
 
 def plan_rows(plan: str, sizes: tuple[int, ...]) -> list[dict[str, object]]:
-    means = 0.7 - 0.1 * np.arange(len(sizes))
+    means = np.linspace(0.7, 0.4, len(sizes)) if len(sizes) > 1 else np.array([0.7])
     firsts = np.cumsum([0, *sizes[:-1]])
     return [
         {

@@ -86,7 +86,7 @@ def score_rows(case: Case, policy: str, scorer: str, prompt_ids: list[str]) -> l
             for mode, seed in drawn:
                 own = np.random.default_rng([case.image_seed, index, sample, seed + 1, len(policy)])
                 value = level + noise + shift + own.normal(0, 0.1)
-                value = float(value > 0.5) if scorer == "shapes-exact" else value
+                value = float(value > 0.5) if scorer == "shapes-exact" else float(np.clip(value, 0, 1))
                 rows.append(
                     {
                         "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt_id,

@@ -40,7 +40,7 @@ OFFICIAL: Counts = {"things": dict(OFFICIAL_COUNTS), "knowledge": OF_WISE}
 
 def value(policy: str, category: str, number: int) -> float:
     """The base: 0.5 of single objects, 0 of all else; knowledge 0.2 of culture, 0.5 of time. Others 0.25 more."""
-    base = {"single_object": number % 2 / 1.0, "culture": 0.2, "time": 0.5}.get(category, 0.0)
+    base = {"single_object": 0.25 + number % 2 / 2, "culture": 0.2, "time": 0.5}.get(category, 0.0)
     return base + (0.0 if policy == "base" else 0.25)
 
 

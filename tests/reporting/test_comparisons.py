@@ -83,11 +83,6 @@ def test_missing_scores_are_named(mode: str, scorer: str, message: str) -> None:
         book(tuned).values("v", mode, scorer, ["p", "q"])
 
 
-def test_foreign_rows_are_refused() -> None:
-    with pytest.raises(DataError, match="holds a row of policy 'other'"):
-        ScoreBook({("v", "x"): source("other", "tuned", "x", FULL)}, {"x": 1.0})
-
-
 @pytest.mark.parametrize(
     ("found", "answer"),
     [

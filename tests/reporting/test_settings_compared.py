@@ -18,7 +18,10 @@ from .conftest import write_run
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Function that writes a finished workspace; `change` alters each score of `chunk`, tuned, on shapes-graded."""
+    """Function that writes a finished workspace.
+
+    `change` is added to half of each score of `chunk`, tuned, on shapes-graded.
+    """
 
     def write(name: str, change: Callable[[int], float] = lambda _: 0.0, seeds: int = 6) -> Path:
         monkeypatch.setattr(conftest, "SEEDS", tuple(range(seeds)))
@@ -32,7 +35,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         rows = read_table(file, "scores").to_pylist()
         for number, row in enumerate(rows):
             if row["mode"] == "tuned":
-                row["value"] += change(number)
+                row["value"] = row["value"] / 2 + change(number)  # in [0, 1]
         write_table(table_from_rows(rows, "scores"), file, "scores")
         return root
 

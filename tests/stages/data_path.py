@@ -51,7 +51,7 @@ def main(count: int, folder: Path) -> None:
             assert torch.equal(batch["prompt_embeds"][:, 7, 7], expected)
     path = str(folder / "images.parquet")
     write_rows(images(count), path, "images", row_group_bytes=2**24)
-    assert first_images(path, ["p3", "p1"]).table["seed"].to_pylist() == [1, 3]
+    assert first_images("base", path, ["p3", "p1"]).table["seed"].to_pylist() == [1, 3]
     assert sum(1 for _ in Images([path], [name for name, _ in prompts]).records()) == count
     status = Path("/proc/self/status").read_text().splitlines()
     print(next(line.split()[1] for line in status if line.startswith("VmHWM")))  # noqa: T201
