@@ -40,8 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--host: without a token a server listens on this machine only (127.0.0.1), got {options.host!r}; "
                 "put a token into an environment variable and name the variable with --token-variable"
             )
+        if options.held_megabytes < options.most_megabytes:
+            raise ConfigError(
+                f"--held-megabytes: must be at least --most-megabytes ({options.most_megabytes}), got "
+                f"{options.held_megabytes}"
+            )
         scorer = _scorer(options.params, options.name, options.device)
-        limits = Limits(options.queue, options.most_megabytes * 10**6, token)
+        limits = Limits(options.held_megabytes * 10**6, options.most_megabytes * 10**6, token)
         serve(scorer, (options.host, options.port), limits, options.merge, options.batch_seconds)
     except ImportError as error:
         sys.stderr.write(f'error: a package is not installed ({error}); pip install "chunk-grpo[serving]"\n')
@@ -73,10 +78,10 @@ def _parser() -> argparse.ArgumentParser:
         "--token-variable", help="environment variable with the token that every request must carry"
     )
     parser.add_argument(
-        "--queue",
+        "--held-megabytes",
         type=_positive,
-        default=8,
-        help="maximum number of batches held, including the one being scored; clients retry others (default: 8)",
+        default=2048,
+        help="maximum size of all requests held, including the one being scored; clients retry others (default: 2048)",
     )
     parser.add_argument(
         "--merge",

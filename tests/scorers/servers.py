@@ -21,7 +21,7 @@ from chunk_grpo.scorers.executors.http_server import ScoringServer
 from tests.scorers.odd_scorers import KEY, settings
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_LIMITS = Limits(queue=8, most_bytes=10**8, token=None)
+NO_LIMITS = Limits(held_bytes=10**9, most_bytes=10**8, token=None)
 
 
 def in_subprocess(**changes: Any) -> InSubprocess:

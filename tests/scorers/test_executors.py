@@ -141,10 +141,17 @@ class TestElsewhere:
         assert sent == [3, 3, 1]
 
     def test_a_bug_comes_with_the_traceback_of_the_other_process(self, remote: Scorer) -> None:
-        words = r"failed with ZeroDivisionError: the reason \(bug\)\nTraceback of the worker:\nTraceback \(most recent"
-        with pytest.raises(WorkerError, match=words) as caught:
+        with pytest.raises(
+            WorkerError, match=r"failed with ZeroDivisionError: the reason \(bug\)\n"
+        ) as caught:
             remote.score(batch("bug"))
-        assert 'odd_scorers.py", line' in str(caught.value)
+        told = str(caught.value)
+        if remote.__class__.__name__ == "HttpScorer":  # a server's paths are not for its clients
+            assert told.endswith("\nIts log has the traceback.")
+        else:
+            assert (
+                "Traceback of the worker:\nTraceback (most recent" in told and 'odd_scorers.py", line' in told
+            )
 
     def test_an_error_of_the_system_may_pass_as_it_may_in_this_process(self, remote: Scorer) -> None:
         with pytest.raises(TransientError, match=r"^ConnectionResetError: the reason \(connection\)$"):

@@ -48,12 +48,6 @@ def test_a_batch_comes_back_as_it_was() -> None:
     got.images[0, 0, 0, 0] = 7  # a scorer of another process may write into its own copy
 
 
-def test_no_image_is_a_batch_too() -> None:
-    got = decode_batch(read(encode_batch(batch().rows([]), "a question")))
-    assert got.images.shape == (0, 4, 4, 3)
-    assert len(got) == 0
-
-
 def test_metadata_that_json_has_not_is_an_error_of_the_data() -> None:
     bad = ScoreBatch(batch().images[:1], ["a dog"], [{"set": {1, 2}}], [0])
     with pytest.raises(DataError, match=r"prompt 'a dog': its metadata cannot be written as JSON"):
@@ -67,7 +61,18 @@ def test_metadata_that_json_has_not_is_an_error_of_the_data() -> None:
         (lambda m: m["rows"][2].update(pixels="A"), "Error: Invalid base64"),
         (lambda m: m["rows"][2].pop("prompt"), "KeyError: 'prompt'"),
         (lambda m: m["rows"].append(3), "TypeError: 'int' object"),
-        (lambda m: m.update(height=None), "TypeError: "),
+        (lambda m: m.update(height=None), "height and width must be whole numbers above 0, got None and 4"),
+        (
+            lambda m: m.update(height=0, width=0),
+            "height and width must be whole numbers above 0, got 0 and 0",
+        ),
+        (lambda m: m.update(width=True), "height and width must be whole numbers above 0, got 4 and True"),
+        (lambda m: m.update(rows=[]), "rows a list of at least one image"),
+        (lambda m: m.update(type="start"), "type must be 'score', got 'start'"),
+        (
+            lambda m: m["rows"][2].update(metadata=[]),
+            "row 2 must have a text as prompt, an object as metadata",
+        ),
         (lambda m: m.pop("id"), "KeyError: 'id'"),
     ],
 )

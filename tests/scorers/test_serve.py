@@ -91,7 +91,7 @@ def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestHealth:
     def test_it_says_what_it_is_and_how_much_waits(self) -> None:
         scorer = External(KEY, settings())
-        with server_in_thread(scorer, Limits(queue=3, most_bytes=10**6, token=None)) as url:
+        with server_in_thread(scorer, Limits(held_bytes=10**7, most_bytes=10**6, token=None)) as url:
             client(url).check()
             health = httpx.get(f"{url}/health")
         about = health.json()
@@ -110,7 +110,7 @@ class TestHealth:
             "spec_hash": scorer.spec_hash(),
             "measured": scoring_settings(settings()),
             "queue": 0,
-            "queue_limit": 3,
+            "held_bytes": 10**7,
             "most_bytes": 10**6,
         }
 
@@ -139,7 +139,8 @@ class TestQueue:
         self, pool: ThreadPoolExecutor
     ) -> None:
         scorer = Gated()
-        with server_in_thread(scorer, Limits(queue=2, most_bytes=10**6, token=None)) as url:
+        held = sum(len(encode_batch(batch(count=count), "0" * 32)) for count in (1, 2))
+        with server_in_thread(scorer, Limits(held_bytes=held, most_bytes=10**6, token=None)) as url:
             first = pool.submit(client(url).score, batch(count=1))
             assert scorer.begun.acquire(timeout=5)
             second = pool.submit(client(url).score, batch(count=2))
@@ -148,9 +149,9 @@ class TestQueue:
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
             assert refused.json() == {
                 "type": "refused",
-                "message": "the queue is full (2 batches); retry later",
+                "message": f"the queue is full (2 batches, {held} of {held} bytes); retry later",
             }
-            with pytest.raises(TransientError, match=r"was busy for 0.5 s: the queue is full \(2 batches\)"):
+            with pytest.raises(TransientError, match=r"was busy for 0.5 s: the queue is full \(2 batches"):
                 client(url, timeout_seconds=0.5).score(batch())
             third = pool.submit(client(url).score, batch(count=3))
             time.sleep(0.2)
@@ -218,7 +219,7 @@ class TestRequests:
     @pytest.fixture
     def url(self) -> Iterator[str]:
         scorer = External(KEY, settings())
-        with server_in_thread(scorer, Limits(queue=8, most_bytes=20_000, token=None)) as url:
+        with server_in_thread(scorer, Limits(held_bytes=10**6, most_bytes=20_000, token=None)) as url:
             client(url).check()
             yield url
 
@@ -238,13 +239,63 @@ class TestRequests:
         assert client(url).score(batch()).values.tolist() == expected(batch())
 
     def test_one_that_does_not_arrive_keeps_no_place(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chunk_grpo.scorers.executors.http_app._BODY_SECONDS", 0.2)
+        monkeypatch.setattr("chunk_grpo.scorers.executors.http_app._SILENT_SECONDS", 0.2)
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            connection.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1)
             assert b"408" in connection.recv(1000)
         assert httpx.get(f"{url}/health").json()["queue"] == 0
+
+    def test_a_client_that_announces_much_and_sends_nothing_holds_nothing(self, url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000\r\n\r\n"
+        with ExitStack() as stack:
+            for _ in range(60):  # together more than the server holds
+                stack.enter_context(socket.create_connection((host, int(port)))).sendall(head)
+            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 60)
+            assert client(url).score(batch()).values.tolist() == expected(batch())
+
+    def test_a_head_that_does_not_end_closes_its_connection(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("chunk_grpo.scorers.executors.http_server._HEADER_SECONDS", 0.3)
+        host, port = url.removeprefix("http://").split(":")
+        whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for first, sent in (
+            (b"", b""),
+            (b"", b"POST /score HTTP/1.1\r\nHost: x\r\nA: "),
+            (whole, b"GET /hea"),
+        ):
+            with socket.create_connection((host, int(port)), timeout=5) as connection:
+                connection.sendall(first)
+                if first:
+                    assert connection.recv(10_000).startswith(b"HTTP/1.1 200")
+                connection.sendall(sent)
+                while connection.recv(10_000):
+                    pass
+
+    def test_without_a_token_only_hosts_of_this_machine_are_answered(self, url: str) -> None:
+        line = encode_batch(batch(), "a question")
+        for host in ("evil.example", "127.0.0.1.evil.example:80", "", "[", "localhost.evil"):
+            refused = httpx.post(f"{url}/score", headers={"Host": host}, content=line)
+            assert refused.status_code == 400
+            assert refused.json()["message"].startswith("without a token the host must be a loopback address")
+        for host in ("localhost", "localhost:1", "127.0.0.1:99", "[::1]:8901"):
+            assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == 200
+
+    def test_an_answer_of_an_error_has_no_traceback_and_no_folders(
+        self, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def score(self: External, batch: ScoreBatch) -> Scores:
+            raise OSError("/srv/secret/models/a.pt: broken, see https://host/a/b and 'x/y' or ~/z/w.yaml")
+
+        monkeypatch.setattr(External, "score", score)
+        answer = httpx.post(f"{url}/score", content=encode_batch(batch(), "a question"))
+        assert answer.status_code == 500
+        assert answer.json()["message"] == "a.pt: broken, see https://host/a/b and 'x/y' or w.yaml"
+        assert not {"traceback", "/srv", __file__} & {*answer.json(), answer.text}
+        assert "/srv/secret" in caplog.text and "Traceback" in caplog.text
 
     def test_the_client_does_not_send_what_is_too_large(self, url: str) -> None:
         with pytest.raises(DataError) as caught:
@@ -295,6 +346,10 @@ class TestToken:
         [
             ((KEY, "--host", "0.0.0.0"), "--host: without a token a server listens on this machine only"),
             ((KEY, "--host", "::"), "--host: without a token"),
+            (
+                (KEY, "--held-megabytes", "100"),
+                "--held-megabytes: must be at least --most-megabytes (512), got",
+            ),
             ((KEY, "--token-variable", "UNSET"), "--token-variable: the environment variable UNSET is not"),
             ((KEY, "--port", "70000"), "--host, --port: cannot listen on "),
             (

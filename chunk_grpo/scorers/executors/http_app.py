@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+import re
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,6 +21,7 @@ from starlette.routing import Route
 
 from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.scorers.executors.access import is_loopback
 from chunk_grpo.scorers.executors.messages import answer_of, decode_batch
 from chunk_grpo.scorers.executors.scoring_queue import ScoringQueue
 from chunk_grpo.scorers.workers import worker_protocol
@@ -26,9 +29,12 @@ from chunk_grpo.scorers.workers import worker_protocol
 _LOG = logging.getLogger(__name__)
 
 _RETRY = {"Retry-After": "1"}
-_BODY_SECONDS = (
-    300.0  # limit for receiving a body, so that a lost client does not hold its place in the queue
-)
+_BODY_SECONDS = 300.0
+"""Limit for receiving a body, so that a lost client does not hold memory."""
+_SILENT_SECONDS = 30.0
+"""Limit for the first bytes of a body, and for the next ones."""
+_FOLDERS = re.compile(r"(?<![\w:/])~?/(?:[^/\s'\"]+/)*(?=[^/\s])")
+"""Folders of an absolute path, not those of a URL."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,12 @@ class Limits:
     """Limits for requests to a server.
 
     Attributes:
-        queue: Maximum number of batches held at once, including the one being scored.
+        held_bytes: Maximum size of all request bodies held at once, including that of the batch being scored.
         most_bytes: Maximum size of a request body.
-        token: Token that requests must carry; None: no token required.
+        token: Token that requests must carry; None: none, and only requests to a loopback address are answered.
     """
 
-    queue: int
+    held_bytes: int
     most_bytes: int
     token: str | None
 
@@ -51,7 +57,7 @@ class ScoringApp:
 
     def __init__(self, queue: ScoringQueue, limits: Limits) -> None:
         """Keep the queue, which the caller runs."""
-        self._queue, self._limits, self._held = queue, limits, 0
+        self._queue, self._limits, self._held, self._batches = queue, limits, 0, 0
 
     def asgi(self) -> Starlette:
         """The Starlette application."""
@@ -65,27 +71,48 @@ class ScoringApp:
 
     async def _health(self, request: Request) -> Response:
         self._authorize(request)
-        limits = {"queue_limit": self._limits.queue, "most_bytes": self._limits.most_bytes}
+        limits = {"held_bytes": self._limits.held_bytes, "most_bytes": self._limits.most_bytes}
         seconds = self._queue.scoring_seconds
         state = {"state": "ready" if seconds is None else "scoring", "scoring_seconds": seconds}
-        return _response(200, {**self._ready(), **state, "queue": self._held, **limits})
+        return _response(200, {**self._ready(), **state, "queue": self._batches, **limits})
 
     async def _score(self, request: Request) -> Response:
         self._authorize(request)
         spec_hash = self._ready()["spec_hash"]
-        with self._place():
-            question, batch = await run_in_threadpool(_read, await self._body(request))
-            try:
-                scores = await _unless_disconnected(request, self._queue.score(batch))
-            except ClientDisconnect:
-                raise
-            except Exception as error:  # the client raises it
-                if not isinstance(error, ChunkGrpoError):
-                    _LOG.exception("the scorer failed")
-                return _response(500, worker_protocol.error_message(error, question))
-            return _response(200, worker_protocol.scores_message(question, answer_of(scores), spec_hash))
+        body, held = bytearray(), 0
+        self._batches += 1
+        try:
+            async for chunk in self._chunks(request):
+                body += chunk
+                held += len(chunk)
+                self._held += len(chunk)
+            question, batch = await run_in_threadpool(_read, body)
+            del body
+            return await self._answer(request, question, batch, spec_hash)
+        finally:
+            self._batches -= 1
+            self._held -= held
+
+    async def _answer(self, request: Request, question: str, batch: ScoreBatch, spec_hash: str) -> Response:
+        try:
+            scores = await _unless_disconnected(request, self._queue.score(batch))
+        except ClientDisconnect:
+            raise
+        except Exception as error:  # the client raises it
+            if not isinstance(error, ChunkGrpoError):
+                _LOG.exception("the scorer failed")
+            message = worker_protocol.error_message(error, question)
+            del message["traceback"]
+            return _response(500, message | {"message": _FOLDERS.sub("", str(error))})
+        return _response(200, worker_protocol.scores_message(question, answer_of(scores), spec_hash))
 
     def _authorize(self, request: Request) -> None:
+        host = request.headers.get("Host", "")
+        if self._limits.token is None and not _names_loopback(host):  # a page of a browser: DNS rebinding
+            raise HTTPException(
+                400,
+                f"without a token the host must be a loopback address such as 127.0.0.1, got {host[:80]!r}",
+            )
         given = request.headers.get("Authorization", "").encode("utf-8")
         if self._limits.token and not hmac.compare_digest(given, f"Bearer {self._limits.token}".encode()):
             raise HTTPException(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
@@ -95,30 +122,44 @@ class ScoringApp:
             raise HTTPException(503, "the scorer is loading; retry later", _RETRY)
         return self._queue.ready
 
-    @contextmanager
-    def _place(self) -> Iterator[None]:
-        """Reserve a place in the queue; before the body is read, to bound memory."""
-        if self._held >= self._limits.queue:
-            raise HTTPException(503, f"the queue is full ({self._held} batches); retry later", _RETRY)
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
-
-    async def _body(self, request: Request) -> bytes:
+    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
+        """Parts of a body, for which there is room. A client that announces a body and sends nothing holds nothing."""
         size, most = request.headers.get("Content-Length", ""), self._limits.most_bytes
         if not size.isdecimal():
             raise HTTPException(411, "the request must have a Content-Length")
         if int(size) > most:
             raise HTTPException(413, f"the body must have at most {most} bytes, got {size}")
+        self._require_room(int(size))
+        parts, end = request.stream(), time.monotonic() + _BODY_SECONDS
         try:
-            return await asyncio.wait_for(request.body(), _BODY_SECONDS)
+            while part := await asyncio.wait_for(anext(parts), min(_SILENT_SECONDS, end - time.monotonic())):
+                self._require_room(len(part))
+                yield part
         except TimeoutError:
-            raise HTTPException(408, f"the body must arrive within {_BODY_SECONDS:g} s", _RETRY) from None
+            raise HTTPException(
+                408,
+                f"the body must arrive within {_BODY_SECONDS:g} s, without pauses above {_SILENT_SECONDS:g} s",
+                _RETRY,
+            ) from None
+
+    def _require_room(self, size: int) -> None:
+        if self._held + size > self._limits.held_bytes:
+            raise HTTPException(
+                503,
+                f"the queue is full ({self._batches - 1} batches, {self._held} of {self._limits.held_bytes} bytes); "
+                "retry later",
+                _RETRY,
+            )
 
 
-def _read(body: bytes) -> tuple[str, ScoreBatch]:
+def _names_loopback(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _read(body: bytearray) -> tuple[str, ScoreBatch]:
     try:
         batch = worker_protocol.read_batch(worker_protocol.read_message(body))
     except worker_protocol.MalformedError as error:

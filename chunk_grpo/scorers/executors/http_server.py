@@ -8,7 +8,9 @@ import os
 import socket
 from types import FrameType
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from chunk_grpo.errors import ConfigError, TransientError
 from chunk_grpo.scorers.base import Scorer
@@ -19,6 +21,9 @@ _LOG = logging.getLogger(__name__)
 
 _KEEP_SECONDS = 60  # keep-alive of idle connections; longer than the client's
 
+
+_HEADER_SECONDS = 30.0
+"""Limit for the head of a request, which uvicorn does not have."""
 
 _ANSWER_SECONDS = 1.0
 """Time for sending the error of a call that hangs, before the process ends."""
@@ -53,6 +58,35 @@ def serve(
         ScoringServer(scorer, limits, merge, batch_seconds).run([listener])
 
 
+class _Connection(H11Protocol):
+    """Connection that closes if the head of a request does not arrive."""
+
+    _watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_watch()
+
+    def _expect_head(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watch()
+        elif self._watch is None:
+            self._watch = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+
 class ScoringServer(uvicorn.Server):
     """Server with a scoring queue. After a signal it answers the running batch and refuses those that wait."""
 
@@ -67,6 +101,8 @@ class ScoringServer(uvicorn.Server):
             access_log=False,
             lifespan="off",
             timeout_keep_alive=_KEEP_SECONDS,
+            http=_Connection,
+            ws="none",
         )
         super().__init__(config)
 

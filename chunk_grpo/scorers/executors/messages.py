@@ -230,8 +230,10 @@ def raise_remote_error(message: Mapping[str, Any], who: str) -> None:
         raise _ERRORS[kind](text)
     if facts_may_pass(message):
         raise TransientError(f"{kind}: {text}")
+    trace = message.get("traceback")  # a server keeps it in its log
     raise WorkerError(
-        f"{who} failed with {kind}: {text}\nTraceback of the worker:\n{message.get('traceback')}"
+        f"{who} failed with {kind}: {text}\n"
+        + (f"Traceback of the worker:\n{trace}" if trace else "Its log has the traceback.")
     )
 
 

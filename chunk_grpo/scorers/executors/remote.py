@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
@@ -105,8 +107,11 @@ class Remote(ABC):
             WorkerError: The scorer has a bug.
         """
         check_batch(batch)
-        size = max(len(batch), 1) if self.groupwise else self.settings.batch_size
-        starts = range(0, max(len(batch), 1), size)
+        if not len(batch):
+            self.identity()
+            return Scores(np.empty(0))
+        size = len(batch) if self.groupwise else self.settings.batch_size
+        starts = range(0, len(batch), size)
         return joined([self._score(batch.rows(range(n, min(n + size, len(batch))))) for n in starts])
 
     def _score(self, batch: ScoreBatch) -> Scores:

@@ -309,20 +309,33 @@ def read_batch(message: Mapping[str, Any]) -> Batch:
     """Parse a `score` message.
 
     Raises:
-        MalformedError: A key is missing or has a wrong type, or an image has another size than the message says.
+        MalformedError: A key is missing or has a wrong type, there is no image, or an image has another size than the
+            message says.
     """
     try:
-        height, width = message["height"], message["width"]
-        rows = [
-            Row(row["prompt"], row["metadata"], row["group"], binascii.a2b_base64(row["pixels"]))
-            for row in message["rows"]
-        ]
+        height, width, question = message["height"], message["width"], message["id"]
+        if message["type"] != "score":
+            raise ValueError(f"type must be 'score', got {message['type']!r}")
+        if not (type(height) is type(width) is int and height > 0 and width > 0):
+            raise ValueError(f"height and width must be whole numbers above 0, got {height!r} and {width!r}")
+        if not (isinstance(question, str) and isinstance(message["rows"], list) and message["rows"]):
+            raise ValueError("id must be a text, and rows a list of at least one image")
+        rows = [_read_row(row, number) for number, row in enumerate(message["rows"])]
         for number, row in enumerate(rows):
             if len(row.pixels) != height * width * 3:
                 raise ValueError(f"row {number} has {len(row.pixels)} bytes, not {height} * {width} * 3")
-        return Batch(message["id"], height, width, rows)
+        return Batch(question, height, width, rows)
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedError(f"no batch of images: {type(error).__name__}: {error}") from None
+
+
+def _read_row(row: Mapping[str, Any], number: int) -> Row:
+    prompt, metadata, group = row["prompt"], row["metadata"], row["group"]
+    if not (isinstance(prompt, str) and isinstance(metadata, dict) and type(group) is int):
+        raise ValueError(
+            f"row {number} must have a text as prompt, an object as metadata and a whole number as group"
+        )
+    return Row(prompt, metadata, group, binascii.a2b_base64(row["pixels"]))
 
 
 def settings_hash(name: str, version: int, measured: Mapping[str, Any]) -> str:
