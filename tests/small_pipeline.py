@@ -63,7 +63,7 @@ kind, out = sys.argv[1], Path(sys.argv[2])
 params = yaml.safe_load(Path("params.yaml").read_text())
 out.parent.mkdir(parents=True, exist_ok=True)
 if kind == "prepare":
-    out.write_text(params["report"]["title"])
+    out.write_text(params["report"]["title"] or "no title")
 elif kind == "train":
     variant = params["variants"][out.stem]
     print(f"training {out.stem}: {variant}", flush=True)

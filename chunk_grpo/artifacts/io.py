@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -147,8 +148,15 @@ def write_json(value: object, location: Location) -> None:
 
 
 def write_csv(table: pa.Table, location: Location) -> None:
-    """Write a table as CSV with a header, for `dvc plots`; errors as `write_bytes`."""
+    """Write a table as CSV with a header, for people and `dvc plots`; errors as `write_bytes`.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front.
+    """
     options = pa.csv.WriteOptions(quoting_style="needed")
+    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if pa.types.is_string(column.type):
+            plain = pc.replace_substring_regex(column, r"^([=+\-@\t\r])", r"'\1")
+            table = table.set_column(number, name, plain)
     with output_file(location) as draft:
         pa.csv.write_csv(table, draft, options)
 

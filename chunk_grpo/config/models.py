@@ -266,12 +266,12 @@ class ReportParams(Section):
     """The report.
 
     Attributes:
-        title: heading of the report.
+        title: heading of the report; null: made of the checkpoint and the reward.
         grid_prompts: number of prompts in the image grid.
         seed: seed of the choice of grid prompts.
     """
 
-    title: str = "Chunk-GRPO"
+    title: str | None = None
     grid_prompts: PositiveInt = 8
     seed: Seed = 0
 

@@ -19,7 +19,8 @@ from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.export import comfyui_lora, merged
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.training import Policy, TrainingRecord
-from chunk_grpo.reporting.comparisons import interval_text, signed
+from chunk_grpo.reporting.comparisons import difference_text, interval_text
+from chunk_grpo.reporting.inputs import title_of
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.variant_summary import mix_text, recipe
 
@@ -101,7 +102,8 @@ def export(
     trained = policy.folder if isinstance(policy, Policy) else Path(policy)
     record = TrainingRecord.of(trained)
     rows = [
-        (label, f"{signed(each.mean)} ({interval_text(each)})") for label, each in (measured or {}).items()
+        (label, f"{difference_text(each)} ({interval_text(each)})")
+        for label, each in (measured or {}).items()
     ]
     text = "Differences with 95 % intervals." if rows else "Nothing was given to this card."
     card = _Card(
@@ -145,7 +147,7 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
         raise DataError(f"{trained}: no such folder; run `dvc repro` there, or `dvc pull`")
     model, local = params.model, checkout / params.model.checkpoint
     card = _Card(
-        title=params.report.title,
+        title=title_of(params),
         name=variant,
         seed=seed,
         model=model,

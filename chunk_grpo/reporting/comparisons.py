@@ -187,8 +187,17 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
         return "no interval: too few prompts"
     if interval.low == interval.high:
         return "the same on every prompt"
-    digits = next((d for d in range(digits, digits + EXTRA_DIGITS + 1) if _shows_signs(interval, d)), digits)
+    digits = _digits(interval, digits)
     return f"{signed(interval.low, digits)}{NO_BREAK}to{NO_BREAK}{signed(interval.high, digits)}"
+
+
+def difference_text(interval: Interval, digits: int = 3) -> str:
+    """Format the mean of an interval with as many digits as its ends have."""
+    return signed(interval.mean, _digits(interval, digits))
+
+
+def _digits(interval: Interval, digits: int) -> int:
+    return next((d for d in range(digits, digits + EXTRA_DIGITS + 1) if _shows_signs(interval, d)), digits)
 
 
 def _shows_signs(interval: Interval, digits: int) -> bool:
@@ -221,7 +230,7 @@ def verdicts_text(found: Sequence[Comparison]) -> str:
 
 
 def _effect(interval: Interval) -> str:
-    return f"{_WORDS[interval.verdict]}, {signed(interval.mean)} ({interval_text(interval)})"
+    return f"{_WORDS[interval.verdict]}, {difference_text(interval)} ({interval_text(interval)})"
 
 
 def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
@@ -245,16 +254,24 @@ def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
     return "; ".join(parts)
 
 
-def headline(tuned: Sequence[Comparison], reward: str = REWARD) -> tuple[str, str]:
+def headline(
+    tuned: Sequence[Comparison], reward: str = REWARD, *, is_visible: bool = True
+) -> tuple[str, str]:
     """Answer "Does it help?" from the intervals on the training reward: a short answer, and one sentence.
+
+    One training of a variant cannot tell its method from its luck, so that "Yes" and "No" need two.
 
     Args:
         tuned: Comparisons of all tuned variants on the training reward.
         reward: Name of the training reward.
+        is_visible: Whether any of the shown images differs visibly from the base's.
     """
     reach = tuned[0].difference
     seeds = f"{reach.num_seeds} training seed{'s' if reach.num_seeds > 1 else ''} per variant"
-    return _answer(tuned, reward), (
+    answer = _answer(tuned, reward)
+    if not is_visible and any(c.difference.verdict == "above" for c in tuned):
+        answer = f"{answer.removeprefix('Yes: ').removesuffix('.')}, too little to see in the images below."
+    return answer[0].upper() + answer[1:], (
         f"{reward[0].upper()}{reward[1:]} on {prompts_text(reach)}, tuned against base, {seeds}; mean paired "
         f"difference and 95 % interval: {effects_text(tuned)}."
     )
@@ -265,10 +282,12 @@ def _answer(tuned: Sequence[Comparison], reward: str) -> str:
     lowered = [c.variant for c in tuned if c.difference.verdict == "below"]
     if all(c.difference.verdict == "unknown" for c in tuned):
         return "Too few prompts to tell."
+    once = "in this one training" if len(tuned) == 1 else "in these trainings, one of each variant,"
+    is_once = tuned[0].difference.num_seeds == 1
     if len(raised) == len(tuned):
-        return f"Yes: the {reward} rises."
+        return f"{once if is_once else 'Yes:'} the {reward} rises."
     if len(lowered) == len(tuned):
-        return f"No: the {reward} falls."
+        return f"{once if is_once else 'No:'} the {reward} falls."
     start = f"The {reward} rises for {_named(raised, tuned)}" if raised else "No improvement is shown"
     falling = "it falls" if raised else f"the {reward} falls"
     return f"{start}; {falling} for {_named(lowered, tuned)}." if lowered else f"{start}."

@@ -96,13 +96,14 @@ class Content:
             for c in self.comparisons
             if (c.mode, c.measure) == ("tuned", REWARD) and c.variant in settings.variants
         ]
-        self.answer, self.sentence = headline(tuned, settings.label(REWARD))
         named = {settings.label(m): pairs for m, pairs in self.pairs.items()}
         self.remarks = [*_remarks(self.comparisons, settings), *order_sentences(named)]
         self.method = METHOD
         self.preference = tables.policy_table(main, settings.drawn, shown, settings.label)
         texts = _texts(evidence)
         self.grids = _grids(evidence, settings, prompts, book, texts)
+        is_visible = any(grid.changed for grid in self.grids)
+        self.answer, self.sentence = headline(tuned, settings.label(REWARD), is_visible=is_visible)
         self.flips = flips_of(evidence, settings, prompts, book, texts)
 
     def _judge(self, evidence: Evidence, book: ScoreBook) -> None:

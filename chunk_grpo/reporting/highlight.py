@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 _COLOURS = 64
-_PNG = re.compile(r"\]\(([^()\s]+\.png)\)")
+_PNG = re.compile(r"\]\(([^()\s/]+\.png)\)")
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def slug(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape text for Markdown, including table cells."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text)
+    """Escape text for Markdown, including table cells: no markup, no link and no picture comes of it."""
+    text = re.sub(r"[ \t\r\n\f\v]+", " ", text).strip(" ")
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]|~#$]|(?<!\w)_|_(?!\w))", r"\\\1", text)

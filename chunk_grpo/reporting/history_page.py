@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from chunk_grpo.reporting.comparisons import number, signed
 from chunk_grpo.reporting.evidence import BASE
+from chunk_grpo.reporting.highlight import escaped
 from chunk_grpo.reporting.history import Change, HistoryRow
 from chunk_grpo.reporting.history_changes import METHOD
 from chunk_grpo.reporting.tables import Cell, Row, Table, to_markdown
@@ -21,7 +22,7 @@ WORDS: dict[Change, str] = {
     "same": "equal on every prompt",
     "unknown": "too few prompts to tell",
     "none": "no change shown",
-    "moved": "**moved**",
+    "moved": "moved",
 }
 LEGEND = (
     "Grey: the base. Triangle: a moved score. Dashed line: a changed scorer. Dotted line: policies that were trained "
@@ -56,12 +57,15 @@ def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | 
     if not moved:
         return None
     models = {row.evaluation: row.model_commit for row in history}
-    lines = [f"{summary(newest)} Evaluation {newest[0].evaluation} of preset {newest[0].preset}:", ""]
+    lines = [
+        f"{summary(newest)} Evaluation {escaped(newest[0].evaluation)} of preset {escaped(newest[0].preset)}:",
+        "",
+    ]
     for row in moved:
         again = "" if models[row.reference] == row.model_commit else "; the policies were trained again since"
         lines.append(
             f"- {row.scorer} on {row.split}, {_policy(row)}: {number(row.mean)}, {signed(row.difference)} since "
-            f"{row.reference} (band ±{number(row.band)}, p {_p_text(row.p_value)}){again}"
+            f"{escaped(row.reference)} (band ±{number(row.band)}, p {_p_text(row.p_value)}){again}"
         )
     return "\n".join(lines)
 
@@ -77,11 +81,11 @@ def history_markdown(history: Sequence[HistoryRow], evaluation: str, plot: str) 
     newest = [row for row in history if row.evaluation == evaluation]
     when = newest[0].evaluated_at.strftime("%Y-%m-%d %H:%M UTC")
     parts = [
-        f"# Evaluations of preset {newest[0].preset}",
-        f"{evaluation}, {when}: {summary(newest)}",
+        f"# Evaluations of preset {escaped(newest[0].preset)}",
+        f"{escaped(evaluation)}, {when}: {summary(newest)}",
         f"![Scores over the evaluations, with 95 % intervals]({plot})",
         LEGEND,
-        f"## Scores of {evaluation}",
+        f"## Scores of {escaped(evaluation)}",
         to_markdown(scores_table(newest)),
         METHOD,
         "## Evaluations",
@@ -103,7 +107,7 @@ def scores_table(newest: Sequence[HistoryRow]) -> Table:
             "–" if math.isnan(row.band) else f"±{number(row.band)}",
             "–" if math.isnan(row.p_value) else _p_text(row.p_value),
             row.reference or "–",
-            WORDS[row.change],
+            Cell(WORDS[row.change], strong=row.change == "moved"),
         )
         for row in newest
     ]
@@ -133,8 +137,8 @@ def evaluations_table(history: Sequence[HistoryRow]) -> Table:
     return Table(heads, tuple(rows))
 
 
-def _row(head: str, *texts: str) -> Row:
-    return Row(head, tuple(map(Cell, texts)))
+def _row(head: str, *texts: str | Cell) -> Row:
+    return Row(head, tuple(text if isinstance(text, Cell) else Cell(text) for text in texts))
 
 
 def _policy(row: HistoryRow) -> str:

@@ -68,7 +68,7 @@ def settings_from(params: Params) -> ReportSettings:
     shown = next((v.plan for v in variants.values() if v.objective == "chunk"), trained[0])
     guided = [n for n, plan in params.chunks.plans.items() if plan.kind == "guided" and n != shown]
     return ReportSettings(
-        title=params.report.title,
+        title=title_of(params),
         preset=params.composed_from,
         model=", revision ".join(filter(None, (params.model.checkpoint, params.model.revision))),
         variants=tuple(variants),
@@ -98,6 +98,12 @@ def settings_from(params: Params) -> ReportSettings:
             allow_unicode=True,
         ),
     )
+
+
+def title_of(params: Params) -> str:
+    """Heading of the report and of exported policies."""
+    model = params.model.checkpoint.rstrip("/").rpartition("/")[2]
+    return params.report.title or f"{model}, trained for {' + '.join(params.rewards)}"
 
 
 def _use(name: str, scorer: AnyScorer) -> ScorerUse:

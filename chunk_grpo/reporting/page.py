@@ -19,6 +19,7 @@ from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves
 from chunk_grpo.reporting.evidence import BASE, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.gallery import VISIBLE, Column, grid_png
+from chunk_grpo.reporting.highlight import escaped
 from chunk_grpo.reporting.reward_hacking import watched
 from chunk_grpo.reporting.series import csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
@@ -105,6 +106,8 @@ def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -
     )
     environment.filters |= {
         "markdown": tables.to_markdown,
+        "escaped": escaped,
+        "fence": lambda text: "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0)),
         "in_parts": tables.in_parts,
         "duration": lambda seconds: duration(seconds).replace(" ", NO_BREAK),
         "prompts_text": prompts_text,

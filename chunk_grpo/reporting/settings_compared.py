@@ -9,11 +9,11 @@ from pathlib import Path
 
 from chunk_grpo.config import load_params
 from chunk_grpo.reporting.benchmarks import EVAL
-from chunk_grpo.reporting.comparisons import interval_text, signed
+from chunk_grpo.reporting.comparisons import difference_text, interval_text
 from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts
 from chunk_grpo.reporting.inputs import read_scores, read_source, settings_from
 from chunk_grpo.reporting.statistics import LEVEL, MIN_SEEDS, Interval, crossed_interval, holm
-from chunk_grpo.reporting.tables import Table, text_row, to_markdown
+from chunk_grpo.reporting.tables import Cell, Row, Table, to_markdown
 
 _TEXT = f"""\
 ## Settings against each other
@@ -84,7 +84,7 @@ def settings_compared(settings: Sequence[Setting]) -> str:
     label = settings[0].settings.label
     shown = {measure: _cells([row.get(measure) for _, row in found]) for measure in measures}
     rows = [
-        text_row(name, *(shown[measure][number] for measure in measures))
+        Row(name, tuple(shown[measure][number] for measure in measures))
         for number, (name, row) in enumerate(found)
         if row
     ]
@@ -116,12 +116,12 @@ def _difference(first: Setting, second: Setting, variant: str, measure: str) -> 
     return crossed_interval(one - other, None, [captions[each] for each in ids])
 
 
-def _cells(intervals: Sequence[Interval | None]) -> list[str]:
-    """Texts of a column; bold where the corrected p-value shows a difference."""
+def _cells(intervals: Sequence[Interval | None]) -> list[Cell]:
+    """Cells of a column; bold where the corrected p-value shows a difference."""
     p_values = iter(holm([each.pair_p_value for each in intervals if each is not None]))
-    return ["" if each is None else _cell(each, next(p_values)) for each in intervals]
+    return [Cell("") if each is None else _cell(each, next(p_values)) for each in intervals]
 
 
-def _cell(interval: Interval, p_value: float) -> str:
-    text = f"{signed(interval.mean)} ({interval_text(interval)})"
-    return f"**{text}**" if p_value <= 1 - LEVEL else text
+def _cell(interval: Interval, p_value: float) -> Cell:
+    text = f"{difference_text(interval)} ({interval_text(interval)})"
+    return Cell(text, strong=p_value <= 1 - LEVEL)

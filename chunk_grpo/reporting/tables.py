@@ -12,11 +12,12 @@ from chunk_grpo.progress import duration
 from chunk_grpo.reporting.comparisons import (
     Comparisons,
     PairComparison,
+    difference_text,
     interval_text,
     number,
-    signed,
 )
 from chunk_grpo.reporting.evidence import BASE, Drawn
+from chunk_grpo.reporting.highlight import escaped
 from chunk_grpo.reporting.series import Chunk
 from chunk_grpo.reporting.statistics import Interval
 
@@ -53,6 +54,7 @@ class Cell:
         interval: Interval of the difference, on a third line.
         verdict: Side of zero on which the interval lies, or "warn"; sets the colour of the cell. May be empty.
         note: Second line with other text than a difference.
+        strong: Whether Markdown prints the value in bold.
         heat: Strength of the background colour, in [0, 1].
     """
 
@@ -61,6 +63,7 @@ class Cell:
     interval: str = ""
     verdict: str = ""
     note: str = ""
+    strong: bool = False
     heat: float | None = None
 
 
@@ -96,7 +99,7 @@ def text_row(head: str, *texts: str, variant: str = "") -> Row:
 
 def difference_cell(mean: float, difference: Interval) -> Cell:
     """Cell with a mean, its difference from the base and the interval."""
-    return Cell(number(mean), signed(difference.mean), interval_text(difference), difference.verdict)
+    return Cell(number(mean), difference_text(difference), interval_text(difference), difference.verdict)
 
 
 def policy_table(
@@ -135,7 +138,7 @@ def pairs_table(pairs: Mapping[str, Sequence[PairComparison]], label: Callable[[
     for of_pair in zip(*pairs.values(), strict=True):
         cells = (
             Cell(
-                signed(p.difference.mean),
+                difference_text(p.difference),
                 verdict=p.difference.verdict if p.is_shown else "none",
                 note=interval_text(p.difference),
             )
@@ -207,16 +210,16 @@ def runs_table(runs: Sequence[RunManifest]) -> Table:
 
 
 def to_markdown(table: Table) -> str:
-    """Render a GitHub-style table; differences and intervals follow the value in the same cell."""
-    heads = (head.replace("|", "\\|") for head in table.columns)
+    """Render a GitHub-style table; differences and intervals follow the value in the same cell. Texts are escaped."""
+    heads = map(escaped, table.columns)
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
     for row in table.rows:
-        lines.append("| " + " | ".join([row.head, *(_flat(cell) for cell in row.cells)]) + " |")
+        lines.append("| " + " | ".join([escaped(row.head), *(_flat(cell) for cell in row.cells)]) + " |")
     return "\n".join(lines)
 
 
 def _flat(cell: Cell) -> str:
+    text = f"**{escaped(cell.text)}**" if cell.strong else escaped(cell.text)
     if not cell.difference:
-        text = cell.text.replace("|", "\\|")
-        return f"{text}<br>{cell.note}" if cell.note else text
-    return f"{cell.text}<br>{cell.difference} ({cell.interval})"
+        return f"{text}<br>{escaped(cell.note)}" if cell.note else text
+    return f"{text}<br>{escaped(cell.difference)} ({escaped(cell.interval)})"

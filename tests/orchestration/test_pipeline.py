@@ -21,7 +21,7 @@ from chunk_grpo.orchestration.workspace import write_params
 from tests.small_pipeline import Shell
 from tests.waiting import has_ended, wait_for
 
-TITLE = "Chunk-GRPO on the shapes world"
+TITLE = "no title"
 STAGES = ["prepare", "train@a", "train@b", "report"]
 
 

@@ -2,6 +2,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import starmap
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,6 +98,39 @@ def test_missing_scores_are_named(mode: str, scorer: str, message: str) -> None:
 )
 def test_the_answer_follows_from_the_intervals(found: list[tuple[str, float, float]], answer: str) -> None:
     assert headline([comparison(*one) for one in found])[0] == answer
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        ([("a", 0.1, 0.2)], "In this one training the training reward rises."),
+        ([("a", -0.3, -0.2)], "In this one training the training reward falls."),
+        (
+            [("a", 0.1, 0.2), ("b", 0.1, 0.2)],
+            "In these trainings, one of each variant, the training reward rises.",
+        ),
+        ([("a", 0.1, 0.2), ("b", -0.1, 0.2)], "The training reward rises for a."),
+    ],
+)
+def test_one_training_says_neither_yes_nor_no(found: list[tuple[str, float, float]], answer: str) -> None:
+    of_one = [
+        replace(one, difference=replace(one.difference, num_seeds=1)) for one in starmap(comparison, found)
+    ]
+    assert headline(of_one)[0] == answer
+
+
+def test_a_rise_that_no_image_shows_is_called_too_little_to_see() -> None:
+    rises, stays = comparison("a", 0.1, 0.2), comparison("b", -0.1, 0.2)
+    unseen = "he training reward rises, too little to see in the images below."
+    assert headline([rises], is_visible=False)[0] == f"T{unseen}"
+    assert headline([stays], is_visible=False)[0] == "No improvement is shown."
+
+
+def test_a_difference_has_as_many_digits_as_its_ends() -> None:
+    small = Interval(0.0004, 0.0003, 0.0005, 0.1, 9.0, 3, 48, 40)
+    assert effects_text([replace(comparison("a", 0, 1), difference=small)]) == (
+        "a higher, +0.0004 (+0.0003\xa0to\xa0+0.0005)"
+    )
 
 
 def test_the_sentence_gives_the_numbers() -> None:

@@ -20,7 +20,6 @@ from .conftest import write_run
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Function that writes a finished workspace.
 
-
     `change` is added to half of each score of `chunk`, tuned, on shapes-graded.
     """
 

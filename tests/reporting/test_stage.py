@@ -4,9 +4,11 @@ import json
 import re
 from html import unescape
 from html.parser import HTMLParser
+from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from markdown_it import MarkdownIt
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from stages import report
@@ -116,11 +118,55 @@ def test_summary_holds_what_the_page_says(files: dict[str, bytes]) -> None:
     }
 
 
-def test_a_title_is_escaped(small: Run) -> None:
-    small.change_params(lambda params: params["report"].update(title="<b>bold</b>"))
-    html = small.build()["index.html"].decode()
-    assert "<b>bold" not in html
-    assert "&lt;b&gt;bold" in html
+HOSTILE = (
+    "<svg onload=alert(1)> | ![x](http://evil.example/p.png)",
+    "[x](javascript:alert(1)) `c` ~~d~~ **e**\n# f",
+    "```\n<img src=x onerror=alert(1)>\n~~~ ![x](../../../secret.png) --> <!-- &lt;script&gt;",
+)
+
+
+class Active(HTMLParser):
+    """Collects what Markdown made of a text: elements and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found |= {tag, *(str(value) for name, value in attrs if name in ("src", "href"))}
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_of_users_are_texts_in_page_and_markdown(small: Run, text: str) -> None:
+    """Titles, categories, paths and settings come from users and from prompt files."""
+    rows = read_table(small.root / "prompts.parquet", "prompts").to_pylist()
+    for row in rows:
+        row["category"] = text if row["category"] == "colors" else row["category"]
+    write_table(table_from_rows(rows, "prompts"), small.root / "prompts.parquet", "prompts")
+
+    def change(params: dict[str, Any]) -> None:
+        params["report"]["title"], params["composed_from"] = text, text
+
+    small.change_params(change)
+    files = small.build()
+    page, markdown = Page(), Active()
+    page.feed(files["index.html"].decode())
+    assert page.open == []
+    markdown.feed(MarkdownIt("gfm-like", {"linkify": False}).render(files["report.md"].decode()))
+    known = {name for name in files if name.endswith(".png")}
+    known |= {"details", "summary", "table", "thead", "tbody", "tr", "th", "td", "br", "h1", "h2", "h3", "p"}
+    assert markdown.found <= known | {"ul", "li", "img", "pre", "code", "em", "strong"}
+    assert files["index.html"].count(b"Content-Security-Policy") == 1
+
+
+def test_without_a_title_the_checkpoint_and_the_reward_are_one(small: Run) -> None:
+    def change(params: dict[str, Any]) -> None:
+        params["report"]["title"] = None
+        params["model"] |= {"checkpoint": "somebody/their-flux", "revision": "0" * 40}
+
+    small.change_params(change)
+    report = small.build()["report.md"].decode()
+    assert report.startswith("# their-flux, trained for shapes-graded + shapes-vivid\n")
 
 
 def test_without_wise_prompts_the_page_says_so(small: Run) -> None:
