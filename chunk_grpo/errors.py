@@ -5,6 +5,8 @@ ends with a traceback and exit code 1.
 """
 
 import re
+import shlex
+from pathlib import Path
 
 USER_INFO = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]{0,20})://"
@@ -19,6 +21,13 @@ _NAMED = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "sftp", "ssh", "smb")
 """Schemes whose URLs name a container or an account before the host: `abfs://CONTAINER@ACCOUNT.dfs.core.windows.net`."""
 
 _LONGEST_LINE = 2000
+
+
+def install_command(extra: str) -> str:
+    """Command that installs an extra from the clone: the name is free on PyPI, so anybody could register it."""
+    clone = Path(__file__).parents[1]
+    place = clone if (clone / "pyproject.toml").is_file() else "CLONE"
+    return f"pip install -e {shlex.quote(f'{place}[{extra}]')}"
 
 
 class ChunkGrpoError(Exception):

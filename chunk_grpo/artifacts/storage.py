@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import fsspec
 
-from chunk_grpo.errors import ChunkGrpoError, DataError, TransientError
+from chunk_grpo.errors import ChunkGrpoError, DataError, TransientError, install_command
 
 Location: TypeAlias = str | Path
 
@@ -340,7 +340,7 @@ MAKE_ROOM = (
 
 def _reason(action: Literal["read", "write"], error: OSError | ImportError) -> str:
     if isinstance(error, ImportError):
-        return f"{error}. Install the extra: pip install 'chunk-grpo[pipeline]'."
+        return f"{error}. Install the extra: {install_command('pipeline')}."
     if isinstance(error, FileNotFoundError):
         detail = error.strerror or "no such file"
         remedy = "Run the stage that writes it (`dvc repro`), or fix the path."

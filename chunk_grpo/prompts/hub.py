@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError, DataError, install_command
 
 
 def hub_file(repository: str, file: str, revision: str | None) -> Path:
@@ -27,7 +27,7 @@ def hub_file(repository: str, file: str, revision: str | None) -> Path:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
         raise ConfigError(
-            f"{repository}: reading from the hub needs huggingface_hub: pip install 'chunk-grpo[training]', or give "
+            f"{repository}: reading from the hub needs huggingface_hub: {install_command('training')}, or give "
             "the path of a local copy."
         ) from error
     try:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from chunk_grpo.config import load_params
-from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, install_command
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.executors.access import is_loopback, read_token
 from chunk_grpo.scorers.running.registry import make_scorer
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         limits = Limits(options.held_megabytes * 10**6, options.most_megabytes * 10**6, token)
         serve(scorer, (options.host, options.port), limits, options.merge, options.batch_seconds)
     except ImportError as error:
-        sys.stderr.write(f'error: a package is not installed ({error}); pip install "chunk-grpo[serving]"\n')
+        sys.stderr.write(f"error: a package is not installed ({error}); {install_command('serving')}\n")
         return ConfigError.exit_code
     except ChunkGrpoError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -55,5 +55,5 @@ def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match=r"pip install 'chunk-grpo\[training\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e .*\[training\]"):
         read_prompt_file(PromptSource("ann/prompts", file="test.json"), STRICT)

@@ -244,5 +244,5 @@ class TestCheck:
         monkeypatch.setattr(client, "find_spec", lambda name: None)
         scorer = make_wise()
         for act in (scorer.check, lambda: scorer.score(batch_of(1))):
-            with pytest.raises(ConfigError, match=r'needs openai, .* pip install "chunk-grpo\[scoring\]"'):
+            with pytest.raises(ConfigError, match=r"needs openai, .* pip install -e .*\[scoring\]"):
                 act()

@@ -176,5 +176,5 @@ def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "rapidocr", None)
     for module in ("chunk_grpo.scorers.ocr", "chunk_grpo.scorers.ocr_reader"):
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(ConfigError, match=r'kind ocr needs .*rapidocr.*; pip install "chunk-grpo\[ocr\]"'):
+    with pytest.raises(ConfigError, match=r"kind ocr needs .*rapidocr.*; pip install -e .*\[ocr\]"):
         registry.make_scorer("signs", ocr().settings)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, RefusedError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, RefusedError, install_command
 from chunk_grpo.scorers.judging.endpoint import Endpoint, plain
 from chunk_grpo.scorers.judging.reading import answer_text
 
@@ -122,7 +122,7 @@ class Judge:
             if find_spec(package) is None:
                 raise ConfigError(
                     f"{self._endpoint.section}: needs {package}, which is not installed; "
-                    'pip install "chunk-grpo[scoring]"'
+                    f"{install_command('scoring')}"
                 )
 
     def _client(self) -> AsyncOpenAI:

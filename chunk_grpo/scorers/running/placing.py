@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InProcess, InSubprocess
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError, DataError, install_command
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.limited import Limited
 from chunk_grpo.scorers.running.registry import load, make_scorer
@@ -42,7 +42,7 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
     except ImportError as error:
         raise ConfigError(
             f"executors.{key}: kind {executor.kind} needs a package that is not installed ({error}); "
-            'pip install "chunk-grpo[serving]"'
+            f"{install_command('serving')}"
         ) from error
     return placed
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, install_command
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.external import External
 
@@ -51,7 +51,7 @@ def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Sco
     except ImportError as error:
         raise ConfigError(
             f"scorers.{key}: kind {settings.kind} needs a package that is not installed ({error}); "
-            f'pip install "chunk-grpo[{_EXTRAS.get(settings.kind, "scoring")}]"'
+            f"{install_command(_EXTRAS.get(settings.kind, 'scoring'))}"
         ) from error
     return scorer
 
