@@ -327,7 +327,7 @@ def main(params: Params, arguments: Arguments) -> None:
         kept = kept_scores(spec, scorer.settings, tables, arguments.prompts)
         rows = score_rows(spec.key, scorer, images, prompts, kept, workers, spec.refusals)
         table = table_from_rows(rows, "scores")
-        low, high = scale(params.scorers[spec.key])[1:]
+        low, high = scale(scorer.settings)[1:]
         check_scale(table, arguments.out, low, high)
     finally:
         scorer.close()

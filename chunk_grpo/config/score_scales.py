@@ -6,16 +6,17 @@ from math import inf
 from typing import NamedTuple
 
 from chunk_grpo.config.judges import NumberReading, QuestionsScorer, VlmJudgeScorer, WiseScorer
+from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.config.scorers import (
     AestheticScorer,
-    AnyScorer,
     ClipScorer,
-    ExternalScorer,
     GenEvalScorer,
     HPSv2Scorer,
     HPSv3Scorer,
     ImageRewardScorer,
+    OcrScorer,
     PickScoreScorer,
+    ShapesScorer,
 )
 
 
@@ -30,7 +31,7 @@ class Scale(NamedTuple):
 RIGHT_OR_NOT = Scale("1: right, 0: not", 0, 1)
 
 
-def scale(scorer: AnyScorer) -> Scale:
+def scale(scorer: ScorerSettings) -> Scale:
     """Scale of a scorer's values."""
     match scorer:
         case ClipScorer():
@@ -56,6 +57,8 @@ def scale(scorer: AnyScorer) -> Scale:
             return Scale("probability of yes, 0 to 1", 0, 1)
         case QuestionsScorer():
             return Scale("share of questions, 0 to 1", 0, 1)
-        case ExternalScorer():
-            return Scale("defined by the scorer")
-    return RIGHT_OR_NOT if scorer.kind == "shapes-exact" else Scale("0 to 1", 0, 1)
+        case ShapesScorer(kind="shapes-exact"):
+            return RIGHT_OR_NOT
+        case ShapesScorer() | OcrScorer():
+            return Scale("0 to 1", 0, 1)
+    return Scale("defined by the scorer")

@@ -1,5 +1,6 @@
 """Tables: what is written is read back, and whatever is wrong with a file is told."""
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -8,7 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.artifacts import SCHEMAS, SchemaName, TableSchema, read_table, table_from_rows, write_table
+from chunk_grpo.artifacts import (
+    SCHEMAS,
+    SchemaName,
+    TableSchema,
+    read_table,
+    table_from_rows,
+    write_csv,
+    write_table,
+)
 from chunk_grpo.errors import DataError
 
 PROMPTS: list[dict[str, Any]] = [
@@ -149,3 +158,12 @@ def test_columns_that_changed_without_a_new_version(tmp_path: Path) -> None:
     null = prompts().set_column(2, "prompt", pa.array(["a", None]))
     pq.write_table(null.replace_schema_metadata(metadata), path)
     assert fails(path).startswith(f"{path}: row 1: column 'prompt' must have a value, got null.")
+
+
+def test_a_csv_holds_no_formula(tmp_path: Path) -> None:
+    texts = ["=HYPERLINK(1)", "+1", "-1", "@x", "\tx", "\r=1", "a=b", "'=1", "", None]
+    write_csv(pa.table({"text": texts, "value": [float(-n) for n in range(len(texts))]}), tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["text"] for row in rows] == [f"'{text}" for text in texts[:6]] + ["a=b", "'=1", "", ""]
+    assert [float(row["value"]) for row in rows] == [float(-n) for n in range(len(texts))]
