@@ -19,7 +19,8 @@ from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.export import comfyui_lora, merged
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.training import Policy, TrainingRecord
-from chunk_grpo.reporting.comparisons import difference_text, interval_text
+from chunk_grpo.reporting.comparisons import difference_text, digits_of, interval_text
+from chunk_grpo.reporting.highlight import escaped
 from chunk_grpo.reporting.inputs import title_of
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.variant_summary import mix_text, recipe
@@ -194,6 +195,7 @@ def _text(card: _Card, kind: Kind, is_on_hub: bool) -> str:
         undefined=jinja2.StrictUndefined,
         autoescape=False,
     )
+    environment.filters["escaped"] = escaped
     return environment.get_template("card.md").render(
         vars(card), kind=kind, is_on_hub=is_on_hub, settings=json.dumps(card.settings, indent=1)
     )
@@ -206,6 +208,8 @@ def _report(params: Params, checkout: Path, variant: str) -> _Measured:
         return _Measured("The run has no report.")
     summary = read_json(str(path))
     base, generate = summary["base"], params.generate
+    if list(params.rewards.values()) == [1]:  # the same numbers as its scorer's
+        base = {name: value for name, value in base.items() if name != "training_reward"}
     rows = [["base", *(f"{value:.3f}" for value in base.values())]]
     for mode, found in summary[variant].items():
         rows.append([mode, *(_cell(found[name]) for name in base)])
@@ -221,7 +225,9 @@ def _cell(found: Mapping[str, Any]) -> str:
     """Mean of a score, with its difference from the base if that has an interval."""
     if found["low"] is None:
         return f"{found['mean']:.3f}"
-    return f"{found['mean']:.3f}, {found['difference']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
+    digits = digits_of(found["low"], found["high"])
+    difference, low, high = (f"{found[name]:+.{digits}f}" for name in ("difference", "low", "high"))
+    return f"{found['mean']:.3f}, {difference} ({low} to {high})"
 
 
 def _commit(checkout: Path, variant: str, seed: int) -> str:

@@ -187,22 +187,19 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
         return "no interval: too few prompts"
     if interval.low == interval.high:
         return "the same on every prompt"
-    digits = _digits(interval, digits)
+    digits = digits_of(interval.low, interval.high, digits)
     return f"{signed(interval.low, digits)}{NO_BREAK}to{NO_BREAK}{signed(interval.high, digits)}"
 
 
 def difference_text(interval: Interval, digits: int = 3) -> str:
     """Format the mean of an interval with as many digits as its ends have."""
-    return signed(interval.mean, _digits(interval, digits))
+    return signed(interval.mean, digits_of(interval.low, interval.high, digits))
 
 
-def _digits(interval: Interval, digits: int) -> int:
-    return next((d for d in range(digits, digits + EXTRA_DIGITS + 1) if _shows_signs(interval, d)), digits)
-
-
-def _shows_signs(interval: Interval, digits: int) -> bool:
-    """Whether no end of the interval other than 0 rounds to 0."""
-    return all(end == 0 or round(end, digits) != 0 for end in (interval.low, interval.high))
+def digits_of(low: float, high: float, digits: int = 3) -> int:
+    """Digits with which no end of an interval other than 0 rounds to 0; `digits` if too many were needed."""
+    wanted = range(digits, digits + EXTRA_DIGITS + 1)
+    return next((d for d in wanted if all(end == 0 or round(end, d) != 0 for end in (low, high))), digits)
 
 
 def prompts_text(interval: Interval) -> str:
