@@ -267,7 +267,7 @@ def facts_of(error: BaseException) -> dict[str, Any]:
     }
 
 
-def read_message(line: bytes) -> dict[str, Any]:
+def read_message(line: bytes | bytearray) -> dict[str, Any]:
     """Parse a line as a JSON object.
 
     Raises:
