@@ -40,7 +40,7 @@ from chunk_grpo.scorers.running.spec import spec_from
 from chunk_grpo.stopping import STOP
 from chunk_grpo.training.copies import remove_copies
 from chunk_grpo.training.method import Method, method_from
-from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.metrics import MetricRow, finite_rows
 from chunk_grpo.training.optimizers import require_optimizer
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
@@ -331,7 +331,7 @@ def train(
     check_settings(
         params, arguments
     )  # again: the policy to start from may have been edited while it was read
-    metrics = trainer.run(lambda: STOP.requested)
+    metrics = finite_rows(trainer.run(lambda: STOP.requested))
     trainer.save_policies(out)
     return metrics
 

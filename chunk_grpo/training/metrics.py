@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,6 +22,16 @@ FIDELITY_LIMIT = 0.1
 """Largest accepted `fidelity_p99`, as a share of the clip range."""
 
 _LOGGER = logging.getLogger(__name__)
+
+
+def finite_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:
+    """The rows with a finite value; a warning names the others, which no table takes: no training is lost for one."""
+    left_out = [
+        f"{name} of iteration {iteration}" for iteration, name, value in rows if not math.isfinite(value)
+    ]
+    if left_out:
+        _LOGGER.warning("%d metrics are not finite and left out: %s", len(left_out), ", ".join(left_out[:10]))
+    return [row for row in rows if math.isfinite(row[2])]
 
 
 def reward_metrics(
