@@ -304,5 +304,6 @@ def test_the_reports_pictures_go_into_the_text_and_other_addresses_stay(tmp_path
 
 def test_prompts_are_shown_as_they_are() -> None:
     text = "a <b>bold</b> | *cat*\nwith_an [x] & `y`"
-    assert escaped(text) == r"a &lt;b&gt;bold&lt;/b&gt; \| \*cat\* with\_an \[x\] &amp; \`y\`"
+    assert escaped(text) == r"a &lt;b&gt;bold&lt;/b&gt; \| \*cat\* with_an \[x\] &amp; \`y\`"
+    assert escaped("_a_ b_c") == r"\_a\_ b_c"
     assert slug("Chunk_WS, v2.1") == "chunk-ws-v2-1"
