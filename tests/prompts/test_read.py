@@ -2,18 +2,16 @@
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.prompts import FieldNames, PromptSource, read_prompt_file, records
+from chunk_grpo.prompts import FieldNames, PromptSource, read_prompt_file
 from tests.prompts.files import LENIENT, STRICT, read, refused, write
 
 TEXTS = ["a cat, asleep", 'a "red" kite', "café in Zürich 🎨"]
@@ -354,52 +352,3 @@ class TestBrokenFiles:
         header, line, _ = refused(path, LENIENT).splitlines()
         assert header == "1 problem (longer than 10,000 characters: 1)"
         assert line.startswith("  line 2: must have at most 10,000 characters, got 10,001; is a line end")
-
-
-class TestWhatExpands:
-    """A small file can hold a great deal; a message quotes little of it."""
-
-    def test_a_parquet_file_with_too_many_rows_is_refused_by_its_footer(self, tmp_path: Path) -> None:
-        rows = pa.DictionaryArray.from_arrays(pa.array(np.zeros(40_000_000, np.int8)), pa.array(["a cat"]))
-        path = parquet(tmp_path / "p.parquet", prompt=rows)
-        del rows
-        begin = time.monotonic()
-        message = "must have at most 2,000,000 records, got 40,000,000; set the file's `limit`"
-        assert refused(path).startswith(message)
-        found = read_prompt_file(PromptSource(path, limit=3), LENIENT)
-        assert [row.text for row in found.rows] == ["a cat"]
-        assert time.monotonic() - begin < 5  # minutes without the limit
-
-    @pytest.mark.parametrize("name", ["p.txt", "p.jsonl", "p.csv", "p.json"])
-    def test_other_files_have_the_same_limit(
-        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(records, "MAX_RECORDS", 3)
-        content = {"p.json": json.dumps(["a"] * 4), "p.csv": "prompt\n" + "a\n" * 4}.get(name, '"a"\n' * 4)
-        path = write(tmp_path / name, content)
-        assert refused(path, LENIENT).startswith("must have at most 3 records, got more")
-        assert len(read(path, LENIENT, limit=3)) == 1
-
-    def test_long_values_of_a_parquet_file_do_not_fill_the_memory(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(records, "_MAX_BYTES", 10**8)
-        long = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int8()), pa.array(["x" * 20_000]))
-        path = parquet(tmp_path / "p.parquet", prompt=["a cat"] * 100_000, more=long)
-        assert path.stat().st_size < 10**6
-        assert re.match(r"row \d+: the rows up to here must have at most .* `metadata_fields`", refused(path))
-        assert read(path, LENIENT, fields=FieldNames(metadata=())) == ["a cat"]
-
-    def test_names_of_fields_are_quoted_in_part(self, tmp_path: Path) -> None:
-        for header in ("a" * 100_000, ",".join(f"c{number}" for number in range(20_000))):
-            message = refused(write(tmp_path / "p.csv", f"{header}\n1\n"))
-            assert "...; name it by `prompt_field`" in message
-            assert len(message) < 500
-
-    def test_many_fields_are_read_at_once(self, tmp_path: Path) -> None:
-        header = ",".join(["prompt", *(f"c{number}" for number in range(20_000))])
-        path = write(tmp_path / "p.csv", f"{header}\na{',1' * 20_000}\n")
-        begin = time.monotonic()
-        (note,) = read_prompt_file(PromptSource(path), STRICT).report.notes
-        assert time.monotonic() - begin < 5
-        assert len(note) < 500
