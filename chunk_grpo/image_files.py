@@ -6,11 +6,11 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from chunk_grpo.errors import DataError
 
@@ -23,6 +23,8 @@ MAX_PIXELS = 64_000_000
 _PLAIN = ("RGB", "L", "1", "P", "CMYK", "YCbCr")
 _TRANSPARENT = ("RGBA", "LA", "PA")
 _ORIENTATION = 0x0112  # tag of EXIF
+_BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
+_SAVE = "save it as 8-bit RGB"
 _TURNED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -85,6 +87,10 @@ def _opened(source: Path | IO[bytes], name: str) -> Iterator[Image.Image]:
         with Image.open(source, formats=FORMATS) as image:
             _check_header(image)
             yield image
+    except UnidentifiedImageError as error:  # its own text has an address of memory
+        raise DataError(
+            f"image {name}: must be a {', '.join(FORMATS)} file. Convert or replace it."
+        ) from error
     except Exception as error:  # Pillow's decoders raise many kinds for damaged files
         raise DataError(
             f"image {name}: not a readable picture ({error}). Replace it; `dvc repro` generates images of the pipeline "
@@ -96,14 +102,35 @@ def _check_header(image: Image.Image) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise ValueError(f"must have at most {MAX_PIXELS:,} pixels, got {width} x {height}")
-    if (
-        image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1
-    ):  # MPO: the first one is the picture
+    frames = (
+        1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+    )  # of an MPO the first one is the picture
+    if frames > 1:
         raise ValueError(f"must be one picture, got {frames} frames or pages")
     if image.mode not in (*_PLAIN, *_TRANSPARENT) and not _has_16_bits(image):
+        raise ValueError(f"must have 8 or 16 bits a channel, got Pillow's mode {image.mode}; {_SAVE}")
+    if image.format == "TIFF":
+        _check_tags(image)
+    if image.format == "PNG" and "transparency" in image.info and "16" in _raw_mode(image):
         raise ValueError(
-            f"must have 8 or 16 bits a channel, got Pillow's mode {image.mode}; save it as 8-bit RGB"
+            "must be opaque, got 16 bits a channel with a transparent colour; put it on a background"
         )
+
+
+def _check_tags(image: Any) -> None:
+    """Refuse samples of a TIFF that Pillow reads as others: signed ones, 12 bits, 16-bit grey in which 0 is white."""
+    bits, kinds = image.tag_v2.get(_BITS, (1,)), image.tag_v2.get(_SAMPLE_FORMAT, (1,))
+    if any(each not in (1, 2, 4, 8, 16) for each in bits) or any(each != 1 for each in kinds):
+        raise ValueError(
+            f"must have unsigned samples of at most 16 bits, got {bits} of format {kinds}; {_SAVE}"
+        )
+    if _has_16_bits(image) and image.tag_v2.get(_PHOTOMETRIC) != 1:
+        raise ValueError(f"must have 65535 as white, got 0 as white; {_SAVE}")
+
+
+def _raw_mode(image: Any) -> str:
+    """Pillow's name of the samples in a PNG, such as RGB;16B."""
+    return str(image.tile[0][3]) if image.tile else ""
 
 
 def _has_16_bits(image: Image.Image) -> bool:
@@ -134,6 +161,9 @@ def _orientation(image: Image.Image) -> int:
 
 def _pixels(image: Image.Image) -> NDArray[np.uint8]:
     orientation = _orientation(image)
+    image.load()
+    if image.format == "PNG" and _orientation(image) != orientation:
+        raise ValueError(f"has its EXIF orientation behind the pixels, where it is seen too late; {_SAVE}")
     if _has_16_bits(image):
         grey = np.asarray(image).astype(np.float64) / 257  # 65535 is white
         image = Image.fromarray(grey.round().astype(np.uint8))

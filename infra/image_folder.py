@@ -26,7 +26,7 @@ class ImageFolder:
         self._rows: list[dict[str, Any]] = []
         for name in ids:
             self._rows.append(
-                {"policy": "", "mode": "", "train_seed": -1, "prompt_id": name, "sample": samples[name]}
+                {"policy": "", "mode": "base", "train_seed": -1, "prompt_id": name, "sample": samples[name]}
             )
             samples[name] += 1
         self.groups: Counter[tuple[Any, ...]] = Counter(

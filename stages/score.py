@@ -27,7 +27,7 @@ from chunk_grpo.image_files import decode_image
 from chunk_grpo.machines import owns_disk, send_files
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
-from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores, check_scores
+from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.retry import score_with_retries
 from chunk_grpo.scorers.running.spec import ScorerSpec, spec_from
@@ -41,9 +41,6 @@ BATCH = 64
 
 SHOWN = 50
 """Maximum number of refused images listed in the error message."""
-
-NARROWEST = 50
-"""Largest quotient of the sides of a picture that scorers get."""
 
 GROUP = ("mode", "train_seed", "prompt_id")
 """Columns of images/1 that identify a group."""
@@ -209,7 +206,7 @@ def rows_of_batch(
 ) -> list[Row]:
     """Score one batch; return its rows."""
     batch = batch_of(records, prompts)
-    scores = narrow_refused(batch) or check_scores(key, score_with_retries(key, scorer, batch), batch.prompts)
+    scores = check_scores(key, score_with_retries(key, scorer, batch), batch.prompts)
     rows: list[Row] = []
     for number, record in enumerate(records):
         of = {name: record[name] for name in ("policy", "mode", "train_seed", "prompt_id", "sample")}
@@ -220,20 +217,6 @@ def rows_of_batch(
         for metric, values in {"score": scores.values, **scores.details}.items():
             rows.append({**of, "metric": metric, "value": float(values[number]), "refusal": None})
     return rows
-
-
-def narrow_refused(batch: ScoreBatch) -> Scores | None:
-    """Refusals of all images, if they are too narrow for the resizing of scorers; else None.
-
-    HPSv3's processor fails above 200 : 1, HPSv2.1 where the short side becomes less than half a pixel of 224; others
-    would make the long side thousands of pixels.
-    """
-    height, width = batch.images.shape[1:3]
-    if max(height, width) <= NARROWEST * min(height, width):
-        return None
-    reason = f"{width} x {height} pixels are more than {NARROWEST} : 1, too narrow for scorers"
-    count = len(batch.images)
-    return Scores(np.full(count, np.nan), refused=dict.fromkeys(range(count), reason))
 
 
 def too_many_refused(

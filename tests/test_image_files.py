@@ -24,14 +24,35 @@ def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return out.getvalue()
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(bits: int, colour: int, row: bytes, before: bytes = b"", behind: bytes = b"") -> bytes:
+    """A PNG of 2 x 1 pixels, with chunks before and behind them."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, bits, colour, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(b"\0" + row))
+    return b"\x89PNG\r\n\x1a\n" + header + before + pixels + behind + chunk(b"IEND", b"")
+
+
 def header_of_png(width: int, height: int) -> bytes:
     """A PNG of a size, without pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IEND", b"")
+
+
+def tiff(bits: int, data: bytes, white: int = 65535, kind: int = 1) -> bytes:
+    """A grey TIFF of 2 x 1 pixels; `kind` is its SampleFormat."""
+    tags = [(256, 2), (257, 1), (258, bits), (259, 1), (262, int(white > 0)), (273, 134), (277, 1), (278, 1)]
+    tags += [(279, len(data)), (339, kind)]
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags)
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0) + data
+
+
+def turned() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return chunk(b"eXIf", exif.tobytes()[6:])
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "WEBP"])
@@ -89,7 +110,20 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "transparent colour": (lambda: saved(Image.fromarray(RAMP), transparency=(0, 10, 20)), "must be opaque"),
     "float": (lambda: saved(Image.fromarray(np.full((2, 2), 0.5, np.float32)), "TIFF"), "mode F"),
-    "32 bits": (lambda: saved(Image.fromarray(np.full((2, 2), 70000, np.int32)), "TIFF"), "mode I;"),
+    "32 bits": (lambda: saved(Image.fromarray(np.full((2, 2), 70000, np.int32)), "TIFF"), "mode I"),
+    "transparent 16-bit colour": (
+        lambda: png(
+            16, 2, struct.pack(">6H", *[20000] * 6), chunk(b"tRNS", struct.pack(">3H", *[20000] * 3))
+        ),
+        "must be opaque",
+    ),
+    "transparent 16-bit grey": (
+        lambda: png(16, 0, struct.pack(">2H", 20000, 0), chunk(b"tRNS", struct.pack(">H", 20000))),
+        "must be opaque",
+    ),
+    "signed": (lambda: tiff(8, b"\xff\x05", kind=2), "unsigned samples"),
+    "12 bits": (lambda: tiff(12, b"\xff" * 3), "unsigned samples of at most 16 bits, got (12,)"),
+    "black is white": (lambda: tiff(16, bytes(4), white=0), "must have 65535 as white"),
     "CIE Lab": (lambda: saved(Image.fromarray(RAMP).convert("LAB"), "TIFF"), "mode LAB"),
     "animation": (
         lambda: saved(Image.fromarray(RAMP), save_all=True, append_images=[Image.fromarray(RAMP[::-1])]),
@@ -99,13 +133,13 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: saved(Image.fromarray(RAMP), "TIFF", save_all=True, append_images=[Image.fromarray(RAMP)]),
         "got 2 frames or pages",
     ),
-    "GIF": (lambda: saved(Image.fromarray(RAMP), "GIF"), "cannot identify"),
+    "GIF": (lambda: saved(Image.fromarray(RAMP), "GIF"), "must be a PNG, JPEG"),
     "bomb": (lambda: header_of_png(100_000, 100_000), "exceeds limit"),
     "large": (lambda: header_of_png(9_000, 8_000), "at most 64,000,000 pixels, got 9000 x 8000"),
     "no pixels": (lambda: header_of_png(8, 8), "not a readable picture"),
     "truncated": (lambda: saved(Image.fromarray(RAMP))[:-30], "not a readable picture"),
-    "empty": (lambda: b"", "cannot identify"),
-    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot identify"),
+    "empty": (lambda: b"", "must be a PNG, JPEG"),
+    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "must be a PNG, JPEG"),
 }
 
 
@@ -118,6 +152,12 @@ def test_what_has_no_certain_pixels_is_refused_by_name(name: str, tmp_path: Path
     (tmp_path / "it.png").write_bytes(content)
     with pytest.raises(DataError, match=r"it\.png"):
         read_picture(tmp_path / "it.png")
+
+
+def test_an_orientation_behind_the_pixels_is_refused() -> None:
+    assert decode_image(png(8, 2, bytes(6), before=turned()), "it").shape == (2, 1, 3)
+    with pytest.raises(DataError, match="EXIF orientation behind the pixels"):
+        decode_image(png(8, 2, bytes(6), behind=turned()), "it")
 
 
 def test_postscript_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_the_values_are_those_of_the_scorer(here: Path) -> None:
         (["image,prompt", "a.png,one", "a.png,two"], 3, "must name each image once, got several lines for a.png"),
         (["image,prompt", ",one"], 3, "prompts.csv, line 2: 'image' must be the path of an image"),
         (["image,file_name,prompt", "a.png,a.png,one"], 3, "must have one of the columns image, file_name, got"),
-        (["image,prompt", "notes.txt,one"], 3, "made/notes.txt: not a readable picture"),
+        (["image,prompt", "notes.txt,one"], 3, "made/notes.txt: must be a PNG, JPEG, WEBP, BMP, TIFF file"),
         (["image,text", "a.png,one"], 3, "needs one field 'prompt' with the prompt"),
     ],
 )  # fmt: skip
@@ -297,11 +297,13 @@ def test_a_narrow_picture_is_refused_and_the_others_are_scored(here: Path) -> No
     images({"1.png": 7, "3.png": 9})
     Image.new("RGB", (512, 8)).save("made/2.png")
     Path("prompts.txt").write_text("one\ntwo\nthree\n")
-    assert score() == 0
-    assert [(row["image"], row["value"], row["refusal"]) for row in rows()] == [
-        ("1.png", 7.0, None),
-        ("2.png", None, "512 x 8 pixels are more than 50 : 1, too narrow for scorers"),
-        ("3.png", 9.0, None),
+    Path("vivid.yaml").write_text("scorers: {vivid: {kind: shapes-vivid, splits: [eval], batch_size: 2}}")
+    assert score(scorers="vivid.yaml") == 0
+    reason = "512 x 8 pixels: the longer side must be at most 50 times the shorter one"
+    assert [(row["image"], row["value"] is None, row["refusal"]) for row in rows()] == [
+        ("1.png", False, None),
+        ("2.png", True, reason),
+        ("3.png", False, None),
     ]
 
 

@@ -6,6 +6,7 @@ then a test fails until the new version's scores are written down here, and old 
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +209,24 @@ def test_a_version_scores_what_it_always_scored(kind, changes, make):
 @pytest.mark.parametrize("kind", BUILT_IN)
 def test_every_built_in_scorer_keeps_the_contract(kind, make):
     check_contract(make(kind), batch(kind))
+
+
+@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize(("height", "width"), [(8, 2048), (2048, 8), (1, 51), (0, 0)])
+def test_images_that_are_too_narrow_are_refused(kind, height, width, make):
+    given = batch(kind)
+    images = np.zeros((len(given), height, width, 3), dtype=np.uint8)
+    refused = make(kind).score(replace(given, images=images)).refused
+    reason = f"{width} x {height} pixels: the longer side must be at most 50 times the shorter one"
+    assert refused == dict.fromkeys(range(len(given)), reason)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_narrow_images_are_scored(kind, make):
+    given = batch(kind)
+    for shape in ((1, 1), (1, 50), (50, 1), (8, 400)):
+        images = np.zeros((len(given), *shape, 3), dtype=np.uint8)
+        assert np.isfinite(make(kind).score(replace(given, images=images)).values).all()
 
 
 @pytest.mark.parametrize("kind", FILES)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chunk_grpo.config.judges import JudgeSettings, QuestionsScorer, VlmJudgeScorer
-from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
+from chunk_grpo.scorers.base import Need, ScoreBatch, Scores
 from chunk_grpo.scorers.judging.answers import AnswerFile
 from chunk_grpo.scorers.judging.client import Judge, Question
 from chunk_grpo.scorers.judging.endpoint import Endpoint
@@ -74,8 +74,8 @@ class JudgeScorer(ConfiguredScorer[Settings]):
         """Hash of version, score-relevant settings and wording; not of request rates or retries."""
         return spec_hash(self.key, self.version, self.settings, self.files, self.wording)
 
-    def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch of any size, with `concurrency` requests at a time.
+    def score_all(self, batch: ScoreBatch) -> Scores:
+        """Score a checked batch of any size, with `concurrency` requests at a time.
 
         An image without a well-formed answer is refused; the other images are still judged.
 
@@ -84,7 +84,6 @@ class JudgeScorer(ConfiguredScorer[Settings]):
             DataError: The metadata does not fit, or the endpoint refuses the key or the form of the requests.
             TransientError: The endpoint fails or does not answer.
         """
-        check_batch(batch)
         return self.score_rows(batch)
 
     def ask(self, questions: Sequence[Question]) -> dict[str, str]:

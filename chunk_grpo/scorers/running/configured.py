@@ -16,6 +16,9 @@ from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 from chunk_grpo.scorers.running.fingerprint import spec_hash
 
+NARROWEST = 50
+"""Largest quotient of the sides of an image. Above 125 rapidocr's resizing fails, above 200 HPSv3's."""
+
 Settings = TypeVar("Settings", bound=ScorerSettings)
 Model = TypeVar("Model")
 
@@ -76,12 +79,20 @@ class ConfiguredScorer(ABC, Generic[Settings]):
         return spec_hash(self.key, self.version, self.settings, self.files)
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch of any size, `batch_size` images at a time.
+        """Score a batch of any size, `batch_size` images at a time. Images that are too narrow to resize are refused.
 
         Raises:
             DataError: An input cannot be judged.
         """
         check_batch(batch)
+        count, height, width = batch.images.shape[:3]
+        if count and not 0 < max(height, width) <= NARROWEST * min(height, width):
+            reason = f"{width} x {height} pixels: the longer side must be at most {NARROWEST} times the shorter one"
+            return Scores(np.full(count, np.nan), refused=dict.fromkeys(range(count), reason))
+        return self.score_all(batch)
+
+    def score_all(self, batch: ScoreBatch) -> Scores:
+        """Score a checked batch of any size."""
         return in_batches(batch, self.settings.batch_size, self.score_rows)
 
     @abstractmethod
