@@ -8,10 +8,12 @@ import os
 import sys
 from pathlib import Path
 
-_COPY = Path(".code").resolve()
-_STAGE = os.environ.get("DVC_STAGE", "").rpartition(":")[2]
+if sys.argv[0] == "-m":  # `python -m` imports this package first, before anything else of this project
+    _copy, _stage = Path(".code").resolve(), os.environ.get("DVC_STAGE", "").rpartition(":")[2]
+    if _stage not in ("", "inputs") and _copy.joinpath("stages").is_dir():
+        sys.path.insert(0, str(_copy))
+        __path__ = [str(_copy / "stages")]
 
-# "-m": Python looks for the stage's module, and has imported none of this project yet.
-if _STAGE not in ("", "inputs") and sys.argv[0] == "-m" and _COPY.joinpath("stages").is_dir():
-    sys.path.insert(0, str(_COPY))
-    __path__ = [str(_COPY / "stages")]
+    from chunk_grpo.stopping import begin
+
+    begin()  # install the stop handlers before slow imports

@@ -119,8 +119,10 @@ FROM_FILE = edits(
 )
 def test_prompt_file(content: bytes | None, message: str, workspace: Workspace) -> None:
     workspace.edit(FROM_FILE)
+    workspace.edit(put("model.checkpoint", str(CHECKPOINT)))  # `inputs` looks for it first
     if content is not None:
         (workspace.root / "prompts.txt").write_bytes(content)
+    assert workspace.run("inputs") == 0
     assert refused(workspace, "prepare_prompts", DATA).startswith(message)
 
 

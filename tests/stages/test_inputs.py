@@ -126,8 +126,14 @@ def test_missing_files_are_left_to_the_stages_that_read_them(own: Workspace) -> 
     before = ran(own)
     (own.root / "prompts.txt").unlink()
     (own.root / "own_scorer.py").unlink()
+    after = ran(own)
+    assert {name for name in before if before[name] != after[name]} == {"prompts", "scorers"}
+
+
+def test_a_missing_model_is_refused(own: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(own.root / "model")
-    assert all(before[name] != after for name, after in ran(own).items() if name != "names")
+    assert own.run("inputs") == 3
+    assert "model.checkpoint: the folder model does not exist" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_hub_id_needs_a_commit(own: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
