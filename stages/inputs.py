@@ -95,15 +95,15 @@ def require_no_secrets(params: Params) -> None:
 def main(params: Params, arguments: Arguments) -> None:
     """Write one record per kind of file."""
     require_no_secrets(params)
+    digests = Digests()
+    model = model_record(params, digests)
+    check_model(params, model)
     write_json(params.model_dump(mode="json"), arguments.settings)
     if is_under_dvc():  # elsewhere nobody edits the code: a run of a flow has a clone of its own
         copy_code()
     with output_dir(arguments.codes) as folder:
         for name, record in code_records(COPY if is_under_dvc() else ROOT).items():
             write_json(record, str(folder / f"{name}.json"))
-    digests = Digests()
-    model = model_record(params, digests)
-    check_model(params, model)
     write_json(model, arguments.model)
     write_json(prompt_records(params, digests), arguments.prompts)
     write_json(scorer_records(params, digests), arguments.scorers)

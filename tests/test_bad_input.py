@@ -159,8 +159,7 @@ def test_checkpoint(
     shutil.copytree(CHECKPOINT, model)
     damage(model)
     workspace.edit(put("model.checkpoint", str(model)))
-    assert workspace.run("inputs") == 0
-    message = refused(workspace, "encode_prompts@evaluation", DATA)
+    message = refused(workspace, "inputs", DATA)
     assert message.startswith(beginning.format(model=model))
 
 
@@ -199,7 +198,7 @@ def test_a_picture_that_is_damaged(workspace: Workspace) -> None:
     path = workspace.artifacts / "images" / "base" / "images.parquet"
     row = change_row(path, 3, lambda row: row["image"].update(bytes=row["image"]["bytes"][:40]))
     message = refused(workspace, "score_base", DATA, *PROCESS)
-    assert message.startswith(f"image {row['image']['path']}: not a readable picture (")
+    assert message.startswith(f"image {row['image']['path']}: must be a PNG, ")
 
 
 def test_embeddings_of_other_prompts(workspace: Workspace) -> None:

@@ -29,6 +29,9 @@ PROCESS_BYTES = 4e9
 BENCHMARK_PROMPTS = {"geneval": 553, "wise": 1000, "dpg": 1065}
 """Prompts of a benchmark whose `count` is null."""
 
+STAGE_MODULES = 12
+"""Stages whose code `inputs` records, each in a file."""
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -179,7 +182,10 @@ def objects_of(settings: Settings) -> int:
     runs, policies = variants * seeds, len(params.policies)
     best = 2 if params.train.heldout.keep_best else 1
     files = 1 if settings.adapts else 1 + weight_files(policy_bytes(settings))
-    fixed = 4 + variants + 1 + policies + 1 + 2 + prompt_objects(settings)  # inputs, profile
+    inputs = (
+        5 + STAGE_MODULES + 1 + variants + 1 + policies + 1
+    )  # records, and a folder of each kind of several
+    fixed = inputs + 2 + prompt_objects(settings)  # 2: profile
     specs = len(params.scorers) + 3
     plans = len(params.chunks.plans) + 2 + variants + 1
     curves = 2  # of rollouts and held-out images

@@ -6,7 +6,7 @@ from pathlib import Path
 from stages._code import PACKAGES, ROOT
 
 
-def add_code(digest: "hashlib._Hash", *parts: str, checkout: Path = ROOT) -> None:
+def add_code(digest: "hashlib._Hash", *parts: str, checkout: Path | None = None) -> None:
     """Add code of the pipeline to a digest.
 
     Args:
@@ -14,6 +14,7 @@ def add_code(digest: "hashlib._Hash", *parts: str, checkout: Path = ROOT) -> Non
         parts: Packages and modules, such as `chunk_grpo/core` and `stages/train.py`; none: all.
         checkout: Folder with the code; by default the code that runs.
     """
+    checkout = checkout or ROOT
     for package in PACKAGES:
         for path in sorted((checkout / package).rglob("*.py")):
             name = path.relative_to(checkout).as_posix()
@@ -21,7 +22,7 @@ def add_code(digest: "hashlib._Hash", *parts: str, checkout: Path = ROOT) -> Non
                 digest.update(path.read_bytes())
 
 
-def code_digest(checkout: Path = ROOT) -> str:
+def code_digest(checkout: Path | None = None) -> str:
     """Digest of all code of the pipeline, by default the code that runs."""
     digest = hashlib.sha256()
     add_code(digest, checkout=checkout)

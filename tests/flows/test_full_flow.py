@@ -46,7 +46,7 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
         wait_for(lambda: post(prefect, "flow_runs/filter", deployments=nightly), 60, "a run of the schedule")
         children = set(psutil.Process().children(recursive=True)) - earlier
         assert len([child for child in children if lives(child)]) >= 3
-        with pytest.raises(SetUpError, match=f"port {prefect.port} is in use"):
+        with pytest.raises(SetUpError, match=f"already runs here, on port {prefect.port}"):
             prefect.running().__enter__()
     assert not [child for child in children if lives(child)]
 

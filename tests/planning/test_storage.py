@@ -101,9 +101,9 @@ def test_objects(finished: Workspace, smoke: Settings) -> None:
     written = sum(1 for part in parts for path in part.rglob("*") if path.is_file())
     variants, scorers = len(smoke.params.variants), len(smoke.params.scorers)
     assert (variants, scorers) == (2, 3)
-    # An object each: records of variants and of compared policies, specs, chunks of plans and variants, policies,
-    # curves, images.
-    folders = 2 + 1 + 2 + 2 * variants + (1 + variants)
+    # An object each: records of code, of variants and of compared policies, specs, chunks of plans and variants,
+    # policies, curves, images.
+    folders = 3 + 1 + 2 + 2 * variants + (1 + variants)
     of_variant = (
         3 + 2 + 1 + 2 + 2
     )  # policy and metrics, curves, timings, images, manifests of train and generate
