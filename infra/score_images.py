@@ -33,7 +33,7 @@ from chunk_grpo.config.section import Name, Section
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
 from chunk_grpo.parallel import Workers
 from chunk_grpo.prompts import FieldNames
-from chunk_grpo.prompts.image_folders import INDEX, ImageFile, read_image_folder
+from chunk_grpo.prompts.image_folders import INDEX, ImageFile, not_taken, read_image_folder, some_of
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.spec import spec_of
@@ -90,9 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with STOP.raised():
             _score(options)
     except (ChunkGrpoError, Stopped) as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        _say(f"error: {error}")
         return error.exit_code
     return 0
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
 def read_scorers(name: str) -> ScorersFile:
@@ -140,15 +144,20 @@ def _refused(source: str, problems: Sequence[Problem]) -> ConfigError:
 
 
 def _score(options: argparse.Namespace) -> None:
+    if not options.images:
+        raise ConfigError("the folder of the images must have a name; name it (make score IMAGES=FOLDER)")
+    folder = Path(options.images)
     sections = read_scorers(options.scorers)
     names = list(dict.fromkeys(options.only or sections.scorers))
     for name in names:
         if name not in sections.scorers:
             raise ConfigError(f"--only: must be names of {', '.join(sections.scorers)}, got {name!r}")
-    files = read_image_folder(options.images, options.prompts, FieldNames(options.prompt_field))
-    out = options.out or Path("scores", options.images.resolve().name)
+    files = read_image_folder(folder, options.prompts, FieldNames(options.prompt_field))
+    location = options.prompts or str(folder / INDEX)
+    if ignored := not_taken(folder, files, location):
+        _say(f"{folder}: not scored, since no prompt names it or it is no image: {some_of(ignored)}")
+    out = options.out or Path("scores", folder.resolve().name)
     check_writable(str(out / "scores.parquet"))
-    location = options.prompts or str(options.images / INDEX)
     done: list[KeptScores] = []
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -242,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("images", type=Path, help="folder of the images")
+    parser.add_argument("images", help="folder of the images")
     parser.add_argument(
         "--prompts",
         help="file of the prompts, in the order of the images, or with a column image or file_name (default: "

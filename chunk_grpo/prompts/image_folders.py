@@ -28,8 +28,8 @@ AS_THEY_ARE = PromptChecks(
 )
 """Checks of the prompts. The images exist, so nothing is dropped or changed."""
 
-SHOWN = 5
-"""Maximum of names in a message."""
+SHOWN, SHOWN_CHARACTERS = 5, 80
+"""Maximum of names in a message, and of characters of a name."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
     missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
     if missing:
         raise DataError(
-            f"{location}: must name images in {folder}, got {len(missing)} that do not exist: {_some(missing)}"
+            f"{location}: must name images in {folder}, got {len(missing)} that do not exist: {some_of(missing)}"
         )
     return [
         ImageFile(
@@ -94,7 +94,15 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
 def _inside(folder: Path, name: str, location: str) -> Path:
     """The path of an image, if neither its name nor a link leads out of the folder."""
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+        path.is_file()  # refuses a long name
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a character that no name has
+        raise DataError(
+            f"{location}: must name images, got {name[:SHOWN_CHARACTERS]!r} ({type(error).__name__}); correct the "
+            "name, or remove the link"
+        ) from error
+    if not inside:
         raise DataError(
             f"{location}: must name images inside {folder}, got {name!r}; copy the image into the folder"
         )
@@ -120,19 +128,40 @@ def _named(rows: Sequence[PromptRow], column: str, location: str) -> list[str]:
         names.append(name)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DataError(f"{location}: must name each image once, got several lines for {_some(twice)}")
+        raise DataError(f"{location}: must name each image once, got several lines for {some_of(twice)}")
     return names
 
 
 def _in_order(folder: Path, count: int, location: str) -> list[str]:
     """Names of the images, sorted with their numbers as numbers: image-2 is before image-10."""
-    names = [path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
+    entries = sorted(path.name for path in folder.iterdir())
+    names = [name for name in entries if Path(name).suffix.lower() in SUFFIXES]
+    ordered = sorted(names, key=_with_numbers)
     if len(names) != count:
+        ignored = [name for name in entries if name not in names]
+        more = f"; not taken: {some_of(ignored)}" if ignored else ""
         raise DataError(
-            f"{folder}: must hold an image for each of the {count} prompts of {location}, got {len(names)} images; "
-            f"images are taken in the order of their names, or name them in a column {COLUMNS[0]!r}"
+            f"{folder}: must hold an image for each of the {count} prompts of {location}, got {len(names)} images"
+            f"{_odd(ordered)}{more}; images are taken in the order of their names, or name them in a column "
+            f"{COLUMNS[0]!r}"
         )
-    return sorted(names, key=_with_numbers)
+    return ordered
+
+
+def _odd(names: Sequence[str]) -> str:
+    """The names of another form than most, digits aside; what is probably surplus."""
+    forms = Counter(re.sub(r"\d+", "0", name) for name in names)
+    usual = max(forms, key=forms.__getitem__, default="")
+    odd = [name for name in names if re.sub(r"\d+", "0", name) != usual]
+    return (
+        f", of which these have names of another form: {some_of(odd)}" if 0 < len(odd) < forms[usual] else ""
+    )
+
+
+def not_taken(folder: Path, files: Sequence[ImageFile], prompts: str) -> list[str]:
+    """Names in a folder, but for that of the prompt file, that are no image of `files` and hold none."""
+    taken = {INDEX, Path(prompts).name, *(Path(file.name).parts[0] for file in files)}
+    return sorted(path.name for path in folder.iterdir() if path.name not in taken)
 
 
 def _with_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
@@ -141,6 +170,7 @@ def _with_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], name
 
 
-def _some(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

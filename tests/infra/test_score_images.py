@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,41 @@ def test_an_image_outside_the_folder_is_refused(
     assert score(prompts="prompts.jsonl") == 3
     assert f"prompts.jsonl: must name images inside made, got {name!r}" in capsys.readouterr().err
     assert calls() == []
+
+
+@pytest.mark.parametrize("name", ["a\0.png", "x" * 300, "loop", "\ud800.png", "pipe.png", "folder.png"])
+def test_a_name_of_no_file_is_refused(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images({"a.png": 1})
+    Path("made/loop").symlink_to("loop")
+    os.mkfifo("made/pipe.png")
+    Path("made/folder.png").mkdir()
+    Path("prompts.jsonl").write_text(json.dumps({"image": name, "prompt": "a sign"}) + "\n")
+    assert score(prompts="prompts.jsonl") == 3
+    assert "prompts.jsonl: must name images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scorers", ["", "own.yaml"])
+def test_the_missing_folder_is_said_first(scorers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["", "--scorers", scorers]) == 2
+    assert capsys.readouterr().err.startswith("error: the folder of the images must have a name")
+
+
+def test_what_is_not_scored_is_said_in_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images({"1.png": 1, "2.png": 2, "sub/3.png": 3})
+    Path("made/notes.txt").write_text("no image")
+    lines(["one", "two"])
+    assert score() == 0
+    assert (
+        "made: not scored, since no prompt names it or it is no image: notes.txt, sub\n"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_surplus_image_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images({"image-1.png": 1, "image-10.png": 2, "grid.png": 3})
+    lines(["one", "two"])
+    assert score() == 3
+    assert "got 3 images, of which these have names of another form: grid.png;" in capsys.readouterr().err
 
 
 def test_a_link_that_stays_in_the_folder_is_read(here: Path) -> None:
