@@ -92,7 +92,7 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
 
 
 def _inside(folder: Path, name: str, location: str) -> Path:
-    """The path of an image, if neither its name nor a link leads out of the folder."""
+    """The path of an image, if its name is relative without `..`, and no link leads out of the folder."""
     path = folder / name
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
@@ -102,7 +102,7 @@ def _inside(folder: Path, name: str, location: str) -> Path:
             f"{location}: must name images, got {name[:SHOWN_CHARACTERS]!r} ({type(error).__name__}); correct the "
             "name, or remove the link"
         ) from error
-    if not inside:
+    if not inside or Path(name).is_absolute() or ".." in Path(name).parts:
         raise DataError(
             f"{location}: must name images inside {folder}, got {name!r}; copy the image into the folder"
         )

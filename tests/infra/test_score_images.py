@@ -264,7 +264,7 @@ def test_the_standard_error_counts_prompts() -> None:
     assert mean_of([], []).count == 0
 
 
-@pytest.mark.parametrize("name", ["../made2/a.png", "/etc/hostname", "link.png"])
+@pytest.mark.parametrize("name", ["../made2/a.png", "../made/own.png", "/etc/hostname", "link.png"])
 def test_an_image_outside_the_folder_is_refused(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
