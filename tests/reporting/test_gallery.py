@@ -111,7 +111,7 @@ def test_the_most_changed_prompts_come_first_and_unchanged_ones_apart() -> None:
     [
         (images("v", "tuned", png(8), seed=8), "prompt_id=a sample=0 has seed 8.*base has 7"),
         (images("v", "hybrid", png(8)), "no image with policy=v mode=tuned prompt_id=a"),
-        (images("v", "tuned", b"no image"), "'a prompt: v, tuned': not a readable picture"),
+        (images("v", "tuned", b"no image"), "'a prompt: v, tuned': must be a PNG"),
     ],
     ids=["another seed", "missing", "broken"],
 )
