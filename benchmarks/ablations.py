@@ -23,19 +23,16 @@ REFERENCE, OURS = "reference", "ours"
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table.
-
-    Attributes:
-        name: Name of the row: the optimisation that is off.
-        rollout_batch: Trajectories per pass of the rollout; None: the workload's micro-batch.
-        update_batch: Items per pass of the update; None: the workload's micro-batch.
-        background: Whether the reward is computed in the background.
-    """
+    """A row of the table."""
 
     name: str
+    """Name of the row: the optimisation that is off."""
     rollout_batch: int | None = None
+    """Trajectories per pass of the rollout; None: the workload's micro-batch."""
     update_batch: int | None = None
+    """Items per pass of the update; None: the workload's micro-batch."""
     background: bool = True
+    """Whether the reward is computed in the background."""
 
 
 ROWS = (
@@ -49,27 +46,24 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one iteration.
-
-    Attributes:
-        seconds: Seconds of the iteration.
-        rollout: Seconds of drawing trajectories.
-        update: Seconds of the updates.
-        reward: Seconds of decoding and scoring on the main thread, and of waiting for the background thread.
-        outside: Share of the time outside network, decoding and reward.
-        forward_states: Number of states whose velocity was computed.
-        forward_calls: Number of velocity calls.
-        backward_states: Number of states with a backward pass.
-    """
+    """Cost of one iteration."""
 
     seconds: float
+    """Seconds of the iteration."""
     rollout: float
+    """Seconds of drawing trajectories."""
     update: float
+    """Seconds of the updates."""
     reward: float
+    """Seconds of decoding and scoring on the main thread, and of waiting for the background thread."""
     outside: float
+    """Share of the time outside network, decoding and reward."""
     forward_states: int
+    """Number of states whose velocity was computed."""
     forward_calls: int
+    """Number of velocity calls."""
     backward_states: int
+    """Number of states with a backward pass."""
 
 
 class OneIteration(Trainer):

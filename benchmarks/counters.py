@@ -20,20 +20,17 @@ from chunk_grpo.scorers.reward import Reward
 
 @dataclass
 class Counters:
-    """Seconds on the main thread, and counts of the network's evaluations.
-
-    Attributes:
-        seconds: Seconds by "velocity", "backward" and "reward" (decoding and scoring). Work on a background thread is
-            not counted; the trainer itself counts the time that the main thread waits for it.
-        forward_states: Number of states whose velocity was computed, with or without gradient.
-        forward_calls: Number of velocity calls.
-        backward_states: Number of states whose velocity was computed with a graph, for a backward pass.
-    """
+    """Seconds on the main thread, and counts of the network's evaluations."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds by "velocity", "backward" and "reward" (decoding and scoring). Work on a background thread is not
+    counted; the trainer itself counts the time that the main thread waits for it."""
     forward_states: int = 0
+    """Number of states whose velocity was computed, with or without gradient."""
     forward_calls: int = 0
+    """Number of velocity calls."""
     backward_states: int = 0
+    """Number of states whose velocity was computed with a graph, for a backward pass."""
 
     def timed(self, owner: type, method: str, name: str) -> AbstractContextManager[object]:
         """Patch a method: its seconds on the main thread are added to `name`."""

@@ -31,19 +31,16 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What an experiment needs of a finished run.
-
-    Attributes:
-        params: Its parameters.
-        base: Base model, with the parts "transformer" and "vae".
-        prompts: Prompts of the eval split.
-        reward: Scorers of the eval split.
-    """
+    """What an experiment needs of a finished run."""
 
     params: Params
+    """Its parameters."""
     base: Family
+    """Base model, with the parts "transformer" and "vae"."""
     prompts: PromptSet
+    """Prompts of the eval split."""
     reward: Reward
+    """Scorers of the eval split."""
 
     @contextmanager
     def policy(self, variant: str, seed: int) -> Iterator[Family]:

@@ -35,17 +35,14 @@ from chunk_grpo.progress import Meter
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a network and of its inputs.
-
-    Attributes:
-        side: Image side in pixels.
-        text_tokens: Tokens of the longer text encoder.
-        network: Arguments of FluxTransformer2DModel; its defaults are FLUX.1's.
-    """
+    """Size of a network and of its inputs."""
 
     side: int
+    """Image side in pixels."""
     text_tokens: int
+    """Tokens of the longer text encoder."""
     network: Mapping[str, object] = field(default_factory=dict)
+    """Arguments of FluxTransformer2DModel; its defaults are FLUX.1's."""
 
 
 FLUX_DEV = Size(side=720, text_tokens=512)
@@ -79,21 +76,18 @@ NO_DEVICE = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement; without numbers if it did not fit into memory.
-
-    Attributes:
-        work: Kind of passes, a key of `WORKS`.
-        batch_size: Images per pass.
-        tflop: Counted operations of the batch, in TFLOP.
-        seconds: Median seconds per pass of the batch.
-        peak_bytes: Peak device memory of tensors, including weights and gradients; None on a CPU.
-    """
+    """One measurement; without numbers if it did not fit into memory."""
 
     work: str
+    """Kind of passes, a key of `WORKS`."""
     batch_size: int
+    """Images per pass."""
     tflop: float | None = None
+    """Counted operations of the batch, in TFLOP."""
     seconds: float | None = None
+    """Median seconds per pass of the batch."""
     peak_bytes: int | None = None
+    """Peak device memory of tensors, including weights and gradients; None on a CPU."""
 
     def line(self) -> list[str]:
         """Row of the table."""

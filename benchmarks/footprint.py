@@ -41,52 +41,46 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and on how many GPUs.
-
-    Attributes:
-        gpus: Number of processes; weights are sharded over them if there are several.
-        micro_batch: Items in a forward and backward pass.
-        rollout_batch: Trajectories in a forward pass.
-        lora_rank: Rank of the adapters; None: all weights are trained.
-        optimizer: `adamw` in few operations over all weights, as torch runs it on GPUs, or as one kernel.
-        network: Arguments of FluxTransformer2DModel; its defaults are FLUX.1's.
-    """
+    """What is trained, and on how many GPUs."""
 
     gpus: int = 8
+    """Number of processes; weights are sharded over them if there are several."""
     micro_batch: int = 12
+    """Items in a forward and backward pass."""
     rollout_batch: int = 12
+    """Trajectories in a forward pass."""
     lora_rank: int | None = None
+    """Rank of the adapters; None: all weights are trained."""
     optimizer: Literal["adamw", "adamw-fused"] = "adamw"
+    """`adamw` in few operations over all weights, as torch runs it on GPUs, or as one kernel."""
     network: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of FluxTransformer2DModel; its defaults are FLUX.1's."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one process, apart from `weights`.
-
-    Attributes:
-        weights: Number of weights of the network, in all processes.
-        held: Weights that the process holds between passes, with the inputs of the passes.
-        optimizer: AdamW's state.
-        rollout: Peak of a forward pass without gradients.
-        update: Peak of a forward and backward pass that adds to the gradients of another.
-        step: Peak of AdamW's step.
-        gathered_rollout: Whole weights gathered in a forward pass without gradients.
-        gathered_update: Whole weights gathered in a forward and backward pass.
-        reduced_update: Whole gradients reduced in a forward and backward pass.
-        decode: Peak of decoding a group of images of the rollout, beside its next pass; without the VAE's weights.
-    """
+    """Bytes of one process, apart from `weights`."""
 
     weights: int
+    """Number of weights of the network, in all processes."""
     held: int
+    """Weights that the process holds between passes, with the inputs of the passes."""
     optimizer: int
+    """AdamW's state."""
     rollout: int
+    """Peak of a forward pass without gradients."""
     update: int
+    """Peak of a forward and backward pass that adds to the gradients of another."""
     step: int
+    """Peak of AdamW's step."""
     gathered_rollout: int
+    """Whole weights gathered in a forward pass without gradients."""
     gathered_update: int
+    """Whole weights gathered in a forward and backward pass."""
     reduced_update: int
+    """Whole gradients reduced in a forward and backward pass."""
     decode: int
+    """Peak of decoding a group of images of the rollout, beside its next pass; without the VAE's weights."""
 
 
 class CollectiveBytes(TorchDispatchMode):

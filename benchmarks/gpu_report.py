@@ -85,21 +85,18 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, and where.
-
-    Attributes:
-        small: Whether networks are small.
-        device: Device of the passes.
-        folder: Folder of the weights and of the flow, on a local disk.
-        batch_sizes: Images per pass.
-        min_run_time: Least seconds of each measurement.
-    """
+    """What is measured, and where."""
 
     small: bool
+    """Whether networks are small."""
     device: torch.device
+    """Device of the passes."""
     folder: Path
+    """Folder of the weights and of the flow, on a local disk."""
     batch_sizes: tuple[int, ...]
+    """Images per pass."""
     min_run_time: float
+    """Least seconds of each measurement."""
 
     def pieces(self) -> Iterator[tuple[str, Piece]]:
         """Name and call of each piece, in order."""

@@ -24,15 +24,12 @@ from chunk_grpo.training.rollouts import SampledTrajectories
 
 @dataclass(frozen=True)
 class LowerBound:
-    """Least evaluations of an iteration.
-
-    Attributes:
-        rollout: Number of forwards of the rollout.
-        items: Number of items of each update, n_u.
-    """
+    """Least evaluations of an iteration."""
 
     rollout: int
+    """Number of forwards of the rollout."""
     items: tuple[int, ...]
+    """Number of items of each update, n_u."""
 
     @property
     def forwards(self) -> int:

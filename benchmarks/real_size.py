@@ -77,19 +77,16 @@ STDERR = 2
 
 @dataclass
 class Peak:
-    """What a stage's processes took.
-
-    Attributes:
-        stage: Stage of the DAG.
-        seconds: Wall time, from the start of its first process.
-        peak_mib: Peak resident memory of the largest process.
-        anonymous_mib: Largest part of it that is not a mapped file, as seen every `POLL_SECONDS`.
-    """
+    """What a stage's processes took."""
 
     stage: str
+    """Stage of the DAG."""
     seconds: float = 0.0
+    """Wall time, from the start of its first process."""
     peak_mib: float = 0.0
+    """Peak resident memory of the largest process."""
     anonymous_mib: float = 0.0
+    """Largest part of it that is not a mapped file, as seen every `POLL_SECONDS`."""
 
 
 def main(options: Sequence[str] | None = None) -> int:

@@ -35,19 +35,16 @@ from chunk_grpo.training.schedule import prompts_of_iteration
 
 @dataclass(frozen=True)
 class Sample:
-    """Trajectory and reward of one image.
-
-    Attributes:
-        prompt: Prompt, one row.
-        states: States, [S + 1, L, D].
-        log_probs: Log-probabilities under the sampling policy, [S - 1].
-        reward: Weighted sum of the scorers.
-    """
+    """Trajectory and reward of one image."""
 
     prompt: PromptSet
+    """Prompt, one row."""
     states: Tensor
+    """States, [S + 1, L, D]."""
     log_probs: Tensor
+    """Log-probabilities under the sampling policy, [S - 1]."""
     reward: float
+    """Weighted sum of the scorers."""
 
 
 class ReferenceTrainer:
@@ -184,19 +181,16 @@ class ReferenceTrainer:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Training data of n trajectories.
-
-    Attributes:
-        states: States, [n, S + 1, L, D].
-        old_log_probs: Log-probabilities under the sampling policy, [n, S - 1].
-        conditioning: Conditioning of n prompts.
-        advantages: Advantages, [n].
-    """
+    """Training data of n trajectories."""
 
     states: Tensor
+    """States, [n, S + 1, L, D]."""
     old_log_probs: Tensor
+    """Log-probabilities under the sampling policy, [n, S - 1]."""
     conditioning: Conditioning
+    """Conditioning of n prompts."""
     advantages: Tensor
+    """Advantages, [n]."""
 
 
 def chunk_surrogate(

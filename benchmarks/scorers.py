@@ -63,23 +63,20 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Our implementation and the original of one scorer.
-
-    Attributes:
-        name: Name of the row.
-        ours: Function that scores all images.
-        original: Function that scores all images one at a time; None: not available.
-        preprocess: Our preprocessing alone.
-        seconds: Measured seconds for all images by "ours", "original" and "preprocessing", one number per round.
-    """
+    """Our implementation and the original of one scorer."""
 
     name: str
+    """Name of the row."""
     ours: Callable[[], FloatArray]
+    """Function that scores all images."""
     original: Callable[[], FloatArray] | None
+    """Function that scores all images one at a time; None: not available."""
     preprocess: Callable[[], object]
+    """Our preprocessing alone."""
     seconds: dict[str, list[float]] = field(
         default_factory=lambda: {"ours": [], "original": [], "preprocessing": []}
     )
+    """Measured seconds for all images by "ours", "original" and "preprocessing", one number per round."""
 
     def run(self) -> None:
         """Measure one round.

@@ -54,17 +54,14 @@ Policy = tuple[str, str]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """`first` has the higher mean.
-
-    Attributes:
-        name: Name in docs/study.md.
-        first: Policy that is higher by the hypothesis.
-        second: Policy that it is compared with.
-    """
+    """`first` has the higher mean."""
 
     name: str
+    """Name in docs/study.md."""
     first: Policy
+    """Policy that is higher by the hypothesis."""
     second: Policy
+    """Policy that it is compared with."""
 
 
 HYPOTHESES = (
@@ -186,21 +183,18 @@ def curves_of(checkout: Path, params: Params) -> pa.Table:
 
 @dataclass(frozen=True)
 class Block:
-    """Results of a block.
-
-    Attributes:
-        reward: Scorer that was trained on: the primary outcome.
-        scorers: All scorers, the reward first.
-        seeds: Training seeds.
-        captions: Caption of each prompt.
-        values: (policy, scorer) to [R, P]; the base has one row.
-    """
+    """Results of a block."""
 
     reward: str
+    """Scorer that was trained on: the primary outcome."""
     scorers: tuple[str, ...]
+    """All scorers, the reward first."""
     seeds: tuple[int, ...]
+    """Training seeds."""
     captions: tuple[str, ...]
+    """Caption of each prompt."""
     values: Mapping[tuple[Policy, str], NDArray[np.float64]]
+    """(policy, scorer) to [R, P]; the base has one row."""
 
     def difference(self, first: Policy, second: Policy, scorer: str) -> Interval:
         """Paired difference of two policies."""

@@ -52,48 +52,39 @@ COLUMNS = ("family", "plan", "boundaries", "training reward", "minus base", "95 
 
 @dataclass(frozen=True)
 class Found:
-    """Profile and guided plan of a family.
-
-    Attributes:
-        profile: Mean relative L1 distance of each trainable step under the SDE, Eq. (15).
-        plan: Sizes of the guided chunks.
-    """
+    """Profile and guided plan of a family."""
 
     profile: tuple[float, ...]
+    """Mean relative L1 distance of each trainable step under the SDE, Eq. (15)."""
     plan: tuple[int, ...]
+    """Sizes of the guided chunks."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Training reward on held-out prompts of a family's policies.
-
-    Attributes:
-        base: Mean of the base.
-        own: The policies trained with the family's own plan, against the base.
-        other: Those trained with the other family's plan, against the base.
-        other_minus_own: Paired difference.
-    """
+    """Training reward on held-out prompts of a family's policies."""
 
     base: Interval
+    """Mean of the base."""
     own: Comparison
+    """The policies trained with the family's own plan, against the base."""
     other: Comparison
+    """Those trained with the other family's plan, against the base."""
     other_minus_own: Interval
+    """Paired difference."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two profiles differ.
-
-    Attributes:
-        level: Geometric mean of the ratios, second to first.
-        shape: Largest ratio to `level`, up or down, minus 1. A constant factor changes neither the guided plan nor the
-            weights of Eq. (16).
-        step: Step of that ratio.
-    """
+    """How far two profiles differ."""
 
     level: float
+    """Geometric mean of the ratios, second to first."""
     shape: float
+    """Largest ratio to `level`, up or down, minus 1. A constant factor changes neither the guided plan nor the
+    weights of Eq. (16)."""
     step: int
+    """Step of that ratio."""
 
 
 def main(options: Sequence[str] | None = None) -> int:

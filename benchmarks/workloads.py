@@ -44,27 +44,24 @@ PROFILE = (
 
 @dataclass(frozen=True)
 class Workload:
-    """Model and sizes of one benchmark.
-
-    Attributes:
-        name: Name in the tables.
-        checkpoint: Folder of a FluxPipeline.
-        side: Image side in pixels.
-        prompts: P, prompts of an iteration.
-        group: G, images of a prompt.
-        micro_batch: Trajectories or items in one pass of our trainer.
-        repetitions: Number of measurements of each row.
-        sizes: Chunk sizes of the plan.
-    """
+    """Model and sizes of one benchmark."""
 
     name: str
+    """Name in the tables."""
     checkpoint: Path
+    """Folder of a FluxPipeline."""
     side: int
+    """Image side in pixels."""
     prompts: int
+    """P, prompts of an iteration."""
     group: int
+    """G, images of a prompt."""
     micro_batch: int
+    """Trajectories or items in one pass of our trainer."""
     repetitions: int
+    """Number of measurements of each row."""
     sizes: tuple[int, ...] = (2, 3, 4, 7)
+    """Chunk sizes of the plan."""
 
     def __str__(self) -> str:
         """Description for the title of a table."""

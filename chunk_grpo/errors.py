@@ -34,12 +34,10 @@ class ChunkGrpoError(Exception):
     """Base of the errors that are shown without a traceback.
 
     Messages quote values, so passwords in URLs are masked, and the middle of a very long line is left out.
-
-    Attributes:
-        exit_code: Exit code of the process.
     """
 
     exit_code: int = 1
+    """Exit code of the process."""
 
     def __init__(self, *arguments: object) -> None:
         """Make the message fit to be shown."""

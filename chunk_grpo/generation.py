@@ -32,21 +32,18 @@ _REMEDIES: dict[Mode, str] = {
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """Settings of the evaluation images.
-
-    Attributes:
-        times: Noise levels [S + 1] of the S ODE steps.
-        base_steps: Number of last steps that the base model takes in the mode hybrid (App. B.3).
-        images_per_prompt: Images per prompt, each with its own noise.
-        batch_size: Images in one forward pass.
-        seed: Seed of the image noise. With prompt id and sample number it determines the noise of an image.
-    """
+    """Settings of the evaluation images."""
 
     times: Tensor
+    """Noise levels [S + 1] of the S ODE steps."""
     base_steps: int
+    """Number of last steps that the base model takes in the mode hybrid (App. B.3)."""
     images_per_prompt: int
+    """Images per prompt, each with its own noise."""
     batch_size: int
+    """Images in one forward pass."""
     seed: int
+    """Seed of the image noise. With prompt id and sample number it determines the noise of an image."""
 
     @property
     def num_steps(self) -> int:
@@ -56,21 +53,18 @@ class GenerationSettings:
 
 @dataclass(frozen=True)
 class GeneratedImage:
-    """One image.
-
-    Attributes:
-        mode: Mode of generation.
-        prompt_id: Id of the prompt.
-        sample: Number of the image within the prompt, from 0.
-        seed: Seed of this image's noise, from `image_seed`.
-        picture: uint8 [H, W, 3].
-    """
+    """One image."""
 
     mode: Mode
+    """Mode of generation."""
     prompt_id: str
+    """Id of the prompt."""
     sample: int
+    """Number of the image within the prompt, from 0."""
     seed: int
+    """Seed of this image's noise, from `image_seed`."""
     picture: NDArray[np.uint8]
+    """uint8 [H, W, 3]."""
 
 
 def image_seed(seed: int, prompt_id: str, sample: int) -> int:
@@ -143,19 +137,16 @@ def generate(
 
 @dataclass(frozen=True)
 class _Batch:
-    """Images of one forward pass.
-
-    Attributes:
-        span: Their places among all images.
-        prompts: Prompt of each image, B rows.
-        samples: Number of each image within its prompt.
-        seeds: Seed of each image's noise.
-    """
+    """Images of one forward pass."""
 
     span: range
+    """Their places among all images."""
     prompts: PromptSet
+    """Prompt of each image, B rows."""
     samples: list[int]
+    """Number of each image within its prompt."""
     seeds: list[int]
+    """Seed of each image's noise."""
 
     @classmethod
     def of(cls, span: range, prompts: PromptSet, settings: GenerationSettings) -> _Batch:

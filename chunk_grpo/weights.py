@@ -66,15 +66,12 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class KnownDifferences:
-    """Harmless differences between files and a network.
-
-    Attributes:
-        may_lack: Pattern of weights that the model does not use; None: a file must have all weights.
-        may_have: Pattern of surplus weights, which the model computes itself; None: a file may have no surplus weights.
-    """
+    """Harmless differences between files and a network."""
 
     may_lack: str | None = None
+    """Pattern of weights that the model does not use; None: a file must have all weights."""
     may_have: str | None = None
+    """Pattern of surplus weights, which the model computes itself; None: a file may have no surplus weights."""
 
 
 NO_DIFFERENCES = KnownDifferences()

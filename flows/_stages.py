@@ -214,19 +214,16 @@ def run_stages(
 
 @dataclass
 class _Tasks:
-    """Tasks of the stages of a workspace. Each is submitted when it can begin: one that waits would count as running.
-
-    Attributes:
-        progress: The stages.
-        known: Outcomes of the restored stages.
-        force: As in `run_stages`.
-        ended: Receives each task when it has ended.
-    """
+    """Tasks of a workspace's stages. Each is submitted when it can begin: one that waits would count as running."""
 
     progress: Progress
+    """The stages."""
     known: Mapping[str, StageOutcome]
+    """Outcomes of the restored stages."""
     force: bool
+    """As in `run_stages`."""
     ended: SimpleQueue[PrefectFuture[Any]]
+    """Receives each task when it has ended."""
     _all: dict[str, PrefectFuture[Any]] = field(default_factory=dict)
 
     def submit_ready(self) -> dict[PrefectFuture[Any], tuple[Progress, StageSpec]]:

@@ -21,36 +21,30 @@ FORGET_SECONDS = 600.0
 
 @dataclass
 class Child:
-    """A command that should be running.
-
-    Attributes:
-        name: Name of the child; its log is NAME.log.
-        command: The command.
-        environment: Its whole environment.
-        process: Its running or last process.
-        ends: Times of its last ends, in seconds of the monotonic clock.
-        due: Time of the next start; None unless the process has ended.
-    """
+    """A command that should be running."""
 
     name: str
+    """Name of the child; its log is NAME.log."""
     command: Sequence[str]
+    """The command."""
     environment: Mapping[str, str] = field(repr=False)  # may have a password
+    """Its whole environment."""
     process: subprocess.Popen[bytes]
+    """Its running or last process."""
     ends: list[float] = field(default_factory=list)
+    """Times of its last ends, in seconds of the monotonic clock."""
     due: float | None = None
+    """Time of the next start; None unless the process has ended."""
 
 
 @dataclass
 class Children:
-    """Child processes, in the order of their first start.
-
-    Attributes:
-        folder: Working directory of the children.
-        logs: Folder of their log files.
-    """
+    """Child processes, in the order of their first start."""
 
     folder: Path
+    """Working directory of the children."""
     logs: Path
+    """Folder of their log files."""
     _all: dict[str, Child] = field(default_factory=dict)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -57,33 +57,30 @@ class LocalPrefect:
     """Server, workers and deployments of `make serve`.
 
     It reads no settings from the environment, so that checks and drills cannot touch the server of `make serve`.
-
-    Attributes:
-        root: Repository from which workers load the flows.
-        home: PREFECT_HOME: database, logs, clones of flow runs, published results. Nobody else can enter it.
-        port: Port of server and UI, on the loopback interface only; `port + 1` serves published results.
-        gpu_workers: Number of workers that share the GPUs, each with one flow run at a time. 0: GPU workers are
-            elsewhere.
-        keep_gpu_limit: Whether an existing pool `gpu` keeps its limit; otherwise the limit is set to `gpu_workers`.
-        database: URL of a PostgreSQL database; None for SQLite in `home`.
-        auth: String that the server asks for, USER:PASSWORD; workers and flow runs get it. None: it asks nobody.
-        server: Further environment variables for the server only.
-        publish: Folder (relative to `root`) or URL below which runs publish; None for `home`/published.
-        reports: URL at which browsers find published results; None for `port + 1` if results are in a local folder.
-        webhook: URL notified of failed runs and moved scores; None leaves notifications unchanged.
     """
 
     root: Path
+    """Repository from which workers load the flows."""
     home: Path
+    """PREFECT_HOME: database, logs, clones of flow runs, published results. Nobody else can enter it."""
     port: int = 4200
+    """Port of server and UI, on the loopback interface only; `port + 1` serves published results."""
     gpu_workers: int = 1
+    """Number of workers that share the GPUs, each with one flow run at a time. 0: GPU workers are elsewhere."""
     keep_gpu_limit: bool = False
+    """Whether an existing pool `gpu` keeps its limit; otherwise the limit is set to `gpu_workers`."""
     database: str | None = field(default=None, repr=False)
+    """URL of a PostgreSQL database; None for SQLite in `home`."""
     auth: str | None = field(default=None, repr=False)
+    """String that the server asks for, USER:PASSWORD; workers and flow runs get it. None: it asks nobody."""
     server: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Further environment variables for the server only."""
     publish: str | None = None
+    """Folder (relative to `root`) or URL below which runs publish; None for `home`/published."""
     reports: str | None = None
+    """URL at which browsers find published results; None for `port + 1` if results are in a local folder."""
     webhook: SecretStr | None = None
+    """URL notified of failed runs and moved scores; None leaves notifications unchanged."""
     _children: Children = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -57,30 +57,24 @@ COLUMNS = pa.schema(
 
 
 class ScorersFile(Section):
-    """Sections of params.yaml that describe scorers.
-
-    Attributes:
-        scorers: scorer name to settings; `splits` are not used.
-        executors: scorer name to executor; default: in this process.
-    """
+    """Sections of params.yaml that describe scorers."""
 
     scorers: Annotated[dict[Name, AnyScorer], Field(min_length=1)]
+    """Scorer name to settings; `splits` are not used."""
     executors: dict[Name, AnyExecutor] = Field(default_factory=dict)
+    """Scorer name to executor; default: in this process."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean of a scorer's values.
-
-    Attributes:
-        mean: Mean over the images.
-        error: Standard error; images of one prompt do not count as independent. NaN with one prompt.
-        count: Number of images with a value.
-    """
+    """Mean of a scorer's values."""
 
     mean: float
+    """Mean over the images."""
     error: float
+    """Standard error; images of one prompt do not count as independent. NaN with one prompt."""
     count: int
+    """Number of images with a value."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

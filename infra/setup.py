@@ -55,49 +55,42 @@ def webhook() -> SecretStr | None:
 
 @dataclass(frozen=True)
 class Pool:
-    """Wanted settings of a work pool.
-
-    Attributes:
-        name: Name of the pool.
-        limit: Maximum number of concurrent flow runs; None for no limit.
-        keep_limit: Whether an existing pool keeps its limit.
-        type: Type of its workers, one of POOL_TYPES.
-        template: Base job template with `variables` and `job_configuration`; None for Prefect's default, or, for an
-            existing pool, its present template.
-    """
+    """Wanted settings of a work pool."""
 
     name: str
+    """Name of the pool."""
     limit: int | None = None
+    """Maximum number of concurrent flow runs; None for no limit."""
     keep_limit: bool = False
+    """Whether an existing pool keeps its limit."""
     type: str = "process"
+    """Type of its workers, one of POOL_TYPES."""
     template: Mapping[str, Any] | None = None
+    """Base job template with `variables` and `job_configuration`; None for Prefect's default, or, for an existing
+    pool, its present template."""
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """Wanted set-up of a server.
-
-    Attributes:
-        root: Repository with prefect.yaml and the flows.
-        gpu_workers: Number of GPU workers, used as the limit of the pool `gpu`; None keeps the limit of an existing
-            pool.
-        new_gpu_limit: Limit of a new pool `gpu` if `gpu_workers` is None.
-        pool_type: Worker type of the pools that have a template.
-        templates: Base job template files by pool name; a pool without one has process workers.
-        more_pools: Pools for stages, beside those that params.yaml and the presets name.
-        webhook: URL notified of failed runs and moved scores; None leaves notifications unchanged.
-        reset_schedules: Whether to reset existing deployments to the schedules and default parameters of
-            prefect.yaml, and to enable them.
-    """
+    """Wanted set-up of a server."""
 
     root: Path = ROOT
+    """Repository with prefect.yaml and the flows."""
     gpu_workers: int | None = None
+    """Number of GPU workers, used as the limit of the pool `gpu`; None keeps the limit of an existing pool."""
     new_gpu_limit: int = 1
+    """Limit of a new pool `gpu` if `gpu_workers` is None."""
     pool_type: str = "process"
+    """Worker type of the pools that have a template."""
     templates: Mapping[str, Path] = field(default_factory=dict)
+    """Base job template files by pool name; a pool without one has process workers."""
     more_pools: Sequence[str] = ()
+    """Pools for stages, beside those that params.yaml and the presets name."""
     webhook: SecretStr | None = None
+    """URL notified of failed runs and moved scores; None leaves notifications unchanged."""
     reset_schedules: bool = False
+    """Whether to reset existing deployments to the schedules and default parameters of prefect.yaml, and to enable
+    them."""
 
     def pools(self) -> list[Pool]:
         """The work pools `cpu`, `gpu`, and those on which stages run.

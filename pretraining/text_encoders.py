@@ -136,21 +136,18 @@ def build_encoders(
 
 @dataclass(frozen=True)
 class Learner:
-    """A text encoder that learns.
-
-    Attributes:
-        name: Its name in the curve.
-        model: The encoder.
-        tokens: Its tokenizer.
-        pooled: Its vectors [B, W] from the encoder's output.
-        width: W.
-    """
+    """A text encoder that learns."""
 
     name: str
+    """Its name in the curve."""
     model: nn.Module
+    """The encoder."""
     tokens: CLIPTokenizer | T5Tokenizer
+    """Its tokenizer."""
     pooled: Callable[[Any], Tensor]
+    """Its vectors [B, W] from the encoder's output."""
     width: int
+    """W."""
 
 
 def learn_attributes(learners: Sequence[Learner], toy: Toy, curve: Curve) -> None:

@@ -23,19 +23,16 @@ SHIPPED = FOLDER.parent / "assets" / FLUX
 
 @dataclass(frozen=True)
 class Toy:
-    """A checkpoint of the recipe.
-
-    Attributes:
-        name: Name of its folder.
-        family: Its family.
-        folder: Everything that the recipe writes for it.
-        params: Parameters of the recipe, as they are for this checkpoint.
-    """
+    """A checkpoint of the recipe."""
 
     name: str
+    """Name of its folder."""
     family: type[DiffusersFamily]
+    """Its family."""
     folder: Path
+    """Everything that the recipe writes for it."""
     params: dict[str, Any]
+    """Parameters of the recipe, as they are for this checkpoint."""
 
     @property
     def checkpoint(self) -> Path:

@@ -50,18 +50,15 @@ Content: TypeAlias = Callable[[PromptRow], Hashable]
 
 @dataclass(frozen=True)
 class Split:
-    """Prompts of one split.
-
-    Attributes:
-        name: Name of the split.
-        rows: Prompts in order.
-        report: Findings while reading the file and number of prompts used; None for generated prompts. If two splits
-            come from one file, the findings are in the first one's report.
-    """
+    """Prompts of one split."""
 
     name: str
+    """Name of the split."""
     rows: Sequence[PromptRow]
+    """Prompts in order."""
     report: PromptReport | None = None
+    """Findings while reading the file and number of prompts used; None for generated prompts. If two splits come from
+    one file, the findings are in the first one's report."""
 
 
 def splits_of(settings: PromptsParams, limits: Limits) -> Iterator[Split]:

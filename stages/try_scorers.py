@@ -38,17 +38,14 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Tried:
-    """A scorer after its trial.
-
-    Attributes:
-        key: Name of the scorer in params.yaml.
-        times: Seconds of the trial.
-        images: Images that the scorer judges in the run.
-    """
+    """A scorer after its trial."""
 
     key: str
+    """Name of the scorer in params.yaml."""
     times: TrialTimes
+    """Seconds of the trial."""
     images: ScoredImages
+    """Images that the scorer judges in the run."""
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -42,19 +42,16 @@ STALE = ("report", "score@*")
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a row, and the stages that run again, as patterns.
-
-    Attributes:
-        again: Patterns of the stages that run; each matches one at least.
-        edit: Change of params.yaml.
-        file: File of the checkout that gets another line.
-        line: That line.
-    """
+    """A change of a row, and the stages that run again, as patterns."""
 
     again: Sequence[str]
+    """Patterns of the stages that run; each matches one at least."""
     edit: Edit | None = None
+    """Change of params.yaml."""
     file: str = ""
+    """File of the checkout that gets another line."""
     line: str = "# another line\n"
+    """That line."""
 
 
 def reversed_keys(section: Callable[[dict[str, Any]], dict[str, Any]]) -> Edit:

@@ -24,37 +24,34 @@ _PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "numpy", "pyarr
 
 @dataclass(frozen=True)
 class RunManifest:
-    """One stage's run.
-
-    Attributes:
-        manifest_version: Version of the manifest's format.
-        stage: DVC stage, e.g. `train@chunk`.
-        started_at: Start time, UTC, ISO 8601.
-        seconds: Wall time.
-        peak_memory_mib: Peak resident memory of the process in MiB, with the files that it maps.
-        python: Python version.
-        packages: Installed versions of the numerical packages, such as torch.
-        system: Operating system and architecture.
-        cpu: CPU model.
-        cpu_count: Number of logical cores.
-        accelerator: GPU model, or null.
-        commit: Commit of the checkout, or null outside one.
-        notes: Additional values from the stage.
-    """
+    """One stage's run."""
 
     manifest_version: int
+    """Version of the manifest's format."""
     stage: str
+    """DVC stage, e.g. `train@chunk`."""
     started_at: str
+    """Start time, UTC, ISO 8601."""
     seconds: float
+    """Wall time."""
     peak_memory_mib: float
+    """Peak resident memory of the process in MiB, with the files that it maps."""
     python: str
+    """Python version."""
     packages: dict[str, str]
+    """Installed versions of the numerical packages, such as torch."""
     system: str
+    """Operating system and architecture."""
     cpu: str
+    """CPU model."""
     cpu_count: int
+    """Number of logical cores."""
     accelerator: str | None
+    """GPU model, or null."""
     commit: str | None
+    """Commit of the checkout, or null outside one."""
     notes: dict[str, str | int | float]
+    """Additional values from the stage."""
 
 
 Notes = dict[str, str | int | float]

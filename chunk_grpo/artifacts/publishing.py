@@ -56,21 +56,18 @@ _DRAFT = ".publishing"
 
 @dataclass(frozen=True)
 class Publication:
-    """Result of `publish`.
-
-    Attributes:
-        location: The preset's folder.
-        copied: Number of copied files.
-        copied_bytes: Total size of the copied files.
-        unchanged: Number of files that were published already.
-        removed: Number of removed files of an older run.
-    """
+    """Result of `publish`."""
 
     location: str
+    """The preset's folder."""
     copied: int
+    """Number of copied files."""
     copied_bytes: int
+    """Total size of the copied files."""
     unchanged: int
+    """Number of files that were published already."""
     removed: int
+    """Number of removed files of an older run."""
 
 
 def publish(workspace: Path, destination: Location, run: RunFacts, models: bool = False) -> Publication:

@@ -21,19 +21,16 @@ _BLOCK = 2**20
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Run that made the files.
-
-    Attributes:
-        preset: Name of the preset, and of the folder below the destination.
-        commit: Commit of the code.
-        flow_run: Name of the flow run, or of another origin of the files.
-        overrides: Changes of the preset's parameters.
-    """
+    """Run that made the files."""
 
     preset: str
+    """Name of the preset, and of the folder below the destination."""
     commit: str
+    """Commit of the code."""
     flow_run: str
+    """Name of the flow run, or of another origin of the files."""
     overrides: tuple[str, ...] = ()
+    """Changes of the preset's parameters."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +56,14 @@ NO_RUN = PublishedFile(0, "")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Content of `run.json`.
-
-    Attributes:
-        run: Run that made the files.
-        published_at: Start of the publication, UTC, ISO 8601 with microseconds.
-        files: Published files, by path below the preset's folder; NO_RUN while a file is not of the run.
-    """
+    """Content of `run.json`."""
 
     run: RunFacts
+    """Run that made the files."""
     published_at: str
+    """Start of the publication, UTC, ISO 8601 with microseconds."""
     files: Mapping[str, PublishedFile]
+    """Published files, by path below the preset's folder; NO_RUN while a file is not of the run."""
 
     @property
     def complete(self) -> bool:

@@ -35,29 +35,26 @@ _DATASETS_IMAGES = b'{"info": {"features": {"image": {"_type": "Image"}}}}'
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Name, version and columns of a table, and the rules for its rows.
-
-    Attributes:
-        name: Name of the schema.
-        version: Version of the schema, from 1.
-        columns: Names, types and nullability of the columns, without name and version in the metadata.
-        key: Columns that together differ from row to row.
-        ranges: Column to its least and largest value.
-        choices: Column to its values.
-        undefined: Columns of floats that may be NaN or infinite.
-        records: Columns of JSON objects.
-        reasons: Nullable column to the column with a text exactly where it is null.
-    """
+    """Name, version and columns of a table, and the rules for its rows."""
 
     name: SchemaName
+    """Name of the schema."""
     version: int
+    """Version of the schema, from 1."""
     columns: pa.Schema
+    """Names, types and nullability of the columns, without name and version in the metadata."""
     key: tuple[str, ...] = ()
+    """Columns that together differ from row to row."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Column to its least and largest value."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Column to its values."""
     undefined: tuple[str, ...] = ()
+    """Columns of floats that may be NaN or infinite."""
     records: tuple[str, ...] = ()
+    """Columns of JSON objects."""
     reasons: Mapping[str, str] = field(default_factory=dict)
+    """Nullable column to the column with a text exactly where it is null."""
 
     @property
     def plain_columns(self) -> list[str]:

@@ -51,32 +51,29 @@ def _check_keys(keys: Sequence[str], metadata: Mapping[str, object]) -> None:
 
 
 class JudgeSettings(RefusingScorer):
-    """Settings common to the scorers that ask a judge, a vision-language model at an OpenAI-compatible endpoint.
-
-    Attributes:
-        judge: id of the model at the endpoint; part of the metric's name.
-        request: fields that each request adds to this package's fields or replaces them with; null removes a field.
-            Qwen3.5 behind vLLM: {chat_template_kwargs: {enable_thinking: false}}.
-        base_url: URL of the endpoint, including /v1; no user, password or query.
-        api_key_variable: environment variable with the API key; null: the endpoint needs none.
-        concurrency: number of concurrent requests; independent of `batch_size`.
-        attempts: attempts at a failed request, and at a question whose answer cannot be parsed.
-        timeout_seconds: time limit of one request.
-        answers: folder of the stored answers, from which an interrupted run resumes.
-    """
+    """Settings common to the scorers that ask a judge, a vision-language model at an OpenAI-compatible endpoint."""
 
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = RefusingScorer.NON_SCORING_FIELDS | {
         *("concurrency", "attempts", "timeout_seconds", "api_key_variable", "answers")
     }
 
     judge: Text
+    """Id of the model at the endpoint; part of the metric's name."""
     request: JsonMapping
+    """Fields that each request adds to this package's fields or replaces them with; null removes a field. Qwen3.5
+    behind vLLM: {chat_template_kwargs: {enable_thinking: false}}."""
     base_url: Url
+    """URL of the endpoint, including /v1; no user, password or query."""
     api_key_variable: Variable | None
+    """Environment variable with the API key; null: the endpoint needs none."""
     concurrency: PositiveInt
+    """Number of concurrent requests; independent of `batch_size`."""
     attempts: PositiveInt
+    """Attempts at a failed request, and at a question whose answer cannot be parsed."""
     timeout_seconds: PositiveFloat
+    """Time limit of one request."""
     answers: Text
+    """Folder of the stored answers, from which an interrupted run resumes."""
 
     @property
     def images_at_once(self) -> int:
@@ -98,14 +95,7 @@ class JudgeSettings(RefusingScorer):
 
 
 class WiseScorer(JudgeSettings):
-    """WISE: a judge of images of knowledge prompts.
-
-    Attributes:
-        protocol: version of the protocol. `legacy`: consistency, realism and aesthetic quality, 0 to 2 each;
-            `verified`: right or wrong.
-        instructions: local copy of WISE's evaluator, gpt_eval.py (legacy) or vllm_eval.py (verified), from which the
-            question is read. Only scores with it compare with published ones. Null: this package's wording.
-    """
+    """WISE: a judge of images of knowledge prompts."""
 
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = JudgeSettings.NON_SCORING_FIELDS | {
         "instructions"  # the path; the content is hashed separately
@@ -113,7 +103,11 @@ class WiseScorer(JudgeSettings):
 
     kind: Literal["wise"]
     protocol: Literal["legacy", "verified"]
+    """Version of the protocol. `legacy`: consistency, realism and aesthetic quality, 0 to 2 each; `verified`: right
+    or wrong."""
     instructions: Text | None
+    """Local copy of WISE's evaluator, gpt_eval.py (legacy) or vllm_eval.py (verified), from which the question is
+    read. Only scores with it compare with published ones. Null: this package's wording."""
 
     @property
     def wording_files(self) -> dict[str, str]:
@@ -122,20 +116,17 @@ class WiseScorer(JudgeSettings):
 
 
 class NumberReading(Section):
-    """Number that a regular expression finds in the answer.
-
-    Attributes:
-        pattern: regular expression (Python's) with one group, the number.
-        lowest: smallest number of the judge's scale; a smaller one is asked again.
-        highest: largest number of the judge's scale; a larger one is asked again.
-        scale: scale of the scores. `judge`: the number; `unit`: its position between lowest (0) and highest (1).
-    """
+    """Number that a regular expression finds in the answer."""
 
     kind: Literal["number"]
     pattern: Annotated[Text, AfterValidator(_checked_pattern)]
+    """Regular expression (Python's) with one group, the number."""
     lowest: float
+    """Smallest number of the judge's scale; a smaller one is asked again."""
     highest: float
+    """Largest number of the judge's scale; a larger one is asked again."""
     scale: Literal["judge", "unit"]
+    """Scale of the scores. `judge`: the number; `unit`: its position between lowest (0) and highest (1)."""
 
 
 class YesReading(Section):
@@ -145,17 +136,7 @@ class YesReading(Section):
 
 
 class VlmJudgeScorer(JudgeSettings):
-    """A judge answers a question of yours about each image.
-
-    Attributes:
-        system: system message; null: none.
-        template: question with the fields {prompt} and {metadata.KEY}, a value of the prompt's metadata; {{ and }} are
-            braces. Null: it is in `template_file`.
-        template_file: local file with the template, or the Python source of an evaluator that assigns an f-string with
-            {prompt} to `question`. Null: `template`.
-        image: position of the image in the message, before or after the text.
-        reading: how the number is read from the answer.
-    """
+    """A judge answers a question of yours about each image."""
 
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = JudgeSettings.NON_SCORING_FIELDS | {
         "template_file"  # the path; the content is hashed separately
@@ -164,10 +145,17 @@ class VlmJudgeScorer(JudgeSettings):
 
     kind: Literal["vlm-judge"]
     system: Text | None
+    """System message; null: none."""
     template: Annotated[Text, AfterValidator(_checked_template)] | None
+    """Question with the fields {prompt} and {metadata.KEY}, a value of the prompt's metadata; {{ and }} are braces.
+    Null: it is in `template_file`."""
     template_file: Text | None
+    """Local file with the template, or the Python source of an evaluator that assigns an f-string with {prompt} to
+    `question`. Null: `template`."""
     image: Literal["before", "after"]
+    """Position of the image in the message, before or after the text."""
     reading: Annotated[NumberReading | YesReading, Field(discriminator="kind")]
+    """How the number is read from the answer."""
 
     @property
     def wording_files(self) -> dict[str, str]:
@@ -185,20 +173,17 @@ class VlmJudgeScorer(JudgeSettings):
 
 
 class QuestionsScorer(JudgeSettings):
-    """A judge answers the questions that the metadata of a prompt lists, each with yes or no; DPG-Bench's rule.
-
-    Attributes:
-        system: system message; null: none.
-        template: message with the fields {question}, {prompt} and {metadata.KEY}; {{ and }} are braces.
-        image: position of the image in the message, before or after the text.
-    """
+    """A judge answers the questions that the metadata of a prompt lists, each with yes or no; DPG-Bench's rule."""
 
     DATA_FIELDS: ClassVar[tuple[str, ...]] = ("metadata_keys",)
 
     kind: Literal["questions"]
     system: Text | None
+    """System message; null: none."""
     template: Annotated[Text, AfterValidator(_checked_question_template)]
+    """Message with the fields {question}, {prompt} and {metadata.KEY}; {{ and }} are braces."""
     image: Literal["before", "after"]
+    """Position of the image in the message, before or after the text."""
 
     @property
     def metadata_keys(self) -> tuple[str, ...]:

@@ -8,18 +8,15 @@ from chunk_grpo.config.section import Section, Text
 
 
 class PolicyFiles(Section):
-    """A saved policy: an adapter (LoRA), or a transformer in the layout of diffusers.
-
-    Attributes:
-        path: folder, file of an adapter, or hub id. In a folder: `transformer/`, as training and pipelines have it, a
-            transformer, or an adapter in the layout of diffusers or PEFT.
-        revision: hub commit; null for local files.
-        file: name of the adapter's file, for a folder or hub id with several; null: the only one.
-    """
+    """A saved policy: an adapter (LoRA), or a transformer in the layout of diffusers."""
 
     path: Text
+    """Folder, file of an adapter, or hub id. In a folder: `transformer/`, as training and pipelines have it, a
+    transformer, or an adapter in the layout of diffusers or PEFT."""
     revision: str | None = None
+    """Hub commit; null for local files."""
     file: Text | None = None
+    """Name of the adapter's file, for a folder or hub id with several; null: the only one."""
 
 
 class ComparedPolicy(PolicyFiles):
@@ -29,15 +26,12 @@ class ComparedPolicy(PolicyFiles):
 
 
 class ComparedImages(Section):
-    """Images that were made elsewhere.
-
-    Attributes:
-        path: folder with image files and `metadata.jsonl`, a line for each image with `file_name` and `prompt`. Each
-            prompt with evaluation images needs `generate.images_per_prompt` of them; the first ones count.
-    """
+    """Images that were made elsewhere."""
 
     kind: Literal["images"]
     path: Text
+    """Folder with image files and `metadata.jsonl`, a line for each image with `file_name` and `prompt`. Each prompt
+    with evaluation images needs `generate.images_per_prompt` of them; the first ones count."""
 
 
 AnyPolicy = Annotated[ComparedPolicy | ComparedImages, Field(discriminator="kind")]

@@ -38,15 +38,12 @@ _RULES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a configuration.
-
-    Attributes:
-        path: keys from the top, e.g. `("train", "clip_range")`; list positions are numbers.
-        text: rule and offending value.
-    """
+    """One problem of a configuration."""
 
     path: tuple[str | int, ...]
+    """Keys from the top, e.g. `("train", "clip_range")`; list positions are numbers."""
     text: str
+    """Rule and offending value."""
 
     def __str__(self) -> str:
         """YAML path, then the text."""

@@ -11,17 +11,14 @@ FIELD = "questions"
 
 @dataclass(frozen=True)
 class ListedQuestion:
-    """A question that yes or no answers.
-
-    Attributes:
-        id: Number of the question within its prompt.
-        text: Text of the question.
-        parents: Numbers of the questions that must be answered yes for this one to count.
-    """
+    """A question that yes or no answers."""
 
     id: int
+    """Number of the question within its prompt."""
     text: str
+    """Text of the question."""
     parents: tuple[int, ...]
+    """Numbers of the questions that must be answered yes for this one to count."""
 
 
 def parse_questions(metadata: Mapping[str, object]) -> tuple[ListedQuestion, ...]:

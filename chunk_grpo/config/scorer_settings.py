@@ -71,24 +71,16 @@ JsonMapping = Annotated[dict[str, Any], AfterValidator(_json)]
 
 
 class Weights(Section):
-    """Location of a model's files.
-
-    Attributes:
-        checkpoint: local folder or hub id.
-        revision: hub commit; null for a local folder.
-    """
+    """Location of a model's files."""
 
     checkpoint: Text
+    """Local folder or hub id."""
     revision: Text | None
+    """Hub commit; null for a local folder."""
 
 
 class ScorerSettings(Section):
-    """Settings common to all scorers.
-
-    Attributes:
-        splits: splits of the prompts whose images are scored.
-        batch_size: images scored at a time; reduced when the device runs out of memory.
-    """
+    """Settings common to all scorers."""
 
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
     """Settings that cannot change a score: the choice of images and the cost of scoring."""
@@ -97,7 +89,9 @@ class ScorerSettings(Section):
     """Settings on which `check_data` depends; none: it accepts every prompt."""
 
     splits: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """Splits of the prompts whose images are scored."""
     batch_size: BatchSize
+    """Images scored at a time; reduced when the device runs out of memory."""
 
     @property
     def images_at_once(self) -> int:
@@ -117,12 +111,9 @@ class ScorerSettings(Section):
 
 
 class RefusingScorer(ScorerSettings):
-    """Scorer that can fail to judge an image.
-
-    Attributes:
-        refusals: largest share of the evaluation images without a score; the stage fails above it.
-    """
+    """Scorer that can fail to judge an image."""
 
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = ScorerSettings.NON_SCORING_FIELDS | {"refusals"}
 
     refusals: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest share of the evaluation images without a score; the stage fails above it."""

@@ -29,144 +29,120 @@ class ShapesScorer(ScorerSettings):
 
 
 class ClipScorer(ScorerSettings):
-    """Similarity of image and prompt by a CLIP model.
-
-    Attributes:
-        model: CLIPModel in the transformers layout.
-        processor: processor of images and texts; null: the model's own.
-        resize: method of resizing. `processor`: as in preprocessor_config.json, the shorter side to the model's size
-            and a centre crop of the longer; `squash`: both sides to the model's size, as open_clip does for DFN5B.
-        dtype: precision of the weights.
-        scale: scale of the scores: `cosine` in [-1, 1], or `logit`, the cosine times exp(logit_scale).
-    """
+    """Similarity of image and prompt by a CLIP model."""
 
     kind: Literal["clip"]
     model: Weights
+    """CLIPModel in the transformers layout."""
     processor: Weights | None
+    """Processor of images and texts; null: the model's own."""
     resize: Literal["processor", "squash"]
+    """Method of resizing. `processor`: as in preprocessor_config.json, the shorter side to the model's size and a
+    centre crop of the longer; `squash`: both sides to the model's size, as open_clip does for DFN5B."""
     dtype: Dtype
+    """Precision of the weights."""
     scale: Literal["cosine", "logit"]
+    """Scale of the scores: `cosine` in [-1, 1], or `logit`, the cosine times exp(logit_scale)."""
 
 
 class PickScoreScorer(ScorerSettings):
-    """PickScore: a CLIP ViT-H/14 tuned on preferences.
-
-    Attributes:
-        model: PickScore_v1, or another CLIPModel.
-        processor: processor of images and texts, from the CLIP model that was tuned.
-        dtype: precision of the weights.
-        scale: scale of the scores: `logit` (good images: about 22), `cosine` (about 0.22) or `logit/26` (about 0.85).
-    """
+    """PickScore: a CLIP ViT-H/14 tuned on preferences."""
 
     kind: Literal["pickscore"]
     model: Weights
+    """PickScore_v1, or another CLIPModel."""
     processor: Weights
+    """Processor of images and texts, from the CLIP model that was tuned."""
     dtype: Dtype
+    """Precision of the weights."""
     scale: Literal["logit", "cosine", "logit/26"]
+    """Scale of the scores: `logit` (good images: about 22), `cosine` (about 0.22) or `logit/26` (about 0.85)."""
 
 
 class HPSv2Scorer(ScorerSettings):
-    """HPSv2.1: a CLIP ViT-H/14 tuned on preferences, in open_clip's format.
-
-    Attributes:
-        model: folder or repository with HPS_v2.1_compressed.pt.
-        tokenizer: tokenizer of the CLIP model that was tuned.
-        dtype: precision of the weights.
-        scale: scale of the scores: `cosine` (good images: about 0.3) or, as published, `cosine*100`.
-    """
+    """HPSv2.1: a CLIP ViT-H/14 tuned on preferences, in open_clip's format."""
 
     kind: Literal["hpsv2"]
     model: Weights
+    """Folder or repository with HPS_v2.1_compressed.pt."""
     tokenizer: Weights
+    """Tokenizer of the CLIP model that was tuned."""
     dtype: Dtype
+    """Precision of the weights."""
     scale: Literal["cosine", "cosine*100"]
+    """Scale of the scores: `cosine` (good images: about 0.3) or, as published, `cosine*100`."""
 
 
 class ImageRewardScorer(ScorerSettings):
-    """ImageReward: BLIP with a regression head, standardised.
-
-    Attributes:
-        model: folder or repository with ImageReward.pt and med_config.json.
-        tokenizer: tokenizer of bert-base-uncased.
-        dtype: precision of the weights.
-    """
+    """ImageReward: BLIP with a regression head, standardised."""
 
     kind: Literal["imagereward"]
     model: Weights
+    """Folder or repository with ImageReward.pt and med_config.json."""
     tokenizer: Weights
+    """Tokenizer of bert-base-uncased."""
     dtype: Dtype
+    """Precision of the weights."""
 
 
 class HPSv3Scorer(ScorerSettings):
-    """HPSv3: Qwen2-VL-7B with a head that predicts the mean of a preference score at a special token.
-
-    Attributes:
-        model: folder or repository with HPSv3.safetensors.
-        backbone: configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct; its weights are not read.
-        dtype: precision of the backbone's weights; the head is float32.
-    """
+    """HPSv3: Qwen2-VL-7B with a head that predicts the mean of a preference score at a special token."""
 
     kind: Literal["hpsv3"]
     model: Weights
+    """Folder or repository with HPSv3.safetensors."""
     backbone: Weights
+    """Configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct; its weights are not read."""
     dtype: Dtype
+    """Precision of the backbone's weights; the head is float32."""
 
 
 class AestheticScorer(ScorerSettings):
-    """LAION's improved aesthetic predictor: a regression head on CLIP's image embeddings; the prompt has no part in it.
-
-    Attributes:
-        model: folder or repository with sac+logos+ava1-l14-linearMSE.pth.
-        encoder: CLIPModel that the head was trained on, with its processor: openai/clip-vit-large-patch14.
-        dtype: precision of the encoder's weights; the head is float32.
-    """
+    """LAION's improved aesthetic predictor: a regression head on CLIP's image embeddings. It does not use the prompt."""
 
     kind: Literal["aesthetic"]
     model: Weights
+    """Folder or repository with sac+logos+ava1-l14-linearMSE.pth."""
     encoder: Weights
+    """CLIPModel that the head was trained on, with its processor: openai/clip-vit-large-patch14."""
     dtype: Dtype
+    """Precision of the encoder's weights; the head is float32."""
 
 
 class GenEvalScorer(ScorerSettings):
-    """GenEval's rules on a Mask2Former's detections.
-
-    Attributes:
-        detector: Mask2FormerForUniversalSegmentation trained on COCO's instances.
-        classifier: CLIP model that classifies colours.
-        dtype: precision of the weights.
-        threshold: confidence above which a detection counts.
-        counting_threshold: confidence threshold for prompts that demand a number.
-        max_objects: detections kept per class.
-        position_threshold: fraction of the summed side lengths by which offsets between boxes are reduced.
-        reward: value of an image. `exact`: 1 or 0, GenEval's verdict; `graded`: Flow-GRPO's reward, at most 1, by the
-            numbers, colours and positions that are right.
-    """
+    """GenEval's rules on a Mask2Former's detections."""
 
     kind: Literal["geneval"]
     detector: Weights
+    """Mask2FormerForUniversalSegmentation trained on COCO's instances."""
     classifier: Weights
+    """CLIP model that classifies colours."""
     dtype: Dtype
+    """Precision of the weights."""
     threshold: Fraction
+    """Confidence above which a detection counts."""
     counting_threshold: Fraction
+    """Confidence threshold for prompts that demand a number."""
     max_objects: PositiveInt
+    """Detections kept per class."""
     position_threshold: NonNegativeFloat
+    """Fraction of the summed side lengths by which offsets between boxes are reduced."""
     reward: Literal["exact", "graded"] = "exact"
+    """Value of an image. `exact`: 1 or 0, GenEval's verdict; `graded`: Flow-GRPO's reward, at most 1, by the numbers,
+    colours and positions that are right."""
 
 
 class OcrScorer(ScorerSettings):
-    """Rendering of text: edit distance between the text read in an image and the text that it should show.
-
-    Attributes:
-        text_field: field of the prompt's metadata with the text to be shown; null: the first text in double quotes in
-            the prompt.
-        recogniser: folder with models for rapidocr, one *det*.onnx and one *rec*.onnx; null: those in the package.
-    """
+    """Rendering of text: edit distance between the text read in an image and the text that it should show."""
 
     DATA_FIELDS: ClassVar[tuple[str, ...]] = ("text_field",)
 
     kind: Literal["ocr"]
     text_field: Text | None = "text"
+    """Field of the prompt's metadata with the text to be shown; null: the first text in double quotes in the
+    prompt."""
     recogniser: Weights | None = None
+    """Folder with models for rapidocr, one *det*.onnx and one *rec*.onnx; null: those in the package."""
 
     def target(self, prompt: str, metadata: Mapping[str, object]) -> str:
         """Text that an image of the prompt should show.
@@ -198,14 +174,7 @@ class OcrScorer(ScorerSettings):
 
 
 class ExternalScorer(RefusingScorer):
-    """Scorer from outside this package.
-
-    Attributes:
-        source: entry point of the group chunk_grpo.scorers, or `module:attribute` of a class or a function.
-        version: version number; raise it when scores change for a reason that is not in the scorer's code or `files`.
-        options: keyword arguments of the scorer.
-        files: files and folders that the scorer reads; their content is part of its identity, like its code.
-    """
+    """Scorer from outside this package."""
 
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = RefusingScorer.NON_SCORING_FIELDS | {
         "files"  # their paths; their content is in the hash of the scorer's code
@@ -213,9 +182,13 @@ class ExternalScorer(RefusingScorer):
 
     kind: Literal["external"]
     source: Text
+    """Entry point of the group chunk_grpo.scorers, or `module:attribute` of a class or a function."""
     version: PositiveInt
+    """Version number; raise it when scores change for a reason that is not in the scorer's code or `files`."""
     options: JsonMapping
+    """Keyword arguments of the scorer."""
     files: tuple[Text, ...] = ()
+    """Files and folders that the scorer reads; their content is part of its identity, like its code."""
 
 
 AnyScorer = Annotated[
@@ -237,52 +210,43 @@ AnyScorer = Annotated[
 
 
 class InProcess(Section):
-    """Executor in the process of the stage.
-
-    Attributes:
-        device: device such as cuda:1; null: the first GPU (in training that of the process), without a GPU the CPU.
-        timeout_seconds: time limit for a batch, including the time to load; null: no limit, and the scorer runs in the
-            stage's own thread.
-    """
+    """Executor in the process of the stage."""
 
     kind: Literal["in-process"]
     device: Text | None
+    """Device such as cuda:1; null: the first GPU (in training that of the process), without a GPU the CPU."""
     timeout_seconds: PositiveFloat | None = 3600.0
+    """Time limit for a batch, including the time to load; null: no limit, and the scorer runs in the stage's own
+    thread."""
 
 
 class InSubprocess(Section):
-    """Executor in a separate process, which may be another Python with other packages.
-
-    Attributes:
-        python: Python interpreter; null: the stage's interpreter.
-        script: custom worker script that implements the protocol; null: this package's worker, which must be installed
-            for the interpreter.
-        device: device, as in InProcess.
-        start_seconds: time limit for loading.
-        timeout_seconds: time limit for a batch.
-    """
+    """Executor in a separate process, which may be another Python with other packages."""
 
     kind: Literal["subprocess"]
     python: Text | None
+    """Python interpreter; null: the stage's interpreter."""
     script: Text | None
+    """Custom worker script that implements the protocol; null: this package's worker, which must be installed for the
+    interpreter."""
     device: Text | None
+    """Device, as in InProcess."""
     start_seconds: PositiveFloat
+    """Time limit for loading."""
     timeout_seconds: PositiveFloat
+    """Time limit for a batch."""
 
 
 class OverHttp(Section):
-    """Executor at a server, started with `python -m chunk_grpo.scorers.serve NAME`.
-
-    Attributes:
-        url: URL of the server; no user, password, query or fragment, because messages contain it.
-        token_variable: environment variable with the server's token; null: the server needs none.
-        timeout_seconds: time limit for a batch.
-    """
+    """Executor at a server, started with `python -m chunk_grpo.scorers.serve NAME`."""
 
     kind: Literal["http"]
     url: Url
+    """URL of the server; no user, password, query or fragment, because messages contain it."""
     token_variable: Variable | None
+    """Environment variable with the server's token; null: the server needs none."""
     timeout_seconds: PositiveFloat
+    """Time limit for a batch."""
 
 
 AnyExecutor = Annotated[InProcess | InSubprocess | OverHttp, Field(discriminator="kind")]

@@ -21,13 +21,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Template:
-    """A text with fields.
-
-    Attributes:
-        pieces: Texts and fields, in order.
-    """
+    """A text with fields."""
 
     pieces: tuple[str | Slot, ...]
+    """Texts and fields, in order."""
 
     @property
     def slots(self) -> tuple[str, ...]:

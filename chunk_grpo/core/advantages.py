@@ -13,15 +13,12 @@ from chunk_grpo.core.precision import at_least_float32
 
 @dataclass(frozen=True)
 class Scale:
-    """Divisor of the centred rewards: std + eps.
-
-    Attributes:
-        std: (rewards [P, G]) -> standard deviation, [P, 1] or a scalar.
-        eps: Constant that is added to the standard deviation, at least 0.
-    """
+    """Divisor of the centred rewards: std + eps."""
 
     std: Callable[[Tensor], Tensor]
+    """(rewards [P, G]) -> standard deviation, [P, 1] or a scalar."""
     eps: float
+    """Constant that is added to the standard deviation, at least 0."""
 
 
 SCALES: Mapping[AdvantageStd, Scale] = implemented(

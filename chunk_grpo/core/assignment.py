@@ -21,13 +21,11 @@ class ChunkAssignment:
 
     Rows may have different numbers of chunks. Per-chunk values are [B, Kmax]; `exists` separates chunks from
     padding. A sliding window or a branch trains few steps and marks the others -1.
-
-    Attributes:
-        chunk: int64 [B, N], the chunk's number or -1 for a step that belongs to none. In each row the chunks
-            are runs of consecutive steps, numbered 0, 1, .. from noise to image; some row has at least one.
     """
 
     chunk: Tensor
+    """int64 [B, N], the chunk's number or -1 for a step that belongs to none. In each row the chunks are runs of
+    consecutive steps, numbered 0, 1, .. from noise to image; some row has at least one."""
 
     def __post_init__(self) -> None:
         """Validate shape and type, and that the chunks of each row are runs numbered 0, 1, .. in order."""

@@ -21,38 +21,32 @@ BranchGenerators: TypeAlias = Callable[[int, int, int], torch.Generator]
 
 @dataclass(frozen=True)
 class Branch:
-    """The children of one noisy step: W for each of B trajectories.
-
-    Attributes:
-        step: Noisy step k, in 0 .. S - 2.
-        transition_std: Standard deviation of the step, float64 scalar, positive.
-        before: States before the step [B, L, D], a view of the prefix.
-        mean: Mean of the step's Gaussian [B, L, D], shared by all children.
-        after: States after the step [B, W, L, D], one per child.
-        log_probs: Log-density of the draws, mean over latent dimensions, [B, W].
-        finals: Final latents of the children after the remaining ODE steps, [B, W, L, D].
-    """
+    """The children of one noisy step: W for each of B trajectories."""
 
     step: int
+    """Noisy step k, in 0 .. S - 2."""
     transition_std: Tensor
+    """Standard deviation of the step, float64 scalar, positive."""
     before: Tensor
+    """States before the step [B, L, D], a view of the prefix."""
     mean: Tensor
+    """Mean of the step's Gaussian [B, L, D], shared by all children."""
     after: Tensor
+    """States after the step [B, W, L, D], one per child."""
     log_probs: Tensor
+    """Log-density of the draws, mean over latent dimensions, [B, W]."""
     finals: Tensor
+    """Final latents of the children after the remaining ODE steps, [B, W, L, D]."""
 
 
 @dataclass(frozen=True)
 class Branches:
-    """Deterministic trajectories and their branches.
-
-    Attributes:
-        prefix: States of the ODE run [B, S + 1, L, D]; the last one is the sample without step noise.
-        branches: One branch for each branch step, in the given order.
-    """
+    """Deterministic trajectories and their branches."""
 
     prefix: Tensor
+    """States of the ODE run [B, S + 1, L, D]; the last one is the sample without step noise."""
     branches: tuple[Branch, ...]
+    """One branch for each branch step, in the given order."""
 
 
 @torch.no_grad()

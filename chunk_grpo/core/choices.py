@@ -20,15 +20,12 @@ MIN_GUIDED_SIZE = 2
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of a setting.
-
-    Attributes:
-        label: Text in the report.
-        source: Equation of the paper (arXiv 2510.21583 v1), or another source.
-    """
+    """One value of a setting."""
 
     label: str
+    """Text in the report."""
     source: str
+    """Equation of the paper (arXiv 2510.21583 v1), or another source."""
 
 
 def _table(names: Any, choices: Mapping[Name, Choice]) -> Mapping[Name, Choice]:

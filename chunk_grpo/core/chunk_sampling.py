@@ -193,17 +193,14 @@ def annealed_exponent(iteration: int, iterations: int) -> float:
 
 @dataclass(frozen=True)
 class SelectionRule:
-    """Rule by which chunks are drawn.
-
-    Attributes:
-        exponent: (iteration from 1, iterations) -> exponent of the Eq. (16) weights; None draws uniformly.
-        is_corrected: Whether `importance_weights` undo the bias of the draw.
-        of_trajectory: Whether each trajectory has weights of its own L1 distances. Else all have those of the profile.
-    """
+    """Rule by which chunks are drawn."""
 
     exponent: Callable[[int, int], float] | None = None
+    """(iteration from 1, iterations) -> exponent of the Eq. (16) weights; None draws uniformly."""
     is_corrected: bool = False
+    """Whether `importance_weights` undo the bias of the draw."""
     of_trajectory: bool = False
+    """Whether each trajectory has weights of its own L1 distances. Else all have those of the profile."""
 
 
 def _one(iteration: int, iterations: int) -> float:

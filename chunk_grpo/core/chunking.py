@@ -16,12 +16,10 @@ class ChunkPlan:
     """Sizes of the chunks, from noise to image; chunk j holds `sizes[j]` consecutive steps.
 
     Paper: Eq. (12). The steps are the trainable ones, numbered from 0.
-
-    Attributes:
-        sizes: The paper's cs_j, [K], each at least 1.
     """
 
     sizes: tuple[int, ...]
+    """The paper's cs_j, [K], each at least 1."""
 
     def __post_init__(self) -> None:
         """Validate that there is at least one chunk and none is empty."""

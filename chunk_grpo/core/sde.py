@@ -160,14 +160,12 @@ class Sampler:
     """Rule of a noisy step: two functions of the same times and noise strength.
 
     The strength is the diffusion coefficient for `SDE` and eta for `CPS`, one number for each noisy step.
-
-    Attributes:
-        transition: (x [B, L, D], velocity, t, t_next, strength) -> the Gaussian of the next state.
-        std: (t, t_next, strength) -> standard deviation of that Gaussian in float64.
     """
 
     transition: Callable[[Tensor, Tensor, PerSample, PerSample, PerSample], Transition]
+    """(x [B, L, D], velocity, t, t_next, strength) -> the Gaussian of the next state."""
     std: Callable[[PerSample, PerSample, PerSample], Tensor]
+    """(t, t_next, strength) -> standard deviation of that Gaussian in float64."""
 
 
 SDE = Sampler(sde_transition, transition_std)

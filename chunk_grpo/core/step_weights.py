@@ -79,16 +79,12 @@ def chunk_size_weights(chunks: ChunkAssignment, selected: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StepWeightRule:
-    """Weights of the steps.
-
-    Attributes:
-        weights: (drawn chunks, selected [B, Kmax], standard deviations [N], widths [N]) -> weights [B, N], or None
-            for 1.
-        weighs_kl: Whether they multiply the KL divergence too, or the clipped term alone.
-    """
+    """Weights of the steps."""
 
     weights: Callable[[ChunkAssignment, Tensor, Tensor, Tensor], Tensor | None]
+    """(drawn chunks, selected [B, Kmax], standard deviations [N], widths [N]) -> weights [B, N], or None for 1."""
     weighs_kl: bool
+    """Whether they multiply the KL divergence too, or the clipped term alone."""
 
 
 STEP_WEIGHT_RULES: Mapping[StepWeights, StepWeightRule] = implemented(

@@ -68,15 +68,12 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter as read from a file.
-
-    Attributes:
-        weights: Weights by the names of the network's layers and their parts, float32.
-        scales: Factor of B A by layer.
-    """
+    """An adapter as read from a file."""
 
     weights: Mapping[str, Tensor]
+    """Weights by the names of the network's layers and their parts, float32."""
     scales: Mapping[str, float]
+    """Factor of B A by layer."""
 
 
 def adapter_file(folder: Path) -> Path | None:

@@ -16,15 +16,12 @@ layer there, and its names in diffusers, in the order of the rows."""
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a layer of a file go.
-
-    Attributes:
-        layers: Names in the network.
-        swapped: Whether the network has the two halves of the rows in the other order.
-    """
+    """Where the rows of a layer of a file go."""
 
     layers: tuple[str, ...]
+    """Names in the network."""
     swapped: bool = False
+    """Whether the network has the two halves of the rows in the other order."""
 
 
 def places(network: nn.Module, names: LayerNames) -> dict[str, Place]:

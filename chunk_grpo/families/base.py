@@ -20,17 +20,14 @@ Part = Literal["text", "transformer", "vae"]
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Text-encoder outputs of B prompts.
-
-    Attributes:
-        tensors: Tensors [B, ...] by name, as the family's `encode` returns and its network takes them. Texts of unequal
-            length are padded, with a mask among the tensors.
-        negative: Tensors [1, ...] by the same names of the prompt that classifier-free guidance moves away from; None:
-            there is none.
-    """
+    """Text-encoder outputs of B prompts."""
 
     tensors: Mapping[str, Tensor]
+    """Tensors [B, ...] by name, as the family's `encode` returns and its network takes them. Texts of unequal length
+    are padded, with a mask among the tensors."""
     negative: Mapping[str, Tensor] | None = None
+    """Tensors [1, ...] by the same names of the prompt that classifier-free guidance moves away from; None: there is
+    none."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -69,55 +66,49 @@ class ConditioningRows(Protocol):
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Settings of a loaded checkpoint.
-
-    Attributes:
-        checkpoint: Folder in the diffusers layout, or hub id.
-        revision: Commit or tag of a hub id; None for a folder.
-        dtype: Floating-point type of the weights.
-        height: Image height in pixels.
-        width: Image width in pixels.
-        guidance_scale: Embedded guidance strength (FLUX.1-dev: 3.5).
-        cfg_scale: Scale of classifier-free guidance; 1: none.
-        cfg_passes: Passes of the network for a guided velocity: one of twice as many rows, or two.
-        max_sequence_length: Number of text tokens of the longer text encoder.
-        device: Device of the parts.
-        attention_backend: Diffusers' name of the velocity network's attention; None: torch's choice without cuDNN's.
-    """
+    """Settings of a loaded checkpoint."""
 
     checkpoint: str
+    """Folder in the diffusers layout, or hub id."""
     revision: str | None = None
+    """Commit or tag of a hub id; None for a folder."""
     dtype: torch.dtype = torch.float32
+    """Floating-point type of the weights."""
     height: int = 1024
+    """Image height in pixels."""
     width: int = 1024
+    """Image width in pixels."""
     guidance_scale: float = 3.5
+    """Embedded guidance strength (FLUX.1-dev: 3.5)."""
     cfg_scale: float = 1.0
+    """Scale of classifier-free guidance; 1: none."""
     cfg_passes: Literal[1, 2] = 1
+    """Passes of the network for a guided velocity: one of twice as many rows, or two."""
     max_sequence_length: int = 512
+    """Number of text tokens of the longer text encoder."""
     device: torch.device | str = "cpu"
+    """Device of the parts."""
     attention_backend: str | None = None
+    """Diffusers' name of the velocity network's attention; None: torch's choice without cuDNN's."""
 
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """Options of training: the trained weights of the velocity network and the settings of its passes.
-
-    Attributes:
-        lora_rank: Rank of the low-rank adapters, at least 1; None trains all weights.
-        lora_alpha: Above 0; the adapter's output is multiplied by lora_alpha / lora_rank. Unused without a rank.
-        lora_targets: Names of linear layers, or ends of names after a dot, such as to_q. Unused without a rank.
-        gradient_checkpointing: Whether the backward pass recomputes activations instead of storing them.
-        autocast: Floating-point type of the passes under torch.autocast. None: the type of the weights. Exception:
-            when all weights of a half-precision checkpoint are trained, None means autocast to that type.
-        compiles: Whether the blocks of the network, and of copies, are compiled when they first run.
-    """
+    """Options of training: the trained weights of the velocity network and the settings of its passes."""
 
     lora_rank: int | None
+    """Rank of the low-rank adapters, at least 1; None trains all weights."""
     lora_alpha: float
+    """Above 0; the adapter's output is multiplied by lora_alpha / lora_rank. Unused without a rank."""
     lora_targets: tuple[str, ...]
+    """Names of linear layers, or ends of names after a dot, such as to_q. Unused without a rank."""
     gradient_checkpointing: bool
+    """Whether the backward pass recomputes activations instead of storing them."""
     autocast: torch.dtype | None
+    """Floating-point type of the passes under torch.autocast. None: the type of the weights. Exception: when all
+    weights of a half-precision checkpoint are trained, None means autocast to that type."""
     compiles: bool = False
+    """Whether the blocks of the network, and of copies, are compiled when they first run."""
 
 
 Spread = Callable[[nn.Module, "torch.dtype | None"], None]

@@ -49,26 +49,24 @@ class DiffusersFamily(ABC):
 
     A family states its classes and parts, and how text, states and latents pass through them. Latents are packed
     tokens [B, L, D], each of `latent_pixels_per_token` x as many latent pixels.
-
-    Attributes:
-        pipeline_class: Pipeline of diffusers that reads a checkpoint.
-        network_class: Velocity network of diffusers.
-        components: Components of the pipeline by part.
-        tokenizers: By name of a text encoder: folder of its tokenizer, and whether `model.max_sequence_length` is its
-            limit; else it is the tokenizer's own.
-        original_layers: Names of the network's layers in the model's original code, which some adapters have.
-        latent_pixels_per_token: Latent pixels that a token covers, along each side.
-        grid_is_even: Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before they are shifted; else they
-            are the scheduler's own, which ends near 0 and which a static shift warps twice.
     """
 
     pipeline_class: ClassVar[Any]
+    """Pipeline of diffusers that reads a checkpoint."""
     network_class: ClassVar[Any]
+    """Velocity network of diffusers."""
     components: ClassVar[Mapping[Part, tuple[str, ...]]]
+    """Components of the pipeline by part."""
     tokenizers: ClassVar[Mapping[str, tuple[str, bool]]]
+    """By name of a text encoder: folder of its tokenizer, and whether `model.max_sequence_length` is its limit; else
+    it is the tokenizer's own."""
     original_layers: ClassVar[LayerNames] = {}
+    """Names of the network's layers in the model's original code, which some adapters have."""
     latent_pixels_per_token: ClassVar[int] = 2
+    """Latent pixels that a token covers, along each side."""
     grid_is_even: ClassVar[bool] = True
+    """Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before they are shifted; else they are the
+    scheduler's own, which ends near 0 and which a static shift warps twice."""
 
     def __init__(self, pipeline: Any, options: LoadOptions) -> None:
         """Wrap a pipeline; `load` creates one from a checkpoint.

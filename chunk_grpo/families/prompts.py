@@ -38,17 +38,14 @@ class NegativePrompt:
 
 @dataclass(frozen=True)
 class StoredConditioning:
-    """Conditioning of B prompts in files. Choosing and repeating prompts reads nothing.
-
-    Attributes:
-        reader: The files.
-        stored: Row of each prompt in them, B numbers; None: the prompt has none, and `to` must not be asked for it.
-        negative: The negative prompt; None without classifier-free guidance.
-    """
+    """Conditioning of B prompts in files. Choosing and repeating prompts reads nothing."""
 
     reader: RowReader
+    """The files."""
     stored: Sequence[int | None]
+    """Row of each prompt in them, B numbers; None: the prompt has none, and `to` must not be asked for it."""
     negative: NegativePrompt | None = None
+    """The negative prompt; None without classifier-free guidance."""
 
     def __len__(self) -> int:
         return len(self.stored)

@@ -30,50 +30,44 @@ Kind = Literal["diffusers", "comfyui", "merged"]
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a card says about scores.
-
-    Attributes:
-        text: Sentences above the table.
-        header: Column names after the first, empty one.
-        rows: Cells of each row.
-    """
+    """What a card says about scores."""
 
     text: str
+    """Sentences above the table."""
     header: Sequence[str] = ()
+    """Column names after the first, empty one."""
     rows: Sequence[Sequence[str]] = ()
+    """Cells of each row."""
 
 
 @dataclass(frozen=True)
 class _Card:
-    """Content of a model card.
-
-    Attributes:
-        title: Its heading.
-        name: Name of the policy or variant.
-        seed: Training seed.
-        model: Base model.
-        train: Sizes and rates.
-        sampling: Sampler of the rollouts.
-        method: Objective, plan and settings of the variant.
-        prompts: Where the prompts are from, and their number.
-        reward: Training reward.
-        measured: Scores of the policy.
-        settings: All settings.
-        commit: Commit that trained it; None: not recorded.
-    """
+    """Content of a model card."""
 
     title: str
+    """Its heading."""
     name: str
+    """Name of the policy or variant."""
     seed: int
+    """Training seed."""
     model: ModelParams
+    """Base model."""
     train: TrainParams
+    """Sizes and rates."""
     sampling: SamplingParams
+    """Sampler of the rollouts."""
     method: str
+    """Objective, plan and settings of the variant."""
     prompts: str
+    """Where the prompts are from, and their number."""
     reward: str
+    """Training reward."""
     measured: _Measured
+    """Scores of the policy."""
     settings: Mapping[str, Any]
+    """All settings."""
     commit: str | None = None
+    """Commit that trained it; None: not recorded."""
 
 
 def export(

@@ -23,15 +23,12 @@ from chunk_grpo.scorers.base import ScoreBatch, check_scores
 
 @dataclass(frozen=True)
 class Images:
-    """Images of P prompts.
-
-    Attributes:
-        pictures: uint8 [P, I, H, W, 3].
-        prompts: The prompts.
-    """
+    """Images of P prompts."""
 
     pictures: NDArray[np.uint8]
+    """uint8 [P, I, H, W, 3]."""
     prompts: PromptSet
+    """The prompts."""
 
     def save_grid(self, path: str | Path) -> None:
         """Write a PNG with a row for each prompt."""

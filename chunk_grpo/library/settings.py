@@ -23,15 +23,12 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """A method: a variant of params.yaml, with its chunk plan.
-
-    Attributes:
-        variant: The variant.
-        chunks: Its plan, named `METHOD`.
-    """
+    """A method: a variant of params.yaml, with its chunk plan."""
 
     variant: VariantParams
+    """The variant."""
     chunks: ChunksParams
+    """Its plan, named `METHOD`."""
 
     @property
     def plan(self) -> PlanParams:

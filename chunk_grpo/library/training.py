@@ -48,37 +48,31 @@ Images are uint8 [B, H, W, 3]; prompts are B texts, metadata B records. A class 
 
 @dataclass(frozen=True)
 class Policy:
-    """A trained policy.
-
-    Attributes:
-        folder: Folder of the trained transformer, or of the adapter with `lora`, in the diffusers layout.
-        metrics: (iteration, metric, value), as docs/artifacts.md describes them.
-    """
+    """A trained policy."""
 
     folder: Path
+    """Folder of the trained transformer, or of the adapter with `lora`, in the diffusers layout."""
     metrics: Sequence[MetricRow]
+    """(iteration, metric, value), as docs/artifacts.md describes them."""
 
 
 class TrainingRecord(BaseModel):
-    """What a training in a folder was: `training.json` there.
-
-    Attributes:
-        model: Base model.
-        sampling: Sampler of the rollouts.
-        variant: The method.
-        chunks: Its plan.
-        train: Sizes and rates.
-        reward: Name of the reward function.
-        num_prompts: Number of training prompts.
-    """
+    """What a training in a folder was: `training.json` there."""
 
     model: ModelParams
+    """Base model."""
     sampling: SamplingParams
+    """Sampler of the rollouts."""
     variant: VariantParams
+    """The method."""
     chunks: ChunksParams
+    """Its plan."""
     train: TrainParams
+    """Sizes and rates."""
     reward: str
+    """Name of the reward function."""
     num_prompts: int
+    """Number of training prompts."""
 
     @classmethod
     def of(cls, trained: Path) -> TrainingRecord:

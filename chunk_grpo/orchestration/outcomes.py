@@ -44,19 +44,16 @@ _DAMAGED = re.compile(r"corrupted cache file '.*(files/md5/[^']+|runs/[0-9a-f]{2
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """Outcome of one stage.
-
-    Attributes:
-        stage: Name of the stage.
-        outcome: Source of its outputs.
-        seconds: Wall time including DVC's own; without DVC's start if the stage was not run.
-        size: Size of its outputs in bytes.
-    """
+    """Outcome of one stage."""
 
     stage: str
+    """Name of the stage."""
     outcome: Outcome
+    """Source of its outputs."""
     seconds: float
+    """Wall time including DVC's own; without DVC's start if the stage was not run."""
     size: int
+    """Size of its outputs in bytes."""
 
     def __str__(self) -> str:
         """Text by which an outcome is passed to another flow run, since flow results are not persisted."""

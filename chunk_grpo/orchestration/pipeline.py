@@ -36,34 +36,28 @@ from chunk_grpo.orchestration.outcomes import DvcLog, StageFailed, StageOutcome
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage of dvc.yaml.
-
-    Attributes:
-        name: Name as in `dvc repro NAME`; `train@chunk-0` for a generated stage.
-        needs: Names of the stages whose outputs this one reads.
-        work_pool: `meta.work_pool` of dvc.yaml; None runs the stage where the flow runs.
-        flow: `meta.flow`: flow that is deployed to that pool.
-        makes_model: `meta.makes_model`: whether a later evaluation of the models keeps the stage's outputs.
-    """
+    """One stage of dvc.yaml."""
 
     name: str
+    """Name as in `dvc repro NAME`; `train@chunk-0` for a generated stage."""
     needs: tuple[str, ...]
+    """Names of the stages whose outputs this one reads."""
     work_pool: str | None = None
+    """`meta.work_pool` of dvc.yaml; None runs the stage where the flow runs."""
     flow: str = "stage"
+    """`meta.flow`: flow that is deployed to that pool."""
     makes_model: bool = False
+    """`meta.makes_model`: whether a later evaluation of the models keeps the stage's outputs."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A DVC workspace.
-
-    Attributes:
-        root: Root of the repository.
-        commands: Running commands of its flow run.
-    """
+    """A DVC workspace."""
 
     root: Path
+    """Root of the repository."""
     commands: Commands
+    """Running commands of its flow run."""
 
     def stages(self, targets: Collection[str] | None = None) -> list[StageSpec]:
         """The stages in the order of `dvc repro`: each after all stages that it needs.

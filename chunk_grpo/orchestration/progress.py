@@ -18,19 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """Status of the stages of a workspace.
-
-    Attributes:
-        workspace: The workspace.
-        stages: All stages, in order.
-        done: Outcomes of the stages that are up to date.
-        failed: Names of the failed stages. Stages in neither `done` nor `failed` were not reached.
-    """
+    """Status of the stages of a workspace."""
 
     workspace: Workspace
+    """The workspace."""
     stages: Sequence[StageSpec]
+    """All stages, in order."""
     done: dict[str, StageOutcome] = field(default_factory=dict)
+    """Outcomes of the stages that are up to date."""
     failed: list[str] = field(default_factory=list)
+    """Names of the failed stages. Stages in neither `done` nor `failed` were not reached."""
 
     def new_highlights(self) -> Sequence[Highlight]:
         """Highlights that are new since the last call.

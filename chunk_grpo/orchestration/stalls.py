@@ -51,16 +51,14 @@ class Silence:
 
     They are measured by this process, and an interval between two looks counts for twice the usual one at most: sleep
     of the machine and a jump of its clock are no silence.
-
-    Attributes:
-        before: Start of the training in the journal of an earlier attempt, which does not count.
-        seconds: Time since the last line.
-        longest: Longest time between two lines, or between the start of the journal and its next line.
     """
 
     before: float | None = None
+    """Start of the training in the journal of an earlier attempt, which does not count."""
     seconds: float = 0.0
+    """Time since the last line."""
     longest: float = 0.0
+    """Longest time between two lines, or between the start of the journal and its next line."""
     _last: Record | None = field(default=None, repr=False)
 
     def look(self, record: Record | None, elapsed: float) -> None:

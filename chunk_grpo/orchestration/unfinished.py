@@ -16,19 +16,16 @@ _LOCKS = "locks"
 
 @dataclass(frozen=True)
 class Unfinished:
-    """State of one computation.
-
-    Attributes:
-        folder: Folder with the state.
-        name: Preset, variant and seed of a training; what kind of state it is, if they are not known.
-        time: Time of the last change, in seconds since 1970.
-        size: Size in bytes.
-    """
+    """State of one computation."""
 
     folder: Path
+    """Folder with the state."""
     name: str
+    """Preset, variant and seed of a training; what kind of state it is, if they are not known."""
     time: float
+    """Time of the last change, in seconds since 1970."""
     size: int
+    """Size in bytes."""
 
     def remove(self) -> None:
         """Remove the state; the computation then begins anew. No stage may be using it."""

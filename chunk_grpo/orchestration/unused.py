@@ -35,17 +35,14 @@ _REMOVING = "Removing "
 
 @dataclass(frozen=True)
 class Keepers:
-    """Places whose results stay in a cache.
-
-    Attributes:
-        checkouts: Repositories with their history; the first one is where DVC runs.
-        homes: Folders of workspaces: HOME/runs has clones, HOME/published may have published runs.
-        published: Further folders or URLs of published runs.
-    """
+    """Places whose results stay in a cache."""
 
     checkouts: tuple[Path, ...]
+    """Repositories with their history; the first one is where DVC runs."""
     homes: tuple[Path, ...]
+    """Folders of workspaces: HOME/runs has clones, HOME/published may have published runs."""
     published: tuple[str, ...]
+    """Further folders or URLs of published runs."""
 
     @classmethod
     def of(cls, checkout: Path, home: Path, published: str | None, others: Sequence[Path]) -> Keepers:

@@ -40,17 +40,14 @@ _STATE = (".ckpt", ".answers", ".inputs")
 
 
 class TrainedModels(BaseModel):
-    """Models of a published run, as needed to make a workspace that evaluates them.
-
-    Attributes:
-        commit: Commit whose code trained the models.
-        params: Text of the run's params.yaml.
-        lock: Text of the run's dvc.lock, by which DVC finds the models in its cache or remote.
-    """
+    """Models of a published run, as needed to make a workspace that evaluates them."""
 
     commit: str
+    """Commit whose code trained the models."""
     params: str
+    """Text of the run's params.yaml."""
     lock: str
+    """Text of the run's dvc.lock, by which DVC finds the models in its cache or remote."""
 
     @classmethod
     def of_published_run(cls, folder: str) -> TrainedModels | None:
@@ -68,25 +65,22 @@ class TrainedModels(BaseModel):
 
 
 class RunSpec(BaseModel):
-    """Specification of a workspace, valid on any machine.
-
-    Attributes:
-        commit: Commit of the code.
-        preset: Name of a preset in conf/preset/; None: params.yaml of the commit.
-        overrides: Overrides of parameters, applied in this order.
-        variants: Names of the variants to keep; None for all.
-        models: Finished run to re-evaluate. Its models and parameters are reused, except LATEST_SECTIONS.
-        inputs: Records of the user's files at the start of the run, by path; None: the files are read again.
-    """
+    """Specification of a workspace, valid on any machine."""
 
     model_config = ConfigDict(validate_default=True)  # makes the default of `overrides` an instance
 
     commit: str
+    """Commit of the code."""
     preset: str | None = None
+    """Name of a preset in conf/preset/; None: params.yaml of the commit."""
     overrides: tuple[Override, ...] = ()
+    """Overrides of parameters, applied in this order."""
     variants: tuple[str, ...] | None = None
+    """Names of the variants to keep; None for all."""
     models: TrainedModels | None = None
+    """Finished run to re-evaluate. Its models and parameters are reused, except LATEST_SECTIONS."""
     inputs: dict[str, str] | None = None
+    """Records of the user's files at the start of the run, by path; None: the files are read again."""
 
     def as_parameter(self) -> dict[str, Any]:
         """The fields that were set, as JSON values; unset ones are left to the presets of the commit."""
@@ -99,31 +93,28 @@ class RunSpec(BaseModel):
 
 @dataclass
 class Workspace:
-    """Working directory of a run.
-
-    Attributes:
-        root: Root of the clone.
-        spec: Specification of the workspace including `inputs`, so that an equal workspace can be made from it.
-        preset: Name of its parameters: `composed_from` of params.yaml.
-        label: Name among the workspaces of the run.
-        commands: Running commands of the run.
-        remote: Whether there is a DVC remote.
-        is_preset: Whether its parameters are unchanged from the preset of that name, or the name is not a preset's.
-        turn: Lock of the workspace: DVC cannot run twice in one workspace.
-        paused: Stages that wait before another attempt, and leave the workspace to others.
-        pushed: Content of the dvc.lock whose results were pushed last.
-    """
+    """Working directory of a run."""
 
     root: Path
+    """Root of the clone."""
     spec: RunSpec
+    """Specification of the workspace including `inputs`, so that an equal workspace can be made from it."""
     preset: str
+    """Name of its parameters: `composed_from` of params.yaml."""
     label: str
+    """Name among the workspaces of the run."""
     commands: Commands
+    """Running commands of the run."""
     remote: bool
+    """Whether there is a DVC remote."""
     is_preset: bool
+    """Whether its parameters are unchanged from the preset of that name, or the name is not a preset's."""
     turn: threading.Lock = field(default_factory=threading.Lock)
+    """Lock of the workspace: DVC cannot run twice in one workspace."""
     paused: set[str] = field(default_factory=set)
+    """Stages that wait before another attempt, and leave the workspace to others."""
     pushed: bytes = b""
+    """Content of the dvc.lock whose results were pushed last."""
 
     @property
     def pipeline(self) -> Pipeline:

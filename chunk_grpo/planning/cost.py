@@ -22,15 +22,12 @@ TERA, GIGA = 1e12, 1e9
 
 @dataclass(frozen=True)
 class Seconds:
-    """A range of seconds.
-
-    Attributes:
-        least: Collectives run entirely beside the computation.
-        most: They run entirely before or after it.
-    """
+    """A range of seconds."""
 
     least: float
+    """Collectives run entirely beside the computation."""
     most: float
+    """They run entirely before or after it."""
 
     @classmethod
     def of(cls, flop: float, receiving: float, machine: Machine, fixed: float = 0.0) -> Seconds:
@@ -41,23 +38,20 @@ class Seconds:
 
 @dataclass(frozen=True)
 class IterationCost:
-    """An iteration of training of one variant, for one GPU; held-out evaluations are spread over all iterations.
-
-    Attributes:
-        variant: Name of the variant.
-        counts: States and passes.
-        heldout: Held-out evaluations an iteration.
-        flop: Operations by purpose.
-        traffic: Bytes received.
-        seconds: Seconds of the iteration.
-    """
+    """An iteration of training of one variant, for one GPU; held-out evaluations are spread over all iterations."""
 
     variant: str
+    """Name of the variant."""
     counts: Iteration
+    """States and passes."""
     heldout: float
+    """Held-out evaluations an iteration."""
     flop: dict[str, float]
+    """Operations by purpose."""
     traffic: Traffic
+    """Bytes received."""
     seconds: Seconds
+    """Seconds of the iteration."""
 
     @property
     def total_flop(self) -> float:
@@ -95,19 +89,16 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
 
 @dataclass(frozen=True)
 class StageCost:
-    """A stage, or the same stage of several policies.
-
-    Attributes:
-        name: Name of the stage.
-        gpus: GPUs that it uses.
-        flop: Operations of all of them.
-        seconds: Seconds one after the other.
-    """
+    """A stage, or the same stage of several policies."""
 
     name: str
+    """Name of the stage."""
     gpus: int
+    """GPUs that it uses."""
     flop: float
+    """Operations of all of them."""
     seconds: Seconds
+    """Seconds one after the other."""
 
 
 def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:

@@ -24,15 +24,12 @@ NOTICEABLE = 0.1
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is off.
-
-    Attributes:
-        level: `cannot`: the run fails; `costs`: it wastes time, memory or money; `note`: a limit of the plan.
-        text: What, by which number, and what to do.
-    """
+    """One thing that is off."""
 
     level: Literal["cannot", "costs", "note"]
+    """`cannot`: the run fails; `costs`: it wastes time, memory or money; `note`: a limit of the plan."""
     text: str
+    """What, by which number, and what to do."""
 
 
 def findings_of(

@@ -10,15 +10,12 @@ from chunk_grpo.config import Params, TrainParams
 
 @dataclass(frozen=True)
 class ScoredImages:
-    """Images of one scorer.
-
-    Attributes:
-        training: Images of all variants and seeds in training; an early stop makes them fewer.
-        evaluation: Evaluation images of all policies.
-    """
+    """Images of one scorer."""
 
     training: int
+    """Images of all variants and seeds in training; an early stop makes them fewer."""
     evaluation: int
+    """Evaluation images of all policies."""
 
     @property
     def total(self) -> int:

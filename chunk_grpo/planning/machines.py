@@ -21,18 +21,15 @@ USABLE_MEMORY = 0.985
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's data sheet.
-
-    Attributes:
-        memory_gb: Memory as sold.
-        peak_tflops: bfloat16 with float32 sums, dense.
-        link_gbs: GB/s that it receives from the other cards of its machine (half of the sheet's number, which counts
-            both directions).
-    """
+    """A GPU's data sheet."""
 
     memory_gb: float
+    """Memory as sold."""
     peak_tflops: float
+    """bfloat16 with float32 sums, dense."""
     link_gbs: float
+    """GB/s that it receives from the other cards of its machine (half of the sheet's number, which counts both
+    directions)."""
 
     @property
     def tflops(self) -> float:
@@ -61,31 +58,28 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan assumes of the machines.
-
-    Attributes:
-        gpu: Name in `GPUS`.
-        gpus: GPUs at hand.
-        machines: Machines with as many GPUs each.
-        memory_gb: Memory of a GPU as sold.
-        tflops: TFLOP/s reached by a GPU.
-        gbs: GB/s that a GPU receives in collectives.
-        network_gbs: GB/s of them that it receives from other machines, if all GPUs of a machine receive.
-        disk_gbs: GB/s of the disk of checkpoints.
-        stop_seconds: Seconds from a stop request to SIGKILL.
-        price: Price of a GPU for an hour; None: no money is shown.
-    """
+    """What a plan assumes of the machines."""
 
     gpu: str
+    """Name in `GPUS`."""
     gpus: int
+    """GPUs at hand."""
     machines: int
+    """Machines with as many GPUs each."""
     memory_gb: float
+    """Memory of a GPU as sold."""
     tflops: float
+    """TFLOP/s reached by a GPU."""
     gbs: float
+    """GB/s that a GPU receives in collectives."""
     network_gbs: float
+    """GB/s of them that it receives from other machines, if all GPUs of a machine receive."""
     disk_gbs: float
+    """GB/s of the disk of checkpoints."""
     stop_seconds: float
+    """Seconds from a stop request to SIGKILL."""
     price: float | None
+    """Price of a GPU for an hour; None: no money is shown."""
 
     @property
     def memory_bytes(self) -> float:

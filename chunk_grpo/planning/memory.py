@@ -18,15 +18,12 @@ CONTEXT_BYTES = 2.5 * 2**30
 
 @dataclass(frozen=True)
 class Phase:
-    """Memory of one phase.
-
-    Attributes:
-        name: Name of the phase.
-        parts: Bytes by part.
-    """
+    """Memory of one phase."""
 
     name: str
+    """Name of the phase."""
     parts: dict[str, float]
+    """Bytes by part."""
 
     @property
     def bytes(self) -> float:

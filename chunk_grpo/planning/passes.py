@@ -18,30 +18,24 @@ from chunk_grpo.planning.settings import Settings, heldout_images
 
 @dataclass(frozen=True)
 class Count:
-    """Evaluations of one purpose.
-
-    Attributes:
-        states: Images or items whose velocity is computed.
-        passes: Calls of the network.
-    """
+    """Evaluations of one purpose."""
 
     states: float
+    """Images or items whose velocity is computed."""
     passes: float
+    """Calls of the network."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks from which an update draws, of one trajectory.
-
-    Attributes:
-        sizes: Steps of each candidate; their mean size where the plan follows from a profile.
-        drawn: Number of drawn chunks.
-        is_exact: Whether the sizes are known and drawn alike, so that the mean of the items is exact.
-    """
+    """Chunks from which an update draws, of one trajectory."""
 
     sizes: tuple[float, ...]
+    """Steps of each candidate; their mean size where the plan follows from a profile."""
     drawn: int
+    """Number of drawn chunks."""
     is_exact: bool
+    """Whether the sizes are known and drawn alike, so that the mean of the items is exact."""
 
     @property
     def items(self) -> float:
@@ -57,27 +51,24 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Evaluations of an iteration by one process.
-
-    Attributes:
-        rows: Images of this process.
-        rollout: Sampling, without gradients.
-        old_log_probs: Old log-probabilities in the update's batches (train.old_log_probs: training, AWM, DiffusionNFT).
-        ratio: Ratios of chunks that are larger than a micro-batch, from the second update on.
-        update: Forward and backward passes.
-        reference: Reference policy of the KL divergence.
-        heldout: One held-out evaluation, of which every process has its share.
-        chunks: Chunks of a trajectory.
-    """
+    """Evaluations of an iteration by one process."""
 
     rows: int
+    """Images of this process."""
     rollout: Count
+    """Sampling, without gradients."""
     old_log_probs: Count
+    """Old log-probabilities in the update's batches (train.old_log_probs: training, AWM, DiffusionNFT)."""
     ratio: Count
+    """Ratios of chunks that are larger than a micro-batch, from the second update on."""
     update: Count
+    """Forward and backward passes."""
     reference: Count
+    """Reference policy of the KL divergence."""
     heldout: Count
+    """One held-out evaluation, of which every process has its share."""
     chunks: Chunks
+    """Chunks of a trajectory."""
 
     @property
     def forwards(self) -> float:

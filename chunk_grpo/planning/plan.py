@@ -31,69 +31,60 @@ from chunk_grpo.planning.storage import (
 
 @dataclass(frozen=True)
 class PassCost:
-    """Operations of one image.
-
-    Attributes:
-        train_tokens: Tokens of a training image and its prompt.
-        eval_tokens: Tokens of an evaluation image and its prompt.
-        train_flop: A velocity at the training size; with classifier-free guidance two evaluations of the network.
-        eval_flop: A velocity at the evaluation size.
-        update_flop: Velocity and backward pass of an item, with recomputation.
-    """
+    """Operations of one image."""
 
     train_tokens: int
+    """Tokens of a training image and its prompt."""
     eval_tokens: int
+    """Tokens of an evaluation image and its prompt."""
     train_flop: float
+    """A velocity at the training size; with classifier-free guidance two evaluations of the network."""
     eval_flop: float
+    """A velocity at the evaluation size."""
     update_flop: float
+    """Velocity and backward pass of an item, with recomputation."""
 
 
 @dataclass(frozen=True)
 class Total:
-    """The whole run, one stage after the other.
-
-    Attributes:
-        hours: Least and most hours.
-        gpu_hours: Hours of the GPUs that each stage uses, least and most.
-        money: At the price of all GPUs for all hours, least and most; None without a price.
-    """
+    """The whole run, one stage after the other."""
 
     hours: tuple[float, float]
+    """Least and most hours."""
     gpu_hours: tuple[float, float]
+    """Hours of the GPUs that each stage uses, least and most."""
     money: tuple[float, float] | None
+    """At the price of all GPUs for all hours, least and most; None without a price."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is known before a run.
-
-    Attributes:
-        machine: Assumptions.
-        weights: Weights of the transformer.
-        trained_weights: Trained ones.
-        passes: Operations of one image.
-        iterations: Cost of an iteration of each variant.
-        stages: Cost of each stage.
-        total: Hours and money.
-        memory: Memory of a GPU by phase; training of the variant that takes most.
-        prompts: Prompts.
-        storage: Files and host memory.
-        stop_seconds: Seconds in which a stopped training has saved.
-        findings: What is off.
-    """
+    """Everything that is known before a run."""
 
     machine: Machine
+    """Assumptions."""
     weights: int
+    """Weights of the transformer."""
     trained_weights: int
+    """Trained ones."""
     passes: PassCost
+    """Operations of one image."""
     iterations: list[IterationCost]
+    """Cost of an iteration of each variant."""
     stages: list[StageCost]
+    """Cost of each stage."""
     total: Total
+    """Hours and money."""
     memory: list[Phase]
+    """Memory of a GPU by phase; training of the variant that takes most."""
     prompts: Prompts
+    """Prompts."""
     storage: Storage
+    """Files and host memory."""
     stop_seconds: float
+    """Seconds in which a stopped training has saved."""
     findings: list[Finding]
+    """What is off."""
 
     @property
     def fits(self) -> bool:

@@ -14,15 +14,12 @@ from chunk_grpo.planning.settings import ELEMENT
 
 @dataclass(frozen=True)
 class Network:
-    """A scorer's network.
-
-    Attributes:
-        weights: Number of weights on the card.
-        flop: Operations an image, about.
-    """
+    """A scorer's network."""
 
     weights: int
+    """Number of weights on the card."""
     flop: float
+    """Operations an image, about."""
 
 
 # laion/CLIP-ViT-H-14-laion2B-s32B-b79K: 0.632 billion weights for 257 patches, 0.354 for 77 tokens.
@@ -48,17 +45,14 @@ WITHOUT_NETWORK = ("shapes-exact", "shapes-graded", "shapes-vivid", "wise", "vlm
 
 @dataclass(frozen=True)
 class Scoring:
-    """Scorers of one use.
-
-    Attributes:
-        bytes: Weights on the training card.
-        flop: Operations an image of the counted ones.
-        not_counted: Names whose memory or operations are not known.
-    """
+    """Scorers of one use."""
 
     bytes: float
+    """Weights on the training card."""
     flop: float
+    """Operations an image of the counted ones."""
     not_counted: tuple[str, ...]
+    """Names whose memory or operations are not known."""
 
 
 def scoring(params: Params, names: tuple[str, ...]) -> Scoring:

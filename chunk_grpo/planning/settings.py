@@ -31,42 +31,39 @@ BLOCK = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """What the formulas need of params.yaml.
-
-    Attributes:
-        params: The parameters, for what is a plain number there.
-        model: Checkpoint.
-        gpus: GPUs at hand.
-        machines: Machines that these are in.
-        processes: GPUs that train together.
-        network: Sizes of the trained network, at the size of the rollouts' images.
-        traced: A velocity of training, as it is traced.
-        element: Bytes of an element of the checkpoint and of the activations.
-        rollout_batch: Trajectories in the largest pass of the rollout and of the held-out evaluation.
-        micro_batch: Items in a pass of the update.
-        guided: Evaluations of the network for a velocity of training: 2 with classifier-free guidance.
-        shards: Whether weights are spread over the processes.
-        is_hybrid: Whether they are spread over the processes of each machine.
-        optimizer_bytes: Bytes of the optimiser's state for each trained weight, a mean; AdamW keeps two float32.
-        foreach_bytes: Bytes a trained weight that the optimiser's step takes for a moment: torch's foreach AdamW makes
-            one float32 copy. Copies of one weight at a time are not counted.
-    """
+    """What the formulas need of params.yaml."""
 
     params: Params
+    """The parameters, for what is a plain number there."""
     model: Checkpoint
+    """Checkpoint."""
     gpus: int
+    """GPUs at hand."""
     machines: int
+    """Machines that these are in."""
     processes: int
+    """GPUs that train together."""
     network: NetworkSizes
+    """Sizes of the trained network, at the size of the rollouts' images."""
     traced: Traced
+    """A velocity of training, as it is traced."""
     element: int
+    """Bytes of an element of the checkpoint and of the activations."""
     rollout_batch: int
+    """Trajectories in the largest pass of the rollout and of the held-out evaluation."""
     micro_batch: int
+    """Items in a pass of the update."""
     guided: int
+    """Evaluations of the network for a velocity of training: 2 with classifier-free guidance."""
     shards: bool
+    """Whether weights are spread over the processes."""
     is_hybrid: bool
+    """Whether they are spread over the processes of each machine."""
     optimizer_bytes: float = 8.0
+    """Bytes of the optimiser's state for each trained weight, a mean; AdamW keeps two float32."""
     foreach_bytes: int = 4
+    """Bytes a trained weight that the optimiser's step takes for a moment: torch's foreach AdamW makes one float32
+    copy. Copies of one weight at a time are not counted."""
 
     @property
     def passes(self) -> int:

@@ -35,23 +35,20 @@ STAGE_MODULES = 12
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of a run.
-
-    Attributes:
-        listed: Training prompts in params.yaml.
-        used: Training prompts that the schedule draws, at most.
-        is_exact: Whether `used` is exact.
-        encoded_of_seed: Prompts of a seed's training embeddings: the drawn ones, and the held-out ones.
-        encoded_of_profile: Prompts of the profile's embeddings.
-        evaluated: Prompts with evaluation images; those of files without a count are not in it.
-    """
+    """Prompts of a run."""
 
     listed: int
+    """Training prompts in params.yaml."""
     used: int
+    """Training prompts that the schedule draws, at most."""
     is_exact: bool
+    """Whether `used` is exact."""
     encoded_of_seed: int
+    """Prompts of a seed's training embeddings: the drawn ones, and the held-out ones."""
     encoded_of_profile: int
+    """Prompts of the profile's embeddings."""
     evaluated: int
+    """Prompts with evaluation images; those of files without a count are not in it."""
 
 
 def prompts_of(params: Params) -> Prompts:
@@ -91,33 +88,30 @@ def counts_all(params: Params) -> bool:
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes and files of a run.
-
-    Attributes:
-        training_embeddings: Embeddings of the profile's prompts, and of the training prompts of all seeds.
-        evaluation_embeddings: Embeddings of the evaluation prompts.
-        checkpoint: One checkpoint of a training run.
-        checkpoints: Checkpoints on the disk while one more is written, with the best policy's. `train.keep_state` keeps
-            the checkpoints of all runs.
-        policy: One saved policy.
-        policies: Policies of all variants and seeds, with the best ones.
-        images: Number of evaluation images.
-        image_bytes: Their files, about.
-        objects: Objects that a push of all outputs makes in an object store, about.
-        host: Host memory of a training machine, about: processes, and a checkpoint on its way to the disk; of sharded
-            training, the gathered policy.
-    """
+    """Bytes and files of a run."""
 
     training_embeddings: float
+    """Embeddings of the profile's prompts, and of the training prompts of all seeds."""
     evaluation_embeddings: float
+    """Embeddings of the evaluation prompts."""
     checkpoint: float
+    """One checkpoint of a training run."""
     checkpoints: float
+    """Checkpoints on the disk while one more is written, with the best policy's. `train.keep_state` keeps the
+    checkpoints of all runs."""
     policy: float
+    """One saved policy."""
     policies: float
+    """Policies of all variants and seeds, with the best ones."""
     images: int
+    """Number of evaluation images."""
     image_bytes: float
+    """Their files, about."""
     objects: int
+    """Objects that a push of all outputs makes in an object store, about."""
     host: float
+    """Host memory of a training machine, about: processes, and a checkpoint on its way to the disk; of sharded
+    training, the gathered policy."""
 
     @property
     def disk(self) -> float:

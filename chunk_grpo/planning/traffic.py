@@ -13,19 +13,16 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one GPU receives.
-
-    Attributes:
-        gathered: All-gathers of sharded weights.
-        reduced: Reduce-scatters of gradients, float32.
-        averaged: All-reduces of gradients, float32: of replicas, or of the shards of machines.
-        between: Part of the sum that comes from other machines, each byte once a machine, divided by its GPUs.
-    """
+    """Bytes that one GPU receives."""
 
     gathered: float
+    """All-gathers of sharded weights."""
     reduced: float
+    """Reduce-scatters of gradients, float32."""
     averaged: float
+    """All-reduces of gradients, float32: of replicas, or of the shards of machines."""
     between: float = 0.0
+    """Part of the sum that comes from other machines, each byte once a machine, divided by its GPUs."""
 
     @property
     def bytes(self) -> float:

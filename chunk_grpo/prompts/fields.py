@@ -11,32 +11,26 @@ from chunk_grpo.prompts.findings import listed
 
 @dataclass(frozen=True)
 class ChosenFields:
-    """Fields to read.
-
-    Attributes:
-        prompt: Field of the prompt.
-        category: Field of its category; None: it has none.
-        metadata: Fields that scorers get.
-    """
+    """Fields to read."""
 
     prompt: str
+    """Field of the prompt."""
     category: str | None
+    """Field of its category; None: it has none."""
     metadata: tuple[str, ...]
+    """Fields that scorers get."""
 
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Names of the fields to read.
-
-    Attributes:
-        prompt: Field with the prompt; None: the field named prompt or prompts, in any case.
-        category: Field with the category; None: the field named category, in any case, if there is one.
-        metadata: Fields that scorers get; None: all others.
-    """
+    """Names of the fields to read."""
 
     prompt: str | None = None
+    """Field with the prompt; None: the field named prompt or prompts, in any case."""
     category: str | None = None
+    """Field with the category; None: the field named category, in any case, if there is one."""
     metadata: tuple[str, ...] | None = None
+    """Fields that scorers get; None: all others."""
 
     def among(self, names: Sequence[str]) -> ChosenFields:
         """Select the fields of a record with these names.

@@ -44,15 +44,12 @@ def action(rules: PromptChecks, kind: Kind) -> Action:
 
 @dataclass
 class Findings:
-    """Collected problems, by sort.
-
-    Attributes:
-        sources: Files, in the order of messages; with several files, messages name the file of each problem.
-        unit: Unit of the line numbers.
-    """
+    """Collected problems, by sort."""
 
     sources: Sequence[str]
+    """Files, in the order of messages; with several files, messages name the file of each problem."""
     unit: Unit = "line"
+    """Unit of the line numbers."""
     _found: dict[tuple[Kind, str, str], list[tuple[int, str]]] = field(default_factory=dict)
 
     def add(self, kind: Kind, what: str, source: str, line: int, text: str) -> None:

@@ -34,21 +34,18 @@ SHOWN, SHOWN_CHARACTERS = 5, 80
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image and its prompt.
-
-    Attributes:
-        name: Path within the folder.
-        path: Path.
-        prompt: Text of the prompt.
-        metadata: Data for scorers, JSON.
-        shape: Width and height in pixels.
-    """
+    """An image and its prompt."""
 
     name: str
+    """Path within the folder."""
     path: Path
+    """Path."""
     prompt: str
+    """Text of the prompt."""
     metadata: str
+    """Data for scorers, JSON."""
     shape: tuple[int, int]
+    """Width and height in pixels."""
 
 
 def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> list[ImageFile]:

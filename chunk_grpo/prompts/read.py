@@ -43,21 +43,18 @@ _SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class PromptSource:
-    """A file of prompts.
-
-    Attributes:
-        location: Path or URL; with `file`, the id of a data set on the hub.
-        file: File within the data set; None: `location` is the file itself.
-        revision: Revision of the data set; None: main.
-        fields: Names of the fields to read, for formats with fields.
-        limit: Number of records read from the beginning; None: all.
-    """
+    """A file of prompts."""
 
     location: Location
+    """Path or URL; with `file`, the id of a data set on the hub."""
     file: str | None = None
+    """File within the data set; None: `location` is the file itself."""
     revision: str | None = None
+    """Revision of the data set; None: main."""
     fields: FieldNames = field(default_factory=FieldNames)
+    """Names of the fields to read, for formats with fields."""
     limit: int | None = None
+    """Number of records read from the beginning; None: all."""
 
     @property
     def name(self) -> str:
@@ -156,21 +153,18 @@ def _row(
 
 @dataclass(frozen=True)
 class _Fields:
-    """Fields of a record.
-
-    Attributes:
-        text: Text of the prompt.
-        category: Category, of any type.
-        category_name: Name of its field.
-        metadata: Data for scorers.
-        unread: Names of fields that were not read.
-    """
+    """Fields of a record."""
 
     text: str
+    """Text of the prompt."""
     category: object = None
+    """Category, of any type."""
     category_name: str | None = None
+    """Name of its field."""
     metadata: Mapping[str, object] = field(default_factory=dict)
+    """Data for scorers."""
     unread: tuple[str, ...] = ()
+    """Names of fields that were not read."""
 
 
 def _fields_of(value: object, wanted: FieldNames, known: _Known) -> _Fields:

@@ -17,64 +17,55 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One prompt.
-
-    Attributes:
-        text: Text of the prompt.
-        category: Category of the prompt within its set; may be empty.
-        metadata: Data for scorers, JSON values.
-        line: Position in `source` where the prompt begins, from 1, in the report's unit.
-        source: Path, URL or hub file of the prompt, or name of a generator.
-    """
+    """One prompt."""
 
     text: str
+    """Text of the prompt."""
     category: str
+    """Category of the prompt within its set; may be empty."""
     metadata: Mapping[str, object]
+    """Data for scorers, JSON values."""
     line: int
+    """Position in `source` where the prompt begins, from 1, in the report's unit."""
     source: str
+    """Path, URL or hub file of the prompt, or name of a generator."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Rows of one source that break one rule, and the action taken.
-
-    Attributes:
-        what: Description of the problem, such as "duplicates".
-        action: Action taken. `drop`: rows removed; `keep`: rows unchanged; `strip`: surrounding whitespace removed;
-            `ignore`: invalid value removed.
-        source: Source of the rows.
-        lines: Line numbers, ascending.
-        messages: Message about each row.
-    """
+    """Rows of one source that break one rule, and the action taken."""
 
     what: str
+    """Description of the problem, such as "duplicates"."""
     action: Action
+    """Action taken. `drop`: rows removed; `keep`: rows unchanged; `strip`: surrounding whitespace removed; `ignore`:
+    invalid value removed."""
     source: str
+    """Source of the rows."""
     lines: tuple[int, ...]
+    """Line numbers, ascending."""
     messages: tuple[str, ...]
+    """Message about each row."""
 
 
 @dataclass(frozen=True)
 class PromptReport:
-    """Report of reading a set of prompts.
-
-    Attributes:
-        sources: Files that were read, in order.
-        unit: Unit of the line numbers.
-        read: Number of prompts read, including empty ones.
-        kept: Number of prompts that passed the checks.
-        used: Number of passed prompts that are used.
-        findings: Rows that broke a rule and were dropped, changed or kept.
-        notes: Further remarks, one sentence each.
-    """
+    """Report of reading a set of prompts."""
 
     sources: tuple[str, ...]
+    """Files that were read, in order."""
     unit: Unit
+    """Unit of the line numbers."""
     read: int
+    """Number of prompts read, including empty ones."""
     kept: int
+    """Number of prompts that passed the checks."""
     used: int
+    """Number of passed prompts that are used."""
     findings: tuple[Finding, ...] = ()
+    """Rows that broke a rule and were dropped, changed or kept."""
     notes: tuple[str, ...] = ()
+    """Further remarks, one sentence each."""
 
     def lines(self) -> list[str]:
         """Format the report for a log, one sentence per item."""
@@ -116,15 +107,12 @@ class PromptReport:
 
 @dataclass(frozen=True)
 class CheckedPrompts:
-    """Prompts that passed the checks.
-
-    Attributes:
-        rows: Prompts in the order of the files.
-        report: Report of reading them; `used` is the number of `rows`.
-    """
+    """Prompts that passed the checks."""
 
     rows: tuple[PromptRow, ...]
+    """Prompts in the order of the files."""
     report: PromptReport = field(repr=False)
+    """Report of reading them; `used` is the number of `rows`."""
 
     def part(self, first: int, end: int | None) -> CheckedPrompts:
         """Prompts from position `first` up to `end` (exclusive; None: to the last)."""

@@ -34,41 +34,35 @@ OVERALL: dict[str, Overall] = {"shapes-exact": "categories", "geneval": "categor
 
 @dataclass(frozen=True)
 class Judged:
-    """A scorer on one of its splits.
-
-    Attributes:
-        use: The scorer.
-        split: The split.
-        prompts: Prompts of the split.
-        left_out: Images that the scorer refused.
-        benchmark: Benchmark behind the scores; incomplete if images were refused. None if there is none.
-    """
+    """A scorer on one of its splits."""
 
     use: ScorerUse
+    """The scorer."""
     split: str
+    """The split."""
     prompts: ScoredPrompts
+    """Prompts of the split."""
     left_out: LeftOut
+    """Images that the scorer refused."""
     benchmark: Benchmark | None
+    """Benchmark behind the scores; incomplete if images were refused. None if there is none."""
 
 
 @dataclass(frozen=True)
 class CategoryTable:
-    """One scorer on one split by category, with an overall.
-
-    Attributes:
-        judged: The scorer and the split.
-        table: A column for each category, and the overall with its difference from the base.
-        note: Prompts, rules and judge for scorers of a published benchmark, and definition of the overall.
-        is_overall: Whether the last column is the overall that the benchmark defines; False for the mean of a part of
-            its prompts.
-        overall: (variant, mode) to the difference of the overall from the base.
-    """
+    """One scorer on one split by category, with an overall."""
 
     judged: Judged
+    """The scorer and the split."""
     table: Table
+    """A column for each category, and the overall with its difference from the base."""
     note: str
+    """Prompts, rules and judge for scorers of a published benchmark, and definition of the overall."""
     is_overall: bool
+    """Whether the last column is the overall that the benchmark defines; False for the mean of a part of its
+    prompts."""
     overall: dict[tuple[str, str], Interval]
+    """(variant, mode) to the difference of the overall from the base."""
 
 
 def judged_splits(book: ScoreBook, evidence: Evidence, settings: ReportSettings) -> list[Judged]:

@@ -25,43 +25,37 @@ _WORDS = {"above": "higher", "below": "lower", "none": "no difference shown", "u
 
 @dataclass(frozen=True)
 class Comparison:
-    """One policy in one mode on one measure, compared with the base.
-
-    Attributes:
-        variant: Name of the variant, or of another compared policy.
-        mode: tuned or hybrid.
-        measure: Scorer, or `REWARD`.
-        mean: Mean of the policy over prompts and training seeds.
-        difference: Paired difference, policy minus base.
-        per_seed: Mean difference of each training seed.
-    """
+    """One policy in one mode on one measure, compared with the base."""
 
     variant: str
+    """Name of the variant, or of another compared policy."""
     mode: str
+    """Tuned or hybrid."""
     measure: str
+    """Scorer, or `REWARD`."""
     mean: float
+    """Mean of the policy over prompts and training seeds."""
     difference: Interval
+    """Paired difference, policy minus base."""
     per_seed: tuple[float, ...]
+    """Mean difference of each training seed."""
 
 
 @dataclass(frozen=True)
 class PairComparison:
-    """Two compared policies on one measure, tuned: `first` minus `second`, paired by seed and prompt.
-
-    Attributes:
-        first: Name of a variant or another compared policy.
-        second: Name of one before it; variants come first.
-        measure: Scorer, or `REWARD`.
-        difference: Paired difference.
-        p_value: p-value of no difference, corrected by Holm's method for all pairs on this measure; NaN if the pair is
-            not tested.
-    """
+    """Two compared policies on one measure, tuned: `first` minus `second`, paired by seed and prompt."""
 
     first: str
+    """Name of a variant or another compared policy."""
     second: str
+    """Name of one before it; variants come first."""
     measure: str
+    """Scorer, or `REWARD`."""
     difference: Interval
+    """Paired difference."""
     p_value: float
+    """P-value of no difference, corrected by Holm's method for all pairs on this measure; NaN if the pair is not
+    tested."""
 
     @property
     def is_shown(self) -> bool:

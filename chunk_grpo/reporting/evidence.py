@@ -34,27 +34,24 @@ Sample = tuple[str, int]
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training settings that the report uses.
-
-    Attributes:
-        iterations: Number of iterations of a complete run.
-        images: Variant to images drawn per iteration.
-        clip_ranges: Variant to epsilon of Eq. (13): one, or one for each chunk.
-        unseen: Scorers of held-out images that are not part of the training reward.
-        decisive: Metric that selects the best policy of a run.
-        keeps_best: Whether the best policy is saved in addition to the last one.
-        single_chunks: Whether any variant trains only some of its chunks.
-        chunk_rewards: Whether any variant has a reward per chunk.
-    """
+    """Training settings that the report uses."""
 
     iterations: int
+    """Number of iterations of a complete run."""
     images: Mapping[str, int]
+    """Variant to images drawn per iteration."""
     clip_ranges: Mapping[str, tuple[float, ...]]
+    """Variant to epsilon of Eq. (13): one, or one for each chunk."""
     unseen: tuple[str, ...]
+    """Scorers of held-out images that are not part of the training reward."""
     decisive: str
+    """Metric that selects the best policy of a run."""
     keeps_best: bool
+    """Whether the best policy is saved in addition to the last one."""
     single_chunks: bool
+    """Whether any variant trains only some of its chunks."""
     chunk_rewards: bool
+    """Whether any variant has a reward per chunk."""
 
     @property
     def clip_range(self) -> float | None:
@@ -65,21 +62,18 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class ScorerUse:
-    """A scorer of params.yaml.
-
-    Attributes:
-        name: Name of the scorer.
-        kind: Kind of the scorer; geneval-graded for GenEval with graded rewards, which no benchmark publishes.
-        splits: Splits of prompts whose images it judges.
-        scale: Scale of the scores.
-        judge: The scorer's settings if its kind is wise; else None.
-    """
+    """A scorer of params.yaml."""
 
     name: str
+    """Name of the scorer."""
     kind: str
+    """Kind of the scorer; geneval-graded for GenEval with graded rewards, which no benchmark publishes."""
     splits: tuple[str, ...]
+    """Splits of prompts whose images it judges."""
     scale: Scale
+    """Scale of the scores."""
     judge: WiseScorer | None = None
+    """The scorer's settings if its kind is wise; else None."""
 
 
 @dataclass(frozen=True)
@@ -92,53 +86,50 @@ class PromptKind:
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """The values of params.yaml that the report uses, and all parameters as text.
-
-    Attributes:
-        title: Heading of the page.
-        preset: Name of the preset.
-        model: Checkpoint of the base, with its revision.
-        variants: Names in the order of params.yaml, which also sets the colours.
-        policies: Compared policies besides the variants, to the modes of their images.
-        recipes: Variant or compared policy to a description of its settings.
-        other_plans: Plans of params.yaml that no variant trains with.
-        rewards: Weight of each scorer in the training reward.
-        measured: The scorers in the order of params.yaml.
-        prompt_kinds: Split to the source of its prompts.
-        training: Training settings.
-        num_steps: ODE steps of the evaluation images.
-        base_steps: Number of last steps that the base model takes in the mode "hybrid".
-        shown_plan: Plan whose chunks shade the profile.
-        guided_plan: Guided plan to show for comparison, if there is one.
-        grid_prompts: Number of prompts in the image grid.
-        seed: Seed of the choice of grid prompts.
-        train_seeds: Seeds of the training runs.
-        image_seed: Seed of the noise of the evaluation images.
-        images_per_prompt: Number of evaluation images of each prompt.
-        parameters: All parameters as YAML.
-    """
+    """The values of params.yaml that the report uses, and all parameters as text."""
 
     title: str
+    """Heading of the page."""
     preset: str
+    """Name of the preset."""
     model: str
+    """Checkpoint of the base, with its revision."""
     variants: tuple[str, ...]
+    """Names in the order of params.yaml, which also sets the colours."""
     policies: Mapping[str, tuple[str, ...]]
+    """Compared policies besides the variants, to the modes of their images."""
     recipes: Mapping[str, str]
+    """Variant or compared policy to a description of its settings."""
     other_plans: tuple[str, ...]
+    """Plans of params.yaml that no variant trains with."""
     rewards: Mapping[str, float]
+    """Weight of each scorer in the training reward."""
     measured: tuple[ScorerUse, ...]
+    """The scorers in the order of params.yaml."""
     prompt_kinds: Mapping[str, PromptKind]
+    """Split to the source of its prompts."""
     training: TrainingSettings
+    """Training settings."""
     num_steps: int
+    """ODE steps of the evaluation images."""
     base_steps: int
+    """Number of last steps that the base model takes in the mode "hybrid"."""
     shown_plan: str
+    """Plan whose chunks shade the profile."""
     guided_plan: str | None
+    """Guided plan to show for comparison, if there is one."""
     grid_prompts: int
+    """Number of prompts in the image grid."""
     seed: int
+    """Seed of the choice of grid prompts."""
     train_seeds: tuple[int, ...]
+    """Seeds of the training runs."""
     image_seed: int
+    """Seed of the noise of the evaluation images."""
     images_per_prompt: int
+    """Number of evaluation images of each prompt."""
     parameters: str
+    """All parameters as YAML."""
 
     @property
     def compared(self) -> tuple[str, ...]:
@@ -192,26 +183,23 @@ class Source:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The tables behind the report.
-
-    Attributes:
-        prompts: Schema prompts.
-        profile: Schema l1_profile.
-        plans: Plan name to schema chunk_plan.
-        metrics: Variant to schema train_metrics.
-        images: Policy (base, then the compared ones) to the path of schema images, for a variant of its lowest training
-            seed. The grid reads its own rows of them.
-        scores: (policy, scorer) to schema scores.
-        runs: Manifests of the stages that ran, in display order.
-    """
+    """The tables behind the report."""
 
     prompts: Source
+    """Schema prompts."""
     profile: Source
+    """Schema l1_profile."""
     plans: Mapping[str, Source]
+    """Plan name to schema chunk_plan."""
     metrics: Mapping[str, Source]
+    """Variant to schema train_metrics."""
     images: Mapping[str, str]
+    """Policy (base, then the compared ones) to the path of schema images, for a variant of its lowest training seed.
+    The grid reads its own rows of them."""
     scores: Mapping[tuple[str, str], Source]
+    """(policy, scorer) to schema scores."""
     runs: Sequence[RunManifest]
+    """Manifests of the stages that ran, in display order."""
 
 
 @dataclass(frozen=True)
@@ -225,15 +213,12 @@ class ScoredPrompts:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Images without a score.
-
-    Attributes:
-        refused: Number of images that the scorer refused.
-        samples: Number of (prompt, sample) pairs with a refused image; these are left out for every policy.
-    """
+    """Images without a score."""
 
     refused: int
+    """Number of images that the scorer refused."""
     samples: int
+    """Number of (prompt, sample) pairs with a refused image; these are left out for every policy."""
 
 
 class ScoreBook:

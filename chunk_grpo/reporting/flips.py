@@ -21,25 +21,22 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Flips:
-    """Prompts whose image changed from wrong to right, or from right to wrong.
-
-    Attributes:
-        scorer: Scorer of the images, with scores 0 and 1.
-        variant: The tuned variant.
-        total: Number of prompts whose images are compared.
-        won: Number of prompts with a wrong image by the base and a right one by the tuned policy.
-        lost: Number of prompts with the reverse.
-        won_rows: Some of them, with the images of base and tuned policy.
-        lost_rows: The same of the lost ones.
-    """
+    """Prompts whose image changed from wrong to right, or from right to wrong."""
 
     scorer: str
+    """Scorer of the images, with scores 0 and 1."""
     variant: str
+    """The tuned variant."""
     total: int
+    """Number of prompts whose images are compared."""
     won: int
+    """Number of prompts with a wrong image by the base and a right one by the tuned policy."""
     lost: int
+    """Number of prompts with the reverse."""
     won_rows: tuple[GridRow, ...]
+    """Some of them, with the images of base and tuned policy."""
     lost_rows: tuple[GridRow, ...]
+    """The same of the lost ones."""
 
 
 def flips_of(

@@ -50,53 +50,44 @@ class Column:
 
 @dataclass(frozen=True)
 class PictureScore:
-    """Score of one image.
-
-    Attributes:
-        label: Name of the scorer.
-        text: Value.
-        verdict: `above` or `below` the base's image of the same prompt and seed; empty if equal as shown, or unknown.
-    """
+    """Score of one image."""
 
     label: str
+    """Name of the scorer."""
     text: str
+    """Value."""
     verdict: str = ""
+    """`above` or `below` the base's image of the same prompt and seed; empty if equal as shown, or unknown."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One image of the grid.
-
-    Attributes:
-        image: Decoded RGB image; a thumbnail if the original is large.
-        uri: The image as a data: URI.
-        pixelated: Whether the image is enlarged with sharp pixels.
-        alt: Alternative text.
-        scores: Score by each scorer.
-    """
+    """One image of the grid."""
 
     image: Image.Image
+    """Decoded RGB image; a thumbnail if the original is large."""
     uri: str
+    """The image as a data: URI."""
     pixelated: bool
+    """Whether the image is enlarged with sharp pixels."""
     alt: str
+    """Alternative text."""
     scores: tuple[PictureScore, ...]
+    """Score by each scorer."""
 
 
 @dataclass(frozen=True)
 class GridRow:
-    """One prompt with its images, one for each column.
-
-    Attributes:
-        prompt: Text of the prompt.
-        seed: Seed of the image noise.
-        sample: Sample number of the images.
-        pictures: One image per column; the base's is the first.
-    """
+    """One prompt with its images, one for each column."""
 
     prompt: str
+    """Text of the prompt."""
     seed: int
+    """Seed of the image noise."""
     sample: int
+    """Sample number of the images."""
     pictures: tuple[Picture, ...]
+    """One image per column; the base's is the first."""
 
     @property
     def change(self) -> float:
@@ -108,21 +99,18 @@ class GridRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """The base and some compared policies side by side.
-
-    Attributes:
-        name: Name of its file without suffix.
-        variants: The compared policies.
-        columns: The base, then the images of each compared policy.
-        changed: Prompts with a visible change in any column, the most changed first.
-        unchanged: The other prompts.
-    """
+    """The base and some compared policies side by side."""
 
     name: str
+    """Name of its file without suffix."""
     variants: tuple[str, ...]
+    """The compared policies."""
     columns: tuple[Column, ...]
+    """The base, then the images of each compared policy."""
     changed: tuple[GridRow, ...]
+    """Prompts with a visible change in any column, the most changed first."""
     unchanged: tuple[GridRow, ...]
+    """The other prompts."""
 
     def modes_of(self, variant: str) -> list[str]:
         """Modes of a compared policy's columns."""

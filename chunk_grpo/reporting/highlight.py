@@ -16,17 +16,14 @@ _PNG = re.compile(r"\]\(([^()\s/]+\.png)\)")
 
 @dataclass(frozen=True)
 class Highlight:
-    """A part of a run's results.
-
-    Attributes:
-        key: Name, unique within a run: lower-case letters, digits and dashes.
-        title: Short title.
-        markdown: Text with a heading; its pictures are data: URIs.
-    """
+    """A part of a run's results."""
 
     key: str
+    """Name, unique within a run: lower-case letters, digits and dashes."""
     title: str
+    """Short title."""
     markdown: str
+    """Text with a heading; its pictures are data: URIs."""
 
 
 def data_uri(picture: bytes) -> str:

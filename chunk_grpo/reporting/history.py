@@ -31,21 +31,18 @@ Change = Literal["first", "scorer", "prompts", "same", "unknown", "none", "moved
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Identification of an evaluation.
-
-    Attributes:
-        evaluation: Name, unique among the evaluations of the preset, such as that of the flow run; used as a file name.
-        evaluated_at: Time in UTC, with its time zone.
-        preset: Preset of the policies.
-        model_commit: Commit whose run trained the policies.
-        code_commit: Commit whose code generated and scored the images.
-    """
+    """Identification of an evaluation."""
 
     evaluation: str
+    """Name, unique among the evaluations of the preset, such as that of the flow run; used as a file name."""
     evaluated_at: datetime
+    """Time in UTC, with its time zone."""
     preset: str
+    """Preset of the policies."""
     model_commit: str
+    """Commit whose run trained the policies."""
     code_commit: str
+    """Commit whose code generated and scored the images."""
 
 
 class Score(NamedTuple):
@@ -95,15 +92,12 @@ class HistoryRow(Evaluation):
 
 
 class Measured(NamedTuple):
-    """Scores of one evaluation.
-
-    Attributes:
-        rows: One row per score, in the order of params.yaml.
-        prompts: Schema evaluation_prompts: the mean of each prompt, for paired comparisons.
-    """
+    """Scores of one evaluation."""
 
     rows: tuple[HistoryRow, ...]
+    """One row per score, in the order of params.yaml."""
     prompts: pa.Table
+    """Schema evaluation_prompts: the mean of each prompt, for paired comparisons."""
 
 
 def known(history: Sequence[HistoryRow], rows: Sequence[HistoryRow]) -> str:

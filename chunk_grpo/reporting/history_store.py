@@ -36,19 +36,16 @@ KEEP_IT = "Restore it from a copy, or move it away to begin a new history."
 
 
 class Recorded(NamedTuple):
-    """Result of `record`.
-
-    Attributes:
-        repeats: Earlier evaluation with exactly the same results; empty if there is none.
-        newest: Rows of the evaluation, compared with their references unless the evaluation was not added.
-        history: All rows in order of time.
-        trend: The page with its plot, for the UI.
-    """
+    """Result of `record`."""
 
     repeats: str
+    """Earlier evaluation with exactly the same results; empty if there is none."""
     newest: tuple[HistoryRow, ...]
+    """Rows of the evaluation, compared with their references unless the evaluation was not added."""
     history: tuple[HistoryRow, ...]
+    """All rows in order of time."""
     trend: Highlight
+    """The page with its plot, for the UI."""
 
 
 def record(destination: Location, measured: Measured) -> Recorded:

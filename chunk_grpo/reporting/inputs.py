@@ -40,25 +40,22 @@ from chunk_grpo.reporting.variant_summary import clip_ranges_of, images_of, orig
 
 @dataclass(frozen=True)
 class Folders:
-    """Locations of the artifacts: local paths or URLs.
-
-    Attributes:
-        prompts: The prompts table.
-        profile: The l1_profile table.
-        chunks: Folder of PLAN.parquet.
-        train: Folder of VARIANT/seed-N/metrics.parquet.
-        images: Folder of base/images.parquet, POLICY/images.parquet and VARIANT/seed-N/images.parquet.
-        scores: Folder of POLICY/SCORER.parquet.
-        runs: Folder of run manifests, STAGE.json.
-    """
+    """Locations of the artifacts: local paths or URLs."""
 
     prompts: str
+    """The prompts table."""
     profile: str
+    """The l1_profile table."""
     chunks: str
+    """Folder of PLAN.parquet."""
     train: str
+    """Folder of VARIANT/seed-N/metrics.parquet."""
     images: str
+    """Folder of base/images.parquet, POLICY/images.parquet and VARIANT/seed-N/images.parquet."""
     scores: str
+    """Folder of POLICY/SCORER.parquet."""
     runs: str
+    """Folder of run manifests, STAGE.json."""
 
 
 def settings_from(params: Params) -> ReportSettings:

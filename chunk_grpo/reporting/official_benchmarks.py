@@ -27,21 +27,18 @@ PUBLISHED_JUDGES: dict[ProtocolName, str] = {"legacy": "gpt-4o-2024-05-13", "ver
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Description of a split's scores by GenEval's or WISE's rules.
-
-    Attributes:
-        kind: Kind of the scorer, a key of `PAPER_BENCHMARKS`.
-        split: Split of the prompts.
-        complete: Whether the prompts are all prompts of the benchmark.
-        what: Prompts, rules and judge, in one sentence.
-        differs: Known differences from the benchmark as the paper runs it, a few words each.
-    """
+    """Description of a split's scores by GenEval's or WISE's rules."""
 
     kind: str
+    """Kind of the scorer, a key of `PAPER_BENCHMARKS`."""
     split: str
+    """Split of the prompts."""
     complete: bool
+    """Whether the prompts are all prompts of the benchmark."""
     what: str
+    """Prompts, rules and judge, in one sentence."""
     differs: tuple[str, ...]
+    """Known differences from the benchmark as the paper runs it, a few words each."""
 
 
 def benchmark_of(use: ScorerUse, split: str, prompts: Source, settings: ReportSettings) -> Benchmark | None:

@@ -42,19 +42,16 @@ PROFILE_LABEL = (
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels of one size: inline SVGs in the page, one PNG for the Markdown.
-
-    Attributes:
-        panels: Drawing and alternative text of each panel.
-        size: Width and height of a panel in inches.
-        columns: Panels per row of the PNG.
-        legend: Whether the PNG has a legend of the variants.
-    """
+    """Panels of one size: inline SVGs in the page, one PNG for the Markdown."""
 
     panels: Sequence[tuple[Draw, str]]
+    """Drawing and alternative text of each panel."""
     size: tuple[float, float]
+    """Width and height of a panel in inches."""
     columns: int
+    """Panels per row of the PNG."""
     legend: bool = True
+    """Whether the PNG has a legend of the variants."""
 
 
 def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:

@@ -22,17 +22,14 @@ IMAGE_STATISTICS = {
 
 @dataclass(frozen=True)
 class Ending:
-    """Last and best iterations of a variant's runs, one number per training seed.
-
-    Attributes:
-        variant: Name of the variant.
-        last: Last iteration of each run.
-        best: Iteration of the best held-out score of each run, the earliest on a tie; None if not measured.
-    """
+    """Last and best iterations of a variant's runs, one number per training seed."""
 
     variant: str
+    """Name of the variant."""
     last: tuple[int, ...]
+    """Last iteration of each run."""
     best: tuple[int | None, ...]
+    """Iteration of the best held-out score of each run, the earliest on a tie; None if not measured."""
 
 
 def watched(training: TrainingSettings) -> dict[str, str]:

@@ -19,19 +19,16 @@ SPREAD = (5.0, 95.0)
 
 @dataclass(frozen=True)
 class Curve:
-    """A line with a band.
-
-    Attributes:
-        x: [N] steps or iterations, ascending.
-        mean: [N] values of the line.
-        low: [N] lower edge of the band.
-        high: [N] upper edge of the band.
-    """
+    """A line with a band."""
 
     x: NDArray[np.int64]
+    """[N] steps or iterations, ascending."""
     mean: NDArray[np.float64]
+    """[N] values of the line."""
     low: NDArray[np.float64]
+    """[N] lower edge of the band."""
     high: NDArray[np.float64]
+    """[N] upper edge of the band."""
 
 
 @dataclass(frozen=True)

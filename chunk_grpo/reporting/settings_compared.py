@@ -25,19 +25,16 @@ of the column."""
 
 @dataclass(frozen=True)
 class Setting:
-    """Scores of one setting.
-
-    Attributes:
-        name: Name of the setting in the table.
-        settings: Variants, scorers and rewards.
-        book: The scores.
-        prompts: Held-out prompts that were scored.
-    """
+    """Scores of one setting."""
 
     name: str
+    """Name of the setting in the table."""
     settings: ReportSettings
+    """Variants, scorers and rewards."""
     book: ScoreBook
+    """The scores."""
     prompts: ScoredPrompts
+    """Held-out prompts that were scored."""
 
 
 def setting_of(name: str, root: Path) -> Setting | None:

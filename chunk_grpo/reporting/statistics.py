@@ -50,27 +50,24 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval.
-
-    Attributes:
-        mean: The estimate.
-        low: Lower end; NaN if a stratum has fewer than two captions.
-        high: Upper end; NaN in the same case.
-        standard_error: Standard error of the mean.
-        degrees_of_freedom: Degrees of freedom of Student's t; infinite if nothing varies.
-        num_seeds: Number of training seeds.
-        num_prompts: Number of prompts.
-        num_captions: Number of distinct captions.
-    """
+    """A mean with its 95 % interval."""
 
     mean: float
+    """The estimate."""
     low: float
+    """Lower end; NaN if a stratum has fewer than two captions."""
     high: float
+    """Upper end; NaN in the same case."""
     standard_error: float
+    """Standard error of the mean."""
     degrees_of_freedom: float
+    """Degrees of freedom of Student's t; infinite if nothing varies."""
     num_seeds: int
+    """Number of training seeds."""
     num_prompts: int
+    """Number of prompts."""
     num_captions: int
+    """Number of distinct captions."""
 
     @property
     def p_value(self) -> float:
@@ -96,15 +93,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class _Stratum:
-    """Columns that are averaged together.
-
-    Attributes:
-        columns: [P_c] column indices.
-        cluster: [P_c] number of each column's caption, 0..K_c - 1.
-    """
+    """Columns that are averaged together."""
 
     columns: NDArray[np.intp]
+    """[P_c] column indices."""
     cluster: NDArray[np.intp]
+    """[P_c] number of each column's caption, 0..K_c - 1."""
 
     @property
     def num_clusters(self) -> int:

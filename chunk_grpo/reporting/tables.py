@@ -46,42 +46,36 @@ _CATEGORY_HEADS = GENEVAL_CATEGORIES | WISE_CATEGORIES
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell.
-
-    Attributes:
-        text: The value.
-        difference: Difference from the base, on a second line.
-        interval: Interval of the difference, on a third line.
-        verdict: Side of zero on which the interval lies, or "warn"; sets the colour of the cell. May be empty.
-        note: Second line with other text than a difference.
-        strong: Whether Markdown prints the value in bold.
-        heat: Strength of the background colour, in [0, 1].
-    """
+    """One cell."""
 
     text: str
+    """The value."""
     difference: str = ""
+    """Difference from the base, on a second line."""
     interval: str = ""
+    """Interval of the difference, on a third line."""
     verdict: str = ""
+    """Side of zero on which the interval lies, or "warn"; sets the colour of the cell. May be empty."""
     note: str = ""
+    """Second line with other text than a difference."""
     strong: bool = False
+    """Whether Markdown prints the value in bold."""
     heat: float | None = None
+    """Strength of the background colour, in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
-
-    Attributes:
-        head: Name of the row.
-        cells: One cell for each value column.
-        variant: Compared policy whose colour marks the row; may be empty.
-        mode: base, tuned, hybrid, or another text that distinguishes the rows of a variant.
-    """
+    """One row."""
 
     head: str
+    """Name of the row."""
     cells: tuple[Cell, ...]
+    """One cell for each value column."""
     variant: str = ""
+    """Compared policy whose colour marks the row; may be empty."""
     mode: str = ""
+    """Base, tuned, hybrid, or another text that distinguishes the rows of a variant."""
 
 
 @dataclass(frozen=True)

@@ -23,69 +23,60 @@ class Trained:
     """Training statistics of a variant: means over training seeds and iterations; None if not recorded.
 
     The fields are the columns of plots/how_trained.csv.
-
-    Attributes:
-        variant: Name of the variant.
-        images: Images drawn per iteration.
-        trained_items: (sample, step) items back-propagated per iteration.
-        clip_range_min: Smallest epsilon of Eq. (13) over the chunks.
-        clip_range_max: Largest epsilon of Eq. (13) over the chunks.
-        clip_fraction: Share of the terms whose gradient is clipped.
-        max_ratio_distance: Largest |ratio - 1| of an iteration.
-        kl: KL divergence from the base, per step.
-        grad_norm: Gradient norm before clipping.
-        degenerate_groups: Groups with equal rewards per iteration.
-        fidelity_of_clip_range: 99th percentile of the rounding error of log-probabilities, divided by the smallest
-            clip range.
-        seconds: Wall time of the train stage divided by its iterations.
     """
 
     variant: str
+    """Name of the variant."""
     images: int
+    """Images drawn per iteration."""
     trained_items: float | None
+    """(sample, step) items back-propagated per iteration."""
     clip_range_min: float
+    """Smallest epsilon of Eq. (13) over the chunks."""
     clip_range_max: float
+    """Largest epsilon of Eq. (13) over the chunks."""
     clip_fraction: float | None
+    """Share of the terms whose gradient is clipped."""
     max_ratio_distance: float | None
+    """Largest |ratio - 1| of an iteration."""
     kl: float | None
+    """KL divergence from the base, per step."""
     grad_norm: float | None
+    """Gradient norm before clipping."""
     degenerate_groups: float | None
+    """Groups with equal rewards per iteration."""
     fidelity_of_clip_range: float | None
+    """99th percentile of the rounding error of log-probabilities, divided by the smallest clip range."""
     seconds: float | None
+    """Wall time of the train stage divided by its iterations."""
 
 
 @dataclass(frozen=True)
 class ChunkUse:
-    """Draws of a chunk over all training seeds and iterations; the fields are columns of plots/chunk_draws.csv.
-
-    Attributes:
-        chunk: Number of the chunk, from 0, noise to image; with a window or branches, number of a noisy step.
-        draws: Number of times that the chunk was selected.
-        share: Share of all draws of the variant.
-        clip_fraction: Share of these draws that were clipped; None if the chunk was never drawn.
-    """
+    """Draws of a chunk over all training seeds and iterations; the fields are columns of plots/chunk_draws.csv."""
 
     chunk: int
+    """Number of the chunk, from 0, noise to image; with a window or branches, number of a noisy step."""
     draws: int
+    """Number of times that the chunk was selected."""
     share: float
+    """Share of all draws of the variant."""
     clip_fraction: float | None
+    """Share of these draws that were clipped; None if the chunk was never drawn."""
 
 
 @dataclass(frozen=True)
 class PlanMoment:
-    """State of a plan that is recomputed during training, at one iteration.
-
-    Attributes:
-        iteration: Iteration, from 1.
-        plans: Chunk sizes of the distinct plans over the training seeds.
-        profile_drift: Profile drift, mean over the training seeds.
-        boundary_shift: Boundary shift in steps, mean over the training seeds; None if not recorded.
-    """
+    """State of a plan that is recomputed during training, at one iteration."""
 
     iteration: int
+    """Iteration, from 1."""
     plans: tuple[tuple[int, ...], ...]
+    """Chunk sizes of the distinct plans over the training seeds."""
     profile_drift: float
+    """Profile drift, mean over the training seeds."""
     boundary_shift: float | None
+    """Boundary shift in steps, mean over the training seeds; None if not recorded."""
 
 
 def trained_in_numbers(

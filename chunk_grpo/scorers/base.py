@@ -25,19 +25,16 @@ Need: TypeAlias = Literal["prompt", "metadata"]
 
 @dataclass(frozen=True)
 class ScoreBatch:
-    """B images with their prompts, metadata and groups.
-
-    Attributes:
-        images: uint8 [B, H, W, 3], RGB: the content of a PNG. Training and evaluation judge the same pixels.
-        prompts: B captions.
-        metadata: B parsed records of the prompts table's `metadata` column.
-        groups: B group numbers. Groupwise scorers compare images with the same number.
-    """
+    """B images with their prompts, metadata and groups."""
 
     images: Pictures
+    """uint8 [B, H, W, 3], RGB: the content of a PNG. Training and evaluation judge the same pixels."""
     prompts: Sequence[str]
+    """B captions."""
     metadata: Sequence[Mapping[str, object]]
+    """B parsed records of the prompts table's `metadata` column."""
     groups: Sequence[int]
+    """B group numbers. Groupwise scorers compare images with the same number."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -54,17 +51,14 @@ class ScoreBatch:
 
 @dataclass(frozen=True)
 class Scores:
-    """One value per image, and named details per image. Higher is better.
-
-    Attributes:
-        values: float64 [B]; NaN for a refused image.
-        details: Name to float64 [B]; undefined for a refused image.
-        refused: Row of each refused image to the reason.
-    """
+    """One value per image, and named details per image. Higher is better."""
 
     values: FloatArray
+    """float64 [B]; NaN for a refused image."""
     details: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Name to float64 [B]; undefined for a refused image."""
     refused: Mapping[int, str] = field(default_factory=dict)
+    """Row of each refused image to the reason."""
 
     def rows(self, first: int, last: int) -> Scores:
         """Scores of rows `first` to `last` - 1."""

@@ -44,15 +44,12 @@ transformers pools the text at its highest token id (modeling_clip.py, pull requ
 
 @dataclass(frozen=True)
 class ClipEncoder:
-    """A CLIP model on its device.
-
-    Attributes:
-        model: CLIP model in evaluation mode.
-        scale: exp(logit_scale), computed in float64 from the stored value: bfloat16 would give 98.9 for 100.
-    """
+    """A CLIP model on its device."""
 
     model: CLIPModel
+    """CLIP model in evaluation mode."""
     scale: float
+    """exp(logit_scale), computed in float64 from the stored value: bfloat16 would give 98.9 for 100."""
 
     @property
     def image_size(self) -> int:
@@ -123,17 +120,14 @@ def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -
 
 @dataclass(frozen=True)
 class ClipProcessor:
-    """Converts images and prompts into an encoder's input.
-
-    Attributes:
-        pictures: Image processor that resizes, crops and normalises.
-        tokenizer: Tokenizer that lower-cases; unlike open_clip's, it does not repair broken Unicode (ftfy).
-        max_tokens: Maximum number of tokens of a prompt; longer prompts are truncated, keeping the end token.
-    """
+    """Converts images and prompts into an encoder's input."""
 
     pictures: CLIPImageProcessorPil
+    """Image processor that resizes, crops and normalises."""
     tokenizer: CLIPTokenizer
+    """Tokenizer that lower-cases; unlike open_clip's, it does not repair broken Unicode (ftfy)."""
     max_tokens: int
+    """Maximum number of tokens of a prompt; longer prompts are truncated, keeping the end token."""
 
     def pixels(self, images: Pictures | Sequence[NDArray[np.uint8]]) -> Tensor:
         """Float32 [B, 3, size, size] from uint8 [B, H, W, 3], or from B images [H, W, 3] of different sizes."""

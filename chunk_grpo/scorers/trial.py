@@ -26,19 +26,16 @@ PATCHES = 6
 
 @dataclass(frozen=True)
 class Sample:
-    """Prompts of one split, whose images have one shape.
-
-    Attributes:
-        split: Name of the split.
-        rows: Rows of prompts/1, at least one.
-        height: Height of the split's images, in pixels.
-        width: Width of the split's images, in pixels.
-    """
+    """Prompts of one split, whose images have one shape."""
 
     split: str
+    """Name of the split."""
     rows: Sequence[Mapping[str, str]]
+    """Rows of prompts/1, at least one."""
     height: int
+    """Height of the split's images, in pixels."""
     width: int
+    """Width of the split's images, in pixels."""
 
     def batch(self, copies: int) -> ScoreBatch:
         """A group of `copies` made-up images for each prompt."""
@@ -53,15 +50,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class TrialTimes:
-    """Seconds of a trial.
-
-    Attributes:
-        loading: Seconds of the first call, without those of its images.
-        image: Seconds an image in later calls; None if the trial had one call.
-    """
+    """Seconds of a trial."""
 
     loading: float
+    """Seconds of the first call, without those of its images."""
     image: float | None
+    """Seconds an image in later calls; None if the trial had one call."""
 
 
 def spread(rows: Sequence[Mapping[str, str]], count: int) -> list[Mapping[str, str]]:

@@ -33,17 +33,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Detection:
-    """One shape detected in an image.
-
-    Attributes:
-        box: Box of the best-fitting shape: (left, top, right, bottom) in pixels.
-        overlaps: Intersection over union with each of `SHAPES` of the same area and centroid, in [0, 1].
-        colour_likelihoods: exp(-(distance / 0.15)^2 / 2) of the median colour to each of `COLOURS`, in (0, 1].
-    """
+    """One shape detected in an image."""
 
     box: tuple[float, float, float, float]
+    """Box of the best-fitting shape: (left, top, right, bottom) in pixels."""
     overlaps: Array
+    """Intersection over union with each of `SHAPES` of the same area and centroid, in [0, 1]."""
     colour_likelihoods: Array
+    """exp(-(distance / 0.15)^2 / 2) of the median colour to each of `COLOURS`, in (0, 1]."""
 
     @property
     def shape(self) -> str:

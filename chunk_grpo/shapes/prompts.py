@@ -45,19 +45,16 @@ SHAPE_KNOWLEDGE = {
 
 @dataclass(frozen=True)
 class Demand:
-    """One entry of GenEval's `include`: at least `count` objects of a class, colour and relation.
-
-    Attributes:
-        shape: Class of the objects.
-        count: Minimum number of objects.
-        colour: Colour of the objects; None: any.
-        relation: Relation to the objects of entry 0, one of `RELATIONS`; None: any position.
-    """
+    """One entry of GenEval's `include`: at least `count` objects of a class, colour and relation."""
 
     shape: str
+    """Class of the objects."""
     count: int = 1
+    """Minimum number of objects."""
     colour: str | None = None
+    """Colour of the objects; None: any."""
     relation: str | None = None
+    """Relation to the objects of entry 0, one of `RELATIONS`; None: any position."""
 
 
 @dataclass(frozen=True)

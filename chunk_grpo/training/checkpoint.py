@@ -64,22 +64,19 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class TrainingState:
-    """State that resumes a run. Random streams are functions of the iteration and have no state.
-
-    Attributes:
-        iteration: Number of completed iterations, >= 0.
-        network: State dict of the trained weights: the whole policy, or the adapter alone. Here and below, tensors may
-            be sharded; a loaded state has a `StoredTensor` in their place.
-        optimizer: State dict of the optimiser.
-        rows: Metric rows (iteration, metric, value) so far.
-        extra: Other plain values and tensors by name, such as averaged weights or a chunk plan; {} if unused.
-    """
+    """State that resumes a run. Random streams are functions of the iteration and have no state."""
 
     iteration: int
+    """Number of completed iterations, >= 0."""
     network: dict[str, Any]
+    """State dict of the trained weights: the whole policy, or the adapter alone. Here and below, tensors may be
+    sharded; a loaded state has a `StoredTensor` in their place."""
     optimizer: dict[str, Any]
+    """State dict of the optimiser."""
     rows: list[tuple[int, str, float]]
+    """Metric rows (iteration, metric, value) so far."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """Other plain values and tensors by name, such as averaged weights or a chunk plan; {} if unused."""
 
 
 class CheckpointStore:

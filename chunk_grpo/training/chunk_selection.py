@@ -29,40 +29,34 @@ from chunk_grpo.training.rollouts import SampledTrajectories
 
 @dataclass(frozen=True)
 class TrainedChunks:
-    """The trained chunks of B trajectories.
-
-    Attributes:
-        assignment: Chunk of each step. Each chunk has one importance ratio.
-        selected: bool [B, Kmax], whether a chunk is trained.
-        weights: [B, Kmax], weight of each chunk's clipped term in the objective; None: all 1.
-        kl_weights: [B, Kmax], weight of each chunk's KL divergence; None: all 1.
-    """
+    """The trained chunks of B trajectories."""
 
     assignment: ChunkAssignment
+    """Chunk of each step. Each chunk has one importance ratio."""
     selected: Tensor
+    """Bool [B, Kmax], whether a chunk is trained."""
     weights: Tensor | None
+    """[B, Kmax], weight of each chunk's clipped term in the objective; None: all 1."""
     kl_weights: Tensor | None = None
+    """[B, Kmax], weight of each chunk's KL divergence; None: all 1."""
 
 
 @dataclass(frozen=True)
 class DrawContext:
-    """Index of a draw of chunks: its update, and the rows of this process among all rows.
-
-    Attributes:
-        seed: Training seed.
-        iteration: Number of the iteration, from 1.
-        iterations: Number of iterations of the whole run.
-        update: Number of the update within the iteration, from 0.
-        rows: Indices of this process's rows among the update's rows of all processes.
-        total: Number of the update's rows in all processes.
-    """
+    """Index of a draw of chunks: its update, and the rows of this process among all rows."""
 
     seed: int
+    """Training seed."""
     iteration: int
+    """Number of the iteration, from 1."""
     iterations: int
+    """Number of iterations of the whole run."""
     update: int
+    """Number of the update within the iteration, from 0."""
     rows: range
+    """Indices of this process's rows among the update's rows of all processes."""
     total: int
+    """Number of the update's rows in all processes."""
 
 
 class ChunkSelector:

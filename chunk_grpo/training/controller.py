@@ -18,15 +18,12 @@ Verdict = Literal["best", "within", "fallen", "ended"]
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far an update may go.
-
-    Attributes:
-        kl_coef: Weight of the KL divergence to the reference policy.
-        clip_scale: Factor of the variant's clip range.
-    """
+    """How far an update may go."""
 
     kl_coef: float
+    """Weight of the KL divergence to the reference policy."""
     clip_scale: float = 1.0
+    """Factor of the variant's clip range."""
 
 
 class Controller:

@@ -29,19 +29,16 @@ from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
 @dataclass(frozen=True)
 class HeldoutSettings:
-    """Settings of the held-out images.
-
-    Attributes:
-        images_per_prompt: Images per prompt, each with its own fixed noise.
-        seed: Seed of the image noise.
-        batch_size: Images in one forward pass.
-        decode_batch_size: Images that are decoded together.
-    """
+    """Settings of the held-out images."""
 
     images_per_prompt: int
+    """Images per prompt, each with its own fixed noise."""
     seed: int
+    """Seed of the image noise."""
     batch_size: int
+    """Images in one forward pass."""
     decode_batch_size: int
+    """Images that are decoded together."""
 
 
 def heldout_images(
@@ -120,19 +117,16 @@ class _Share:
 
 @dataclass(frozen=True)
 class HeldoutResult:
-    """Result of one held-out evaluation.
-
-    Attributes:
-        metrics: Values by name.
-        images: [P * I, 3, H, W] in [0, 1]; the I images of a prompt are consecutive.
-        decisive: Score of the first scorer that is not trained on; without any, the reward.
-        is_best: Whether that score is higher than all earlier ones.
-    """
+    """Result of one held-out evaluation."""
 
     metrics: dict[str, float]
+    """Values by name."""
     images: NDArray[np.float32]
+    """[P * I, 3, H, W] in [0, 1]; the I images of a prompt are consecutive."""
     decisive: float
+    """Score of the first scorer that is not trained on; without any, the reward."""
     is_best: bool
+    """Whether that score is higher than all earlier ones."""
 
 
 class HeldoutEvaluation:

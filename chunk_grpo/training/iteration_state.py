@@ -15,19 +15,16 @@ from chunk_grpo.training.update import UpdateStats
 
 @dataclass
 class IterationState:
-    """An iteration in progress.
-
-    Attributes:
-        batch: Trajectories and advantages of the iteration.
-        metrics: Rollout metrics by name.
-        updates: Statistics and gradient norm of each completed update.
-        seconds: Time spent on updates, in seconds.
-    """
+    """An iteration in progress."""
 
     batch: TrainingBatch
+    """Trajectories and advantages of the iteration."""
     metrics: dict[str, float]
+    """Rollout metrics by name."""
     updates: list[tuple[UpdateStats, float]] = field(default_factory=list)
+    """Statistics and gradient norm of each completed update."""
     seconds: float = 0.0
+    """Time spent on updates, in seconds."""
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, for a checkpoint. Prompts are left out: the iteration determines them."""

@@ -25,38 +25,32 @@ FORMAT = "chunk_grpo.progress/2"
 
 @dataclass(frozen=True)
 class Heading:
-    """First line of a journal: identifies the run.
-
-    Attributes:
-        identity: Name of the computation: code, settings and inputs.
-        seed: Training seed of this run.
-        iterations: Number of iterations of a whole run.
-        done: Number of iterations that were complete when this process started.
-    """
+    """First line of a journal: identifies the run."""
 
     identity: str
+    """Name of the computation: code, settings and inputs."""
     seed: int
+    """Training seed of this run."""
     iterations: int
+    """Number of iterations of a whole run."""
     done: int
+    """Number of iterations that were complete when this process started."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """Content of a journal. All times are in seconds since 1970.
-
-    Attributes:
-        heading: First line.
-        started: Start time of the process.
-        metrics: Values by iteration and metric; iteration 0 is the base model.
-        times: End time of each iteration of this process. Iterations of earlier processes are missing.
-        ended: Time at which training finished; None while it runs, and for a stopped process.
-    """
+    """Content of a journal. All times are in seconds since 1970."""
 
     heading: Heading
+    """First line."""
     started: float
+    """Start time of the process."""
     metrics: Mapping[int, Mapping[str, float]]
+    """Values by iteration and metric; iteration 0 is the base model."""
     times: Mapping[int, float]
+    """End time of each iteration of this process. Iterations of earlier processes are missing."""
     ended: float | None
+    """Time at which training finished; None while it runs, and for a stopped process."""
 
 
 class Journal:

@@ -26,17 +26,14 @@ from chunk_grpo.training.update import Policies, Update, UpdateStats
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Training data of one iteration.
-
-    Attributes:
-        iteration: Number of the iteration, from 1.
-        experience: Trajectories of this process; the rows of each update are consecutive.
-        advantages: Advantages of these rows, float64 [B] or [B, K].
-    """
+    """Training data of one iteration."""
 
     iteration: int
+    """Number of the iteration, from 1."""
     experience: Experience
+    """Trajectories of this process; the rows of each update are consecutive."""
     advantages: Tensor
+    """Advantages of these rows, float64 [B] or [B, K]."""
 
 
 class Learner:

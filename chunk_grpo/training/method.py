@@ -36,17 +36,14 @@ from chunk_grpo.core.sde import SDE, Sampler, step_noise
 
 @dataclass(frozen=True)
 class StepGrid:
-    """The sampling grid of the rollouts.
-
-    Attributes:
-        times: Time grid, float64 [S + 1].
-        noise: Noise strength of each noisy step [S - 1], in the unit of `sampler`.
-        sampler: Sampler of the noisy steps.
-    """
+    """The sampling grid of the rollouts."""
 
     times: Tensor
+    """Time grid, float64 [S + 1]."""
     noise: Tensor
+    """Noise strength of each noisy step [S - 1], in the unit of `sampler`."""
     sampler: Sampler = SDE
+    """Sampler of the noisy steps."""
 
     @property
     def num_sde_steps(self) -> int:
@@ -64,61 +61,58 @@ class StepGrid:
 
 @dataclass(frozen=True)
 class Method:
-    """Settings of a variant, with all defaults filled in.
-
-    Attributes:
-        grid: Sampling grid of the rollouts.
-        window: Sliding window of noisy steps; None: all steps but the last are noisy.
-        branching: Branches in place of whole noisy trajectories, or None.
-        plan: Chunk plan at the start. With an adaptive plan: the plan of the mean profile, which is not trained.
-        chunk_weights: Eq. (16) weights [K] of the chunks of `plan`.
-        adaptive_size: Largest chunk of an adaptive plan; None: one plan for all trajectories.
-        guided_chunks: Number of chunks of a guided plan; None: another kind of plan.
-        replan_every: Interval in iterations at which a guided plan is recomputed; None: never.
-        selection: Rule by which chunks are drawn.
-        selection_exponent: Exponent of the weights of that rule, in (0, 1].
-        fraction: Share of the chunks drawn for each trajectory and update, in (0, 1].
-        train_chunks: Chunks that may be drawn; None: all.
-        objective: Level of the importance ratio.
-        step_weights: Weights of the step objective's terms.
-        clip_range: Half width of the ratio's trust region: one, or a tensor [K].
-        kl_coef: Weight of the KL divergence to the reference policy, at least 0.
-        ratio_norm: Normalisation of the log-ratio.
-        trust_region: Whether ratios are clipped, or divergences limited.
-        likelihood: What stands for log p of a step.
-        nft_beta: Mixture of DiffusionNFT's velocities, above 0.
-        controlled: Whether the controller of the held-out scores acts on the training.
-        advantage_std: Kind of standard deviation that divides the rewards.
-        advantage_clip: Bound on the absolute advantage.
-        combine: Whether rewards or advantages of several scorers are summed.
-        chunk_rewards: For each chunk the weight of each scorer; None: one reward for all chunks.
-    """
+    """Settings of a variant, with all defaults filled in."""
 
     grid: StepGrid
+    """Sampling grid of the rollouts."""
     window: WindowParams | None
+    """Sliding window of noisy steps; None: all steps but the last are noisy."""
     branching: BranchingParams | None
+    """Branches in place of whole noisy trajectories, or None."""
     plan: ChunkPlan
+    """Chunk plan at the start. With an adaptive plan: the plan of the mean profile, which is not trained."""
     chunk_weights: Tensor
+    """Eq. (16) weights [K] of the chunks of `plan`."""
     adaptive_size: int | None
+    """Largest chunk of an adaptive plan; None: one plan for all trajectories."""
     guided_chunks: int | None
+    """Number of chunks of a guided plan; None: another kind of plan."""
     replan_every: int | None
+    """Interval in iterations at which a guided plan is recomputed; None: never."""
     selection: Selection
+    """Rule by which chunks are drawn."""
     selection_exponent: float
+    """Exponent of the weights of that rule, in (0, 1]."""
     fraction: float
+    """Share of the chunks drawn for each trajectory and update, in (0, 1]."""
     train_chunks: tuple[int, ...] | None
+    """Chunks that may be drawn; None: all."""
     objective: Objective
+    """Level of the importance ratio."""
     step_weights: StepWeights
+    """Weights of the step objective's terms."""
     clip_range: ClipRange
+    """Half width of the ratio's trust region: one, or a tensor [K]."""
     kl_coef: float
+    """Weight of the KL divergence to the reference policy, at least 0."""
     ratio_norm: RatioNorm
+    """Normalisation of the log-ratio."""
     trust_region: TrustRegion
+    """Whether ratios are clipped, or divergences limited."""
     likelihood: Likelihood
+    """What stands for log p of a step."""
     nft_beta: float
+    """Mixture of DiffusionNFT's velocities, above 0."""
     controlled: bool
+    """Whether the controller of the held-out scores acts on the training."""
     advantage_std: AdvantageStd
+    """Kind of standard deviation that divides the rewards."""
     advantage_clip: float
+    """Bound on the absolute advantage."""
     combine: Combine
+    """Whether rewards or advantages of several scorers are summed."""
     chunk_rewards: tuple[Mapping[str, float], ...] | None
+    """For each chunk the weight of each scorer; None: one reward for all chunks."""
 
 
 def method_from(

@@ -13,15 +13,12 @@ from chunk_grpo.training.chunk_selection import TrainedChunks
 
 @dataclass(frozen=True)
 class Packing:
-    """Micro-batches of trained items, each int64 [n, 2]: row and step of each item.
-
-    Attributes:
-        divided: Micro-batches with items of chunks that are larger than a micro-batch.
-        whole: Micro-batches with items of the other chunks; all items of a chunk are in the same one.
-    """
+    """Micro-batches of trained items, each int64 [n, 2]: row and step of each item."""
 
     divided: tuple[Tensor, ...]
+    """Micro-batches with items of chunks that are larger than a micro-batch."""
     whole: tuple[Tensor, ...]
+    """Micro-batches with items of the other chunks; all items of a chunk are in the same one."""
 
     @property
     def all(self) -> tuple[Tensor, ...]:

@@ -39,22 +39,20 @@ class SampledTrajectories:
 
     Latents are on the family's device, the small tables `first_step`, `noisy` and `log_probs` on the CPU: what is
     computed from them, with its checks, then never waits for the device.
-
-    Attributes:
-        states: States [B, Z + 1, L, D].
-        first_step: int64 [B], the step that begins at `states[:, 0]`.
-        noisy: bool [B, S - 1], whether a step carries noise and can be trained.
-        log_probs: Log-probabilities [B, S - 1] under the sampling policy; 0 where a step is not noisy.
-        means: Means of the noisy steps [B, Z or Z - 1, L, D]; None if the ratio is not normalised.
-        finals: Final latents of the images [B, L, D].
     """
 
     states: Tensor
+    """States [B, Z + 1, L, D]."""
     first_step: Tensor
+    """int64 [B], the step that begins at `states[:, 0]`."""
     noisy: Tensor
+    """Bool [B, S - 1], whether a step carries noise and can be trained."""
     log_probs: Tensor
+    """Log-probabilities [B, S - 1] under the sampling policy; 0 where a step is not noisy."""
     means: Tensor | None
+    """Means of the noisy steps [B, Z or Z - 1, L, D]; None if the ratio is not normalised."""
     finals: Tensor
+    """Final latents of the images [B, L, D]."""
 
     def rows(self, where: slice) -> SampledTrajectories:
         """The trajectories at these rows."""
@@ -75,41 +73,36 @@ class Experience:
     All images of an iteration are Q groups of G, each standardised on its own: row = group * G + number within the
     group. The groups of a prompt are consecutive. A process has an equal part of each update's rows, and so parts of
     groups.
-
-    Attributes:
-        prompts: Prompt of each image, B rows.
-        trajectories: Trajectories of the images.
-        group_size: Images per group, G.
-        scores: Values [B] of each scorer.
-        seconds: Seconds by phase.
     """
 
     prompts: PromptSet
+    """Prompt of each image, B rows."""
     trajectories: SampledTrajectories
+    """Trajectories of the images."""
     group_size: int
+    """Images per group, G."""
     scores: dict[str, NDArray[np.float64]]
+    """Values [B] of each scorer."""
     seconds: dict[str, float]
+    """Seconds by phase."""
 
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of the rollout.
-
-    Attributes:
-        group_size: Images per prompt; with branches, per prompt and branch point.
-        batch_size: Trajectories in one forward pass.
-        same_noise_in_group: Whether the images of a group start from the same noise.
-        background: Whether a batch is decoded and scored while the next one is sampled.
-        seed: Training seed. With iteration and row it determines the noise of a trajectory.
-        decode_batch_size: Images that are decoded together.
-    """
+    """Settings of the rollout."""
 
     group_size: int
+    """Images per prompt; with branches, per prompt and branch point."""
     batch_size: int
+    """Trajectories in one forward pass."""
     same_noise_in_group: bool
+    """Whether the images of a group start from the same noise."""
     background: bool
+    """Whether a batch is decoded and scored while the next one is sampled."""
     seed: int
+    """Training seed. With iteration and row it determines the noise of a trajectory."""
     decode_batch_size: int
+    """Images that are decoded together."""
 
 
 def collect_experience(

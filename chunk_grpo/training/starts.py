@@ -15,16 +15,14 @@ class Iteration:
 
     A start is the initial noise of one trajectory, or of one ODE run with its branches. The starts of all processes are
     numbered in the order of the prompts; the number names the noise, so the shares do not affect the images.
-
-    Attributes:
-        number: Number of the iteration, from 1.
-        prompts: Prompts of all processes, P.
-        starts: Numbers of this process's starts.
     """
 
     number: int
+    """Number of the iteration, from 1."""
     prompts: PromptSet
+    """Prompts of all processes, P."""
     starts: Sequence[int]
+    """Numbers of this process's starts."""
 
 
 def starts_per_prompt(group_size: int, branching: BranchingParams | None) -> int:

@@ -41,65 +41,56 @@ NoiseOfItems = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class UpdateBatch:
-    """Training data of one update: latents and prompts on the policy's device, everything else on the CPU.
-
-    Attributes:
-        states: States of whole trajectories or parts of them [B, Z + 1, L, D].
-        first_step: int64 [B], the step that begins at `states[:, 0]`.
-        conditioning: Prompts of the B trajectories; a micro-batch's are read and sent to the device for its passes.
-        advantages: Advantages [B], or [B, Kmax] with a reward per chunk.
-        old_log_probs: Log-probabilities [B, S - 1] under the sampling policy.
-        old_means: Means of the noisy steps [B, Z or Z - 1, L, D], or the sampling policy's velocities at the states of
-            the forward process; None if the method needs neither.
-        chunks: Trained chunks and their weights.
-        finals: Final latents [B, L, D]; None without a forward process.
-        noise: Noise of items of the forward process; None without one.
-    """
+    """Training data of one update: latents and prompts on the policy's device, everything else on the CPU."""
 
     states: Tensor
+    """States of whole trajectories or parts of them [B, Z + 1, L, D]."""
     first_step: Tensor
+    """int64 [B], the step that begins at `states[:, 0]`."""
     conditioning: ConditioningRows
+    """Prompts of the B trajectories; a micro-batch's are read and sent to the device for its passes."""
     advantages: Tensor
+    """Advantages [B], or [B, Kmax] with a reward per chunk."""
     old_log_probs: Tensor
+    """Log-probabilities [B, S - 1] under the sampling policy."""
     old_means: Tensor | None
+    """Means of the noisy steps [B, Z or Z - 1, L, D], or the sampling policy's velocities at the states of the
+    forward process; None if the method needs neither."""
     chunks: TrainedChunks
+    """Trained chunks and their weights."""
     finals: Tensor | None = None
+    """Final latents [B, L, D]; None without a forward process."""
     noise: NoiseOfItems | None = None
+    """Noise of items of the forward process; None without one."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Settings of the clipped objective.
-
-    Attributes:
-        clip_range: Half width of the ratio's trust region, above 0: one number, or a tensor [K].
-        kl_coef: Weight of the KL divergence to the reference policy, at least 0.
-        ratio_norm: Normalisation of the log-ratio.
-        trust_region: Whether ratios are clipped, or divergences from the sampling policy are limited by `clip_range`.
-        likelihood: What stands for log p of a step.
-        advantage_clip: Bound of the advantages; DiffusionNFT's probabilities depend on it.
-        nft_beta: Mixture of DiffusionNFT's velocities, above 0.
-    """
+    """Settings of the clipped objective."""
 
     clip_range: ClipRange
+    """Half width of the ratio's trust region, above 0: one number, or a tensor [K]."""
     kl_coef: float = 0.0
+    """Weight of the KL divergence to the reference policy, at least 0."""
     ratio_norm: RatioNorm = "none"
+    """Normalisation of the log-ratio."""
     trust_region: TrustRegion = "clip"
+    """Whether ratios are clipped, or divergences from the sampling policy are limited by `clip_range`."""
     likelihood: Likelihood = "transition"
+    """What stands for log p of a step."""
     advantage_clip: float = 5.0
+    """Bound of the advantages; DiffusionNFT's probabilities depend on it."""
     nft_beta: float = 1.0
+    """Mixture of DiffusionNFT's velocities, above 0."""
 
 
 class StepValues(Protocol):
-    """Values of (sample, step) items. Rows [n] and steps [n] name the items.
-
-    Attributes:
-        has_ratio: Whether the objective has the ratio exp(value - old value); else the value itself is maximised.
-        drift: Divergence from the sampling policy [B, S - 1], at the items whose value was computed; None: not needed.
-    """
+    """Values of (sample, step) items. Rows [n] and steps [n] name the items."""
 
     has_ratio: bool
+    """Whether the objective has the ratio exp(value - old value); else the value itself is maximised."""
     drift: Tensor | None
+    """Divergence from the sampling policy [B, S - 1], at the items whose value was computed; None: not needed."""
 
     def old(self, kept: Tensor) -> Tensor:
         """Values [B, S - 1] under the sampling policy, from the `old_log_probs` [B, S - 1] that are kept."""
@@ -188,21 +179,18 @@ class TransitionValues:
 
 @dataclass(frozen=True)
 class NoisedPrediction:
-    """Velocity of a policy at states of the forward process.
-
-    Attributes:
-        velocity: [n, L, D].
-        x: The states [n, L, D].
-        x0: Final latents [n, L, D].
-        noise: Noise of the states [n, L, D].
-        t: Their times [n].
-    """
+    """Velocity of a policy at states of the forward process."""
 
     velocity: Tensor
+    """[n, L, D]."""
     x: Tensor
+    """The states [n, L, D]."""
     x0: Tensor
+    """Final latents [n, L, D]."""
     noise: Tensor
+    """Noise of the states [n, L, D]."""
     t: Tensor
+    """Their times [n]."""
 
 
 class MatchingValues:

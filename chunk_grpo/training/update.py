@@ -30,23 +30,20 @@ ValueOfItems = Callable[[Any, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """Statistics of one update over its n selected chunks and m trained items.
-
-    Attributes:
-        ratios: Ratios of the selected chunks [n].
-        chunk: int64 [n], number of the chunk of each ratio.
-        clipped: bool [n], whether clipping stopped the gradient of the ratio.
-        kl_sum: Sum over the items of the KL divergence from the reference policy.
-        steps: int64 [m], step of each item.
-        log_prob_change: New minus old log-probability of each item [m], from the pass with gradients.
-    """
+    """Statistics of one update over its n selected chunks and m trained items."""
 
     ratios: Tensor
+    """Ratios of the selected chunks [n]."""
     chunk: Tensor
+    """int64 [n], number of the chunk of each ratio."""
     clipped: Tensor
+    """Bool [n], whether clipping stopped the gradient of the ratio."""
     kl_sum: float
+    """Sum over the items of the KL divergence from the reference policy."""
     steps: Tensor
+    """int64 [m], step of each item."""
     log_prob_change: Tensor
+    """New minus old log-probability of each item [m], from the pass with gradients."""
 
     @classmethod
     def of_all(cls, parts: Sequence[UpdateStats]) -> UpdateStats:

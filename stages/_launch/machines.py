@@ -42,21 +42,18 @@ _CALL = "call"  # this name is in the store while machine 0 waits for others
 
 @dataclass(frozen=True)
 class Machines:
-    """This machine among those that share a stage.
-
-    Attributes:
-        count: Number of machines, >= 1.
-        index: Number of this machine, from 0.
-        address: Host name or IP address of machine 0.
-        port: TCP port on machine 0 where the machines meet.
-        key: Key that signs what they say; empty for one machine.
-    """
+    """This machine among those that share a stage."""
 
     count: int = 1
+    """Number of machines, >= 1."""
     index: int = 0
+    """Number of this machine, from 0."""
     address: str = "127.0.0.1"
+    """Host name or IP address of machine 0."""
     port: int = _PORT
+    """TCP port on machine 0 where the machines meet."""
     key: bytes = field(default=b"", repr=False)
+    """Key that signs what they say; empty for one machine."""
 
     @property
     def others(self) -> range:
@@ -66,25 +63,22 @@ class Machines:
 
 @dataclass(frozen=True)
 class Ticket:
-    """A stage to be run by all machines.
-
-    Attributes:
-        arguments: Arguments of Python.
-        folder: Folder of the stage on machine 0.
-        params: Text of the parameter file.
-        code: Digest of the pipeline's code.
-        processes: Number of processes on each machine.
-        port: Port on machine 0 where the processes meet.
-        name: Unique name.
-    """
+    """A stage to be run by all machines."""
 
     arguments: list[str]
+    """Arguments of Python."""
     folder: str
+    """Folder of the stage on machine 0."""
     params: str
+    """Text of the parameter file."""
     code: str
+    """Digest of the pipeline's code."""
     processes: int
+    """Number of processes on each machine."""
     port: int
+    """Port on machine 0 where the processes meet."""
     name: str = ""
+    """Unique name."""
 
 
 def is_stage(arguments: Sequence[str]) -> bool:
@@ -98,15 +92,12 @@ def is_stage(arguments: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a machine's processes ended.
-
-    Attributes:
-        code: Exit code; 0: all succeeded.
-        account: Lines on the first process that failed.
-    """
+    """How a machine's processes ended."""
 
     code: int
+    """Exit code; 0: all succeeded."""
     account: str = ""
+    """Lines on the first process that failed."""
 
 
 def machines_of_environment() -> Machines:

@@ -93,19 +93,16 @@ def run_processes(
 
 @dataclass(frozen=True)
 class Share:
-    """The processes that a launcher starts.
-
-    Attributes:
-        count: Number of processes on this machine, and on each other one.
-        machines: This machine's place.
-        port: Port on machine 0 where the processes meet.
-        link: Exchange with the other machines; None: this machine is alone.
-    """
+    """The processes that a launcher starts."""
 
     count: int
+    """Number of processes on this machine, and on each other one."""
     machines: Machines
+    """This machine's place."""
     port: int
+    """Port on machine 0 where the processes meet."""
     link: Link | None = None
+    """Exchange with the other machines; None: this machine is alone."""
 
 
 def launch(arguments: Sequence[str], share: Share, seconds: float, *, on_cpu: bool) -> tuple[Outcome, bool]:

@@ -60,3 +60,32 @@ def test_shared_names_stand_in_one_module() -> None:
 def test_a_path_of_one_machine_would_be_found(line: str) -> None:
     for folder in ("home", "root", "Users", "work"):
         assert OF_ONE_MACHINE.search(line.format(folder))
+
+
+def described_elsewhere(source: str) -> list[str]:
+    """Fields that their class declares, but describes in its own docstring."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            section = (ast.get_docstring(node) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+            declared = {
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            }
+            names = re.findall(r"^    (\w+)(?: \(.*\))?:", section, re.M)
+            found += [f"{node.name}.{name}" for name in names if name in declared]
+    return found
+
+
+def test_fields_are_described_where_they_are_declared() -> None:
+    code = files(".py")
+    assert len(code) > 100
+    found = {path: described_elsewhere(path.read_text(encoding="utf-8")) for path in code}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_finds_a_field_described_elsewhere() -> None:
+    assert described_elsewhere(
+        'class A:\n    """B.\n\n    Attributes:\n        c: D.\n    """\n\n    c: int\n'
+    ) == ["A.c"]

@@ -31,24 +31,21 @@ def as_decoded(family: Any, latents: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """How a family's pipeline is called.
-
-    Attributes:
-        scales: Scales of classifier-free guidance.
-        keywords: Keywords of the call with a scale away from B negative prompts.
-        tokens: Text tokens.
-        sizes: Height and width of images.
-        given: Noise as the call takes it.
-        found: Latents as the call returns them.
-        embedded: Embedded guidance strength.
-        away: Negative prompt.
-    """
+    """How a family's pipeline is called."""
 
     scales: tuple[float, ...]
+    """Scales of classifier-free guidance."""
     keywords: Callable[[float, list[str]], Mapping[str, object]]
+    """Keywords of the call with a scale away from B negative prompts."""
     tokens: int
+    """Text tokens."""
     sizes: tuple[tuple[int, int], ...] = ((32, 32), (40, 64))
+    """Height and width of images."""
     given: Callable[[Any, Tensor], Tensor] = as_tokens
+    """Noise as the call takes it."""
     found: Callable[[Any, Tensor], Tensor] = as_tokens
+    """Latents as the call returns them."""
     embedded: float = 3.5
+    """Embedded guidance strength."""
     away: str = "a green cross"
+    """Negative prompt."""

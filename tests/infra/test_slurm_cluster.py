@@ -59,13 +59,10 @@ exec {python} "$@"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A SLURM of four nodes.
-
-    Attributes:
-        folder: Folder of its configuration.
-    """
+    """A SLURM of four nodes."""
 
     folder: Path
+    """Folder of its configuration."""
 
     def run(self, work: Path, *command: str) -> str:
         """Output of a command of SLURM."""

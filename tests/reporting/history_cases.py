@@ -29,23 +29,20 @@ def evaluation(number: int, model: str = "0123456789abcdef", **changes: object) 
 
 @dataclass(frozen=True)
 class Case:
-    """Ingredients of a workspace's scores.
-
-    Attributes:
-        image_seed: Of the noise; equal seeds give equal scores.
-        shift: (policy, scorer) to what is added to the expected scores.
-        hashes: Scorer to its spec's hash, where it is not "v1".
-        per_category: Prompts of each of the six categories.
-        variants: Trained policies.
-        other_prompts: Whether the prompts are others, under other ids.
-    """
+    """Ingredients of a workspace's scores."""
 
     image_seed: int = 0
+    """Of the noise; equal seeds give equal scores."""
     shift: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """(policy, scorer) to what is added to the expected scores."""
     hashes: Mapping[str, str] = field(default_factory=dict)
+    """Scorer to its spec's hash, where it is not "v1"."""
     per_category: int = 10
+    """Prompts of each of the six categories."""
     variants: tuple[str, ...] = VARIANTS
+    """Trained policies."""
     other_prompts: bool = False
+    """Whether the prompts are others, under other ids."""
 
 
 def write_workspace(root: Path, case: Case = Case()) -> Path:

@@ -61,17 +61,14 @@ PADDED_VOCABULARY = 1024
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a checkpoint, alike for text and image encoder; the head always has its real widths.
-
-    Attributes:
-        width: A multiple of 16 times `heads`.
-        layers: Of each.
-        heads: An even number; the text has half as many of keys and values.
-    """
+    """Sizes of a checkpoint, alike for text and image encoder; the head always has its real widths."""
 
     width: int = 32
+    """A multiple of 16 times `heads`."""
     layers: int = 2
+    """Of each."""
     heads: int = 2
+    """An even number; the text has half as many of keys and values."""
 
 
 def make_hpsv3(folder: Path, seed: int = 0, sizes: Sizes = Sizes()) -> Path:

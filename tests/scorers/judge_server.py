@@ -25,21 +25,18 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer of the server.
-
-    Attributes:
-        status: HTTP status.
-        body: Sent as it is; a text becomes the content of a chat completion.
-        headers: Besides the usual ones.
-        wait_seconds: Before the answer.
-        drop: Close the connection without an answer.
-    """
+    """One answer of the server."""
 
     body: bytes | str = ""
+    """Sent as it is; a text becomes the content of a chat completion."""
     status: int = 200
+    """HTTP status."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    """Besides the usual ones."""
     wait_seconds: float = 0.0
+    """Before the answer."""
     drop: bool = False
+    """Close the connection without an answer."""
 
     def content(self) -> bytes:
         return self.body if isinstance(self.body, bytes) else completion(self.body)

@@ -18,21 +18,18 @@ from tests.waiting import wait_for
 
 @dataclass(frozen=True)
 class Pair:
-    """Machine 0 and the one that follows it.
-
-    Attributes:
-        folders: Folder of each.
-        port: Where they meet.
-        processes: Number of processes on each.
-        code: Folder of the code on each.
-        keys: File with the key of each.
-    """
+    """Machine 0 and the one that follows it."""
 
     folders: tuple[Path, Path]
+    """Folder of each."""
     port: int
+    """Where they meet."""
     processes: int
+    """Number of processes on each."""
     code: tuple[Path, Path]
+    """Folder of the code on each."""
     keys: tuple[Path, Path]
+    """File with the key of each."""
 
     def environment(self, machine: int) -> dict[str, str]:
         places = {

@@ -49,15 +49,12 @@ SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a training run.
-
-    Attributes:
-        rows: its metrics.
-        weights: the policy's state dict.
-    """
+    """Result of a training run."""
 
     rows: list[MetricRow]
+    """Its metrics."""
     weights: dict[str, torch.Tensor]
+    """The policy's state dict."""
 
     def without_times(self) -> list[MetricRow]:
         """The metrics but for those that a clock gave."""

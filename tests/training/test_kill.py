@@ -40,17 +40,14 @@ evaluated old log-probabilities; the plan follows the policy besides."""
 
 @dataclass
 class Story:
-    """Events of a run.
-
-    Attributes:
-        died: How often it died in each phase.
-        resumed: Iterations of the checkpoints that training went on from.
-        finished: How often it came to its end.
-    """
+    """Events of a run."""
 
     died: Counter[Phase] = field(default_factory=Counter)
+    """How often it died in each phase."""
     resumed: list[int] = field(default_factory=list)
+    """Iterations of the checkpoints that training went on from."""
     finished: int = 0
+    """How often it came to its end."""
 
     def __str__(self) -> str:
         return f"died in {dict(self.died)}; went on from iterations {self.resumed}; finished {self.finished} times"

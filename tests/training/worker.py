@@ -43,69 +43,63 @@ SGD_RATE = 100.0
 
 @dataclass(frozen=True)
 class Job:
-    """One call of the trainer.
-
-    Attributes:
-        variant: Settings of the variant.
-        train: Changes to the `train` section.
-        folder: Of checkpoints and logs; jobs with the same one resume each other.
-        stop_at: Number of the look at the stop request that is answered with yes, by process 1.
-        own_folder: Whether each process gets a folder of its own below that.
-        dtype: Floating-point type of the base weights.
-        sgd: Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding
-            error in a gradient near 0 moves a weight as far as any other.
-        device: Device of the policy and the prompts; cuda is each process's own GPU.
-        attention_backend: Of diffusers; None: the library's default.
-        compiler: What torch.compile does with the graphs of `train.compile`.
-        apart: Whether each process counts as a machine of its own.
-        cfg_scale: Scale of classifier-free guidance away from the first prompt.
-        cfg_passes: Passes of the network for a guided velocity.
-        family: Name of the family, which encodes the texts of the prompts itself unless it is the toy FLUX.
-        checkpoint: Random checkpoint of the family; None: the toy FLUX.
-    """
+    """One call of the trainer."""
 
     variant: dict[str, Any] = field(default_factory=lambda: dict(CHUNK_WS))
+    """Settings of the variant."""
     train: dict[str, Any] = field(default_factory=dict)
+    """Changes to the `train` section."""
     folder: str = "job"
+    """Of checkpoints and logs; jobs with the same one resume each other."""
     stop_at: int | None = None
+    """Number of the look at the stop request that is answered with yes, by process 1."""
     own_folder: bool = False
+    """Whether each process gets a folder of its own below that."""
     dtype: str = "float32"
+    """Floating-point type of the base weights."""
     sgd: bool = False
+    """Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding error in a
+    gradient near 0 moves a weight as far as any other."""
     device: str = "cpu"
+    """Device of the policy and the prompts; cuda is each process's own GPU."""
     attention_backend: str | None = None
+    """Of diffusers; None: the library's default."""
     compiler: str = "inductor"
+    """What torch.compile does with the graphs of `train.compile`."""
     apart: bool = False
+    """Whether each process counts as a machine of its own."""
     cfg_scale: float = 1.0
+    """Scale of classifier-free guidance away from the first prompt."""
     cfg_passes: Literal[1, 2] = 1
+    """Passes of the network for a guided velocity."""
     family: str = "flux"
+    """Name of the family, which encodes the texts of the prompts itself unless it is the toy FLUX."""
     checkpoint: str | None = None
+    """Random checkpoint of the family; None: the toy FLUX."""
 
 
 @dataclass
 class Seen:
-    """Result of a job in one process.
-
-    Attributes:
-        error: The error that ended it, or "".
-        rows: Metrics.
-        gradient: Of the first update, before it is clipped.
-        moved: Weights at the end less those at the start; None with an adapter.
-        held: Of the trained weights and of a copy for reference, the share that this process holds.
-        looks: How often it looked at the stop request.
-        items: Of each update, how many items this process trained.
-        weights: At the end.
-        sizes: Of the plan at the end.
-    """
+    """Result of a job in one process."""
 
     error: str = ""
+    """The error that ended it, or ""."""
     rows: list[MetricRow] = field(default_factory=list)
+    """Metrics."""
     gradient: Tensor | None = None
+    """Of the first update, before it is clipped."""
     moved: Tensor | None = None
+    """Weights at the end less those at the start; None with an adapter."""
     held: float = 0.0
+    """Of the trained weights and of a copy for reference, the share that this process holds."""
     looks: int = 0
+    """How often it looked at the stop request."""
     items: list[int] = field(default_factory=list)
+    """Of each update, how many items this process trained."""
     weights: dict[str, Tensor] = field(default_factory=dict)
+    """At the end."""
     sizes: list[int] = field(default_factory=list)
+    """Of the plan at the end."""
 
     def metric(self, name: str) -> list[float]:
         """A metric's values, iteration after iteration."""

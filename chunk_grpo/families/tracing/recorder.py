@@ -20,25 +20,22 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 @dataclass
 class Costs:
-    """Costs at one place of a pass.
-
-    Attributes:
-        forward: Operations of the forward pass.
-        backward: Operations of the backward pass.
-        recomputed: Operations of the forward pass that run again in the backward pass.
-        start: Bytes when the place begins in the forward pass.
-        peak: Most bytes in the forward pass.
-        back_start: Bytes when its backward pass begins.
-        back_peak: Most bytes in the backward pass.
-    """
+    """Costs at one place of a pass."""
 
     forward: float = 0.0
+    """Operations of the forward pass."""
     backward: float = 0.0
+    """Operations of the backward pass."""
     recomputed: float = 0.0
+    """Operations of the forward pass that run again in the backward pass."""
     start: int = 0
+    """Bytes when the place begins in the forward pass."""
     peak: int = 0
+    """Most bytes in the forward pass."""
     back_start: int = 0
+    """Bytes when its backward pass begins."""
     back_peak: int = 0
+    """Most bytes in the backward pass."""
 
     @property
     def flop(self) -> tuple[float, float, float]:

@@ -14,87 +14,74 @@ Element: TypeAlias = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is described by its configurations alone.
-
-    Attributes:
-        family: `model.family`.
-        name: Folder or hub id.
-        configs: JSON object: content of config.json by component of the pipeline.
-    """
+    """A checkpoint that is described by its configurations alone."""
 
     family: str
+    """`model.family`."""
     name: str
+    """Folder or hub id."""
     configs: str
+    """JSON object: content of config.json by component of the pipeline."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What is traced: velocities of some images.
-
-    Attributes:
-        checkpoint: Checkpoint.
-        element: Its floating-point type.
-        height: Image height in pixels.
-        width: Image width in pixels.
-        tokens: Text tokens of a prompt, `model.max_sequence_length`.
-        images: Images, or (sample, step) items, of a velocity.
-        cfg_scale: Scale of classifier-free guidance; 1: none.
-        cfg_passes: Passes of a guided velocity.
-        tuning: How the network is trained; None: it is frozen, as loaded.
-        gathers: Whether the weights of a pass are gathered in `element`; else they are as training holds them.
-        wide_norms: Whether autocast keeps norms in float32, as on a GPU; a CPU's leaves them in bfloat16.
-    """
+    """What is traced: velocities of some images."""
 
     checkpoint: Checkpoint
+    """Checkpoint."""
     element: Element
+    """Its floating-point type."""
     height: int
+    """Image height in pixels."""
     width: int
+    """Image width in pixels."""
     tokens: int
+    """Text tokens of a prompt, `model.max_sequence_length`."""
     images: int = 1
+    """Images, or (sample, step) items, of a velocity."""
     cfg_scale: float = 1.0
+    """Scale of classifier-free guidance; 1: none."""
     cfg_passes: Literal[1, 2] = 1
+    """Passes of a guided velocity."""
     tuning: TuningOptions | None = None
+    """How the network is trained; None: it is frozen, as loaded."""
     gathers: bool = False
+    """Whether the weights of a pass are gathered in `element`; else they are as training holds them."""
     wide_norms: bool = True
+    """Whether autocast keeps norms in float32, as on a GPU; a CPU's leaves them in bfloat16."""
 
 
 @dataclass(frozen=True)
 class UnitSizes:
-    """Equal blocks that are gathered one by one.
-
-    Attributes:
-        weights: Weights of one.
-        count: Number of them.
-    """
+    """Equal blocks that are gathered one by one."""
 
     weights: int
+    """Weights of one."""
     count: int
+    """Number of them."""
 
 
 @dataclass(frozen=True)
 class NetworkSizes:
-    """Sizes of a velocity network.
-
-    Attributes:
-        latent_shape: (L, D) of the packed latents of an image.
-        text_tokens: Rows of the longest text tensor of a prompt; 0 if there is none.
-        text_bytes: Bytes of all text tensors of a prompt.
-        weights: Weights, without an adapter.
-        trained_weights: Trained weights: all, or the adapter's; 0 if it is frozen.
-        trained_rows: Trained values in matrices of at least 4096 values, by length of a row (all dimensions but the
-            first).
-        buffer_bytes: Bytes of constant tensors, such as a table of positions.
-        units: Blocks by kind, without an adapter; a kind bears the name of its first block.
-    """
+    """Sizes of a velocity network."""
 
     latent_shape: tuple[int, int]
+    """(L, D) of the packed latents of an image."""
     text_tokens: int
+    """Rows of the longest text tensor of a prompt; 0 if there is none."""
     text_bytes: int
+    """Bytes of all text tensors of a prompt."""
     weights: int
+    """Weights, without an adapter."""
     trained_weights: int
+    """Trained weights: all, or the adapter's; 0 if it is frozen."""
     trained_rows: Mapping[int, int]
+    """Trained values in matrices of at least 4096 values, by length of a row (all dimensions but the first)."""
     buffer_bytes: int
+    """Bytes of constant tensors, such as a table of positions."""
     units: Mapping[str, UnitSizes]
+    """Blocks by kind, without an adapter; a kind bears the name of its first block."""
 
     @property
     def outer_weights(self) -> int:
@@ -104,25 +91,22 @@ class NetworkSizes:
 
 @dataclass(frozen=True)
 class PassSizes:
-    """Operations and activations of a pass; a multiply-add counts as two operations, others are not counted.
-
-    Attributes:
-        forward: Operations of the forward pass.
-        backward: Operations of the backward pass, without recomputation.
-        recomputed: Operations of gradient checkpointing.
-        between: Bytes between two blocks of the forward pass.
-        outside: Most bytes while no block runs.
-        units: Most bytes while a block runs, forward or backward, by kind.
-        scores: Most elements of a tensor of attention scores, which fused kernels do not make.
-    """
+    """Operations and activations of a pass; a multiply-add counts as two operations, others are not counted."""
 
     forward: float
+    """Operations of the forward pass."""
     backward: float
+    """Operations of the backward pass, without recomputation."""
     recomputed: float
+    """Operations of gradient checkpointing."""
     between: int
+    """Bytes between two blocks of the forward pass."""
     outside: int
+    """Most bytes while no block runs."""
     units: Mapping[str, int]
+    """Most bytes while a block runs, forward or backward, by kind."""
     scores: int
+    """Most elements of a tensor of attention scores, which fused kernels do not make."""
 
     @property
     def peak(self) -> int:
@@ -132,25 +116,19 @@ class PassSizes:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Decoding of images.
-
-    Attributes:
-        flop: Operations.
-        bytes: Most bytes beyond weights and latents.
-    """
+    """Decoding of images."""
 
     flop: float
+    """Operations."""
     bytes: int
+    """Most bytes beyond weights and latents."""
 
 
 @dataclass(frozen=True)
 class TextSizes:
-    """Text encoders.
-
-    Attributes:
-        weights: Weights of all of them.
-        embeddings: Weights of their tables of embeddings, which take no products.
-    """
+    """Text encoders."""
 
     weights: int
+    """Weights of all of them."""
     embeddings: int
+    """Weights of their tables of embeddings, which take no products."""

@@ -24,19 +24,16 @@ KEPT = 3
 
 @dataclass(frozen=True)
 class Run:
-    """Equal blocks in a row.
-
-    Attributes:
-        name: Name of the first block.
-        count: Number of blocks in the whole network.
-        weights: Weights of one, without an adapter.
-        kept: Those that are traced.
-    """
+    """Equal blocks in a row."""
 
     name: str
+    """Name of the first block."""
     count: int
+    """Number of blocks in the whole network."""
     weights: int
+    """Weights of one, without an adapter."""
     kept: tuple[nn.Module, ...]
+    """Those that are traced."""
 
     @property
     def more(self) -> int:
@@ -152,19 +149,16 @@ def watched(runs: Sequence[Run], recorder: Recorder) -> Iterator[list[Run]]:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Visits of one run, one after the other.
-
-    Attributes:
-        run: Run.
-        first: Number of its first visit.
-        kept: Bytes that each block that was left out keeps from its forward pass on.
-        left: Bytes that it has left when its backward pass is over: the gradients of weights that are used again.
-    """
+    """Visits of one run, one after the other."""
 
     run: Run
+    """Run."""
     first: int
+    """Number of its first visit."""
     kept: int = 0
+    """Bytes that each block that was left out keeps from its forward pass on."""
     left: int = 0
+    """Bytes that it has left when its backward pass is over: the gradients of weights that are used again."""
 
     @classmethod
     def of(cls, run: Run, first: int, recorder: Recorder) -> _Segment:

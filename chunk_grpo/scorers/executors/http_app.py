@@ -39,17 +39,14 @@ _FOLDERS = re.compile(r"(?<![\w:/])~?/(?:[^/\s'\"]+/)*(?=[^/\s])")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for requests to a server.
-
-    Attributes:
-        held_bytes: Maximum size of all request bodies held at once, including that of the batch being scored.
-        most_bytes: Maximum size of a request body.
-        token: Token that requests must carry; None: none, and only requests to a loopback address are answered.
-    """
+    """Limits for requests to a server."""
 
     held_bytes: int
+    """Maximum size of all request bodies held at once, including that of the batch being scored."""
     most_bytes: int
+    """Maximum size of a request body."""
     token: str | None
+    """Token that requests must carry; None: none, and only requests to a loopback address are answered."""
 
 
 class ScoringApp:

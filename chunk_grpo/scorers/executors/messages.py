@@ -34,14 +34,7 @@ class WorkerError(Exception):
 
 
 class Identity(BaseModel):
-    """A worker's `ready` message. Attributes that are not listed are those of `Scorer`.
-
-    Attributes:
-        measured: Settings that could change a score.
-        python: Version of the worker's Python.
-        packages: Versions of the worker's packages.
-        most_bytes: Maximum size of a message; None: no limit.
-    """
+    """A worker's `ready` message. Attributes that are not listed are those of `Scorer`."""
 
     type: Literal["ready"]
     protocol: Annotated[int, Field(ge=worker_protocol.PROTOCOL, le=worker_protocol.PROTOCOL)]
@@ -51,9 +44,13 @@ class Identity(BaseModel):
     groupwise: bool
     spec_hash: str
     measured: dict[str, Any]
+    """Settings that could change a score."""
     python: str
+    """Version of the worker's Python."""
     packages: dict[str, str]
+    """Versions of the worker's packages."""
     most_bytes: int | None = None
+    """Maximum size of a message; None: no limit."""
 
     @property
     def software(self) -> str:

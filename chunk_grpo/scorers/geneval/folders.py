@@ -30,25 +30,22 @@ _KINDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class OriginalResult:
-    """Result of the original evaluator for one image.
-
-    Attributes:
-        prompt_number: Number of the prompt's folder, from 0.
-        sample: Number of the image within its prompt, from 0.
-        tag: Task of the prompt.
-        prompt: Text of the prompt.
-        correct: Whether the image meets every clause of the record.
-        reason: Reasons for a wrong image, one per line; empty for a correct image.
-        metadata: GenEval record of the prompt.
-    """
+    """Result of the original evaluator for one image."""
 
     prompt_number: int
+    """Number of the prompt's folder, from 0."""
     sample: int
+    """Number of the image within its prompt, from 0."""
     tag: str
+    """Task of the prompt."""
     prompt: str
+    """Text of the prompt."""
     correct: bool
+    """Whether the image meets every clause of the record."""
     reason: str
+    """Reasons for a wrong image, one per line; empty for a correct image."""
     metadata: Mapping[str, Any]
+    """GenEval record of the prompt."""
 
 
 def write_prompt_folder(

@@ -89,43 +89,34 @@ def _known(name: str) -> str:
 
 
 class Unwanted(Section):
-    """A clause of `exclude`: fewer than `count` objects of a class.
-
-    Attributes:
-        class_name: Class of the objects, from CLASS_NAMES.
-        count: Number of objects that is too many, at least 1.
-    """
+    """A clause of `exclude`: fewer than `count` objects of a class."""
 
     class_name: Annotated[str, AfterValidator(_known), Field(alias="class")]
+    """Class of the objects, from CLASS_NAMES."""
     count: PositiveInt
+    """Number of objects that is too many, at least 1."""
 
 
 class Wanted(Unwanted):
-    """A clause of `include`: at least `count` objects of a class, optionally with a colour or a position.
-
-    Attributes:
-        colour: Colour of the objects, from COLOURS; None: any colour.
-        position: Relation from RELATIONS, and number of the earlier clause it refers to; None: any position.
-    """
+    """A clause of `include`: at least `count` objects of a class, optionally with a colour or a position."""
 
     colour: Annotated[Literal[COLOURS] | None, Field(alias="color")] = None  # type: ignore[valid-type]
+    """Colour of the objects, from COLOURS; None: any colour."""
     position: Annotated[tuple[Literal[RELATIONS], int], Field(strict=False)] | None = None  # type: ignore[valid-type]
+    """Relation from RELATIONS, and number of the earlier clause it refers to; None: any position."""
 
 
 class GenEvalRecord(Section):
-    """Record of a prompt, by which its images are judged.
-
-    Attributes:
-        tag: Task, from TAGS; counting has a separate threshold.
-        include: Clauses that the image must meet.
-        exclude: Clauses that limit the objects of a class.
-        prompt: Text of the prompt; optional, no rule reads it.
-    """
+    """Record of a prompt, by which its images are judged."""
 
     tag: Literal[TAGS]  # type: ignore[valid-type]
+    """Task, from TAGS; counting has a separate threshold."""
     include: Annotated[tuple[Wanted, ...], Field(strict=False, min_length=1)]
+    """Clauses that the image must meet."""
     exclude: Annotated[tuple[Unwanted, ...], Field(strict=False)] = ()
+    """Clauses that limit the objects of a class."""
     prompt: str = ""
+    """Text of the prompt; optional, no rule reads it."""
 
 
 def parse_record(value: object) -> GenEvalRecord:

@@ -33,37 +33,31 @@ Asked: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True)
 class Detections:
-    """Detections of one image, unordered.
-
-    Attributes:
-        labels: int64 [N], indices into CLASS_NAMES.
-        scores: float32 [N], confidences in [0, 1].
-        boxes: float32 [N, 4]: left, top, right, bottom in pixels, right and bottom exclusive.
-        masks: bool [N, H, W], True inside the object.
-    """
+    """Detections of one image, unordered."""
 
     labels: NDArray[np.int64]
+    """int64 [N], indices into CLASS_NAMES."""
     scores: NDArray[np.float32]
+    """float32 [N], confidences in [0, 1]."""
     boxes: NDArray[np.float32]
+    """float32 [N, 4]: left, top, right, bottom in pixels, right and bottom exclusive."""
     masks: NDArray[np.bool_]
+    """Bool [N, H, W], True inside the object."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A clause that the image does not meet.
-
-    Attributes:
-        rule: Failed rule: `include` (too few objects), `color` (too few of the colour), `position` (wrong position),
-            `target` (the clause that the position refers to failed), `exclude` (too many objects).
-        class_name: Class of the clause.
-        expected: Value that the clause requires.
-        found: Value in the image.
-    """
+    """A clause that the image does not meet."""
 
     rule: Literal["include", "color", "position", "target", "exclude"]
+    """Failed rule: `include` (too few objects), `color` (too few of the colour), `position` (wrong position),
+    `target` (the clause that the position refers to failed), `exclude` (too many objects)."""
     class_name: str
+    """Class of the clause."""
     expected: str
+    """Value that the clause requires."""
     found: str
+    """Value in the image."""
 
     def __str__(self) -> str:
         """The reason in one line."""
@@ -72,17 +66,14 @@ class Reason:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Judgement of an image.
-
-    Attributes:
-        reasons: Unmet clauses in order; empty for a correct image.
-        num_objects: Number of counted detections, of all classes.
-        graded: Output of `graded`.
-    """
+    """Judgement of an image."""
 
     reasons: tuple[Reason, ...]
+    """Unmet clauses in order; empty for a correct image."""
     num_objects: int
+    """Number of counted detections, of all classes."""
     graded: float
+    """Output of `graded`."""
 
     @property
     def correct(self) -> bool:

@@ -33,23 +33,20 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """A question about one image.
-
-    Attributes:
-        key: Key of the question.
-        label: Name of the question in messages, such as "WISE prompt 401".
-        system: The system message; None: no such message.
-        text: The user message.
-        image: uint8 [H, W, 3]; sent as PNG.
-        image_first: Whether the image precedes the text.
-    """
+    """A question about one image."""
 
     key: str
+    """Key of the question."""
     label: str
+    """Name of the question in messages, such as "WISE prompt 401"."""
     system: str | None
+    """The system message; None: no such message."""
     text: str
+    """The user message."""
     image: NDArray[np.uint8]
+    """uint8 [H, W, 3]; sent as PNG."""
     image_first: bool = False
+    """Whether the image precedes the text."""
 
     def messages(self) -> list[dict[str, Any]]:
         """Messages of a chat completion request."""

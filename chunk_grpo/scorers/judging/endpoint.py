@@ -26,28 +26,26 @@ class Endpoint:
 
     The key is read from the environment on demand. No message of this class contains the key, nor the server's text
     about a refused key.
-
-    Attributes:
-        section: Section of params.yaml, such as scorers.wise, for messages.
-        judge: Id of the model.
-        url: Base URL, up to and including /v1.
-        api_key_variable: Environment variable with the key; None: no key is sent.
-        fields: Default request fields besides model, messages, temperature 0 and seed, such as max_tokens.
-        request: Request fields that extend or replace the default ones; a value of None omits the field.
-        concurrency: Maximum number of simultaneous requests.
-        attempts: Attempts per request, and per question.
-        timeout_seconds: Timeout of a request.
     """
 
     section: str
+    """Section of params.yaml, such as scorers.wise, for messages."""
     judge: str
+    """Id of the model."""
     url: str
+    """Base URL, up to and including /v1."""
     api_key_variable: str | None
+    """Environment variable with the key; None: no key is sent."""
     fields: Mapping[str, Any]
+    """Default request fields besides model, messages, temperature 0 and seed, such as max_tokens."""
     request: Mapping[str, Any]
+    """Request fields that extend or replace the default ones; a value of None omits the field."""
     concurrency: int
+    """Maximum number of simultaneous requests."""
     attempts: int
+    """Attempts per request, and per question."""
     timeout_seconds: float
+    """Timeout of a request."""
 
     def key(self) -> str:
         """The key; empty if none is needed.

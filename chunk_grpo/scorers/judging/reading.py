@@ -46,21 +46,18 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class NumberByPattern:
-    """The number that a regular expression finds in the answer's text.
-
-    Attributes:
-        pattern: Regular expression with one group, the number.
-        lowest: Smallest number of the scale.
-        highest: Largest number of the scale.
-        to_unit: Whether the value is the number's position between them, 0 to 1, in place of the number.
-        fields: Request fields.
-    """
+    """The number that a regular expression finds in the answer's text."""
 
     pattern: re.Pattern[str]
+    """Regular expression with one group, the number."""
     lowest: float
+    """Smallest number of the scale."""
     highest: float
+    """Largest number of the scale."""
     to_unit: bool = False
+    """Whether the value is the number's position between them, 0 to 1, in place of the number."""
     fields: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": 2000})
+    """Request fields."""
 
     def answer(self, reply: bytes) -> str:
         """Text of the answer."""

@@ -18,25 +18,22 @@ from chunk_grpo.scorers.running.fingerprint import scoring_settings
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """Identity and settings of a scorer.
-
-    Attributes:
-        key: Name of the scorer in params.yaml.
-        name: Name of the measure and its model, such as clip/openai/clip-vit-large-patch14.
-        version: Version of the scoring code.
-        hash: Hash of version, settings and model files.
-        splits: Prompt splits whose images are scored.
-        settings: Settings that could change a score.
-        refusals: Maximum share of images without a score.
-    """
+    """Identity and settings of a scorer."""
 
     key: str
+    """Name of the scorer in params.yaml."""
     name: str
+    """Name of the measure and its model, such as clip/openai/clip-vit-large-patch14."""
     version: int
+    """Version of the scoring code."""
     hash: str
+    """Hash of version, settings and model files."""
     splits: tuple[str, ...]
+    """Prompt splits whose images are scored."""
     settings: Mapping[str, Any]
+    """Settings that could change a score."""
     refusals: float
+    """Maximum share of images without a score."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON object of the spec."""

@@ -28,15 +28,12 @@ class Slot(Enum):
 
 @dataclass(frozen=True)
 class Instructions:
-    """Text of a question; the image follows it.
-
-    Attributes:
-        system: The system message.
-        question: Pieces of the user message.
-    """
+    """Text of a question; the image follows it."""
 
     system: str
+    """The system message."""
     question: tuple[str | Slot, ...]
+    """Pieces of the user message."""
 
     def fill(self, prompt: str, explanation: str) -> str:
         """User message for an image."""

@@ -23,22 +23,19 @@ NUM_PROMPTS = 1000
 
 @dataclass(frozen=True)
 class Protocol:
-    """Parameters of a protocol.
-
-    Attributes:
-        labels: Label of an answer's line to the name of its score.
-        maximum: Maximum of each score; the minimum is 0.
-        weights: Score name to its weight in the image's value, before division by the maximum.
-        max_tokens: Maximum number of tokens of an answer.
-        last_ids: Category to the id of its last prompt; categories are consecutive. The original's Overall weights a
-            category by its share of the ids, so Overall is the mean over all ids.
-    """
+    """Parameters of a protocol."""
 
     labels: Mapping[str, str]
+    """Label of an answer's line to the name of its score."""
     maximum: int
+    """Maximum of each score; the minimum is 0."""
     weights: Mapping[str, float]
+    """Score name to its weight in the image's value, before division by the maximum."""
     max_tokens: int
+    """Maximum number of tokens of an answer."""
     last_ids: Mapping[str, int]
+    """Category to the id of its last prompt; categories are consecutive. The original's Overall weights a category by
+    its share of the ids, so Overall is the mean over all ids."""
 
 
 PROTOCOLS: Mapping[ProtocolName, Protocol] = {

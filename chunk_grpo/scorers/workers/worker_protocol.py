@@ -65,53 +65,44 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True)
 class Start:
-    """Content of the start message.
-
-    Attributes:
-        key: Name of the scorer in params.yaml, for messages.
-        settings: The scorer's section, as JSON values.
-        measured: Settings that could change a score.
-        device: Device such as cuda:1; None: the first GPU, else the CPU.
-    """
+    """Content of the start message."""
 
     key: str
+    """Name of the scorer in params.yaml, for messages."""
     settings: Mapping[str, Any]
+    """The scorer's section, as JSON values."""
     measured: Mapping[str, Any]
+    """Settings that could change a score."""
     device: str | None
+    """Device such as cuda:1; None: the first GPU, else the CPU."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An image with its prompt, metadata and group.
-
-    Attributes:
-        prompt: Caption of the image.
-        metadata: Parsed record of the prompts table's `metadata` column.
-        group: Group number. Groupwise scorers compare images with the same number.
-        pixels: height * width * 3 bytes, RGB, row by row: `Image.frombytes("RGB", (width, height), pixels)`.
-    """
+    """An image with its prompt, metadata and group."""
 
     prompt: str
+    """Caption of the image."""
     metadata: Mapping[str, Any]
+    """Parsed record of the prompts table's `metadata` column."""
     group: int
+    """Group number. Groupwise scorers compare images with the same number."""
     pixels: bytes
+    """Height * width * 3 bytes, RGB, row by row: `Image.frombytes("RGB", (width, height), pixels)`."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images to score.
-
-    Attributes:
-        id: Id of the message; the answer repeats it.
-        height: Height of every image in pixels.
-        width: Width of every image in pixels.
-        rows: The images with their prompts.
-    """
+    """Images to score."""
 
     id: str
+    """Id of the message; the answer repeats it."""
     height: int
+    """Height of every image in pixels."""
     width: int
+    """Width of every image in pixels."""
     rows: Sequence[Row]
+    """The images with their prompts."""
 
 
 Answer = tuple[Any, Mapping[str, Any]]
@@ -122,30 +113,27 @@ A list of values may contain a RefusedError in place of a value."""
 
 @dataclass(frozen=True)
 class Worker:
-    """A scorer ready to answer.
-
-    Attributes:
-        name: Name of the measure and its model.
-        version: Version of the scoring code. Increase it when the same settings could score the same image differently.
-        score: Function that scores a batch of any size.
-        needs: Inputs besides the images, from prompt and metadata.
-        groupwise: Whether the scorer compares the images of a group.
-        spec_hash: Hash that identifies the scorer; None: `settings_hash` of name, version and `measured`.
-        measured: Settings that could change a score; None: `measured` of the start message, which omits models in local
-            folders: a script that reads one must add its files to `settings_hash`.
-        packages: Distributions whose versions are reported.
-        close: Releases the scorer's resources.
-    """
+    """A scorer ready to answer."""
 
     name: str
+    """Name of the measure and its model."""
     version: int
+    """Version of the scoring code. Increase it when the same settings could score the same image differently."""
     score: Callable[[Batch], Answer]
+    """Function that scores a batch of any size."""
     needs: Sequence[str] = ("prompt", "metadata")
+    """Inputs besides the images, from prompt and metadata."""
     groupwise: bool = False
+    """Whether the scorer compares the images of a group."""
     spec_hash: str | None = None
+    """Hash that identifies the scorer; None: `settings_hash` of name, version and `measured`."""
     measured: Mapping[str, Any] | None = None
+    """Settings that could change a score; None: `measured` of the start message, which omits models in local folders:
+    a script that reads one must add its files to `settings_hash`."""
     packages: Sequence[str] = ()
+    """Distributions whose versions are reported."""
     close: Callable[[], object] = lambda: None
+    """Releases the scorer's resources."""
 
 
 def serve(open_worker: Callable[[Start], Worker]) -> None:
