@@ -8,7 +8,7 @@ from chunk_grpo.config.section import Name, PromptCount, Section, Seed, Text
 
 
 class PromptFile(Section):
-    """A file of prompts: .txt, .csv, .tsv, .jsonl, .json, .parquet; with `source: geneval` GenEval's records, .jsonl."""
+    """A file of prompts: .txt, .csv, .tsv, .jsonl, .json, .parquet; with `source: geneval` .jsonl of GenEval."""
 
     path: Text
     """Path or URL; with `hub_file`, the id of a data set on the hub."""

@@ -98,7 +98,7 @@ class HPSv3Scorer(ScorerSettings):
 
 
 class AestheticScorer(ScorerSettings):
-    """LAION's improved aesthetic predictor: a regression head on CLIP's image embeddings. It does not use the prompt."""
+    """LAION's improved aesthetic predictor: a regression head on CLIP's image embeddings; it uses no prompt."""
 
     kind: Literal["aesthetic"]
     model: Weights
