@@ -22,11 +22,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.reference import Trajectories, chunk_surrogate
 from benchmarks.workloads import TEXT_TOKENS, Workload, random_inputs
-from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.assignment import ChunkAssignment, TrainedChunks
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.step_values import Objective, UpdateBatch
+from chunk_grpo.training.step_values import UpdateBatch
 from chunk_grpo.training.update import Policies, Update
 
 SIZES = (2, 3, 4, 7)
@@ -62,7 +61,7 @@ def update_peak(workload: Workload, trajectories: int, way: Way) -> int:
     chunks = TrainedChunks(ChunkAssignment.shared(method.plan, trajectories), selected, None)
     first_step = torch.zeros(trajectories, dtype=torch.int64)
     batch = UpdateBatch(states, first_step, conditioning, advantages, old_log_probs, None, chunks)
-    update = Update(Policies(family.velocity), method.grid, batch, Objective(method.clip_range), trajectories)
+    update = Update(Policies(family.velocity), method, batch, method.bounds, trajectories)
     rows, steps = (
         Trajectories(states, old_log_probs, conditioning, advantages),
         range(method.plan.first_steps[-1], N),
@@ -72,7 +71,9 @@ def update_peak(workload: Workload, trajectories: int, way: Way) -> int:
         update.accumulate_gradient(Processes(), on_policy=True, check=lambda: None)
 
     def autograd() -> None:
-        (-chunk_surrogate(family.velocity, method.grid, method.clip_range, rows, steps).mean()).backward()
+        (
+            -chunk_surrogate(family.velocity, method.grid, method.bounds.clip_range, rows, steps).mean()
+        ).backward()
 
     gradient = ours if way == "ours" else autograd
     gradient()  # warm-up: memory allocated once and kept does not count

@@ -117,7 +117,7 @@ class ReferenceTrainer:
                 surrogate = chunk_surrogate(
                     self._family.velocity,
                     self._method.grid,
-                    self._method.clip_range,
+                    self._method.bounds.clip_range,
                     Trajectories(
                         sample.states[None],
                         sample.log_probs[None],

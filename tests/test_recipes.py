@@ -61,6 +61,7 @@ if __name__ == "__main__":
 VARIANT = "  mine: {objective: chunk, plan: equal-2, sde: dance}\n"
 NOISE = '        "half": lambda times, eta: (diffusion_coefs(times, "flow", eta / 2), SDE),\n'
 SCALE = '        "none": Scale(lambda rewards: rewards.new_ones(()), 0.0),\n'
+FREE = '"free": lambda ratio, terms, bounds: ratio * terms.advantage[:, None], '
 SETTINGS = """
 
 class DummyScorer(ScorerSettings):
@@ -89,6 +90,13 @@ EDITS: dict[str, dict[str, list[tuple[str, str]] | str]] = {
         ],
         "chunk_grpo/core/advantages.py": [('    "core/advantages.py",\n    {\n', SCALE)],
     },
+    "a trust region": {
+        "chunk_grpo/core/choices.py": [
+            ("TrustRegion: TypeAlias = Literal[", '"free", '),
+            ("    TrustRegion,\n    {\n", '        "free": Choice("no trust region", "a test"),\n'),
+        ],
+        "chunk_grpo/core/objective.py": [('TRUST_REGIONS, "core/objective.py", {', FREE)],
+    },
     "a scorer": {
         "chunk_grpo/config/scorers.py": [
             ("AnyScorer = Annotated[\n", "    DummyScorer |\n"),
@@ -114,8 +122,10 @@ import yaml
 
 from chunk_grpo.config import parse_params
 from chunk_grpo.core.advantages import SCALES, group_advantages
+from chunk_grpo.core.assignment import ChunkAssignment, TrainedChunks
 from chunk_grpo.core.chunking import equal_plan
 from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.objective import Bounds, Terms, chunk_objective
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.registry import load_family
 from chunk_grpo.orchestration.presets import composed
@@ -135,11 +145,14 @@ mine, other = (method_from(params, name, equal_plan(2, 16), torch.ones(8), times
 flow = method_from(params, "chunk", equal_plan(2, 16), torch.ones(8), times)
 batch = ScoreBatch(np.zeros((2, 8, 8, 3), dtype=np.uint8), ("a", "b"), ({}, {}), ("a", "b"))
 rewards = torch.tensor([[1.0, 3.0]])
+chunks = ChunkAssignment.shared(equal_plan(1, 2), 1)
+ratios, terms = torch.tensor([[2.0, 4.0]]), Terms(torch.zeros(1, 2), torch.ones(1), TrainedChunks.every(chunks))
 json.dump(
     {
         "a method": recipe(params.variants["mine"]),
         "a noise of steps": [recipe(params.variants["other"]), torch.equal(2 * other.grid.noise, flow.grid.noise)],
-        "a scale of advantages": group_advantages(rewards, scale=SCALES[other.advantage_std]).tolist(),
+        "a scale of advantages": group_advantages(rewards, scale=SCALES[other.variant.advantage_std]).tolist(),
+        "a trust region": chunk_objective(ratios.log(), terms, Bounds(0.1, trust_region="free")).item(),
         "a scorer": make_scorer("dummy", params.scorers["dummy"]).score(batch).values.tolist(),
         "a model family": type(
             load_family("dummy", LoadOptions(params.model.checkpoint, None, torch.float32), ("vae",))
@@ -155,6 +168,7 @@ EXPECTED: dict[str, Any] = {
         True,
     ],
     "a scale of advantages": [[-1.0, 1.0]],
+    "a trust region": 3.0,
     "a scorer": [1.0, 1.0],
     "a model family": "DummyFamily",
 }

@@ -19,6 +19,7 @@ from chunk_grpo.config.models import (
     StepPlan,
 )
 from chunk_grpo.config.prompts import PromptsParams
+from chunk_grpo.config.resolved import ResolvedVariant, resolve, resolved_variant
 from chunk_grpo.config.training import HeldoutParams, LoraParams, TrainParams
 from chunk_grpo.config.variants import BranchingParams, VariantParams, WindowParams
 
@@ -39,6 +40,7 @@ __all__ = [
     "ProfileParams",
     "PromptsParams",
     "ReportParams",
+    "ResolvedVariant",
     "SamplingParams",
     "SinglePlan",
     "StepPlan",
@@ -48,4 +50,6 @@ __all__ = [
     "load_params",
     "parse_params",
     "read_raw_params",
+    "resolve",
+    "resolved_variant",
 ]

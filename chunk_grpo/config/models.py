@@ -279,8 +279,3 @@ class Params(Section):
     """Metric trackers during training. Does not affect results."""
     pools: PoolsParams
     """Prefect work pools of the stages. Does not affect results."""
-
-    def variant_kl_coef(self, variant: str) -> float:
-        """KL coefficient of `variant`: its own, else train.kl_coef."""
-        own = self.variants[variant].kl_coef
-        return self.train.kl_coef if own is None else own

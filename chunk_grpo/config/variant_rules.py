@@ -16,6 +16,7 @@ from chunk_grpo.config.models import (
     StepPlan,
 )
 from chunk_grpo.config.problems import Problem, nearest, show
+from chunk_grpo.config.resolved import resolve
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variants import VariantParams
 
@@ -201,7 +202,7 @@ def fraction_selects_a_chunk(
     """At least one chunk is trained: int(K * fraction) >= 1, rounded down as in the released code."""
     for name, variant, plan in _planned(variants, chunks):
         own = variant.fraction is not None
-        fraction = variant.fraction if variant.fraction is not None else train.fraction
+        fraction = resolve(variant, sampling, train).fraction
         count, among = _candidates(variant, plan, sampling.num_sde_steps)
         if int(count * fraction) < 1:
             remedy = "raise it" if own else f"raise train.fraction, or set variants.{name}.fraction"
@@ -219,7 +220,7 @@ def selection_has_a_choice(
         if variant.selection == "uniform":
             continue
         count, among = _candidates(variant, plan, sampling.num_sde_steps)
-        fraction = train.fraction if variant.fraction is None else variant.fraction
+        fraction = resolve(variant, sampling, train).fraction
         if int(count * fraction) == count and (count == 1 or variant.fraction is not None):
             yield _problem(
                 name,

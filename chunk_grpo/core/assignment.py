@@ -166,6 +166,25 @@ class ChunkAssignment:
         return values.gather(1, chunk.clamp(min=0)).where(chunk >= 0, values.new_zeros(()))
 
 
+@dataclass(frozen=True)
+class TrainedChunks:
+    """The trained chunks of B trajectories."""
+
+    assignment: ChunkAssignment
+    """Chunk of each step. Each chunk has one importance ratio."""
+    selected: Tensor
+    """Bool [B, Kmax], whether a chunk is trained; at least one in each row."""
+    weights: Tensor | None = None
+    """[B, Kmax], weight w of each chunk's clipped term in the objective, at least 0; None: all 1."""
+    kl_weights: Tensor | None = None
+    """[B, Kmax], weight v of each chunk's KL divergence, at least 0; None: all 1."""
+
+    @classmethod
+    def every(cls, assignment: ChunkAssignment) -> TrainedChunks:
+        """All chunks that exist, with the same weight."""
+        return cls(assignment, assignment.exists)
+
+
 RATIO_CHUNKS: Mapping[Objective, Callable[[ChunkAssignment], ChunkAssignment]] = implemented(
     OBJECTIVES, "core/assignment.py", {"step": ChunkAssignment.single_steps, "chunk": lambda chunks: chunks}
 )

@@ -6,7 +6,7 @@ For trajectory b and chunk j, with the ratio r_bj of `ratios.chunk_ratio` and th
         w_bj * min(r_bj A_bj, clip(r_bj, 1 - eps_j, 1 + eps_j) A_bj) - v_bj * beta * mean over t in chunk j of kl_bt
 
 Flow-DPPO replaces the minimum by r_bj A_bj, with its gradient stopped where the sampling policy's divergence exceeds
-eps_j and the ratio moves away from 1 (`masked_terms`).
+eps_j and the ratio moves away from 1 (`masked_terms`). A new trust region is one function and one row of `TERMS`.
 
 With one plan for all trajectories and w = v = 1 this is the paper's Eq. (13); with chunks of one step it is Eq. (5).
 
@@ -16,12 +16,13 @@ exist are never read.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.assignment import ChunkAssignment, TrainedChunks
 from chunk_grpo.core.choices import TRUST_REGIONS, TrustRegion, implemented
 from chunk_grpo.core.ratios import chunk_ratio
 
@@ -29,19 +30,34 @@ ClipRange: TypeAlias = float | Tensor
 """One clip range for all chunks, or one for each: a tensor [Kmax]."""
 
 
-def chunk_objective(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantage: Tensor,
-    clip_range: ClipRange,
-    assignment: ChunkAssignment,
-    kl: Tensor | None = None,
-    kl_coef: float = 0.0,
-    weights: Tensor | None = None,
-    selected: Tensor | None = None,
-    kl_weights: Tensor | None = None,
-    drift: Tensor | None = None,
-) -> Tensor:
+@dataclass(frozen=True)
+class Terms:
+    """Constants of J for B trajectories of N steps, at most Kmax chunks each."""
+
+    old_log_probs: Tensor
+    """Log-probabilities under the sampling policy, [B, N]."""
+    advantage: Tensor
+    """Advantages A [B], or [B, Kmax] with a reward per chunk."""
+    chunks: TrainedChunks
+    """Chunk of each step, the selected chunks, and the weights w and v."""
+    drift: Tensor | None = None
+    """Divergence from the sampling policy at each step, [B, N], of which a chunk has the mean. Only the trust region
+    "divergence" needs it."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far an update may go."""
+
+    clip_range: ClipRange
+    """The paper's epsilon, in (0, 1): one, or a tensor [Kmax]. With the trust region "divergence": its limit."""
+    kl_coef: float = 0.0
+    """The paper's beta, at least 0."""
+    trust_region: TrustRegion = "clip"
+    """Whether ratios are clipped, or divergences limited."""
+
+
+def chunk_objective(log_probs: Tensor, terms: Terms, bounds: Bounds, kl: Tensor | None = None) -> Tensor:
     """The clipped objective J, to be maximised; the formula is at the top of the module.
 
     Paper: Eq. (13), with a divergence for each chunk: the mean over its steps. Eq. (9) is the case of one chunk of two
@@ -49,17 +65,9 @@ def chunk_objective(
 
     Args:
         log_probs: Log-probabilities under the trained policy, [B, N].
-        old_log_probs: Log-probabilities under the sampling policy, [B, N].
-        advantage: Advantages [B], or [B, Kmax] with a reward per chunk; constants.
-        clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
-        assignment: The chunk of each step.
-        kl: Divergence from the reference model at each step, [B, N], or None.
-        kl_coef: The paper's beta, at least 0; positive only together with kl.
-        weights: Weight w of each chunk's clipped term, [B, Kmax], at least 0, a constant; None is 1.
-        selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
-        kl_weights: Weight v of each chunk's divergence, like `weights`.
-        drift: Divergence from the sampling policy at each step, [B, N], a constant, which bounds the update in place
-            of the clip; a chunk's is the mean over its steps. None: the ratio is clipped.
+        terms: Advantages, chunks and the sampling policy's values.
+        bounds: Clip range and KL coefficient.
+        kl: Divergence from the reference model at each step, [B, N]; None only if `bounds.kl_coef` is 0.
 
     Returns:
         Scalar: the mean over trajectories of the mean over their selected chunks. Weights do not enter the counts.
@@ -68,32 +76,24 @@ def chunk_objective(
         ValueError: A shape or range is wrong, kl_coef is positive without kl, a row selects nothing, or a selected
             chunk does not exist.
     """
-    if not kl_coef >= 0:
-        raise ValueError(f"kl_coef must be at least 0, got {kl_coef}")
-    ratio = chunk_ratio(log_probs, old_log_probs, assignment)  # [B, Kmax]
-    chosen = _chosen(selected, assignment).to(ratio.device)  # [B, Kmax]
-    a = _per_chunk(advantage.detach(), chosen, ratio)
-    terms = bounded_terms(ratio, a, clip_range, assignment, drift)
-    value = (terms * _shares(chosen, weights, ratio)).sum()
+    if not bounds.kl_coef >= 0:
+        raise ValueError(f"kl_coef must be at least 0, got {bounds.kl_coef}")
+    chunks = terms.chunks
+    ratio = chunk_ratio(log_probs, terms.old_log_probs, chunks.assignment)  # [B, Kmax]
+    chosen = _chosen(chunks.selected, chunks.assignment).to(ratio.device)  # [B, Kmax]
+    # What is not chosen is not read: it may be NaN.
+    read = replace(terms, advantage=_per_chunk(terms.advantage, chosen, ratio))
+    surrogate = TERMS[bounds.trust_region](ratio, read, bounds)  # [B, Kmax]
+    value = (surrogate * _shares(chosen, chunks.weights, ratio)).sum()
     if kl is not None:
-        return value - kl_coef * (assignment.means(kl) * _shares(chosen, kl_weights, ratio)).sum()
-    if kl_coef > 0:
-        raise ValueError(f"kl must be given when kl_coef is positive, got kl_coef {kl_coef} and no kl")
+        divergence = chunks.assignment.means(kl)  # [B, Kmax]
+        return value - bounds.kl_coef * (divergence * _shares(chosen, chunks.kl_weights, ratio)).sum()
+    if bounds.kl_coef > 0:
+        raise ValueError(f"kl must be given when kl_coef is positive, got kl_coef {bounds.kl_coef} and no kl")
     return value
 
 
-def gradient_coefficients(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantage: Tensor,
-    clip_range: ClipRange,
-    assignment: ChunkAssignment,
-    kl_coef: float = 0.0,
-    weights: Tensor | None = None,
-    selected: Tensor | None = None,
-    kl_weights: Tensor | None = None,
-    drift: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def gradient_coefficients(log_probs: Tensor, terms: Terms, bounds: Bounds) -> tuple[Tensor, Tensor]:
     """Derivatives of `chunk_objective` by each step's log-probability and by each step's divergence, as constants.
 
     Paper: the gradient of Eq. (13) with Eq. (14). sum(coefficient * log_prob + kl_coefficient * kl) has the exact
@@ -104,15 +104,8 @@ def gradient_coefficients(
 
     Args:
         log_probs: Log-probabilities under the trained policy, [B, N].
-        old_log_probs: Log-probabilities under the sampling policy, [B, N].
-        advantage: Advantages [B] or [B, Kmax].
-        clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
-        assignment: The chunk of each step.
-        kl_coef: The paper's beta, at least 0.
-        weights: Weight w of each chunk's clipped term, [B, Kmax], at least 0; None is 1.
-        selected: bool [B, Kmax], the chunks to train, at least one a row; None trains all that exist.
-        kl_weights: Weight v of each chunk's divergence, like `weights`.
-        drift: Divergence from the sampling policy at each step, [B, N], in place of the clip; None: the clip.
+        terms: Advantages, chunks and the sampling policy's values.
+        bounds: Clip range and KL coefficient.
 
     Returns:
         Coefficients of log_prob and of kl, each [B, N] without gradient and 0 at steps that are untrained or not
@@ -124,36 +117,35 @@ def gradient_coefficients(
     with torch.enable_grad():
         table = log_probs.detach().requires_grad_()  # [B, N]
         kl = torch.zeros_like(table).requires_grad_()  # [B, N]; J is linear in kl, so its value is irrelevant
-        value = chunk_objective(
-            table,
-            old_log_probs.detach(),
-            advantage,
-            clip_range,
-            assignment,
-            kl,
-            kl_coef,
-            weights,
-            selected,
-            kl_weights,
-            drift,
-        )
+        value = chunk_objective(table, terms, bounds, kl)
         by_log_prob, by_kl = torch.autograd.grad(value, (table, kl), materialize_grads=True)
     return by_log_prob, by_kl
 
 
-def bounded_terms(
-    ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment, drift: Tensor | None
-) -> Tensor:
-    """`masked_terms` by the mean of `drift` [B, N] over each chunk, or `clipped_terms` without it; [B, Kmax]."""
-    if drift is None:
-        return TERMS["clip"](ratio, advantage, clip_range, assignment, ratio)
-    divergence = assignment.means(drift.detach().to(ratio))  # [B, Kmax]
-    return TERMS["divergence"](ratio, advantage, clip_range, assignment, divergence)
+def clipped_terms(ratio: Tensor, terms: Terms, bounds: Bounds) -> Tensor:
+    """The clipped surrogate of each chunk: min(r A, clip(r, 1 - eps, 1 + eps) A).
+
+    Paper: the inner term of Eq. (5) and Eq. (13).
+
+    Args:
+        ratio: Importance ratios [B, Kmax], positive.
+        terms: Advantages and chunks.
+        bounds: Clip range eps.
+
+    Returns:
+        [B, Kmax], to be maximised, 0 where there is no chunk.
+
+    Raises:
+        ValueError: A shape or range is wrong.
+    """
+    exists = _existing(ratio, terms.chunks.assignment)
+    a = _per_chunk(terms.advantage, exists, ratio)
+    eps = _limits(bounds.clip_range, ratio)  # float64, so that 1 - eps and 1 + eps are rounded once
+    value = torch.minimum(ratio * a, ratio.clamp((1 - eps).to(ratio), (1 + eps).to(ratio)) * a)
+    return value.where(exists, value.new_zeros(()))
 
 
-def masked_terms(
-    ratio: Tensor, advantage: Tensor, limit: ClipRange, assignment: ChunkAssignment, divergence: Tensor
-) -> Tensor:
+def masked_terms(ratio: Tensor, terms: Terms, bounds: Bounds) -> Tensor:
     """The surrogate r A of each chunk, a constant where it leaves the trust region.
 
     It does where the divergence exceeds the limit and the ratio of a better trajectory is above 1, or that of a worse
@@ -163,84 +155,42 @@ def masked_terms(
 
     Args:
         ratio: Importance ratios [B, Kmax], positive.
-        advantage: Advantages [B] or [B, Kmax].
-        limit: Largest divergence, in (0, 1): one, or a tensor [Kmax].
-        assignment: The chunk of each step.
-        divergence: Divergence from the sampling policy [B, Kmax], a constant.
+        terms: Advantages, chunks and drift.
+        bounds: Largest divergence, as `clip_range`.
 
     Returns:
         [B, Kmax], to be maximised, 0 where there is no chunk.
 
     Raises:
-        ValueError: A shape or range is wrong.
+        ValueError: A shape or range is wrong, or `terms` has no drift.
     """
-    exists = _existing(ratio, assignment)
-    a = _per_chunk(advantage, exists, ratio)
-    eps = _limits(limit, ratio).to(ratio)
+    if terms.drift is None:
+        raise ValueError("drift must be given with trust_region divergence, got none")
+    exists = _existing(ratio, terms.chunks.assignment)
+    a = _per_chunk(terms.advantage, exists, ratio)
+    eps = _limits(bounds.clip_range, ratio).to(ratio)
+    divergence = terms.chunks.assignment.means(terms.drift.detach().to(ratio))  # [B, Kmax]
     leaves = (divergence > eps) & (((a > 0) & (ratio > 1)) | ((a < 0) & (ratio < 1)))  # [B, Kmax]
     value = torch.where(leaves, ratio.detach(), ratio) * a
     return value.where(exists, value.new_zeros(()))
 
 
-def clipped_terms(
-    ratio: Tensor, advantage: Tensor, clip_range: ClipRange, assignment: ChunkAssignment
-) -> Tensor:
-    """The clipped surrogate of each chunk: min(r A, clip(r, 1 - eps, 1 + eps) A).
-
-    Paper: the inner term of Eq. (5) and Eq. (13).
-
-    Args:
-        ratio: Importance ratios [B, Kmax], positive.
-        advantage: Advantages [B] or [B, Kmax].
-        clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
-        assignment: The chunk of each step.
-
-    Returns:
-        [B, Kmax], to be maximised, 0 where there is no chunk.
-
-    Raises:
-        ValueError: A shape or range is wrong.
-    """
-    exists = _existing(ratio, assignment)
-    a = _per_chunk(advantage, exists, ratio)
-    lower, upper = _bounds(clip_range, ratio)
-    value = torch.minimum(ratio * a, ratio.clamp(lower, upper) * a)
-    return value.where(exists, value.new_zeros(()))
-
-
-TERMS: Mapping[TrustRegion, Callable[[Tensor, Tensor, ClipRange, ChunkAssignment, Tensor], Tensor]] = (
-    implemented(
-        TRUST_REGIONS,
-        "core/objective.py",
-        {
-            "clip": lambda ratio, advantage, eps, assignment, _: clipped_terms(
-                ratio, advantage, eps, assignment
-            ),
-            "divergence": masked_terms,
-        },
-    )
+TERMS: Mapping[TrustRegion, Callable[[Tensor, Terms, Bounds], Tensor]] = implemented(
+    TRUST_REGIONS, "core/objective.py", {"clip": clipped_terms, "divergence": masked_terms}
 )
-"""By choice: (ratio [B, Kmax], advantage, limit, chunks, divergence [B, Kmax]) -> terms [B, Kmax]."""
+"""By choice: (ratio [B, Kmax], terms, bounds) -> surrogate of each chunk [B, Kmax]."""
 
 
-def clipped_chunks(
-    ratio: Tensor,
-    advantage: Tensor,
-    clip_range: ClipRange,
-    assignment: ChunkAssignment,
-    drift: Tensor | None = None,
-) -> Tensor:
-    """Find chunks whose gradient is stopped: `bounded_terms` does not change with the ratio.
+def clipped_chunks(ratio: Tensor, terms: Terms, bounds: Bounds) -> Tensor:
+    """Find chunks whose gradient is stopped: the surrogate does not change with the ratio.
 
     Paper: the derivative of the inner term of Eq. (5) and Eq. (13), which is 0 for a better trajectory that is already
     likelier than 1 + eps, and for a worse one that is rarer than 1 - eps.
 
     Args:
         ratio: Importance ratios [B, Kmax], positive.
-        advantage: Advantages [B] or [B, Kmax].
-        clip_range: The paper's epsilon, in (0, 1): one, or a tensor [Kmax].
-        assignment: The chunk of each step.
-        drift: Divergence from the sampling policy at each step, [B, N], in place of the clip; None: the clip.
+        terms: Advantages, chunks and, with the trust region "divergence", drift.
+        bounds: Clip range and trust region.
 
     Returns:
         bool [B, Kmax], false where there is no chunk.
@@ -248,18 +198,17 @@ def clipped_chunks(
     Raises:
         ValueError: A shape or range is wrong.
     """
-    exists = _existing(ratio, assignment)
+    exists = _existing(ratio, terms.chunks.assignment)
     with torch.enable_grad():
         r = ratio.detach().requires_grad_()  # [B, Kmax]
-        terms = bounded_terms(r, advantage, clip_range, assignment, drift)
-        (slope,) = torch.autograd.grad(terms.sum(), r)
-    return (slope == 0) & (_per_chunk(advantage, exists, ratio) != 0)
+        (slope,) = torch.autograd.grad(TERMS[bounds.trust_region](r, terms, bounds).sum(), r)
+    return (slope == 0) & (_per_chunk(terms.advantage, exists, ratio) != 0)
 
 
-def _chosen(selected: Tensor | None, assignment: ChunkAssignment) -> Tensor:
+def _chosen(selected: Tensor, assignment: ChunkAssignment) -> Tensor:
     """Validated mask of the trained chunks, bool [B, Kmax], at least one in each row."""
     exists = assignment.exists
-    chosen = exists if selected is None else selected.to(exists.device)
+    chosen = selected.to(exists.device)
     if chosen.dtype != torch.bool or chosen.shape != exists.shape:
         raise ValueError(
             f"selected must be bool with shape {tuple(exists.shape)}, got {chosen.dtype} {tuple(chosen.shape)}"
@@ -299,14 +248,8 @@ def _per_chunk(advantage: Tensor, where: Tensor, like: Tensor) -> Tensor:
             f"advantage must have shape {tuple(where.shape[:1])} or {tuple(where.shape)}, "
             f"got {tuple(advantage.shape)}"
         )
-    a = advantage.to(like).reshape(len(where), -1).expand(where.shape)  # [B, Kmax]
+    a = advantage.detach().to(like).reshape(len(where), -1).expand(where.shape)  # [B, Kmax]
     return a.where(where, a.new_zeros(()))
-
-
-def _bounds(clip_range: ClipRange, like: Tensor) -> tuple[Tensor, Tensor]:
-    """1 - eps and 1 + eps, scalars or [Kmax], computed in float64 and rounded to the dtype of the ratios."""
-    eps = _limits(clip_range, like)
-    return (1 - eps).to(like), (1 + eps).to(like)
 
 
 def _limits(clip_range: ClipRange, like: Tensor) -> Tensor:

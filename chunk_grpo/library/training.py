@@ -31,7 +31,7 @@ from chunk_grpo.library.settings import METHOD, MethodSettings, checked, require
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.external import External
-from chunk_grpo.training.method import resolved
+from chunk_grpo.training.method import make_method
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
@@ -173,7 +173,9 @@ def train(
     data = TrainingData(prompts, held_out, rewards([REWARD]), rewards(list(watched)) if watched else None)
     times = model.times(sampling.num_steps, sampling.shift)
     plan = build_plan(method.plan, profile)
-    chosen = resolved(method.variant, method.plan, sampling, train, plan, chunk_weights(profile, plan), times)
+    chosen = make_method(
+        method.variant, method.plan, sampling, train, plan, chunk_weights(profile, plan), times
+    )
     start = None if train.start_from is None else local_policy(train.start_from, "start_from")
     files = _contents(model, start, Digests(place / "checkpoints" / "digests.json"))
     identity = _identity(

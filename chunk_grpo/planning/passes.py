@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from chunk_grpo.config import AdaptivePlan, GuidedPlan, ListedPlan
 from chunk_grpo.config.models import EqualPlan, PlanParams
-from chunk_grpo.config.variants import VariantParams
+from chunk_grpo.config.resolved import ResolvedVariant, resolved_variant
 from chunk_grpo.planning.settings import Settings, heldout_images
 
 
@@ -86,7 +86,7 @@ def iteration(settings: Settings, variant: str) -> Iteration:
     update          items of all updates, forward and backward
     reference       items of all updates, if the KL coefficient is above 0
     """
-    train, own = settings.params.train, settings.params.variants[variant]
+    train, own = settings.params.train, resolved_variant(settings.params, variant)
     images = train.prompts_per_iteration * train.group_size // settings.processes
     points = 1 if own.branching is None else own.branching.points
     rows = images * points
@@ -112,24 +112,24 @@ def iteration(settings: Settings, variant: str) -> Iteration:
 
 def has_reference(settings: Settings, variant: str) -> bool:
     """Whether the objective has a KL divergence, or gets one from the controller when a held-out score falls."""
-    return settings.params.variant_kl_coef(variant) > 0 or settings.params.variants[variant].controlled
+    own = resolved_variant(settings.params, variant)
+    return own.kl_coef > 0 or own.controlled
 
 
-def chunks_of(settings: Settings, own: VariantParams) -> Chunks:
+def chunks_of(settings: Settings, own: ResolvedVariant) -> Chunks:
     """Candidates of a trajectory, and int(K * fraction) of them drawn (Eq. 16)."""
     steps = settings.params.sampling.num_sde_steps
-    fraction = settings.params.train.fraction if own.fraction is None else own.fraction
     if own.branching is not None or own.window is not None:
         # Single steps: the one at which an image branched, or those of the window.
         number = 1 if own.window is None else own.window.num_steps
-        return Chunks((1.0,) * number, max(1, int(number * fraction)), True)
+        return Chunks((1.0,) * number, max(1, int(number * own.fraction)), True)
     plan = settings.params.chunks.plans[own.plan]
     sizes = _sizes(plan, steps)
     if own.train_chunks is not None:
         sizes = tuple(sizes[number] for number in own.train_chunks)
     known = not isinstance(plan, (GuidedPlan, AdaptivePlan)) or len(sizes) == 1
     is_exact = (known and own.selection == "uniform") or len(set(sizes)) == 1
-    return Chunks(sizes, max(1, int(len(sizes) * fraction)), is_exact and known)
+    return Chunks(sizes, max(1, int(len(sizes) * own.fraction)), is_exact and known)
 
 
 def _sizes(plan: PlanParams, steps: int) -> tuple[float, ...]:
@@ -143,7 +143,7 @@ def _sizes(plan: PlanParams, steps: int) -> tuple[float, ...]:
     return (steps / count,) * count
 
 
-def packed(settings: Settings, own: VariantParams, chunks: Chunks, rows: float) -> tuple[Count, Count]:
+def packed(settings: Settings, own: ResolvedVariant, chunks: Chunks, rows: float) -> tuple[Count, Count]:
     """Micro-batches of an update: of chunks larger than one, and of the others, as training/packing.py packs them.
 
     Each candidate is drawn in rows * drawn / candidates of the rows. Chunks are packed in order of decreasing size, and
@@ -169,7 +169,7 @@ def _batches(sizes: Sequence[float], rows: float, size: int) -> int:
     return batches
 
 
-def _rollout(settings: Settings, own: VariantParams, rows: int) -> Count:
+def _rollout(settings: Settings, own: ResolvedVariant, rows: int) -> Count:
     """Rollout of `rows` images, with branches of `rows` images at each branch point.
 
     Without branches: B S states in ceil(B / batch) * S passes; images of a prompt with the same start noise share the

@@ -22,6 +22,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.config.prompts import WisePrompts
+from chunk_grpo.config.resolved import resolved_variant
 from chunk_grpo.config.score_scales import scale
 from chunk_grpo.config.scorers import AnyScorer, GenEvalScorer
 from chunk_grpo.reporting.evidence import (
@@ -35,7 +36,7 @@ from chunk_grpo.reporting.evidence import (
     Source,
     TrainingSettings,
 )
-from chunk_grpo.reporting.variant_summary import clip_ranges_of, images_of, origin, recipe
+from chunk_grpo.reporting.variant_summary import images_of, origin, recipe
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _training_settings(params: Params) -> TrainingSettings:
     return TrainingSettings(
         iterations=params.train.iterations,
         images={name: images_of(params, name) for name in variants},
-        clip_ranges={name: clip_ranges_of(params, name) for name in variants},
+        clip_ranges={name: resolved_variant(params, name).limits for name in variants},
         unseen=tuple(name for name in heldout.scorers if name not in params.rewards),
         decisive=f"heldout/{heldout.scorers[0]}" if heldout.scorers else "heldout_reward",
         keeps_best=heldout.keep_best,

@@ -47,14 +47,6 @@ def origin(policy: AnyPolicy) -> str:
     return f"saved policy {', '.join(filter(None, parts))}"
 
 
-def clip_ranges_of(params: Params, variant: str) -> tuple[float, ...]:
-    """Clip ranges of a variant: one, or one for each chunk."""
-    own = params.variants[variant]
-    if own.clip_ranges is not None:
-        return own.clip_ranges
-    return (params.train.clip_range if own.clip_range is None else own.clip_range,)
-
-
 def images_of(params: Params, variant: str) -> int:
     """Images that a variant draws per iteration; with branches, one group per branch point."""
     branching = params.variants[variant].branching

@@ -35,34 +35,36 @@ def advantages_of(experience: Experience, weights: Mapping[str, float], method: 
 
     Args:
         experience: All images of the iteration.
-        weights: Weight of each scorer. Ignored if `method.chunk_rewards` is set.
+        weights: Weight of each scorer. Ignored if `method.variant.chunk_rewards` is set.
         method: Settings of standardisation and combination.
 
     Returns:
-        float64 [B], or [B, K] with `method.chunk_rewards`; absolute values are at most `method.advantage_clip`.
+        float64 [B], or [B, K] with `method.variant.chunk_rewards`; absolute values are at most `method.advantage_clip`.
     """
-    combined = COMBINED[method.combine]
-    if method.chunk_rewards is None:
+    combined = COMBINED[method.variant.combine]
+    if method.variant.chunk_rewards is None:
         return combined(experience, weights, method).flatten()
-    return torch.stack([combined(experience, mix, method).flatten() for mix in method.chunk_rewards], dim=1)
+    return torch.stack(
+        [combined(experience, mix, method).flatten() for mix in method.variant.chunk_rewards], dim=1
+    )
 
 
 def _of_weighted_sum(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
     """Advantages [Q, G] of the weighted sum."""
     rewards = rewards_of(experience, weights)  # [Q, G]
-    return group_advantages(rewards, method.advantage_clip, SCALES[method.advantage_std])
+    return group_advantages(rewards, method.advantage_clip, SCALES[method.variant.advantage_std])
 
 
 def _weighted_mean(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
     """Weighted mean of the advantages of the single rewards, [Q, G]."""
     shares = [weight / sum(weights.values()) for weight in weights.values()]
     each = _each_reward(experience, weights)
-    return weighted_advantages(each, shares, method.advantage_clip, SCALES[method.advantage_std])
+    return weighted_advantages(each, shares, method.advantage_clip, SCALES[method.variant.advantage_std])
 
 
 def _gdpo(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
     """Advantages [Q, G] as in GDPO."""
-    each, scale = _each_reward(experience, weights), SCALES[method.advantage_std]
+    each, scale = _each_reward(experience, weights), SCALES[method.variant.advantage_std]
     return gdpo_advantages(each, list(weights.values()), method.advantage_clip, scale)
 
 

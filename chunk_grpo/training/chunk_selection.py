@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.core.adaptive import adaptive_plan
-from chunk_grpo.core.assignment import RATIO_CHUNKS, ChunkAssignment
+from chunk_grpo.core.assignment import RATIO_CHUNKS, ChunkAssignment, TrainedChunks
 from chunk_grpo.core.chunk_sampling import (
     SELECTION_RULES,
     chunk_weights,
@@ -25,20 +25,6 @@ from chunk_grpo.core.step_weights import STEP_WEIGHT_RULES
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.rollouts import SampledTrajectories
-
-
-@dataclass(frozen=True)
-class TrainedChunks:
-    """The trained chunks of B trajectories."""
-
-    assignment: ChunkAssignment
-    """Chunk of each step. Each chunk has one importance ratio."""
-    selected: Tensor
-    """Bool [B, Kmax], whether a chunk is trained."""
-    weights: Tensor | None
-    """[B, Kmax], weight of each chunk's clipped term in the objective; None: all 1."""
-    kl_weights: Tensor | None = None
-    """[B, Kmax], weight of each chunk's KL divergence; None: all 1."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,7 @@ class ChunkSelector:
         Returns:
             Metrics by name; empty for a variant with a fixed plan.
         """
-        every, num_chunks = self._method.replan_every, self._method.guided_chunks
+        every, num_chunks = self._method.variant.replan_every, self._method.guided_chunks
         if every is None or num_chunks is None:
             return {}
         if not self._first_profile:
@@ -124,10 +110,10 @@ class ChunkSelector:
         selected = self._draw(candidates, context)  # [B, Kmax]
         corrections = self._corrections(candidates, chunks)  # [B, Kmax] or None
         stds = self._method.grid.transition_stds()  # [N]
-        rule = STEP_WEIGHT_RULES[self._method.step_weights]
+        rule = STEP_WEIGHT_RULES[self._method.variant.step_weights]
         widths = self._method.grid.widths()  # [N]
         by_step = rule.weights(chunks, selected, stds, widths)  # [B, N] or None
-        trained = RATIO_CHUNKS[self._method.objective](chunks)  # N chunks at most, [B, N]
+        trained = RATIO_CHUNKS[self._method.variant.objective](chunks)  # N chunks at most, [B, N]
 
         def of_trained(values: Tensor) -> Tensor:
             """Values [B, Kmax] of the drawn chunks as values of the trained chunks."""
@@ -145,7 +131,7 @@ class ChunkSelector:
     def _chunks_of(self, trajectories: SampledTrajectories) -> ChunkAssignment:
         """The plan's chunks; chunks of each trajectory (adaptive plan); or single noisy steps (window, branches)."""
         rows = len(trajectories.states)
-        if self._method.window or self._method.branching:
+        if self._method.variant.window or self._method.variant.branching:
             number = trajectories.noisy.cumsum(dim=1) - 1  # [B, N]
             return ChunkAssignment(torch.where(trajectories.noisy, number, -1))
         largest = self._method.adaptive_size
@@ -170,18 +156,20 @@ class ChunkSelector:
             context: Index of the draw; annealed selection depends on its iteration.
         """
         candidates = chunks.exists.to(torch.float64)
-        if self._method.train_chunks is not None:
+        if self._method.variant.train_chunks is not None:
             allowed = torch.zeros(candidates.shape[1], dtype=torch.float64)
-            allowed[list(self._method.train_chunks)] = 1
+            allowed[list(self._method.variant.train_chunks)] = 1
             candidates = candidates * allowed
-        rule = SELECTION_RULES[self._method.selection]
+        rule = SELECTION_RULES[self._method.variant.selection]
         if rule.exponent is None:
             return candidates
         weights = self._weights.to(torch.float64)  # [K]
         if rule.of_trajectory:
             curves = self._curves(trajectories).to("cpu", torch.float64)
             weights = chunks.means(curves) / curves.mean(dim=1, keepdim=True)  # [B, K]
-        exponent = self._method.selection_exponent * rule.exponent(context.iteration, context.iterations)
+        exponent = self._method.variant.selection_exponent * rule.exponent(
+            context.iteration, context.iterations
+        )
         return candidates * (weights if exponent == 1 else tempered_weights(weights, exponent))
 
     def _draw(self, candidates: Tensor, context: DrawContext) -> Tensor:
@@ -200,16 +188,16 @@ class ChunkSelector:
         rows = slice(context.rows.start, context.rows.stop)
         everywhere[rows, :number], everywhere[rows, number:] = candidates, 0
         stream = generator("chunks", context.seed, context.iteration, context.update)
-        return select_chunks(everywhere, self._method.fraction, stream)[rows, :number]
+        return select_chunks(everywhere, self._method.variant.fraction, stream)[rows, :number]
 
     def _corrections(self, candidates: Tensor, chunks: ChunkAssignment) -> Tensor | None:
         """Importance weights [B, Kmax] that undo the bias of a weighted draw; None if the rule has none."""
-        if not SELECTION_RULES[self._method.selection].is_corrected:
+        if not SELECTION_RULES[self._method.variant.selection].is_corrected:
             return None
         weights = candidates[0]  # with weighted selection all rows share one plan
         drawable = weights > 0
         factors = torch.zeros_like(weights)
-        count = num_selected(int(drawable.sum()), self._method.fraction)
+        count = num_selected(int(drawable.sum()), self._method.variant.fraction)
         factors[drawable] = importance_weights(weights[drawable], count)
         return factors.expand(len(candidates), -1)
 

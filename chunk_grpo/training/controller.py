@@ -8,43 +8,41 @@ The rule is ours.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal
 
 from chunk_grpo.config.training import ControllerParams
+from chunk_grpo.core.objective import Bounds
 
 Verdict = Literal["best", "within", "fallen", "ended"]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """How far an update may go."""
-
-    kl_coef: float
-    """Weight of the KL divergence to the reference policy."""
-    clip_scale: float = 1.0
-    """Factor of the variant's clip range."""
 
 
 class Controller:
     """Follows the held-out score of a training.
 
     Attributes:
-        bounds: Bounds of the next updates.
         falls: Number of falls so far.
         has_ended: Whether training is over.
     """
 
-    def __init__(self, settings: ControllerParams, kl_coef: float) -> None:
+    def __init__(self, settings: ControllerParams, bounds: Bounds) -> None:
         """Start without evaluations.
 
         Args:
             settings: Tolerance and steps.
-            kl_coef: The variant's KL coefficient.
+            bounds: The variant's bounds.
         """
-        self._settings = settings
+        self._settings, self._first = settings, bounds
         self._best: float | None = None
-        self.bounds, self.falls, self.has_ended = Bounds(kl_coef), 0, False
+        self._kl_coef, self._clip_scale = bounds.kl_coef, 1.0
+        self.falls, self.has_ended = 0, False
+
+    @property
+    def bounds(self) -> Bounds:
+        """Bounds of the next updates."""
+        return replace(
+            self._first, clip_range=self._first.clip_range * self._clip_scale, kl_coef=self._kl_coef
+        )
 
     def judge(self, score: float) -> Verdict:
         """Add a held-out score, higher is better, and set the bounds.
@@ -62,15 +60,15 @@ class Controller:
         if self.falls > self._settings.falls:
             self.has_ended = True
             return "ended"
-        raised = max(self.bounds.kl_coef * self._settings.kl_factor, self._settings.kl_coef)
-        self.bounds = Bounds(raised, self.bounds.clip_scale * self._settings.clip_factor)
+        self._kl_coef = max(self._kl_coef * self._settings.kl_factor, self._settings.kl_coef)
+        self._clip_scale *= self._settings.clip_factor
         return "fallen"
 
     def metrics(self) -> dict[str, float]:
-        """Bounds and number of falls by name."""
+        """KL coefficient, factor of the clip range and number of falls by name."""
         return {
-            "controller/kl_coef": self.bounds.kl_coef,
-            "controller/clip_scale": self.bounds.clip_scale,
+            "controller/kl_coef": self._kl_coef,
+            "controller/clip_scale": self._clip_scale,
             "controller/falls": float(self.falls),
         }
 
@@ -78,8 +76,8 @@ class Controller:
         """Input of `load_state`, for a checkpoint."""
         return {
             "best": self._best,
-            "kl_coef": self.bounds.kl_coef,
-            "clip_scale": self.bounds.clip_scale,
+            "kl_coef": self._kl_coef,
+            "clip_scale": self._clip_scale,
             "falls": self.falls,
             "has_ended": self.has_ended,
         }
@@ -87,4 +85,4 @@ class Controller:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`."""
         self._best, self.falls, self.has_ended = state["best"], state["falls"], state["has_ended"]
-        self.bounds = Bounds(state["kl_coef"], state["clip_scale"])
+        self._kl_coef, self._clip_scale = state["kl_coef"], state["clip_scale"]

@@ -14,12 +14,11 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.sharding import local_shard
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
-from chunk_grpo.training.controller import Bounds
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience
-from chunk_grpo.training.step_values import NoiseOfItems, Objective, UpdateBatch
+from chunk_grpo.training.step_values import NoiseOfItems, UpdateBatch
 from chunk_grpo.training.stopping import Check
 from chunk_grpo.training.update import Policies, Update, UpdateStats
 
@@ -41,7 +40,7 @@ class Learner:
 
     Attributes:
         selector: The chunks of the variant.
-        bounds: KL coefficient and factor of the clip range; the controller changes them.
+        bounds: Bounds of the next updates; the controller changes them.
         optimizer: The optimiser, wrapped by accelerate.
     """
 
@@ -70,7 +69,7 @@ class Learner:
         self._policies, self._parameters, self._method = policies, parameters, method
         self._settings, self._processes, self._seed = settings, processes, seed
         self.selector = ChunkSelector(method)
-        self.bounds = Bounds(method.kl_coef)
+        self.bounds = method.bounds
         self.optimizer = processes.prepare_optimizer(
             make_optimizer(settings.optimizer, parameters, settings.learning_rate, settings.weight_decay)
         )
@@ -86,7 +85,7 @@ class Learner:
                 log-probabilities be evaluated again.
         """
         updates = [self._update(batch, number) for number in range(self._settings.updates_per_iteration)]
-        forward = self._method.likelihood != "transition"
+        forward = self._method.variant.likelihood != "transition"
         if fresh and (forward or self._settings.old_log_probs == "training"):
             kept = batch.experience.trajectories.log_probs.view(
                 len(updates), -1, self._method.grid.num_sde_steps
@@ -142,7 +141,7 @@ class Learner:
         return stats, norm
 
     def _update(self, batch: TrainingBatch, number: int) -> Update:
-        experience, objective = batch.experience, self._objective()
+        experience = batch.experience
         size = len(experience.trajectories.states) // self._settings.updates_per_iteration
         rows = slice(number * size, (number + 1) * size)
         part = experience.trajectories.rows(rows)
@@ -166,7 +165,7 @@ class Learner:
             noise=self._noise_of(context, part.finals.shape[1:]),
         )
         return Update(
-            self._policies, self._method.grid, rows_of_update, objective, self._settings.micro_batch_size
+            self._policies, self._method, rows_of_update, self.bounds, self._settings.micro_batch_size
         )
 
     def _noise_of(self, context: DrawContext, shape: torch.Size) -> NoiseOfItems:
@@ -180,18 +179,6 @@ class Learner:
             return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
 
         return noise
-
-    def _objective(self) -> Objective:
-        method = self._method
-        return Objective(
-            clip_range=method.clip_range * self.bounds.clip_scale,
-            kl_coef=self.bounds.kl_coef,
-            ratio_norm=method.ratio_norm,
-            trust_region=method.trust_region,
-            likelihood=method.likelihood,
-            advantage_clip=method.advantage_clip,
-            nft_beta=method.nft_beta,
-        )
 
 
 _REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."

@@ -1,8 +1,7 @@
-"""Settings of a variant, resolved to values of `chunk_grpo.core`."""
+"""A variant as it is trained: its settings, the sampling grid and the chunk plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,27 +9,17 @@ from torch import Tensor
 
 from chunk_grpo.config import (
     AdaptivePlan,
-    BranchingParams,
     GuidedPlan,
     Params,
     PlanParams,
+    ResolvedVariant,
     SamplingParams,
     TrainParams,
     VariantParams,
-    WindowParams,
-)
-from chunk_grpo.core.choices import (
-    AdvantageStd,
-    Combine,
-    Likelihood,
-    Objective,
-    RatioNorm,
-    Selection,
-    StepWeights,
-    TrustRegion,
+    resolve,
 )
 from chunk_grpo.core.chunking import ChunkPlan
-from chunk_grpo.core.objective import ClipRange
+from chunk_grpo.core.objective import Bounds
 from chunk_grpo.core.sde import SDE, Sampler, step_noise
 
 
@@ -61,64 +50,36 @@ class StepGrid:
 
 @dataclass(frozen=True)
 class Method:
-    """Settings of a variant, with all defaults filled in."""
+    """What a training does, besides the settings of `train`."""
 
+    variant: ResolvedVariant
+    """Settings of the variant."""
     grid: StepGrid
     """Sampling grid of the rollouts."""
-    window: WindowParams | None
-    """Sliding window of noisy steps; None: all steps but the last are noisy."""
-    branching: BranchingParams | None
-    """Branches in place of whole noisy trajectories, or None."""
     plan: ChunkPlan
     """Chunk plan at the start. With an adaptive plan: the plan of the mean profile, which is not trained."""
     chunk_weights: Tensor
     """Eq. (16) weights [K] of the chunks of `plan`."""
-    adaptive_size: int | None
-    """Largest chunk of an adaptive plan; None: one plan for all trajectories."""
-    guided_chunks: int | None
-    """Number of chunks of a guided plan; None: another kind of plan."""
-    replan_every: int | None
-    """Interval in iterations at which a guided plan is recomputed; None: never."""
-    selection: Selection
-    """Rule by which chunks are drawn."""
-    selection_exponent: float
-    """Exponent of the weights of that rule, in (0, 1]."""
-    fraction: float
-    """Share of the chunks drawn for each trajectory and update, in (0, 1]."""
-    train_chunks: tuple[int, ...] | None
-    """Chunks that may be drawn; None: all."""
-    objective: Objective
-    """Level of the importance ratio."""
-    step_weights: StepWeights
-    """Weights of the step objective's terms."""
-    clip_range: ClipRange
-    """Half width of the ratio's trust region: one, or a tensor [K]."""
-    kl_coef: float
-    """Weight of the KL divergence to the reference policy, at least 0."""
-    ratio_norm: RatioNorm
-    """Normalisation of the log-ratio."""
-    trust_region: TrustRegion
-    """Whether ratios are clipped, or divergences limited."""
-    likelihood: Likelihood
-    """What stands for log p of a step."""
-    nft_beta: float
-    """Mixture of DiffusionNFT's velocities, above 0."""
-    controlled: bool
-    """Whether the controller of the held-out scores acts on the training."""
-    advantage_std: AdvantageStd
-    """Kind of standard deviation that divides the rewards."""
     advantage_clip: float
     """Bound on the absolute advantage."""
-    combine: Combine
-    """Whether rewards or advantages of several scorers are summed."""
-    chunk_rewards: tuple[Mapping[str, float], ...] | None
-    """For each chunk the weight of each scorer; None: one reward for all chunks."""
+    adaptive_size: int | None = None
+    """Largest chunk of an adaptive plan; None: one plan for all trajectories."""
+    guided_chunks: int | None = None
+    """Number of chunks of a guided plan; None: another kind of plan."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """Bounds of an update, before a controller changes them."""
+        limits = self.variant.limits
+        own = self.variant.clip_ranges is not None
+        clip_range = torch.tensor(limits, dtype=torch.float64) if own else limits[0]
+        return Bounds(clip_range, self.variant.kl_coef, self.variant.trust_region)
 
 
 def method_from(
     params: Params, variant: str, plan: ChunkPlan, chunk_weights: Tensor, times: Tensor
 ) -> Method:
-    """Resolve the settings of a variant.
+    """The method of a variant of params.yaml.
 
     Args:
         params: Content of params.yaml.
@@ -129,10 +90,10 @@ def method_from(
     """
     own = params.variants[variant]
     planned = params.chunks.plans[own.plan]
-    return resolved(own, planned, params.sampling, params.train, plan, chunk_weights, times)
+    return make_method(own, planned, params.sampling, params.train, plan, chunk_weights, times)
 
 
-def resolved(
+def make_method(
     own: VariantParams,
     planned: PlanParams,
     sampling: SamplingParams,
@@ -141,7 +102,7 @@ def resolved(
     chunk_weights: Tensor,
     times: Tensor,
 ) -> Method:
-    """Settings of a variant, with those of `sampling` and `train` where it has none.
+    """The method of a variant.
 
     Args:
         own: The variant.
@@ -152,32 +113,13 @@ def resolved(
         chunk_weights: Eq. (16) weights [K] of the plan's chunks.
         times: Noise levels [S + 1] of `sampling`.
     """
-    eta = sampling.eta if own.eta is None else own.eta
-    single = train.clip_range if own.clip_range is None else own.clip_range
+    variant = resolve(own, sampling, train)
     return Method(
-        grid=StepGrid(times, *step_noise(own.sde or sampling.sde, times, eta)),
-        window=own.window,
-        branching=own.branching,
+        variant=variant,
+        grid=StepGrid(times, *step_noise(variant.sde, times, variant.eta)),
         plan=plan,
         chunk_weights=chunk_weights,
+        advantage_clip=train.advantage_clip,
         adaptive_size=planned.max_size if isinstance(planned, AdaptivePlan) else None,
         guided_chunks=planned.num_chunks if isinstance(planned, GuidedPlan) else None,
-        replan_every=own.replan_every,
-        selection=own.selection,
-        selection_exponent=own.selection_exponent,
-        fraction=train.fraction if own.fraction is None else own.fraction,
-        train_chunks=own.train_chunks,
-        objective=own.objective,
-        step_weights=own.step_weights,
-        clip_range=single if own.clip_ranges is None else torch.tensor(own.clip_ranges, dtype=torch.float64),
-        kl_coef=train.kl_coef if own.kl_coef is None else own.kl_coef,
-        ratio_norm=own.ratio_norm,
-        trust_region=own.trust_region,
-        likelihood=own.likelihood,
-        nft_beta=own.nft_beta,
-        controlled=own.controlled,
-        advantage_std=own.advantage_std,
-        advantage_clip=train.advantage_clip,
-        combine=own.combine,
-        chunk_rewards=own.chunk_rewards,
     )

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from chunk_grpo.training.chunk_selection import TrainedChunks
+from chunk_grpo.core.assignment import TrainedChunks
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def collect_experience(
         TransientError: A scorer does not answer.
     """
     start = time.perf_counter()
-    branching = method.branching
+    branching = method.variant.branching
     rows = iteration.prompts.rows(prompts_of_rows(iteration.starts, settings.group_size, branching))
     sampler = _Sampling(family, method, iteration, settings, check)
     batches: list[SampledTrajectories] = []
@@ -168,7 +168,9 @@ class _Sampling:
         self._prompts, self._names = iteration.prompts, iteration.starts
         self._number = iteration.number
         self._stream = ("rollout", settings.seed, iteration.number)
-        self._keep_means = needs_old_means(method.ratio_norm, method.trust_region, method.likelihood)
+        self._keep_means = needs_old_means(
+            method.variant.ratio_norm, method.variant.trust_region, method.variant.likelihood
+        )
 
     def trajectories(self) -> Iterator[SampledTrajectories]:
         """Sample whole trajectories. All steps but the last are noisy, or only the window's steps."""
@@ -227,7 +229,7 @@ class _Sampling:
             yield _branches_as_rows(made, grid.num_sde_steps, self._keep_means)
 
     def _noisy_steps(self) -> Sequence[int] | None:
-        window = self._method.window
+        window = self._method.variant.window
         if window is None:
             return None
         return window_steps(

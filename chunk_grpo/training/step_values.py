@@ -9,14 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.choices import (
-    LIKELIHOODS,
-    Likelihood,
-    RatioNorm,
-    TrustRegion,
-    implemented,
-    needs_old_means,
-)
+from chunk_grpo.core.assignment import TrainedChunks
+from chunk_grpo.core.choices import LIKELIHOODS, Likelihood, implemented, needs_old_means
 from chunk_grpo.core.flow import interpolate
 from chunk_grpo.core.forward_process import (
     matching_value,
@@ -25,12 +19,10 @@ from chunk_grpo.core.forward_process import (
     velocity_divergence,
 )
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
-from chunk_grpo.core.objective import ClipRange
 from chunk_grpo.core.ratios import NORMALISED
 from chunk_grpo.core.types import Transition
 from chunk_grpo.families.base import Conditioning, ConditioningRows
-from chunk_grpo.training.chunk_selection import TrainedChunks
-from chunk_grpo.training.method import StepGrid
+from chunk_grpo.training.method import Method
 
 PolicyVelocity = Callable[[Tensor, Tensor, Conditioning], Tensor]
 """(x [n, L, D], t [n], conditioning of n prompts) -> velocity [n, L, D]."""
@@ -64,26 +56,6 @@ class UpdateBatch:
     """Noise of items of the forward process; None without one."""
 
 
-@dataclass(frozen=True)
-class Objective:
-    """Settings of the clipped objective."""
-
-    clip_range: ClipRange
-    """Half width of the ratio's trust region, above 0: one number, or a tensor [K]."""
-    kl_coef: float = 0.0
-    """Weight of the KL divergence to the reference policy, at least 0."""
-    ratio_norm: RatioNorm = "none"
-    """Normalisation of the log-ratio."""
-    trust_region: TrustRegion = "clip"
-    """Whether ratios are clipped, or divergences from the sampling policy are limited by `clip_range`."""
-    likelihood: Likelihood = "transition"
-    """What stands for log p of a step."""
-    advantage_clip: float = 5.0
-    """Bound of the advantages; DiffusionNFT's probabilities depend on it."""
-    nft_beta: float = 1.0
-    """Mixture of DiffusionNFT's velocities, above 0."""
-
-
 class StepValues(Protocol):
     """Values of (sample, step) items. Rows [n] and steps [n] name the items."""
 
@@ -108,13 +80,13 @@ class StepValues(Protocol):
         """Divergence [n] of a prediction from that of the reference policy for the same items."""
 
 
-def step_values(grid: StepGrid, batch: UpdateBatch, objective: Objective) -> StepValues:
-    """Values by `objective.likelihood`.
+def step_values(method: Method, batch: UpdateBatch) -> StepValues:
+    """Values by `likelihood` of the variant.
 
     Raises:
         ValueError: The batch lacks what the method needs.
     """
-    return _KINDS[objective.likelihood](grid, batch, objective)
+    return _KINDS[method.variant.likelihood](method, batch)
 
 
 class TransitionValues:
@@ -122,20 +94,21 @@ class TransitionValues:
 
     has_ratio = True
 
-    def __init__(self, grid: StepGrid, batch: UpdateBatch, objective: Objective) -> None:
+    def __init__(self, method: Method, batch: UpdateBatch) -> None:
         """Check that the batch has the old means, if the method needs them.
 
         Raises:
             ValueError: It has none.
         """
-        self._normalised = NORMALISED[objective.ratio_norm]
-        if needs_old_means(objective.ratio_norm, objective.trust_region) and batch.old_means is None:
+        variant = method.variant
+        self._normalised = NORMALISED[variant.ratio_norm]
+        if needs_old_means(variant.ratio_norm, variant.trust_region) and batch.old_means is None:
             raise ValueError(
-                f"ratio_norm {objective.ratio_norm} with trust_region {objective.trust_region} needs the means of the "
+                f"ratio_norm {variant.ratio_norm} with trust_region {variant.trust_region} needs the means of the "
                 "old policy: roll out with keep_means"
             )
-        self._grid, self._batch, self._kept = grid, batch, batch.old_log_probs
-        self.drift = torch.zeros_like(self._kept) if objective.trust_region == "divergence" else None
+        self._grid, self._batch, self._kept = method.grid, batch, batch.old_log_probs
+        self.drift = torch.zeros_like(self._kept) if variant.trust_region == "divergence" else None
 
     def old(self, kept: Tensor) -> Tensor:
         """The log-probabilities; 0 if the value is a log-ratio."""
@@ -199,7 +172,7 @@ class MatchingValues:
     has_ratio = True
     drift: Tensor | None = None
 
-    def __init__(self, grid: StepGrid, batch: UpdateBatch, objective: Objective) -> None:
+    def __init__(self, method: Method, batch: UpdateBatch) -> None:
         """Check that the batch has final latents and noise.
 
         Raises:
@@ -207,9 +180,9 @@ class MatchingValues:
         """
         if batch.finals is None or batch.noise is None:
             raise ValueError(
-                f"likelihood {objective.likelihood} needs the final latents and the items' noise"
+                f"likelihood {method.variant.likelihood} needs the final latents and the items' noise"
             )
-        self._grid, self._batch, self._objective = grid, batch, objective
+        self._grid, self._batch, self._beta = method.grid, batch, method.variant.nft_beta
         self._finals, self._noise_of = batch.finals, batch.noise
 
     def old(self, kept: Tensor) -> Tensor:
@@ -242,26 +215,26 @@ class NftValues(MatchingValues):
 
     has_ratio = False
 
-    def __init__(self, grid: StepGrid, batch: UpdateBatch, objective: Objective) -> None:
+    def __init__(self, method: Method, batch: UpdateBatch) -> None:
         """Check that the batch has room for the sampling policy's velocities.
 
         Raises:
             ValueError: It has none, or more than one advantage for an image.
         """
-        super().__init__(grid, batch, objective)
+        super().__init__(method, batch)
         if batch.old_means is None:
             raise ValueError("likelihood nft needs room for the old velocities: roll out with keep_means")
         if batch.advantages.ndim != 1:
             raise ValueError(f"likelihood nft needs advantages [B], got {tuple(batch.advantages.shape)}")
         self._velocities = batch.old_means
-        self._good = optimality(batch.advantages, objective.advantage_clip)
+        self._good = optimality(batch.advantages, method.advantage_clip)
 
     def value(self, prediction: NoisedPrediction, rows: Tensor, steps: Tensor) -> Tensor:
         """Minus DiffusionNFT's loss."""
         p = prediction
         old = self._velocities[rows, steps - self._batch.first_step[rows]].to(p.x)
         good = self._good[rows].to(p.x)
-        return nft_value(p.velocity, old, p.x, p.x0, p.t, good, self._objective.nft_beta)
+        return nft_value(p.velocity, old, p.x, p.x0, p.t, good, self._beta)
 
     def evaluate_old(self, prediction: NoisedPrediction, rows: Tensor, steps: Tensor) -> Tensor:
         """The value; keeps the velocities in the batch's `old_means`."""
@@ -270,7 +243,7 @@ class NftValues(MatchingValues):
         return self.value(prediction, rows, steps)
 
 
-_KINDS: Mapping[Likelihood, Callable[[StepGrid, UpdateBatch, Objective], StepValues]] = implemented(
+_KINDS: Mapping[Likelihood, Callable[[Method, UpdateBatch], StepValues]] = implemented(
     LIKELIHOODS,
     "training/step_values.py",
     {"transition": TransitionValues, "matching": MatchingValues, "nft": NftValues},

@@ -94,7 +94,7 @@ class Trainer:
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes, copies
         )
         self._best = CheckpointStore(paths.checkpoints / BEST, paths.identity, keep=1)
-        has_reference = method.kl_coef > 0 or method.controlled
+        has_reference = method.variant.kl_coef > 0 or method.variant.controlled
         reference = prepared(
             family, settings, seed, self._processes.shard, paths.start, has_reference=has_reference
         )
@@ -108,8 +108,8 @@ class Trainer:
         )
         self._trained = Trained(family, self._learner, self._average)
         self._controller = (
-            Controller(settings.heldout.controller, method.kl_coef)
-            if method.controlled and settings.heldout.controller is not None
+            Controller(settings.heldout.controller, method.bounds)
+            if method.variant.controlled and settings.heldout.controller is not None
             else None
         )
         self._best_state: dict[str, Any] = {}
@@ -191,7 +191,7 @@ class Trainer:
         """Perform an iteration, or the rest of a resumed one: rollout, reward, advantage, update, log."""
         if self._unfinished is None:
             experience = self._roll_out(iteration)
-            images = images_per_start(self._method.branching)
+            images = images_per_start(self._method.variant.branching)
             everybody, own = of_all_processes(experience, self._starts(), images, self._processes)
             weights = self._data.reward.weights
             rewards = rewards_of(everybody, weights)  # [Q, G]
@@ -235,13 +235,13 @@ class Trainer:
     def _starts(self) -> list[int]:
         """Numbers of this process's starts: an equal part of each update's."""
         updates = self._settings.updates_per_iteration
-        share = starts_of_update(self._settings, self._method.branching)
+        share = starts_of_update(self._settings, self._method.variant.branching)
         own = self._processes.share_of(share)
         return [update * share + start for update in range(updates) for start in own]
 
     def _follow(self, experience: Experience) -> dict[str, float]:
         """Recompute the chunk plan if due, and return its metrics; empty without `replan_every`."""
-        if self._method.replan_every is None:
+        if self._method.variant.replan_every is None:
             return {}
         curves = relative_l1(experience.trajectories.states)[:, : self._method.grid.num_sde_steps]  # [B, N]
         everybody = torch.cat(self._processes.gather([curves.cpu()]))  # [B of all processes, N]
@@ -265,7 +265,7 @@ class Trainer:
         stats = [UpdateStats.of_all(parts) for parts in zip(*self._processes.gather([own]), strict=True)]
         fidelity = fidelity_metrics(stats[0], self._method.grid.num_sde_steps)
         if iteration == 1:
-            warn_of_poor_fidelity(fidelity, self._method.clip_range)
+            warn_of_poor_fidelity(fidelity, self._method.bounds.clip_range)
         seconds = seconds_metrics({**experience.seconds, "update": state.seconds}, len(experience.prompts))
         metrics = {**state.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
         self._record(iteration, metrics)
@@ -373,7 +373,7 @@ class Trainer:
                 f"the run was stopped within iteration {iteration} with {len(states)} processes, and now has "
                 f"{self._processes.count}: start as many as before, or delete {self._checkpoints.newest_path()}"
             )
-        rows = prompts_of_rows(self._starts(), self._settings.group_size, self._method.branching)
+        rows = prompts_of_rows(self._starts(), self._settings.group_size, self._method.variant.branching)
         prompts, own = self._prompts_of(iteration).rows(rows), states[self._processes.index]
         self._unfinished = IterationState.from_state(own, prompts, self._family.device)
 

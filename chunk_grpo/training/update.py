@@ -10,18 +10,18 @@ passes must be the same computation: same dtype, no dropout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.objective import clipped_chunks, gradient_coefficients
+from chunk_grpo.core.objective import Bounds, Terms, clipped_chunks, gradient_coefficients
 from chunk_grpo.core.ratios import chunk_ratio
-from chunk_grpo.training.method import StepGrid
+from chunk_grpo.training.method import Method
 from chunk_grpo.training.packing import pack
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.step_values import Objective, PolicyVelocity, UpdateBatch, step_values
+from chunk_grpo.training.step_values import PolicyVelocity, UpdateBatch, step_values
 from chunk_grpo.training.stopping import Check
 
 ValueOfItems = Callable[[Any, Tensor, Tensor], Tensor]
@@ -72,28 +72,28 @@ class Update:
     def __init__(
         self,
         policies: Policies,
-        grid: StepGrid,
+        method: Method,
         batch: UpdateBatch,
-        objective: Objective,
+        bounds: Bounds,
         micro_batch_size: int,
     ) -> None:
         """Pack the items into micro-batches.
 
         Args:
             policies: Trained policy and reference.
-            grid: Sampling grid of the rollouts.
+            method: Settings of the variant.
             batch: Trajectories, advantages and trained chunks.
-            objective: Clip range, KL coefficient and kind of ratio.
+            bounds: Clip range and KL coefficient of this update.
             micro_batch_size: Largest number of items in one forward and backward pass.
 
         Raises:
             ValueError: A KL coefficient without a reference policy, or the batch lacks what the method needs.
         """
-        if objective.kl_coef > 0 and policies.reference is None:
-            raise ValueError(f"kl_coef {objective.kl_coef} needs a reference policy")
-        self._values = step_values(grid, batch, objective)
-        self._policy, self._batch, self._objective = policies.policy, batch, objective
-        self._reference = policies.reference if objective.kl_coef > 0 else None
+        if bounds.kl_coef > 0 and policies.reference is None:
+            raise ValueError(f"kl_coef {bounds.kl_coef} needs a reference policy")
+        self._values = step_values(method, batch)
+        self._policy, self._batch, self._bounds = policies.policy, batch, bounds
+        self._reference = policies.reference if bounds.kl_coef > 0 else None
         self._packing = pack(batch.chunks, micro_batch_size)
         self._old = self._values.old(batch.old_log_probs)
 
@@ -155,8 +155,8 @@ class Update:
     @torch.no_grad()
     def _evaluated(
         self,
-        otherwise: Tensor,
-        value: ValueOfItems,
+        default: Tensor,
+        value_of: ValueOfItems,
         parts: Sequence[Tensor],
         processes: Processes,
         check: Check,
@@ -164,16 +164,16 @@ class Update:
         """Values under the current policy, [B, S - 1].
 
         Args:
-            otherwise: Values [B, S - 1] of the steps that are not in `parts`.
-            value: Of predictions; called once for each micro-batch.
+            default: Values [B, S - 1] for steps outside `parts`.
+            value_of: Function of a micro-batch's predictions.
             parts: Micro-batches of items.
             processes: Processes of this training.
             check: Called before each micro-batch; raises to abort.
         """
-        values = otherwise.clone()
+        values = default.clone()
         for rows, steps, counts in self._rounds(parts, processes):
             check()
-            found = value(self._values.predict(self._policy, rows, steps), rows, steps)
+            found = value_of(self._values.predict(self._policy, rows, steps), rows, steps)
             if counts:
                 values[rows, steps] = found.cpu()
         return values
@@ -195,31 +195,21 @@ class Update:
 
     def _coefficients(self, new: Tensor) -> tuple[Tensor, Tensor]:
         """The objective's derivatives [B, S - 1] by each value and each KL divergence; valid where `new` is."""
-        chunks, objective = self._batch.chunks, self._objective
-        advantages = self._batch.advantages
-        if (
-            not self._values.has_ratio
-        ):  # a ratio of 1 and an advantage of 1: the gradient of the values themselves
-            new, advantages = self._old, torch.ones_like(advantages)
-        return gradient_coefficients(
-            new,
-            self._old,
-            advantages,
-            objective.clip_range,
-            chunks.assignment,
-            objective.kl_coef,
-            chunks.weights,
-            chunks.selected,
-            chunks.kl_weights,
-            self._values.drift,
-        )
+        terms = self._terms
+        if not self._values.has_ratio:
+            # A ratio of 1 and an advantage of 1: the gradient of the values themselves.
+            new, terms = self._old, replace(terms, advantage=torch.ones_like(terms.advantage))
+        return gradient_coefficients(new, terms, self._bounds)
+
+    @property
+    def _terms(self) -> Terms:
+        batch = self._batch
+        return Terms(self._old, batch.advantages, batch.chunks, self._values.drift)
 
     def _statistics(self, new: Tensor, kl_sum: float, steps: Tensor, changes: Tensor) -> UpdateStats:
         chunks = self._batch.chunks
         ratios = chunk_ratio(new if self._values.has_ratio else self._old, self._old, chunks.assignment)
-        clipped = clipped_chunks(
-            ratios, self._batch.advantages, self._objective.clip_range, chunks.assignment, self._values.drift
-        )
+        clipped = clipped_chunks(ratios, self._terms, self._bounds)
         return UpdateStats(
             ratios=ratios[chunks.selected],
             chunk=chunks.selected.nonzero()[:, 1],

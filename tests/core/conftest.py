@@ -5,6 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.assignment import TrainedChunks
+from chunk_grpo.core.objective import Terms
+
 
 @dataclass(frozen=True)
 class GaussianFlow:
@@ -33,6 +36,12 @@ def double(*rows):
 
 def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def terms_of(old_log_probs, advantage, assignment, selected=None, drift=None, **weights):
+    """Terms of the objective; all chunks are trained unless some are selected."""
+    chosen = assignment.exists if selected is None else selected
+    return Terms(old_log_probs, advantage, TrainedChunks(assignment, chosen, **weights), drift)
 
 
 class LinearPolicy:

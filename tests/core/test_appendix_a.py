@@ -7,7 +7,8 @@ import torch
 
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import single_plan, step_plan
-from chunk_grpo.core.objective import gradient_coefficients
+from chunk_grpo.core.objective import Bounds, gradient_coefficients
+from tests.core.conftest import terms_of
 
 
 def distances(num_steps, wrong):
@@ -42,6 +43,8 @@ def test_the_printed_bound_of_eq_40_is_too_narrow():
 def test_with_eq_5s_own_1_over_t_the_two_objectives_agree_to_first_order():
     lp = torch.zeros(2, 16, dtype=torch.float64)
     advantage = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    by_step, _ = gradient_coefficients(lp, lp, advantage, 0.1, ChunkAssignment.shared(step_plan(16), 2))
-    single, _ = gradient_coefficients(lp, lp, advantage, 0.1, ChunkAssignment.shared(single_plan(16), 2))
+    by_step, single = (
+        gradient_coefficients(lp, terms_of(lp, advantage, ChunkAssignment.shared(plan, 2)), Bounds(0.1))[0]
+        for plan in (step_plan(16), single_plan(16))
+    )
     torch.testing.assert_close(single, by_step, rtol=0, atol=1e-16)

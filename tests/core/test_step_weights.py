@@ -6,10 +6,10 @@ import torch
 from chunk_grpo.core.assignment import ChunkAssignment
 from chunk_grpo.core.chunking import equal_plan, listed_plan, single_plan, step_plan
 from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.objective import gradient_coefficients
+from chunk_grpo.core.objective import Bounds, gradient_coefficients
 from chunk_grpo.core.sde import diffusion_coefs, transition_std
 from chunk_grpo.core.step_weights import chunk_size_weights, interval_weights, noise_weights
-from tests.core.conftest import double, draw
+from tests.core.conftest import double, draw, terms_of
 
 PLAN = listed_plan([2, 3, 4, 7], 16)
 
@@ -85,6 +85,8 @@ def test_chunk_size_weights_of_the_papers_plan_by_hand():
 def test_on_policy_the_weighted_step_gradient_is_the_chunk_gradient(plan):
     old, advantage = draw(3, 16), double(1.5, -0.5, 0.2)
     steps, chunks = (ChunkAssignment.shared(each, 3) for each in (step_plan(16), plan))
-    by_step, _ = gradient_coefficients(old, old, advantage, 0.9, steps, weights=weights_of(plan, 3))
-    by_chunk, _ = gradient_coefficients(old, old, advantage, 0.9, chunks)
+    by_step, _ = gradient_coefficients(
+        old, terms_of(old, advantage, steps, weights=weights_of(plan, 3)), Bounds(0.9)
+    )
+    by_chunk, _ = gradient_coefficients(old, terms_of(old, advantage, chunks), Bounds(0.9))
     torch.testing.assert_close(by_step, by_chunk, rtol=1e-14, atol=0)

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from chunk_grpo.core.assignment import TrainedChunks
 from chunk_grpo.core.chunk_sampling import chunk_weights, inclusion_probabilities, select_chunks
 from chunk_grpo.core.chunking import ChunkPlan, listed_plan, step_plan
 from chunk_grpo.core.dynamics import profile_drift, relative_l1
-from chunk_grpo.core.objective import gradient_coefficients
+from chunk_grpo.core.objective import Bounds, Terms, gradient_coefficients
 from chunk_grpo.core.step_weights import noise_weights
 from chunk_grpo.seeding import generator
-from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext, TrainedChunks
+from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.rollouts import SampledTrajectories
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
@@ -221,10 +222,7 @@ def test_the_control_has_the_gradient_of_the_chunk_objective_at_the_first_update
     advantages = torch.randn(B, dtype=torch.float64)
 
     def coefficients(made: TrainedChunks) -> tuple[torch.Tensor, torch.Tensor]:
-        return gradient_coefficients(
-            *(log_probs, log_probs, advantages, 0.1, made.assignment, 0.3),
-            *(made.weights, made.selected, made.kl_weights),
-        )
+        return gradient_coefficients(log_probs, Terms(log_probs, advantages, made), Bounds(0.1, 0.3))
 
     for by_step, by_chunk in zip(coefficients(control), coefficients(chunk), strict=True):
         assert torch.allclose(by_step, by_chunk, rtol=1e-14, atol=0)

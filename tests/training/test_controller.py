@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from chunk_grpo.config.training import ControllerParams
+from chunk_grpo.core.objective import Bounds
 from chunk_grpo.errors import TransientError
 from chunk_grpo.training import heldout
-from chunk_grpo.training.controller import Bounds, Controller
+from chunk_grpo.training.controller import Controller
 from chunk_grpo.training.heldout import HeldoutEvaluation, HeldoutResult
-from chunk_grpo.training.learner import Learner
-from chunk_grpo.training.step_values import Objective
+from chunk_grpo.training.learner import Learner, TrainingBatch
+from chunk_grpo.training.update import Update
 
 from .conftest import CHUNK_WS, Outcome
 
@@ -25,14 +26,14 @@ RUN: dict[str, Any] = {"iterations": 4, "checkpoint_every": 4, "ema_decay": 0.5,
 
 
 def test_the_rule_by_hand() -> None:
-    controller = Controller(SETTINGS, kl_coef=0.0)
+    controller = Controller(SETTINGS, Bounds(1.0, 0.0))
     assert [controller.judge(score) for score in (0.5, 0.6, 0.5)] == ["best", "best", "within"]
-    assert controller.bounds == Bounds(0.0, 1.0)
+    assert controller.bounds == Bounds(1.0, 0.0)
     assert controller.judge(0.45) == "fallen"
-    assert controller.bounds == Bounds(0.02, 0.5)
+    assert controller.bounds == Bounds(0.5, 0.02)
     assert controller.judge(0.7) == "best"
     assert controller.judge(0.55) == "fallen"
-    assert controller.bounds == Bounds(0.08, 0.25)
+    assert controller.bounds == Bounds(0.25, 0.08)
     assert not controller.has_ended
     assert controller.judge(0.55) == "ended"
     assert controller.has_ended
@@ -44,14 +45,14 @@ def test_the_rule_by_hand() -> None:
 
 
 def test_a_kl_coefficient_of_the_variant_grows() -> None:
-    controller = Controller(SETTINGS, kl_coef=0.1)
+    controller = Controller(SETTINGS, Bounds(1.0, 0.1))
     controller.judge(1.0)
     controller.judge(0.0)
-    assert controller.bounds == Bounds(0.4, 0.5)
+    assert controller.bounds == Bounds(0.5, 0.4)
 
 
 def test_a_restored_state_goes_on() -> None:
-    one, other = Controller(SETTINGS, 0.0), Controller(SETTINGS, 0.0)
+    one, other = (Controller(SETTINGS, Bounds(1.0)) for _ in range(2))
     one.judge(0.5)
     one.judge(0.1)
     other.load_state(one.state())
@@ -75,16 +76,16 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[float]], None]:
     return replaced
 
 
-def objectives(monkeypatch: pytest.MonkeyPatch) -> list[Objective]:
-    """The objectives of all updates, as they are made."""
-    seen: list[Objective] = []
-    make = Learner._objective
+def bounds_of_updates(monkeypatch: pytest.MonkeyPatch) -> list[Bounds]:
+    """The bounds of all updates, as they are made."""
+    seen: list[Bounds] = []
+    make = Learner._update
 
-    def recording(self: Learner) -> Objective:
-        seen.append(make(self))
-        return seen[-1]
+    def recording(self: Learner, batch: TrainingBatch, number: int) -> Update:
+        seen.append(self.bounds)
+        return make(self, batch, number)
 
-    monkeypatch.setattr(Learner, "_objective", recording)
+    monkeypatch.setattr(Learner, "_update", recording)
     return seen
 
 
@@ -97,7 +98,7 @@ def test_a_fall_goes_back_to_the_best_bits_and_narrows_the_bounds(
 ) -> None:
     """Scores fall after iteration 2. Iteration 3 starts from the weights, moments and averages after iteration 1."""
     scores([0.5, 0.6, 0.2, 0.6, 0.6])
-    seen = objectives(monkeypatch)
+    seen = bounds_of_updates(monkeypatch)
     made = train(tmp_path / "a", save=True, **RUN, **settings())
     by_iteration = [(seen[i].kl_coef, seen[i].clip_range) for i in range(0, 8, 2)]
     wide, narrow = (0.0, 1e-4), (0.02, 0.5e-4)

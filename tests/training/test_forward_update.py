@@ -14,14 +14,13 @@ from chunk_grpo.core.forward_process import (
     optimality,
     velocity_divergence,
 )
-from chunk_grpo.core.objective import chunk_objective
+from chunk_grpo.core.objective import Terms, chunk_objective
 from chunk_grpo.seeding import generator
+from chunk_grpo.training.method import Method
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.step_values import Objective
 from chunk_grpo.training.update import Policies, Update
 from tests.training.test_update import (
     ASSIGNMENTS,
-    FLOW,
     TIMES,
     B,
     Case,
@@ -30,13 +29,14 @@ from tests.training.test_update import (
     S,
     Toy,
     make_case,
+    method_with,
     nothing,
     relative_error,
     two_pass,
 )
 
-MATCHING = Objective(clip_range=1e-2, kl_coef=0.3, likelihood="matching")
-NFT = Objective(clip_range=1e-2, kl_coef=0.3, likelihood="nft", advantage_clip=2.0, nft_beta=0.4)
+MATCHING = method_with(clip_range=1e-2, kl_coef=0.3, likelihood="matching")
+NFT = method_with(advantage_clip=2.0, clip_range=1e-2, kl_coef=0.3, likelihood="nft", nft_beta=0.4)
 
 
 def noise(rows: Tensor, steps: Tensor) -> Tensor:
@@ -68,9 +68,9 @@ def forward_case(name: str, moved: float = 0.02) -> Case:
     )
 
 
-def prepared(case: Case, objective: Objective) -> Case:
+def prepared(case: Case, method: Method) -> Case:
     """The case after the sampling policy was evaluated."""
-    update = Update(Policies(Toy(torch.float64), case.reference), FLOW, case.batch, objective, 4)
+    update = Update(Policies(Toy(torch.float64), case.reference), method, case.batch, method.bounds, 4)
     old = update.reevaluate_old(Processes(), nothing)
     trained = case.batch.chunks.assignment.to_steps(case.batch.chunks.selected.double()) > 0
     assert torch.isfinite(old[trained]).all()
@@ -103,21 +103,11 @@ def divergences(case: Case) -> Tensor:
 @pytest.mark.parametrize("micro_batch_size", [1, 5, 1000])
 def test_awm_is_the_clipped_objective_of_the_matching_loss(name: str, micro_batch_size: int) -> None:
     case = prepared(forward_case(name), MATCHING)
-    batch, chunks = case.batch, case.batch.chunks
+    batch = case.batch
     found, stats = two_pass(case, MATCHING, micro_batch_size)
     values = everywhere(case, lambda v, step, x, e: matching_value(v, batch.finals, e))
-    value = chunk_objective(
-        values,
-        batch.old_log_probs,
-        batch.advantages,
-        MATCHING.clip_range,
-        chunks.assignment,
-        divergences(case),
-        MATCHING.kl_coef,
-        chunks.weights,
-        chunks.selected,
-        chunks.kl_weights,
-    )
+    terms = Terms(batch.old_log_probs, batch.advantages, batch.chunks)
+    value = chunk_objective(values, terms, MATCHING.bounds, divergences(case))
     assert relative_error(found, list(torch.autograd.grad(-value, list(case.policy.parameters())))) < 1e-12
     assert 0 < stats.clipped.double().mean() < 1
 
@@ -133,13 +123,13 @@ def test_nft_maximises_its_value_without_a_ratio(name: str, micro_batch_size: in
     def of_step(velocity: Tensor, step: int, x: Tensor, e: Tensor) -> Tensor:
         t = TIMES[step].expand(B)
         old = sampling(x, t, batch.conditioning)
-        return nft_value(velocity, old, x, batch.finals, t, good, NFT.nft_beta)
+        return nft_value(velocity, old, x, batch.finals, t, good, NFT.variant.nft_beta)
 
     found, stats = two_pass(case, NFT, micro_batch_size)
     of_chunks = chunks.assignment.means(everywhere(case, of_step))
     kl = chunks.assignment.means(divergences(case))
     shares = chunks.selected.double() / chunks.selected.sum(dim=1, keepdim=True) / B
-    value = (of_chunks * chunks.weights * shares).sum() - NFT.kl_coef * (
+    value = (of_chunks * chunks.weights * shares).sum() - NFT.variant.kl_coef * (
         kl * chunks.kl_weights * shares
     ).sum()
     assert relative_error(found, list(torch.autograd.grad(-value, list(case.policy.parameters())))) < 1e-12
@@ -158,7 +148,7 @@ def test_on_policy_ratios_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "missing", "message"),
+    ("method", "missing", "message"),
     [
         (MATCHING, {"finals": None}, "likelihood matching needs the final latents"),
         (MATCHING, {"noise": None}, "likelihood matching needs the final latents and the items' noise"),
@@ -167,14 +157,14 @@ def test_on_policy_ratios_are_one() -> None:
     ],
 )
 def test_what_the_forward_process_needs_must_be_there(
-    objective: Objective, missing: dict[str, object], message: str
+    method: Method, missing: dict[str, object], message: str
 ) -> None:
     case = forward_case("listed")
     with pytest.raises(ValueError, match=message):
         Update(
             Policies(case.policy, case.reference),
-            FLOW,
+            method,
             replace(case.batch, **missing),  # type: ignore[arg-type]
-            objective,
+            method.bounds,
             4,
         )

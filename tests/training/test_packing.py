@@ -2,9 +2,8 @@
 
 import torch
 
-from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.core.assignment import ChunkAssignment, TrainedChunks
 from chunk_grpo.core.chunking import ChunkPlan, listed_plan, step_plan
-from chunk_grpo.training.chunk_selection import TrainedChunks
 from chunk_grpo.training.packing import pack
 
 

@@ -120,7 +120,7 @@ def test_one_branch_point_gives_one_step_a_row(family, data):
     }
     method = method_of(small_params(branching, group_size=G))
     settings = RolloutSettings(G, 4, False, True, 0, decode_batch_size=4)
-    starts = range(starts_per_prompt(G, method.branching))
+    starts = range(starts_per_prompt(G, method.variant.branching))
     made = collect_experience(
         family, method, Iteration(1, data.prompts.rows([1]), starts), data.reward, settings
     )

@@ -1,25 +1,26 @@
 """The two-pass gradient is plain autograd of the clipped objective, whatever the method and the packing."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import chunk_grpo.core.objective as objective_module
-from chunk_grpo.core.assignment import ChunkAssignment
+from chunk_grpo.config import ResolvedVariant
+from chunk_grpo.core.assignment import ChunkAssignment, TrainedChunks
 from chunk_grpo.core.chunking import ChunkPlan, equal_plan, listed_plan, single_plan, step_plan
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.log_prob import gaussian_kl, gaussian_log_prob
-from chunk_grpo.core.objective import chunk_objective
+from chunk_grpo.core.objective import Terms, chunk_objective
 from chunk_grpo.core.ratios import guard_log_ratio
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.sde import CPS, diffusion_coefs
 from chunk_grpo.families.base import Conditioning
-from chunk_grpo.training.chunk_selection import TrainedChunks
-from chunk_grpo.training.method import StepGrid
+from chunk_grpo.training.method import Method, StepGrid
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.step_values import Objective, UpdateBatch
+from chunk_grpo.training.step_values import UpdateBatch
 from chunk_grpo.training.update import Policies, Update, UpdateStats
 
 B, S, L, D, F = 6, 9, 3, 4, 2
@@ -36,7 +37,21 @@ ASSIGNMENTS = {
     "of each trajectory": ChunkAssignment.per_row(OWN_PLANS),
     "window": ChunkAssignment(torch.tensor([[-1, -1, 0, 1, 2, -1, -1, -1]] * B)),
 }
-OBJECTIVE = Objective(clip_range=2e-3, kl_coef=0.3)
+
+
+def method_with(grid: StepGrid = FLOW, advantage_clip: float = 5.0, **settings: Any) -> Method:
+    """A method with a clip range of 2e-3 and no KL term, unless the settings say otherwise."""
+    values = {"fraction": 1.0, "clip_range": 2e-3, "kl_coef": 0.0, "sde": "flow", "eta": 0.7} | settings
+    variant = ResolvedVariant(objective="chunk", plan="listed", **values)
+    return Method(variant, grid, LISTED, torch.ones(LISTED.num_chunks), advantage_clip)
+
+
+def changed(method: Method, **settings: Any) -> Method:
+    """The method with other settings of its variant."""
+    return replace(method, variant=method.variant.model_copy(update=settings))
+
+
+WITH_KL = method_with(kl_coef=0.3)
 
 
 class Toy(nn.Module):
@@ -118,7 +133,7 @@ def make_case(
     return Case(old.moved(moved), old.moved(-moved), grid, batch)
 
 
-def plain_autograd(case: Case, objective: Objective) -> list[Tensor]:
+def plain_autograd(case: Case, method: Method) -> list[Tensor]:
     """Gradients of minus the objective with every step of every trajectory in one graph."""
     policy, batch, grid = case.policy, case.batch, case.grid
     log_probs, drifts, divergences = [], [], []
@@ -136,23 +151,11 @@ def plain_autograd(case: Case, objective: Objective) -> list[Tensor]:
         assert batch.old_means is not None
         drifts.append(gaussian_kl(ours.mean, batch.old_means[:, step], ours.std))
     new, old = torch.stack(log_probs, dim=1), batch.old_log_probs
-    if objective.ratio_norm == "guard":
+    if method.variant.ratio_norm == "guard":
         new = guard_log_ratio(new, old, torch.stack(drifts, dim=1), grid.transition_stds())
         old = torch.zeros_like(old)
-    chunks = batch.chunks
-    value = chunk_objective(
-        new,
-        old,
-        batch.advantages,
-        objective.clip_range,
-        chunks.assignment,
-        torch.stack(divergences, dim=1),
-        objective.kl_coef,
-        chunks.weights,
-        chunks.selected,
-        chunks.kl_weights,
-        torch.stack(drifts, dim=1) if objective.trust_region == "divergence" else None,
-    )
+    terms = Terms(old, batch.advantages, batch.chunks, torch.stack(drifts, dim=1))
+    value = chunk_objective(new, terms, method.bounds, torch.stack(divergences, dim=1))
     return list(torch.autograd.grad(-value, list(policy.parameters())))
 
 
@@ -161,10 +164,11 @@ def nothing() -> None:
 
 
 def two_pass(
-    case: Case, objective: Objective, micro_batch_size: int, on_policy: bool = False
+    case: Case, method: Method, micro_batch_size: int, on_policy: bool = False
 ) -> tuple[list[Tensor], UpdateStats]:
     case.policy.zero_grad()
-    update = Update(Policies(case.policy, case.reference), case.grid, case.batch, objective, micro_batch_size)
+    policies, method = Policies(case.policy, case.reference), replace(method, grid=case.grid)
+    update = Update(policies, method, case.batch, method.bounds, micro_batch_size)
     stats = update.accumulate_gradient(Processes(), on_policy=on_policy, check=nothing)
     return [p.grad.clone() for p in case.policy.parameters() if p.grad is not None], stats
 
@@ -178,12 +182,12 @@ def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:
 @pytest.mark.parametrize("micro_batch_size", [1, 5, 1000])
 def test_the_gradient_is_that_of_plain_autograd(name, micro_batch_size):
     case = make_case(ASSIGNMENTS[name])
-    found, stats = two_pass(case, OBJECTIVE, micro_batch_size)
+    found, stats = two_pass(case, WITH_KL, micro_batch_size)
     clipped = stats.clipped.double().mean()
     assert 0 < clipped < 1  # else clipping is not tested
     assert stats.ratios.min() < 1 < stats.ratios.max()
     assert stats.kl_sum > 0
-    assert relative_error(found, plain_autograd(case, OBJECTIVE)) < 1e-12
+    assert relative_error(found, plain_autograd(case, WITH_KL)) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["listed", "of each trajectory"])
@@ -193,15 +197,15 @@ def test_the_gradient_is_that_of_plain_autograd(name, micro_batch_size):
 def test_so_it_is_with_every_option(name, ratio_norm, trust_region, grid):
     """Weights, advantages and clip ranges of each chunk, normalised ratios, both bounds, another sampler."""
     case = make_case(ASSIGNMENTS[name], grid=grid, weights=True, advantage_per_chunk=True)
-    ranges = torch.full((ASSIGNMENTS[name].max_chunks,), 0.5, dtype=torch.float64)
+    ranges = [0.5] * ASSIGNMENTS[name].max_chunks
     ranges[1] = 1e-9
-    objective = Objective(ranges, 0.3, ratio_norm, trust_region)
-    found, stats = two_pass(case, objective, 5)
+    method = changed(WITH_KL, clip_ranges=tuple(ranges), ratio_norm=ratio_norm, trust_region=trust_region)
+    found, stats = two_pass(case, method, 5)
     assert 0 < stats.clipped.double().mean() < 1
-    assert relative_error(found, plain_autograd(case, objective)) < 1e-12
+    assert relative_error(found, plain_autograd(case, method)) < 1e-12
     for other in (
-        replace(objective, clip_range=0.5),
-        replace(objective, ratio_norm="guard" if ratio_norm == "none" else "none"),
+        changed(method, clip_ranges=None, clip_range=0.5),
+        changed(method, ratio_norm="guard" if ratio_norm == "none" else "none"),
     ):
         assert relative_error(plain_autograd(case, other), found) > 1e-4  # each option says something
 
@@ -209,10 +213,11 @@ def test_so_it_is_with_every_option(name, ratio_norm, trust_region, grid):
 def test_another_formula_is_another_gradient(monkeypatch):
     """Nothing but the formula is changed, here by leaving out the clipping; the update follows it exactly."""
     case = make_case(ASSIGNMENTS["listed"])
-    clipped, _ = two_pass(case, OBJECTIVE, 5)
-    monkeypatch.setattr(objective_module, "clipped_terms", lambda ratio, a, *_: ratio * a.reshape(len(a), -1))
-    found, stats = two_pass(case, OBJECTIVE, 5)
-    assert relative_error(found, plain_autograd(case, OBJECTIVE)) < 1e-12
+    clipped, _ = two_pass(case, WITH_KL, 5)
+    unclipped = lambda ratio, terms, _: ratio * terms.advantage.reshape(len(ratio), -1)  # noqa: E731
+    monkeypatch.setitem(objective_module.TERMS, "clip", unclipped)
+    found, stats = two_pass(case, WITH_KL, 5)
+    assert relative_error(found, plain_autograd(case, WITH_KL)) < 1e-12
     assert relative_error(found, clipped) > 1e-2
     assert not stats.clipped.any()
 
@@ -234,9 +239,9 @@ def test_parts_of_trajectories_learn_what_the_whole_ones_would():
         old_means=whole.old_means[rows, steps].unsqueeze(1),
     )
     for changes in ({}, {"ratio_norm": "guard"}, {"trust_region": "divergence", "clip_range": 1e-5}):
-        objective = replace(OBJECTIVE, **changes)
-        of_parts, _ = two_pass(replace(case, batch=cut), objective, 4)
-        of_whole, _ = two_pass(replace(case, batch=whole), objective, 4)
+        method = changed(WITH_KL, **changes)
+        of_parts, _ = two_pass(replace(case, batch=cut), method, 4)
+        of_whole, _ = two_pass(replace(case, batch=whole), method, 4)
         assert all(torch.equal(a, b) for a, b in zip(of_parts, of_whole, strict=True))
 
 
@@ -245,10 +250,10 @@ def test_parts_of_trajectories_learn_what_the_whole_ones_would():
 @pytest.mark.parametrize("trust_region", ["clip", "divergence"])
 def test_ratios_need_not_be_computed_on_policy(kl_coef, ratio_norm, trust_region):
     case = make_case(ASSIGNMENTS["listed"], moved=0.0)
-    objective = Objective(1e-4, kl_coef, ratio_norm, trust_region)
+    method = method_with(clip_range=1e-4, kl_coef=kl_coef, ratio_norm=ratio_norm, trust_region=trust_region)
     case = replace(case, reference=case.policy.moved(0.02))
-    short, short_stats = two_pass(case, objective, 4, on_policy=True)
-    full, full_stats = two_pass(case, objective, 4, on_policy=False)
+    short, short_stats = two_pass(case, method, 4, on_policy=True)
+    full, full_stats = two_pass(case, method, 4, on_policy=False)
     assert relative_error(short, full) < 1e-12
     assert set(short_stats.ratios.tolist()) == {1.0}
     assert not short_stats.clipped.any()
@@ -268,7 +273,8 @@ def test_only_chunks_larger_than_a_micro_batch_need_two_passes(micro_batch_size,
         counts[torch.is_grad_enabled()] += len(x)
         return case.policy(x, t, conditioning)
 
-    update = Update(Policies(counted), FLOW, case.batch, Objective(clip_range=2e-3), micro_batch_size)
+    method = method_with()
+    update = Update(Policies(counted), method, case.batch, method.bounds, micro_batch_size)
     stats = update.accumulate_gradient(Processes(), on_policy=False, check=nothing)
     sizes = torch.tensor(LISTED.sizes)[stats.chunk].tolist()
     assert counts[True] == sum(sizes)
@@ -276,16 +282,16 @@ def test_only_chunks_larger_than_a_micro_batch_need_two_passes(micro_batch_size,
 
 
 def test_in_float32_the_gradient_is_right_to_rounding():
-    objective = Objective(clip_range=0.5, kl_coef=0.3)  # rounding must not decide what is clipped
-    exact = plain_autograd(make_case(ASSIGNMENTS["listed"]), objective)
-    rounded, _ = two_pass(make_case(ASSIGNMENTS["listed"], torch.float32), objective, 4)
+    method = changed(WITH_KL, clip_range=0.5)  # rounding must not decide what is clipped
+    exact = plain_autograd(make_case(ASSIGNMENTS["listed"]), method)
+    rounded, _ = two_pass(make_case(ASSIGNMENTS["listed"], torch.float32), method, 4)
     assert rounded[0].dtype == torch.float32
     assert relative_error([value.double() for value in rounded], exact) < 1e-4
 
 
 def test_statistics_are_of_the_selected_chunks():
     case = make_case(ASSIGNMENTS["listed"])
-    _, stats = two_pass(case, Objective(clip_range=2e-3), 4)
+    _, stats = two_pass(case, method_with(), 4)
     selected = case.batch.chunks.selected
     sizes = torch.tensor(LISTED.sizes)
     assert len(stats.steps) == len(stats.log_prob_change) == int((selected * sizes).sum())
@@ -302,7 +308,8 @@ def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches():
     case = make_case(ASSIGNMENTS["listed"], moved=0.0)
     exact = case.batch.old_log_probs
     noisy = exact + 0.1
-    update = Update(Policies(case.policy), FLOW, replace(case.batch, old_log_probs=noisy), Objective(2e-3), 4)
+    method, batch = method_with(), replace(case.batch, old_log_probs=noisy)
+    update = Update(Policies(case.policy), method, batch, method.bounds, 4)
     found = update.reevaluate_old(Processes(), nothing)
     trained = case.batch.chunks.assignment.to_steps(case.batch.chunks.selected.double()) > 0
     assert torch.allclose(found[trained], exact[trained], rtol=0, atol=1e-12)
@@ -312,17 +319,14 @@ def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches():
 
 
 @pytest.mark.parametrize(
-    ("objective", "message"),
+    ("settings", "message"),
     [
-        (Objective(2e-3, kl_coef=0.1), r"kl_coef 0\.1 needs a reference policy"),
-        (
-            Objective(2e-3, ratio_norm="guard"),
-            "ratio_norm guard .* needs the means .* roll out with keep_means",
-        ),
-        (Objective(2e-3, trust_region="divergence"), "trust_region divergence needs the means"),
+        ({"kl_coef": 0.1}, r"kl_coef 0\.1 needs a reference policy"),
+        ({"ratio_norm": "guard"}, "ratio_norm guard .* needs the means .* roll out with keep_means"),
+        ({"trust_region": "divergence"}, "trust_region divergence needs the means"),
     ],
 )
-def test_what_an_objective_needs_must_be_there(objective, message):
-    case = make_case(ASSIGNMENTS["listed"])
+def test_what_an_objective_needs_must_be_there(settings, message):
+    case, method = make_case(ASSIGNMENTS["listed"]), method_with(**settings)
     with pytest.raises(ValueError, match=message):
-        Update(Policies(case.policy), FLOW, replace(case.batch, old_means=None), objective, 4)
+        Update(Policies(case.policy), method, replace(case.batch, old_means=None), method.bounds, 4)

@@ -116,7 +116,7 @@ def branched(policy: Callable[[], FluxFamily], data: TrainingData) -> list[Exper
     """Branches of six iterations."""
     params, family = small_params(BRANCHING), policy()
     method, settings = method_of(params), RolloutSettings(3, 4, False, True, seed=0, decode_batch_size=4)
-    starts = range(starts_per_prompt(3, method.branching))
+    starts = range(starts_per_prompt(3, method.variant.branching))
     return [
         collect_experience(
             family, method, Iteration(number, data.prompts.rows([1]), starts), data.reward, settings
@@ -155,7 +155,8 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
     own = {**chunk, "fraction": 1.0, "kl_coef": 0.25, "sde": "cps", "eta": 0.9}
     of_all = small_params(chunk, kl_coef=0.5, fraction=0.75)
     mine, theirs = method_of(small_params(own, kl_coef=0.5)), method_of(of_all)
-    assert (mine.fraction, theirs.fraction, mine.kl_coef, theirs.kl_coef) == (1.0, 0.75, 0.25, 0.5)
+    assert (mine.variant.fraction, theirs.variant.fraction) == (1.0, 0.75)
+    assert (mine.variant.kl_coef, theirs.variant.kl_coef) == (0.25, 0.5)
     for method, sde, eta in ((mine, "cps", 0.9), (theirs, "flow", of_all.sampling.eta)):
         noise, sampler = step_noise(sde, method.grid.times, eta)
         assert torch.equal(method.grid.noise, noise)
@@ -163,8 +164,10 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
 
 
 def test_a_variants_clip_range_is_used_before_that_of_all() -> None:
-    assert method_of(small_params(CHUNK_WS, clip_range=2e-4)).clip_range == 2e-4
-    assert method_of(small_params({**CHUNK_WS, "clip_range": 3e-5}, clip_range=2e-4)).clip_range == 3e-5
+    assert method_of(small_params(CHUNK_WS, clip_range=2e-4)).bounds.clip_range == 2e-4
+    assert (
+        method_of(small_params({**CHUNK_WS, "clip_range": 3e-5}, clip_range=2e-4)).bounds.clip_range == 3e-5
+    )
 
 
 def test_heldout_images_of_each_prompt_have_their_own_noise(
